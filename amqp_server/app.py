@@ -1,0 +1,271 @@
+"""The composition root: builds the node out of its parts, runs it, and stops it. The one place that knows everybody."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import trio
+
+from amqp_server.broker import recovery
+from amqp_server.broker.broker import Broker
+from amqp_server.clock import Clock
+from amqp_server.config import Config
+from amqp_server.connection.listener import ListenError, Server
+from amqp_server.connection.tls import make_context
+from amqp_server.options import command_line
+from amqp_server.resources import ResourceWatch
+from persistence.commit import Commit
+from persistence.environment import Environment
+from persistence.errors import CommitFailed, PersistenceError
+from persistence.journal import Journal
+from persistence.marks import DeliveredMarks
+from quorum_queue.local import NodeServices
+from quorum_queue.memory import MemoryBudget
+
+logger = logging.getLogger("mqd")
+
+#: The collector walks every queued message otherwise: 700 objects are allocated in no time.
+GC_FIRST_THRESHOLD = 100_000
+#: A thread that ends a commit gets the interpreter back within this time, s.
+SWITCH_INTERVAL_S = 0.001
+#: Time that clients have to take their last bytes when the node stops, s.
+STOP_TIMEOUT_S = 5.0
+
+
+class SpillJournal(Journal):
+    """Bodies of transient messages that did not fit in memory; written in the background, forgotten at a restart."""
+
+    def __init__(self, environment: Environment, commits: Commit) -> None:
+        super().__init__(environment.spill)
+        self._commits = commits
+
+    def append(self, queue_id: int, first_seq: int, count: int, payload: bytes | list[bytes]) -> None:
+        super().append(queue_id, first_seq, count, payload)
+        self._commits.request()
+
+
+class Node:
+    """One running node."""
+
+    def __init__(self, config: Config, environment: Environment) -> None:
+        self.config = config
+        self.environment = environment
+        self.began = time.monotonic()
+        self.marks = DeliveredMarks(environment.directory / "marks")
+        self.commits = Commit(environment, self.marks)
+        self.spill_commits = Commit(environment.spill)
+        self.journal = Journal(environment)
+        clock = Clock()
+        self.broker = Broker(config, environment, clock)
+        self.broker.services = NodeServices(
+            clock=clock,
+            memory=MemoryBudget(config.body_budget_bytes),
+            timers=self.broker.timers,
+            dead_letters=self.broker.dead_letters,
+            journal=self.journal,
+            spill=SpillJournal(environment, self.spill_commits),
+            commits=_TurnCommits(self),
+            marks=self.marks,
+        )
+        self.broker.unsynced = self._unsynced
+        self.server = Server(
+            self.broker,
+            unsynced_bytes=lambda: self.journal.pending_bytes,
+            barrier=self.commits.barrier,
+        )
+        self.resources = ResourceWatch(config, self.broker, Path(environment.directory))
+        self.commits.on_full = lambda full: self.broker.alarms.set("disk", full)
+        self.broker.alarms.listeners.append(self.server.alarm_changed)
+        self._timer_changed = trio.Event()
+        self.broker.timers.changed = lambda: self._timer_changed.set()
+        self.amqp_address = self.http_address = ""
+
+    def _unsynced(self) -> bool:
+        pending = self.environment.pending
+        return bool(pending.open) or len(pending.layers) > 1
+
+    def first_start(self) -> None:
+        """Make the default vhost and user in an empty data directory."""
+        broker, config = self.broker, self.config
+        if len(broker.vhost_records) == 0:
+            broker.add_vhost(config.default_vhost)
+        if len(broker.users) == 0:
+            broker.users.add(config.default_user, config.default_password, ("administrator",))
+            broker.permissions.set(config.default_user, config.default_vhost, ".*", ".*", ".*")
+        self.environment.flush()
+
+    async def run(self, announce: Callable[[Node], None]) -> None:
+        """Serve until SIGTERM or SIGINT. Raises ListenError, CommitFailed."""
+        config = self.config
+        recovery.recover(self.broker, self.journal)
+        self.first_start()
+        listening = [(self.server.listen(config.amqp, config.listen_backlog), None)]
+        self.amqp_address = _address(listening[0][0])
+        if config.amqps:
+            listening.append((self.server.listen(config.amqps, config.listen_backlog), make_context(config)))
+        http = None
+        if config.http:
+            http = self.server.listen(config.http, config.listen_backlog)
+            self.http_address = _address(http)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(GC_FIRST_THRESHOLD, 50, 100)
+        async with trio.open_nursery() as background:
+            background.start_soon(self.commits.run)
+            background.start_soon(self.spill_commits.run)
+            background.start_soon(self.server.run_turns)
+            background.start_soon(self._run_timers)
+            background.start_soon(self.server.watch)
+            background.start_soon(self.resources.run)
+            async with trio.open_nursery() as serving:
+                for sock, tls in listening:
+                    serving.start_soon(self.server.serve, sock, tls)
+                if http is not None:
+                    serving.start_soon(self._manage, http)
+                announce(self)
+                await _stop_signal()
+                logger.info("stopping")
+                for sock, _ in listening:
+                    sock.close()
+                await self._say_goodbye()
+                serving.cancel_scope.cancel()
+            self.commits.stop()
+            self.spill_commits.stop()
+            with trio.move_on_after(STOP_TIMEOUT_S):
+                await self.commits.barrier()
+            background.cancel_scope.cancel()
+
+    async def _manage(self, listening: socket.socket) -> None:
+        from amqp_server.management.adapter import ManagedBroker
+        from amqp_server.management.listener import serve
+
+        await serve(listening, ManagedBroker(self), self.config, trio.sleep_forever)
+
+    async def _say_goodbye(self) -> None:
+        """Close all connections in order (320), and wait a moment for their answers."""
+        for transport in list(self.server.transports.values()):
+            transport.session.force_close("broker forced connection closure with reason 'shutdown'")
+        self.server.end_turn()
+        with trio.move_on_after(1.0):
+            while self.server.transports:
+                await trio.sleep(0.02)
+
+    async def _run_timers(self) -> None:
+        timers, clock = self.broker.timers, self.broker.clock
+        while True:
+            timers.run(clock())
+            self.server.end_turn()
+            self._timer_changed = trio.Event()
+            due = timers.next_ms
+            if due is None:
+                await self._timer_changed.wait()
+                continue
+            with trio.move_on_after(max(0.0, (due - clock()) / 1000)):
+                await self._timer_changed.wait()
+
+
+class _TurnCommits:
+    """Commits whose callbacks are followed by the end of a turn, so that the confirms they make go out."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def request(self, done: Callable[[], None] | None = None) -> None:
+        if done is None:
+            self._node.commits.request()
+            return
+
+        def then_end_turn() -> None:
+            done()
+            self._node.server.want_turn()
+
+        self._node.commits.request(then_end_turn)
+
+
+async def _stop_signal() -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for _ in signals:
+            return
+
+
+def _address(listening: socket.socket) -> str:
+    host, port, *_ = listening.getsockname()
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _raise_file_limit() -> None:
+    """Connections are file descriptors; the soft limit is often 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def serve(config: Config) -> int:
+    """Run a node; return the exit code."""
+    began = _process_start()
+    logging.basicConfig(
+        level=config.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    _raise_file_limit()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    try:
+        environment = Environment.open(config.data_dir)
+    except PersistenceError as error:
+        print(f"mqd: {error}", file=sys.stderr)
+        return 1
+
+    def announce(node: Node) -> None:
+        http = f" http={node.http_address}" if node.http_address else ""
+        elapsed = time.time() - began
+        print(f"mqd ready node={config.node} amqp={node.amqp_address}{http} ({elapsed:.2f} s)", flush=True)
+
+    async def run() -> None:
+        await Node(config, environment).run(announce)
+
+    code = 0
+    try:
+        trio.run(run)
+    except* ListenError as group:
+        print(f"mqd: {_first(group)}", file=sys.stderr)
+        code = 1
+    except* CommitFailed as group:
+        logger.critical("the disk failed, nothing more can be confirmed: %s", _first(group))
+        code = 1
+    if code == 0:
+        environment.close()
+    return code
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first exception within nested groups."""
+    inner: BaseException = group
+    while isinstance(inner, BaseExceptionGroup):
+        inner = inner.exceptions[0]
+    return inner
+
+
+def _process_start() -> float:
+    """Return when this process began, so that what it took to import counts."""
+    try:
+        with open("/proc/self/stat") as stat:
+            ticks = int(stat.read().rpartition(")")[2].split()[19])
+        with open("/proc/uptime") as uptime:
+            boot = time.time() - float(uptime.read().split()[0])
+        return boot + ticks / os.sysconf("SC_CLK_TCK")
+    except OSError:
+        return time.time()
+
+
+main = command_line(serve)
+
+if __name__ == "__main__":
+    main()

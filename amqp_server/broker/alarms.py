@@ -1,0 +1,36 @@
+"""Memory and disk alarms: while one stands, publishers are blocked; consumers never are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class Alarms:
+    """The alarms of the node, by name of the resource that is low."""
+
+    def __init__(self) -> None:
+        self._raised: dict[str, None] = {}
+        self.listeners: list[Callable[[], None]] = []
+
+    @property
+    def active(self) -> bool:
+        return bool(self._raised)
+
+    @property
+    def reason(self) -> str:
+        """What connection.blocked says, in RabbitMQ's words."""
+        return "low on " + " & ".join(sorted(self._raised)) if self._raised else ""
+
+    def names(self) -> list[str]:
+        return sorted(self._raised)
+
+    def set(self, resource: str, raised: bool) -> None:
+        """Raise or clear the alarm of a resource (memory, disk)."""
+        before = self.active
+        if raised:
+            self._raised[resource] = None
+        else:
+            self._raised.pop(resource, None)
+        if before != self.active:
+            for listener in list(self.listeners):
+                listener()

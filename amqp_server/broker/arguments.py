@@ -1,0 +1,345 @@
+"""Arguments of declares: what they must be, and when two declares mean the same.
+
+The checks come in RabbitMQ's order, so that a declare with several mistakes is told of the same one. A stored
+queue's arguments are parsed again when the node starts: what was accepted once must stay acceptable.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from amqp_server.errors import PreconditionFailed
+from exchanges.field import erlang_term, token, type_name
+
+NO_TYPES: Mapping[str, str] = {}
+
+# Ten years: what RabbitMQ takes for the longest time that somebody can mean.
+TIME_MS_MAX = 315_360_000_000
+PRIORITY_MAX = 255
+
+# Arguments that only some queue types know. What nobody knows is accepted and ignored.
+_UNSUPPORTED: dict[str, frozenset[str]] = {
+    "classic": frozenset(
+        {
+            "x-dead-letter-strategy",
+            "x-max-in-memory-length",
+            "x-max-in-memory-bytes",
+            "x-quorum-initial-group-size",
+            "x-delivery-limit",
+            "x-max-age",
+            "x-stream-max-segment-size-bytes",
+            "x-initial-cluster-size",
+            "x-queue-leader-locator",
+        }
+    ),
+    "quorum": frozenset(
+        {
+            "x-max-priority",
+            "x-queue-mode",
+            "x-queue-version",
+            "x-max-age",
+            "x-stream-max-segment-size-bytes",
+            "x-initial-cluster-size",
+        }
+    ),
+}
+
+# The arguments that a second declare must repeat, in the order in which RabbitMQ compares them.
+_COMPARED: dict[str, tuple[str, ...]] = {
+    "classic": (
+        "x-expires",
+        "x-message-ttl",
+        "x-dead-letter-exchange",
+        "x-dead-letter-routing-key",
+        "x-max-length",
+        "x-max-length-bytes",
+        "x-max-priority",
+        "x-overflow",
+        "x-queue-mode",
+        "x-queue-version",
+        "x-single-active-consumer",
+        "x-queue-type",
+    ),
+    "quorum": (
+        "x-dead-letter-exchange",
+        "x-dead-letter-routing-key",
+        "x-dead-letter-strategy",
+        "x-expires",
+        "x-max-length",
+        "x-max-length-bytes",
+        "x-max-in-memory-length",
+        "x-max-in-memory-bytes",
+        "x-overflow",
+        "x-single-active-consumer",
+        "x-queue-type",
+        "x-quorum-initial-group-size",
+        "x-delivery-limit",
+        "x-message-ttl",
+        "x-queue-leader-locator",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class QueueArguments:
+    queue_type: Literal["classic", "quorum"] = "classic"
+    message_ttl_ms: int | None = None
+    expires_ms: int | None = None
+    max_length: int | None = None
+    max_length_bytes: int | None = None
+    overflow: Literal["drop-head", "reject-publish", "reject-publish-dlx"] = "drop-head"
+    dead_letter_exchange: str | None = None
+    dead_letter_routing_key: str | None = None
+    dead_letter_strategy: Literal["at-most-once", "at-least-once"] = "at-most-once"
+    max_priority: int | None = None
+    single_active_consumer: bool = False
+    # As declared; below zero stands for no limit at all, None for the queue type's own.
+    delivery_limit: int | None = None
+    # Accepted, without effect here.
+    queue_mode: Literal["default", "lazy"] | None = None
+    queue_version: int | None = None
+    max_in_memory_length: int | None = None
+    max_in_memory_bytes: int | None = None
+    initial_group_size: int | None = None
+    leader_locator: str | None = None
+
+
+class _Invalid(Exception):
+    """The reason, as RabbitMQ prints it behind the colon."""
+
+
+def _integer(value: object, type: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise _Invalid(f'"expected integer, got {type}"')
+    return value
+
+
+def _natural(value: object, type: str) -> int:
+    number = _integer(value, type)
+    if number < 0:
+        raise _Invalid(f"{{value_negative,{number}}}")
+    return number
+
+
+def _time_ms(value: object, type: str) -> int:
+    number = _natural(value, type)
+    if number > TIME_MS_MAX:
+        raise _Invalid(f"{{value_too_large,{number}}}")
+    return number
+
+
+def _lease_ms(value: object, type: str) -> int:
+    number = _time_ms(value, type)
+    if not number:
+        raise _Invalid("{value_zero,0}")
+    return number
+
+
+def _group_size(value: object, type: str) -> int:
+    number = _natural(value, type)
+    if not number:
+        raise _Invalid("{value_zero,0}")
+    return number
+
+
+def _priority(value: object, type: str) -> int:
+    number = _natural(value, type)
+    if number > PRIORITY_MAX:
+        raise _Invalid(f"{{max_value_exceeded,{number}}}")
+    return number
+
+
+def _version(value: object, type: str) -> int:
+    number = _natural(value, type)
+    if number not in (1, 2):
+        raise _Invalid(f"\"unsupported queue version '{number}'\"")
+    return number
+
+
+def _boolean(value: object, type: str) -> bool:
+    if not isinstance(value, bool):
+        raise _Invalid(f"{{unacceptable_type,{type}}}")
+    return value
+
+
+def _text(value: object, type: str) -> str:
+    if not isinstance(value, str):
+        raise _Invalid(f"{{unacceptable_type,{type}}}")
+    return value
+
+
+def _one_of(*choices: str, otherwise: str) -> Callable[[object, str], str]:
+    def check(value: object, type: str) -> str:
+        text = _text(value, type)
+        if text not in choices:
+            raise _Invalid(otherwise.format(text))
+        return text
+
+    return check
+
+
+# Argument, field, check, in RabbitMQ's order.
+_CHECKS: tuple[tuple[str, str, Callable[[object, str], object]], ...] = (
+    ("x-expires", "expires_ms", _lease_ms),
+    ("x-message-ttl", "message_ttl_ms", _time_ms),
+    ("x-dead-letter-routing-key", "dead_letter_routing_key", _text),
+    (
+        "x-dead-letter-strategy",
+        "dead_letter_strategy",
+        _one_of("at-most-once", "at-least-once", otherwise="invalid_dlx_strategy"),
+    ),
+    ("x-max-length", "max_length", _natural),
+    ("x-max-length-bytes", "max_length_bytes", _natural),
+    ("x-max-in-memory-length", "max_in_memory_length", _natural),
+    ("x-max-in-memory-bytes", "max_in_memory_bytes", _natural),
+    ("x-max-priority", "max_priority", _priority),
+    (
+        "x-overflow",
+        "overflow",
+        _one_of("drop-head", "reject-publish", "reject-publish-dlx", otherwise="invalid_overflow"),
+    ),
+    (
+        "x-queue-mode",
+        "queue_mode",
+        _one_of("default", "lazy", otherwise="\"unsupported queue mode '{}'\""),
+    ),
+    ("x-queue-version", "queue_version", _version),
+    ("x-single-active-consumer", "single_active_consumer", _boolean),
+    ("x-quorum-initial-group-size", "initial_group_size", _group_size),
+    (
+        "x-queue-leader-locator",
+        "leader_locator",
+        _one_of("client-local", "balanced", "random", "least-leaders", otherwise="invalid_queue_locator_arg"),
+    ),
+    # RabbitMQ 3.10 takes anything here, and what is no integer then means nothing.
+    ("x-delivery-limit", "delivery_limit", _integer),
+)
+_queue_type = _one_of("classic", "quorum", otherwise="\"unsupported queue type '{}'\"")
+
+
+def parse_queue_arguments(
+    name: str,
+    vhost: str,
+    arguments: Mapping[str, object],
+    *,
+    durable: bool,
+    exclusive: bool,
+    auto_delete: bool,
+    types: Mapping[str, str] = NO_TYPES,
+) -> QueueArguments:
+    """Raises PreconditionFailed with RabbitMQ's texts. `types` has the arguments' AMQP types, where known."""
+    if not arguments:
+        return QueueArguments()
+    place = f"queue '{name}' in vhost '{vhost}'"
+
+    def checked(argument: str, check: Callable[[object, str], object]) -> object:
+        value = arguments[argument]
+        try:
+            return check(value, types.get(argument) or type_name(value))
+        except _Invalid as invalid:
+            raise PreconditionFailed(f"invalid arg '{argument}' for {place}: {invalid}") from None
+
+    values: dict[str, Any] = {}
+    if "x-dead-letter-exchange" in arguments:
+        values["dead_letter_exchange"] = _dead_letter_exchange(arguments, types, place)
+    if "x-queue-type" in arguments:
+        values["queue_type"] = checked("x-queue-type", _queue_type)
+    queue_type = values.get("queue_type", "classic")
+    unsupported = _UNSUPPORTED[queue_type]
+    for argument, attribute, check in _CHECKS:
+        if argument not in arguments or argument in unsupported:
+            continue
+        values[attribute] = checked(argument, check)
+        if attribute == "dead_letter_routing_key" and "dead_letter_exchange" not in values:
+            raise PreconditionFailed(f"invalid arg '{argument}' for {place}: routing_key_but_no_dlx_defined")
+    for argument in arguments:  # in the client's order, as RabbitMQ does
+        if argument in unsupported:
+            raise PreconditionFailed(
+                f"invalid arg '{argument}' for {place} of queue type rabbit_{queue_type}_queue"
+            )
+    if queue_type == "quorum":
+        _check_quorum_properties(place, durable=durable, exclusive=exclusive, auto_delete=auto_delete)
+    return QueueArguments(**values)
+
+
+def _dead_letter_exchange(arguments: Mapping[str, object], types: Mapping[str, str], place: str) -> str:
+    argument = "x-dead-letter-exchange"
+    value = arguments[argument]
+    if not isinstance(value, str):
+        type = types.get(argument) or type_name(value)
+        raise PreconditionFailed(f"invalid type '{type}' for arg '{argument}' in {place}")
+    return value
+
+
+def _check_quorum_properties(place: str, *, durable: bool, exclusive: bool, auto_delete: bool) -> None:
+    refused = (("auto-delete", auto_delete), ("exclusive-owner", exclusive), ("non-durable", not durable))
+    for prop, holds in refused:
+        if holds:
+            raise PreconditionFailed(f"invalid property '{prop}' for {place}")
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """What a client asked for, or what is there, for the comparison of the two."""
+
+    durable: bool
+    auto_delete: bool
+    arguments: Mapping[str, object]
+    types: Mapping[str, str] = field(default_factory=dict)
+    # Exchanges only.
+    type: str = ""
+    internal: bool = False
+
+
+def equivalence_error(
+    kind: Literal["queue", "exchange"], name: str, vhost: str, received: Declaration, current: Declaration
+) -> str | None:
+    """RabbitMQ's text for the first difference that matters, None if there is none.
+
+    A queue's `exclusive` isn't compared here: a difference there is 405 RESOURCE_LOCKED, and found earlier.
+    """
+    place = f"for {kind} '{name}' in vhost '{vhost}'"
+    for prop in ("type", "durable", "auto_delete", "internal"):
+        wanted, present = getattr(received, prop), getattr(current, prop)
+        if wanted != present:
+            difference = f"received '{_plain(wanted)}' but current is '{_plain(present)}'"
+            return f"inequivalent arg '{prop}' {place}: {difference}"
+    compared: tuple[str, ...] = ("alternate-exchange",)
+    if kind == "queue":
+        compared = _COMPARED["quorum" if current.arguments.get("x-queue-type") == "quorum" else "classic"]
+    for argument in compared:
+        found = _difference(argument, received, current)
+        if found is not None:
+            return f"inequivalent arg '{argument}' {place}: {found}"
+    return None
+
+
+def _difference(argument: str, received: Declaration, current: Declaration) -> str | None:
+    in_received, in_current = argument in received.arguments, argument in current.arguments
+    if in_received and in_current:
+        wanted, present = received.arguments[argument], current.arguments[argument]
+        if token(wanted) == token(present):
+            return None
+        return f"received '{_plain(wanted)}' but current is '{_plain(present)}'"
+    if in_received == in_current:
+        return None
+    given = received if in_received else current
+    if argument == "x-queue-type" and given.arguments[argument] == "classic":
+        return None  # as good as not given
+    return f"received {_described(argument, received)} but current is {_described(argument, current)}"
+
+
+def _described(argument: str, declaration: Declaration) -> str:
+    if argument not in declaration.arguments:
+        return "none"
+    value = declaration.arguments[argument]
+    type = declaration.types.get(argument) or type_name(value)
+    return f"the value '{_plain(value)}' of type '{type}'"
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes | bytearray):
+        return bytes(value).decode(errors="replace")
+    return erlang_term(value)

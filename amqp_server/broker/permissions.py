@@ -1,0 +1,150 @@
+"""What a user may do in a vhost: three patterns, for configuring, writing to and reading from what matches.
+
+A user without permissions in a vhost may not open it. Patterns are searched for, not matched whole: `q`
+permits `my-queue` as well. Patterns have a length limit, matching has a time limit (past it, the answer is
+no), and answers are remembered, so that a name costs one match for each generation of the permissions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+from amqp_server.broker.metadata import Metadata, decode, encode
+from amqp_server.broker.pattern import InvalidPattern, Matches, compile_pattern
+from amqp_server.errors import AccessRefused, NotAllowed
+
+TABLE = "permissions"
+#: The broker itself, which may do anything. No user can have this name, so nobody logs in with it.
+ITSELF = "\0mqd"
+#: What the default exchange, whose name is empty, is called in patterns and refusals.
+DEFAULT_EXCHANGE = "amq.default"
+
+Access = Literal["configure", "write", "read"]
+Kind = Literal["queue", "exchange"]
+
+
+class Permission(msgspec.Struct, frozen=True):
+    user: str
+    vhost: str
+    configure: str
+    write: str
+    read: str
+
+
+class InvalidPermission(ValueError):
+    def __init__(self, access: str, pattern: str, reason: str) -> None:
+        super().__init__(f"{access}: regular expression {pattern[:200]!r} is invalid: {reason}")
+
+
+class Permissions:
+    def __init__(
+        self,
+        metadata: Metadata,
+        *,
+        changed: Callable[[], None] = lambda: None,
+        answers_max: int = 65_536,
+        pattern_bytes_max: int = 4_096,
+        match_ms: int = 50,
+    ) -> None:
+        """`changed` is called after each change: all that was decided by the old permissions is void."""
+        self._metadata = metadata
+        self._changed = changed
+        self._answers_max = answers_max
+        self._pattern_bytes_max = pattern_bytes_max
+        self._match_ms = match_ms
+        self._permissions: dict[tuple[str, str], Permission] = {}
+        self._matchers: dict[tuple[str, str, Access], Matches] = {}
+        self._answers: dict[tuple[str, str, str, Access], bool] = {}
+        for key, value in metadata.items(TABLE):
+            permission = decode(TABLE, key, value, Permission)
+            self._permissions[permission.user, permission.vhost] = permission
+
+    def set(self, user: str, vhost: str, configure: str, write: str, read: str) -> None:
+        patterns: dict[Access, str] = {"configure": configure, "write": write, "read": read}
+        for access, pattern in patterns.items():
+            try:
+                compile_pattern(pattern, self._pattern_bytes_max, self._match_ms)
+            except InvalidPattern as failure:
+                raise InvalidPermission(access, pattern, str(failure)) from None
+        permission = Permission(user, vhost, configure, write, read)
+        self._permissions[user, vhost] = permission
+        self._metadata.put(TABLE, _key(user, vhost), encode(permission))
+        self._forget()
+
+    def clear(self, user: str, vhost: str) -> None:
+        """Nothing happens if there are none."""
+        if self._permissions.pop((user, vhost), None):
+            self._metadata.delete(TABLE, _key(user, vhost))
+            self._forget()
+
+    def clear_user(self, user: str) -> None:
+        for permission in self.of_user(user):
+            self.clear(user, permission.vhost)
+
+    def clear_vhost(self, vhost: str) -> None:
+        for permission in self.of_vhost(vhost):
+            self.clear(permission.user, vhost)
+
+    def get(self, user: str, vhost: str) -> Permission | None:
+        return self._permissions.get((user, vhost))
+
+    def all(self) -> list[Permission]:
+        return [self._permissions[key] for key in sorted(self._permissions)]
+
+    def of_user(self, user: str) -> list[Permission]:
+        return [permission for permission in self.all() if permission.user == user]
+
+    def of_vhost(self, vhost: str) -> list[Permission]:
+        return [permission for permission in self.all() if permission.vhost == vhost]
+
+    def may_open(self, user: str, vhost: str) -> bool:
+        return (user, vhost) in self._permissions
+
+    def check_open(self, user: str, vhost: str) -> None:
+        """Raises NotAllowed unless the user may open the vhost, which exists."""
+        if not self.may_open(user, vhost):
+            raise NotAllowed(f"access to vhost '{vhost}' refused for user '{user}'")
+
+    def allows(self, user: str, vhost: str, name: str, access: Access) -> bool:
+        if user == ITSELF:
+            return True
+        question = (user, vhost, name, access)
+        answer = self._answers.get(question)
+        if answer is None:
+            answer = self._matches(user, vhost, name, access)
+            if len(self._answers) >= self._answers_max:
+                self._answers.clear()
+            self._answers[question] = answer
+        return answer
+
+    def check(self, user: str, vhost: str, kind: Kind, name: str, access: Access) -> None:
+        """Raises AccessRefused unless the user may do this to the queue or exchange."""
+        if kind == "exchange":
+            name = name or DEFAULT_EXCHANGE
+        if not self.allows(user, vhost, name, access):
+            raise AccessRefused(f"access to {kind} '{name}' in vhost '{vhost}' refused for user '{user}'")
+
+    def _matches(self, user: str, vhost: str, name: str, access: Access) -> bool:
+        permission = self._permissions.get((user, vhost))
+        if permission is None:
+            return False
+        matches = self._matchers.get((user, vhost, access))
+        if matches is None:
+            pattern: str = getattr(permission, access)
+            matches = compile_pattern(pattern, self._pattern_bytes_max, self._match_ms)
+            self._matchers[user, vhost, access] = matches
+        return matches(name)
+
+    def _forget(self) -> None:
+        self._matchers.clear()
+        self._answers.clear()
+        self._changed()
+
+
+def _key(user: str, vhost: str) -> str:
+    """A digest, because two names of 255 bytes are longer than a key of LMDB may be."""
+    return hashlib.blake2b(f"{len(user)}:{user}{vhost}".encode(), digest_size=20).hexdigest()

@@ -1,0 +1,161 @@
+"""What is on disk, back into a broker at start: the topology, and the messages without their bodies."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Protocol
+
+from amqp_server.broker.arguments import parse_queue_arguments
+from amqp_server.broker.metadata import decode
+from amqp_server.broker.queue import settings_of
+from amqp_server.broker.vhost import BINDINGS, EXCHANGES, QUEUES, BindingRecord, ExchangeRecord, QueueRecord
+from amqp_server.wire import tables
+from quorum_queue.machine import codec
+from quorum_queue.machine.machine import Machine
+from quorum_queue.machine.run import Run
+
+if TYPE_CHECKING:
+    from amqp_server.broker.broker import Broker
+
+logger = logging.getLogger("mqd.recovery")
+
+
+class RecoveredRecord(Protocol):
+    @property
+    def first_seq(self) -> int: ...
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def prefix(self) -> memoryview: ...
+
+    @property
+    def settled(self) -> list[range]: ...
+
+
+class RecoveredQueue(Protocol):
+    @property
+    def queue_id(self) -> int: ...
+
+    @property
+    def annotations(self) -> dict[int, bytes]: ...
+
+    @property
+    def records(self) -> Iterator[RecoveredRecord]: ...
+
+
+class RecoverableJournal(Protocol):
+    def recover(self) -> Iterator[RecoveredQueue]: ...
+
+    def drop(self, queue_id: int) -> None: ...
+
+
+def recover(broker: Broker, journal: RecoverableJournal) -> None:
+    """Bring everything durable back. Bodies stay on disk until they are wanted."""
+    metadata = broker.metadata
+    for vhost in broker.vhost_records:
+        broker.vhost(vhost.name)
+    for key, value in metadata.items(EXCHANGES):
+        exchange = decode(EXCHANGES, key, value, ExchangeRecord)
+        broker.vhost(exchange.vhost).restore_exchange(exchange)
+    queues = {
+        record.queue_id: record
+        for key, value in metadata.items(QUEUES)
+        for record in [decode(QUEUES, key, value, QueueRecord)]
+    }
+    machines: dict[int, Machine] = {}
+    for recovered in journal.recover():
+        found = queues.get(recovered.queue_id)
+        if found is None:
+            for _ in recovered.records:
+                pass
+            journal.drop(recovered.queue_id)
+            continue
+        machines[recovered.queue_id] = _machine(broker, found, recovered)
+    for queue_id, record in queues.items():
+        machine = machines.get(queue_id) or Machine(_settings(record))
+        machine.next_seq = max([machine.next_seq, *(broker.services.marks.get(slot) + 1 for slot in record.marks)])
+        broker.vhost(record.vhost).restore_queue(record, machine)
+    broker.queue_ids_from(max([0, *queues]) + 1)
+    for key, value in metadata.items(BINDINGS):
+        binding = decode(BINDINGS, key, value, BindingRecord)
+        broker.vhost(binding.vhost).restore_binding(binding)
+    broker.changed()
+    logger.info("recovered %d queues with %d messages", len(queues), sum(m.ready.count for m in machines.values()))
+
+
+def _settings(record: QueueRecord):  # type: ignore[no-untyped-def]
+    arguments = tables.decode(record.arguments)
+    return settings_of(
+        parse_queue_arguments(
+            record.name,
+            record.vhost,
+            arguments,
+            durable=True,
+            exclusive=False,
+            auto_delete=record.auto_delete,
+        )
+    )
+
+
+def _machine(broker: Broker, record: QueueRecord, recovered: RecoveredQueue) -> Machine:
+    """Fill a queue's machine with its messages, flagged as they have to be."""
+    machine = Machine(_settings(record))
+    marks = [broker.services.marks.get(slot) for slot in record.marks]
+    returned: list[Run] = []
+    for entry in recovered.records:
+        try:
+            runs = codec.decode_heads(entry.prefix, entry.first_seq)
+        except codec.CodecError as error:
+            logger.error("queue '%s' lost messages %d to %d: %s", record.name, entry.first_seq,
+                         entry.first_seq + entry.count - 1, error)
+            continue
+        machine.next_seq = max(machine.next_seq, entry.first_seq + entry.count)
+        for run in runs:
+            for part in _unsettled(run, entry.settled):
+                level = min(part.attributes.priority, len(marks) - 1)
+                mark = marks[level] if level >= 0 else 0
+                if part.seqs.stop - 1 <= mark:
+                    part.redelivered = True
+                    returned += _with_attempts(part, recovered.annotations)
+                elif part.seqs.start <= mark:
+                    front = part.take(mark - part.seqs.start + 1)
+                    front.redelivered = True
+                    returned += _with_attempts(front, recovered.annotations)
+                    machine.ready.push(part)
+                else:
+                    machine.ready.push(part)
+    if returned:
+        machine.ready.put_back(returned)
+    return machine
+
+
+def _with_attempts(run: Run, annotations: dict[int, bytes]) -> list[Run]:
+    """Give messages that had come back before their counts again."""
+    if not annotations or not any(seq in annotations for seq in run.seqs):
+        return [run]
+    singles = run.singles()
+    for single in singles:
+        single.attempts = int.from_bytes(annotations.get(single.seqs.start, b""), "big")
+    return singles
+
+
+def _unsettled(run: Run, settled: list[range]) -> list[Run]:
+    """Cut settled messages out of a run."""
+    parts = [run]
+    for gone in settled:
+        kept: list[Run] = []
+        for part in parts:
+            low, high = max(part.seqs.start, gone.start), min(part.seqs.stop, gone.stop)
+            if low >= high:
+                kept.append(part)
+                continue
+            if low > part.seqs.start:
+                kept.append(part.take(low - part.seqs.start))
+            if high < part.seqs.stop:
+                part.take(high - low)
+                kept.append(part)
+        parts = kept
+    return parts

@@ -1,0 +1,172 @@
+"""Users: who they are, what they may do besides messaging (tags), and whether a password is theirs."""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+
+import msgspec
+
+from amqp_server.broker import password as passwords
+from amqp_server.broker.logins import Logins
+from amqp_server.broker.metadata import Metadata, decode, encode
+
+TABLE = "users"
+NAME_BYTES_MAX = 255
+TAGS_MAX = 64
+
+#: Tags with a meaning; others are kept, and mean nothing here.
+ADMINISTRATOR, MONITORING, POLICYMAKER, MANAGEMENT = (
+    "administrator",
+    "monitoring",
+    "policymaker",
+    "management",
+)
+
+
+class User(msgspec.Struct, frozen=True):
+    name: str
+    #: Empty: nobody can log in with a password.
+    password_hash: str
+    tags: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"User({self.name!r}, tags={self.tags!r})"
+
+
+class UserRefused(ValueError):
+    """A user that can't be made or changed so; the text says why."""
+
+
+class NoSuchUser(LookupError):
+    def __init__(self, name: str) -> None:
+        super().__init__(f'User "{name}" does not exist')
+
+
+class Users:
+    """`verify` and `set_password` are slow on purpose: run them in a thread. All else belongs to the loop."""
+
+    def __init__(
+        self,
+        metadata: Metadata,
+        *,
+        loopback_users: Collection[str] = ("guest",),
+        users_max: int = 100_000,
+        login_memory_s: float = 30.0,
+        login_memory_entries_max: int = 10_000,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._metadata = metadata
+        self._loopback_users = frozenset(loopback_users)
+        self._users_max = users_max
+        self._logins = Logins(login_memory_s, login_memory_entries_max, now)
+        self._users = {
+            user.name: user
+            for key, value in metadata.items(TABLE)
+            for user in [decode(TABLE, key, value, User)]
+        }
+
+    def __len__(self) -> int:
+        return len(self._users)
+
+    def __iter__(self) -> Iterator[User]:
+        return iter(sorted(self._users.values(), key=lambda user: user.name))
+
+    def get(self, name: str) -> User | None:
+        return self._users.get(name)
+
+    def require(self, name: str) -> User:
+        user = self._users.get(name)
+        if user is None:
+            raise NoSuchUser(name)
+        return user
+
+    def recall(self, name: str, password: str) -> bool | None:
+        """The outcome of a recent check, at once; None: `verify` has to be asked."""
+        user = self._users.get(name)
+        if not password:
+            return False
+        return None if user is None else self._logins.recall(user.password_hash, password)
+
+    def verify(self, name: str, password: str) -> bool:
+        """Whether this is the user's password. Blank ones are nobody's."""
+        if not password or len(password.encode()) > passwords.PASSWORD_BYTES_MAX:
+            return False
+        user = self._users.get(name)
+        encoded = user.password_hash if user else ""
+        remembered = self._logins.recall(encoded, password) if encoded else None
+        if remembered is not None:
+            return remembered
+        outcome = passwords.verify(encoded, password)
+        if encoded:
+            self._logins.remember(encoded, password, outcome)
+        return outcome
+
+    def may_connect_from(self, name: str, peer: str) -> bool:
+        """Whether the user may log in from the address of the real peer, not the one that it reached."""
+        return name not in self._loopback_users or is_loopback(peer)
+
+    def put(self, name: str, password_hash: str, tags: Iterable[str] = ()) -> User:
+        """Makes the user, or replaces it."""
+        user = User(checked_name(name), password_hash, checked_tags(tags))
+        if name not in self._users and len(self._users) >= self._users_max:
+            raise UserRefused(f"there are {len(self._users)} users, and no more are allowed (users_max)")
+        self._store(user)
+        return user
+
+    def add(self, name: str, password: str, tags: Iterable[str] = ()) -> User:
+        """A new user. Hashes the password: slow."""
+        if name in self._users:
+            raise UserRefused(f'User "{name}" already exists')
+        return self.put(name, hashed(password), tags)
+
+    def set_password_hash(self, name: str, password_hash: str) -> None:
+        self._store(msgspec.structs.replace(self.require(name), password_hash=password_hash))
+
+    def set_tags(self, name: str, tags: Iterable[str]) -> None:
+        self._store(msgspec.structs.replace(self.require(name), tags=checked_tags(tags)))
+
+    def delete(self, name: str) -> None:
+        self.require(name)
+        del self._users[name]
+        self._metadata.delete(TABLE, name)
+
+    def _store(self, user: User) -> None:
+        self._users[user.name] = user
+        self._metadata.put(TABLE, user.name, encode(user))
+
+
+def hashed(password: str) -> str:
+    """The hash to keep for a new password. Slow on purpose: run it in a thread."""
+    if not password:
+        raise UserRefused("a blank password is not allowed")
+    if len(password.encode()) > passwords.PASSWORD_BYTES_MAX:
+        raise UserRefused(f"a password has at most {passwords.PASSWORD_BYTES_MAX} bytes")
+    return passwords.hash_password(password)
+
+
+def checked_name(name: str) -> str:
+    if not 0 < len(name.encode()) <= NAME_BYTES_MAX or not name.isprintable():
+        raise UserRefused(f"a user's name has 1 to {NAME_BYTES_MAX} bytes and only printable characters")
+    return name
+
+
+def checked_tags(tags: Iterable[str]) -> tuple[str, ...]:
+    unique = tuple(dict.fromkeys(tags))
+    if len(unique) > TAGS_MAX or not all(
+        0 < len(tag) <= NAME_BYTES_MAX and tag.isprintable() for tag in unique
+    ):
+        raise UserRefused(f"at most {TAGS_MAX} tags, each of 1 to {NAME_BYTES_MAX} printable characters")
+    return unique
+
+
+def is_loopback(peer: str) -> bool:
+    """`::ffff:127.0.0.1` is 127.0.0.1, as a listener on both families sees it."""
+    try:
+        address = ipaddress.ip_address(peer.partition("%")[0])
+    except ValueError:
+        return False
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
+        address = address.ipv4_mapped
+    return address.is_loopback

@@ -1,0 +1,84 @@
+"""Which virtual hosts there are. What is in one belongs to `vhost`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from amqp_server.broker.metadata import Metadata, decode, encode
+from amqp_server.errors import NotAllowed
+
+TABLE = "vhosts"
+NAME_BYTES_MAX = 255
+
+
+class VhostRecord(msgspec.Struct, frozen=True):
+    name: str
+    description: str = ""
+    tags: tuple[str, ...] = ()
+
+
+class VhostRefused(ValueError):
+    """A vhost that can't be made; the text says why."""
+
+
+class NoSuchVhost(LookupError):
+    def __init__(self, name: str) -> None:
+        super().__init__(f"Virtual host '{name}' does not exist")
+
+
+class Vhosts:
+    def __init__(
+        self, metadata: Metadata, *, vhosts_max: int = 1_000, changed: Callable[[], None] = lambda: None
+    ) -> None:
+        self._metadata = metadata
+        self._vhosts_max = vhosts_max
+        self._changed = changed
+        self._vhosts = {
+            vhost.name: vhost
+            for key, value in metadata.items(TABLE)
+            for vhost in [decode(TABLE, key, value, VhostRecord)]
+        }
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._vhosts
+
+    def __len__(self) -> int:
+        return len(self._vhosts)
+
+    def __iter__(self) -> Iterator[VhostRecord]:
+        return iter(sorted(self._vhosts.values(), key=lambda vhost: vhost.name))
+
+    def require(self, name: str) -> VhostRecord:
+        """For management."""
+        vhost = self._vhosts.get(name)
+        if vhost is None:
+            raise NoSuchVhost(name)
+        return vhost
+
+    def check_open(self, name: str) -> None:
+        """For connection.open: raises NotAllowed unless it exists."""
+        if name not in self._vhosts:
+            raise NotAllowed(f"vhost {name} not found")
+
+    def put(self, name: str, description: str = "", tags: tuple[str, ...] = ()) -> bool:
+        """Makes it, or changes what is told about it; whether it is new."""
+        if not 0 < len(name.encode()) <= NAME_BYTES_MAX or not name.isprintable():
+            raise VhostRefused(
+                f"a vhost's name has 1 to {NAME_BYTES_MAX} bytes and only printable characters"
+            )
+        new = name not in self._vhosts
+        if new and len(self._vhosts) >= self._vhosts_max:
+            raise VhostRefused(f"there are {len(self._vhosts)} vhosts, and no more are allowed (vhosts_max)")
+        vhost = VhostRecord(name, description, tags)
+        self._vhosts[name] = vhost
+        self._metadata.put(TABLE, name, encode(vhost))
+        self._changed()
+        return new
+
+    def delete(self, name: str) -> None:
+        self.require(name)
+        del self._vhosts[name]
+        self._metadata.delete(TABLE, name)
+        self._changed()

@@ -1,0 +1,265 @@
+"""basic.qos, consume, cancel, get, ack, nack, reject, recover, and the modes of a channel: confirm, tx, flow."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+from pamqp import commands
+
+from amqp_server.broker.reply import PSEUDO_QUEUE, ReplyHost
+from amqp_server.channel.confirms import Confirms
+from amqp_server.channel.queue_methods import check_owner, find, resolve_name
+from amqp_server.channel.subscription import Getter, Subscription
+from amqp_server.channel.tx import Transaction
+from amqp_server.errors import AccessRefused, NotAllowed, NotFound, NotImplemented_, PreconditionFailed
+from amqp_server.wire import content, frames, tables
+from amqp_server.wire.deliver import DeliverTemplate
+from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.run import Run
+
+if TYPE_CHECKING:
+    from amqp_server.channel.channel import Channel
+
+#: basic.get-ok up to its delivery tag: frame type 1, class 60, method 71.
+_GET_OK = (60).to_bytes(2, "big") + (71).to_bytes(2, "big")
+
+
+def qos(channel: Channel, method: commands.Basic.Qos) -> None:
+    if method.prefetch_size:
+        raise NotImplemented_(f"prefetch_size!=0 ({method.prefetch_size})")
+    if method.global_:
+        window = channel.window
+        window.limit = method.prefetch_count
+        window.used = channel.unacked.count
+        for subscription in channel.subscriptions.values():
+            subscription.queue.host.submit(("window", subscription.key, window if window.limit else None))
+    else:
+        channel.prefetch = method.prefetch_count
+    channel.send(commands.Basic.QosOk())
+
+
+def consume(channel: Channel, method: commands.Basic.Consume) -> None:
+    session = channel.session
+    tag = method.consumer_tag or f"amq.ctag-{secrets.token_urlsafe(16)}"
+    if method.queue == PSEUDO_QUEUE:
+        _consume_replies(channel, method, tag)
+        return
+    if method.queue.startswith(PSEUDO_QUEUE + "."):
+        raise NotFound(f"no queue '{method.queue}' in vhost '{channel.vhost.name}'")
+    name = resolve_name(channel, method.queue)
+    if tag in channel.subscriptions:
+        raise NotAllowed(f"attempt to reuse consumer tag '{tag}'")
+    channel.broker.permissions.check(session.username, channel.vhost.name, "queue", name, "read")
+    if len(channel.subscriptions) >= session.config.consumers_per_channel_max:
+        raise NotAllowed(f"{len(channel.subscriptions)} consumers on this channel, no more are allowed")
+    queue = channel.vhost.queues.get(name)
+    if queue is None:
+        raise NotFound(f"no queue '{name}' in vhost '{channel.vhost.name}'")
+    check_owner(channel, queue)
+    arguments = dict(method.arguments or {})
+    priority = _consumer_priority(queue.name, channel.vhost.name, arguments)
+    if queue.exclusive_consumer or (method.exclusive and queue.subscriptions):
+        raise AccessRefused(f"queue '{name}' in vhost '{channel.vhost.name}' in exclusive use")
+    subscription = Subscription(
+        channel,
+        tag,
+        queue,
+        no_ack=bool(method.no_ack),
+        exclusive=bool(method.exclusive),
+        prefetch=channel.prefetch,
+    )
+    subscription.arguments = arguments
+    channel.subscriptions[tag] = subscription
+    queue.subscriptions[subscription.key] = subscription
+    queue.had_consumer = True
+    if not method.nowait:
+        channel.send(commands.Basic.ConsumeOk(tag))
+    consumer = Consumer(
+        subscription.key,
+        no_ack=subscription.no_ack,
+        prefetch=subscription.prefetch,
+        priority=priority,
+        exclusive=subscription.exclusive,
+        window=channel.window if channel.window.limit else None,
+        sink=subscription,
+    )
+    consumer.paused = session.paused
+    queue.host.submit(("attach", consumer))
+
+
+def _consumer_priority(queue: str, vhost: str, arguments: dict[str, object]) -> int:
+    if "x-priority" not in arguments:
+        return 0
+    priority = arguments["x-priority"]
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise PreconditionFailed(
+            f"invalid arg 'x-priority' for queue '{queue}' in vhost '{vhost}': "
+            f'"expected integer, got {tables.type_name(priority)}"'
+        )
+    return priority
+
+
+def _consume_replies(channel: Channel, method: commands.Basic.Consume, tag: str) -> None:
+    if channel.reply_host is not None:
+        raise PreconditionFailed("reply consumer already set")
+    if not method.no_ack:
+        raise PreconditionFailed("reply consumer cannot acknowledge")
+    if tag in channel.subscriptions:
+        raise NotAllowed(f"attempt to reuse consumer tag '{tag}'")
+    replies = _Replies(channel, tag)
+    channel.reply_host = ReplyHost(replies)
+    channel.broker.reply_hosts[channel.reply_host.token] = channel.reply_host
+    channel.broker.changed()
+    if not method.nowait:
+        channel.send(commands.Basic.ConsumeOk(tag))
+
+
+class _Replies(Subscription):
+    """The consumer of direct replies: deliveries without a queue, which need no ack."""
+
+    __slots__ = ()
+
+    def __init__(self, channel: Channel, tag: str) -> None:
+        self.channel = channel
+        self.tag = tag
+        self.no_ack = True
+        self.exclusive = False
+        self.template = DeliverTemplate(channel.number, tag, channel.session.frame_max)
+
+
+def cancel(channel: Channel, method: commands.Basic.Cancel) -> None:
+    subscription = channel.subscriptions.get(method.consumer_tag)
+    if subscription is not None:
+        channel.cancel(subscription)
+    elif channel.reply_host is not None and channel.reply_host.subscription.tag == method.consumer_tag:
+        channel.reply_host.closed = True
+        channel.broker.reply_hosts.pop(channel.reply_host.token, None)
+        channel.reply_host = None
+        channel.broker.changed()
+    if not method.nowait:
+        channel.session.synced()
+        channel.send(commands.Basic.CancelOk(method.consumer_tag))
+
+
+def get(channel: Channel, method: commands.Basic.Get) -> None:
+    name = resolve_name(channel, method.queue)
+    channel.broker.permissions.check(channel.session.username, channel.vhost.name, "queue", name, "read")
+    queue = find(channel, name)
+    if queue.exclusive_consumer:
+        raise AccessRefused(f"queue '{name}' in vhost '{channel.vhost.name}' in exclusive use")
+    queue.used(channel.broker.clock())
+    no_ack = bool(method.no_ack)
+    getter = channel.getters.get((queue, no_ack))
+    if getter is None:
+        getter = channel.getters[queue, no_ack] = Getter(channel, queue, no_ack=no_ack)
+    getter.received = None
+    tag = channel.next_tag
+    consumer = queue.host.machine.consumers.by_key.get(getter.key)
+    if consumer is None:
+        consumer = Consumer(getter.key, no_ack=no_ack, sink=getter)
+        consumer.attached = False
+        # Tags of a getter that was forgotten while it held nothing go on, so ids never repeat.
+        consumer.next_id = tag
+    queue.host.submit(("get", consumer))
+    run = getter.received
+    if run is None:
+        channel.send(commands.Basic.GetEmpty())
+        return
+    getter.received = None
+    head = run.head_of(0)
+    payload = (
+        _GET_OK
+        + tag.to_bytes(8, "big")
+        + (b"\x01" if run.redelivered else b"\x00")
+        + head
+        + queue.host.machine.ready.count.to_bytes(4, "big")
+    )
+    channel.session.outbox.put(frames.raw_frame(frames.METHOD, channel.number, payload) + _framed(channel, run))
+
+
+def _framed(channel: Channel, run: Run) -> bytes:
+    """Return the one content of the run, framed for this channel."""
+    assert run.contents is not None
+    item = run.contents[0]
+    if run.attributes.channel == channel.number and run.attributes.frame_bytes <= channel.session.frame_max:
+        return item
+    return content.restamp(item, channel.number, channel.session.frame_max)
+
+
+def ack(channel: Channel, method: commands.Basic.Ack) -> None:
+    _acknowledge(channel, "settle", method.delivery_tag, multiple=bool(method.multiple))
+
+
+def nack(channel: Channel, method: commands.Basic.Nack) -> None:
+    verb = "return" if method.requeue else "discard"
+    _acknowledge(channel, verb, method.delivery_tag, multiple=bool(method.multiple))
+
+
+def reject(channel: Channel, method: commands.Basic.Reject) -> None:
+    verb = "return" if method.requeue else "discard"
+    _acknowledge(channel, verb, method.delivery_tag, multiple=False)
+
+
+def _acknowledge(channel: Channel, verb: str, tag: int, *, multiple: bool) -> None:
+    tag &= (1 << 64) - 1
+    if multiple:
+        channel.acknowledge(verb, 0, tag)
+    elif tag == 0:
+        raise PreconditionFailed("unknown delivery tag 0")
+    else:
+        channel.acknowledge(verb, tag, tag)
+
+
+def recover(channel: Channel, method: commands.Basic.Recover) -> None:
+    _recover(channel, requeue=bool(method.requeue))
+    channel.send(commands.Basic.RecoverOk())
+
+
+def recover_async(channel: Channel, method: commands.Basic.RecoverAsync) -> None:
+    _recover(channel, requeue=bool(method.requeue))
+
+
+def _recover(channel: Channel, *, requeue: bool) -> None:
+    if not requeue:
+        raise NotImplemented_("requeue=false")
+    channel.settle("return", channel.unacked.take_all())
+
+
+def confirm_select(channel: Channel, method: commands.Confirm.Select) -> None:
+    if channel.tx is not None:
+        raise PreconditionFailed("cannot switch from tx to confirm mode")
+    if channel.confirms is None:
+        channel.confirms = Confirms(channel.broker, channel.session.outbox, channel.number)
+    if not method.nowait:
+        channel.send(commands.Confirm.SelectOk())
+
+
+def tx_select(channel: Channel, method: commands.Tx.Select) -> None:
+    if channel.confirms is not None:
+        raise PreconditionFailed("cannot switch from confirm to tx mode")
+    if channel.tx is None:
+        channel.tx = Transaction(channel)
+    channel.send(commands.Tx.SelectOk())
+
+
+def tx_commit(channel: Channel, method: commands.Tx.Commit) -> None:
+    if channel.tx is None:
+        raise PreconditionFailed("channel is not transactional")
+    channel.tx.commit()
+    channel.broker.run_dirty()
+    channel.session.synced()
+    channel.send(commands.Tx.CommitOk())
+
+
+def tx_rollback(channel: Channel, method: commands.Tx.Rollback) -> None:
+    if channel.tx is None:
+        raise PreconditionFailed("channel is not transactional")
+    channel.tx.rollback()
+    channel.send(commands.Tx.RollbackOk())
+
+
+def flow(channel: Channel, method: commands.Channel.Flow) -> None:
+    if not method.active:
+        raise NotImplemented_("active=false")
+    channel.send(commands.Channel.FlowOk(True))

@@ -1,0 +1,162 @@
+"""A channel: its mode, its consumers, its unacked deliveries, and the message that is being put together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pamqp import base, commands
+
+from amqp_server.broker.queue import Queue
+from amqp_server.broker.reply import ReplyHost
+from amqp_server.channel.confirms import Confirms
+from amqp_server.channel.publish import publish
+from amqp_server.channel.subscription import Getter, Subscription
+from amqp_server.channel.tx import Transaction
+from amqp_server.channel.unacked import Piece, UnknownTag, Unacked
+from amqp_server.channel.window import ChannelWindow
+from amqp_server.wire.frames import method_frame
+from amqp_server.wire.intake import Route, Segment
+
+if TYPE_CHECKING:
+    from amqp_server.connection.session import Session
+
+
+class Assembly:
+    """A message whose frames are still coming."""
+
+    __slots__ = ("body_size", "framed", "header", "received", "route")
+
+    def __init__(self, route: Route) -> None:
+        self.route = route
+        self.header: bytes | None = None
+        #: The content frames as they came.
+        self.framed: list[bytes] = []
+        self.body_size = 0
+        self.received = 0
+
+
+class Channel:
+    """One open channel."""
+
+    def __init__(self, session: Session, number: int) -> None:
+        self.session = session
+        self.number = number
+        self.broker = session.broker
+        assert session.vhost is not None
+        self.vhost = session.vhost
+        self.next_tag = 1
+        self.unacked = Unacked()
+        self.subscriptions: dict[str, Subscription] = {}
+        self.getters: dict[tuple[Queue, bool], Getter] = {}
+        self.confirms: Confirms | None = None
+        self.tx: Transaction | None = None
+        #: Prefetch of consumers to come (basic.qos global=false).
+        self.prefetch = 0
+        self.window = ChannelWindow()
+        self.assembly: Assembly | None = None
+        #: Name of the queue declared last, for methods that leave the name out.
+        self.last_queue = ""
+        self.reply_host: ReplyHost | None = None
+        self.published_count = 0
+        self.delivered_count = 0
+        self.acked_count = 0
+        #: Payload of the method frame being handled, for what pamqp does not tell.
+        self.raw = b""
+        #: We have sent channel.close and wait for the answer.
+        self.closing = False
+
+    def send(self, method: base.Frame) -> None:
+        """Send a method on this channel."""
+        self.session.outbox.put(method_frame(self.number, method))
+
+    # -- publishing ------------------------------------------------------------------------------------------------
+
+    def publish(self, segment: Segment) -> None:
+        """Publish now, or at the commit of the transaction."""
+        if self.tx is not None:
+            self.tx.segments.append(segment)
+        else:
+            publish(segment)
+
+    # -- settling --------------------------------------------------------------------------------------------------
+
+    def acknowledge(self, verb: str, low: int, high: int) -> None:
+        """Settle, return or discard deliveries by tag; low 0 is `multiple`. Raises PreconditionFailed."""
+        if low == 0:
+            if high == 0:
+                pieces = self.unacked.take_all()
+            elif self.unacked.holds_up_to(high):
+                pieces = self.unacked.take(1, high, strict=False)
+            else:
+                raise UnknownTag(high, [])
+        else:
+            try:
+                pieces = self.unacked.take(low, high, strict=True)
+            except UnknownTag as error:
+                self.settle(verb, error.pieces)
+                raise
+        if self.tx is not None:
+            self.tx.settlements.append((verb, pieces))
+        else:
+            self.settle(verb, pieces)
+
+    def settle(self, verb: str, pieces: list[Piece]) -> None:
+        """Tell the queues; applied at the end of the turn."""
+        dirty = self.broker.dirty
+        for holder, low, high, _ in pieces:
+            host = holder.queue.host
+            host.pending.append((verb, holder.key, low, high))
+            dirty[host] = None
+            self.acked_count += high - low + 1
+        if self.window.limit:
+            # Room in the window is room for all consumers of the channel, on whatever queue.
+            for subscription in self.subscriptions.values():
+                subscription.queue.host.pending.append(("tick",))
+                dirty[subscription.queue.host] = None
+
+    # -- end -------------------------------------------------------------------------------------------------------
+
+    def cancel(self, subscription: Subscription) -> None:
+        """Detach a consumer; what it holds stays unacked. An auto-delete queue goes with its last consumer."""
+        self.subscriptions.pop(subscription.tag, None)
+        queue = subscription.queue
+        queue.subscriptions.pop(subscription.key, None)
+        queue.host.submit(("detach", subscription.key, False))
+        self._consumer_gone(queue)
+
+    def _consumer_gone(self, queue: Queue) -> None:
+        queue.used(self.broker.clock())
+        if queue.auto_delete and queue.had_consumer and not queue.subscriptions and not queue.deleted:
+            queue.vhost.delete_queue(queue)
+
+    def close(self) -> None:
+        """Return what is unacked, drop what is not committed, and detach all consumers."""
+        if self.tx is not None:
+            self.tx.rollback()
+        self.tx = None
+        self.assembly = None
+        dirty = self.broker.dirty
+        for piece in self.unacked.take_all():
+            host = piece.holder.queue.host
+            host.pending.append(("return", piece.holder.key, piece.low, piece.high))
+            dirty[host] = None
+        queues: dict[Queue, None] = {}
+        for subscription in self.subscriptions.values():
+            queue = subscription.queue
+            queues[queue] = None
+            queue.subscriptions.pop(subscription.key, None)
+            # First among the host's commands, so that nothing that comes back is handed to it again.
+            queue.host.pending.insert(0, ("detach", subscription.key, False))
+            dirty[queue.host] = None
+        self.subscriptions.clear()
+        if self.reply_host is not None:
+            self.reply_host.closed = True
+            self.broker.reply_hosts.pop(self.reply_host.token, None)
+            self.broker.changed()
+            self.reply_host = None
+        self.broker.run_dirty()
+        for queue in queues:
+            self._consumer_gone(queue)
+
+
+__all__ = ["Assembly", "Channel", "commands"]

@@ -1,0 +1,215 @@
+"""Publishing: routes for the intake, the slow path for messages that need a look, and handing over to the queues."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pamqp import commands
+
+from amqp_server.broker.broker import routing_view
+from amqp_server.broker.dead_letter import carbon_copies
+from amqp_server.broker.reply import PSEUDO_QUEUE
+from amqp_server.channel.confirms import Copies
+from amqp_server.errors import AccessRefused, NotFound, NotImplemented_, PreconditionFailed
+from amqp_server.wire import content, frames, tables
+from amqp_server.wire.frames import short_string
+from amqp_server.wire.intake import SMALL_FRAME, Route, Segment
+from exchanges.router import Depends
+from quorum_queue.machine.run import Run
+
+if TYPE_CHECKING:
+    from amqp_server.channel.channel import Channel
+
+#: Routes remembered for one publish frame of an exchange that looks at headers.
+RESOLVED_MAX = 4096
+#: Longest expiration: RabbitMQ's bound, in ms.
+EXPIRATION_MAX = (1 << 32) - 1
+
+
+def make_route(channel: Channel, key: bytes, method: commands.Basic.Publish) -> Route:
+    """Check and route a publish frame. Raises NotFound, AccessRefused, NotImplemented_."""
+    if method.immediate:
+        raise NotImplemented_("immediate=true")
+    session, vhost, broker = channel.session, channel.vhost, channel.broker
+    exchange, routing_key = method.exchange, method.routing_key
+    route = Route(
+        key=key,
+        channel=channel.number,
+        publisher=channel,
+        exchange=exchange,
+        routing_key=routing_key,
+        head=short_string(exchange) + short_string(routing_key),
+        mandatory=bool(method.mandatory),
+    )
+    if exchange:
+        declared = vhost.router.get(exchange)
+        if declared is None:
+            raise NotFound(f"no exchange '{exchange}' in vhost '{vhost.name}'")
+    broker.permissions.check(session.username, vhost.name, "exchange", exchange, "write")
+    if exchange and declared is not None and declared.internal:
+        raise AccessRefused(f"cannot publish to internal exchange '{exchange}' in vhost '{vhost.name}'")
+    if not exchange and routing_key.startswith(PSEUDO_QUEUE + "."):
+        host = broker.reply_hosts.get(routing_key)
+        route.hosts = (host,) if host is not None and not host.closed else ()
+        return route
+    found = vhost.router.route(exchange, routing_key)
+    if found.depends is Depends.KEY:
+        route.hosts = tuple(vhost.queues[name].host for name in found.queues)
+    else:
+        route.resolve = _Resolver(channel, route, found.depends)
+    return route
+
+
+class _Resolver:
+    """Routes messages one by one where the exchange looks at more than the key."""
+
+    __slots__ = ("_channel", "_depends", "_known", "_route")
+
+    def __init__(self, channel: Channel, route: Route, depends: Depends) -> None:
+        self._channel = channel
+        self._route = route
+        self._depends = depends
+        self._known: dict[bytes, Route] = {}
+
+    def __call__(self, payload: bytes) -> Route:
+        """Return the route of a message with this content header."""
+        memo_key = payload[12:]  # flags and properties; not the body's size
+        route = self._known.get(memo_key)
+        if route is not None:
+            return route
+        broker, vhost = self._channel.broker, self._channel.vhost
+        broker.nonce += 1
+        view = routing_view(content.Properties.parse(payload))
+        found = vhost.router.route(self._route.exchange, self._route.routing_key, view, broker.nonce)
+        route = derived(self._route, tuple(vhost.queues[name].host for name in found.queues))
+        if not self._depends & Depends.NONCE:
+            if len(self._known) >= RESOLVED_MAX:
+                self._known.clear()
+            self._known[memo_key] = route
+        return route
+
+
+def derived(route: Route, hosts: tuple[Any, ...]) -> Route:
+    """Return the route of one message of `route`."""
+    return Route(
+        key=route.key,
+        channel=route.channel,
+        publisher=route.publisher,
+        exchange=route.exchange,
+        routing_key=route.routing_key,
+        head=route.head,
+        mandatory=route.mandatory,
+        hosts=hosts,
+    )
+
+
+def slow_segment(channel: Channel, route: Route, payload: bytes, framed: list[bytes], body_size: int) -> Segment:
+    """Make a segment of one message that was put together frame by frame.
+
+    Raises PreconditionFailed for a bad user-id, expiration, CC or BCC, FrameError for malformed properties.
+    """
+    session, broker, vhost = channel.session, channel.broker, channel.vhost
+    properties = content.Properties.parse(payload)
+    user_id = properties.text("user_id")
+    if user_id is not None and user_id != session.username:
+        raise PreconditionFailed(
+            f"user_id property set to '{user_id}' but authenticated user was '{session.username}'"
+        )
+    ttl_ms = expiration_ms(properties.text("expiration"))
+    headers = properties.headers
+    copies = _copies(headers)
+    changed = False
+    if headers and "BCC" in headers:
+        properties.raw["headers"] = tables.replaced(properties.raw["headers"], {b"BCC": None})
+        changed = True
+    reply_to = properties.text("reply_to")
+    if reply_to == PSEUDO_QUEUE:
+        if channel.reply_host is None:
+            raise PreconditionFailed("fast reply consumer does not exist")
+        properties.set_text("reply_to", channel.reply_host.token)
+        changed = True
+    if copies:
+        names = broker.route_all(vhost, route.exchange, [route.routing_key, *copies], properties)
+        target = derived(route, tuple(vhost.queues[name].host for name in names))
+    elif route.resolve is not None:
+        target = route.resolve(payload)
+    else:
+        target = route
+    large = body_size > SMALL_FRAME - frames.OVERHEAD or len(payload) > SMALL_FRAME - 512
+    if changed or max(map(len, framed)) > session.frame_max:
+        body = b"".join(frame[7:-1] for frame in framed[1:])
+        item = content.build(properties.encode(body_size), body, channel.number, session.frame_max)
+    else:
+        item = b"".join(framed)
+    attributes = session.publisher.attributes(
+        properties.persistent, properties.octet("priority") or 0, ttl_ms, channel.number, large
+    )
+    segment = Segment(target, attributes)
+    segment.contents.append(item)
+    return segment
+
+
+def expiration_ms(text: str | None) -> int | None:
+    """Parse an expiration property. Raises PreconditionFailed with RabbitMQ's texts."""
+    if text is None:
+        return None
+    digits = text[1:] if text[:1] in "+-" and len(text) > 1 else text
+    end = 0
+    while end < len(digits) and digits[end].isascii() and digits[end].isdigit():
+        end += 1
+    if end == 0:
+        raise PreconditionFailed(f"invalid expiration '{text}': no_integer")
+    if end < len(digits):
+        raise PreconditionFailed(f"invalid expiration '{text}': {{leftover_string,\"{digits[end:]}\"}}")
+    number = int(text)
+    if number < 0:
+        raise PreconditionFailed(f"invalid expiration '{text}': {{value_negative,{number}}}")
+    if number > EXPIRATION_MAX:
+        raise PreconditionFailed(f"invalid expiration '{text}': {{value_too_big,{number}}}")
+    return number
+
+
+def _copies(headers: dict[str, object] | None) -> list[str]:
+    if not headers:
+        return []
+    for name in ("CC", "BCC"):
+        if name in headers and not isinstance(headers[name], list):
+            kind = tables.type_name(headers[name])
+            raise PreconditionFailed(f'invalid message: {{unacceptable_type_in_header,"{name}",{kind}}}')
+    return carbon_copies(headers, "CC") + carbon_copies(headers, "BCC")
+
+
+def publish(segment: Segment) -> None:
+    """Hand the messages of a segment to the queues; applied at the end of the turn."""
+    route = segment.route
+    channel: Channel = route.publisher
+    broker = channel.broker
+    contents = segment.contents
+    count = len(contents)
+    channel.published_count += count
+    confirms = channel.confirms
+    first = confirms.number(count) if confirms is not None else 0
+    hosts = route.hosts
+    if not hosts:
+        if route.mandatory:
+            return_all(channel, route, contents)
+        if confirms is not None:
+            confirms.confirmed(first, first + count - 1)
+        return
+    origin: Any = confirms
+    if confirms is not None and len(hosts) > 1:
+        origin = Copies(confirms, first, count, len(hosts))
+    dirty = broker.dirty
+    last = len(hosts) - 1
+    for index, host in enumerate(hosts):
+        own = contents if index == last else contents.copy()
+        host.pending.append(("enqueue", Run(range(count), own, route.head, segment.attributes), origin, first))
+        dirty[host] = None
+
+
+def return_all(channel: Channel, route: Route, contents: list[bytes]) -> None:
+    """Send messages that nobody gets back to their publisher (basic.return, 312)."""
+    method = frames.method_frame(
+        channel.number, commands.Basic.Return(312, "NO_ROUTE", route.exchange, route.routing_key)
+    )
+    channel.session.outbox.put(b"".join(method + item for item in contents))

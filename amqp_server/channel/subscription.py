@@ -1,0 +1,93 @@
+"""A consumer as its channel sees it: where the machine's deliveries become frames."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pamqp import commands
+
+from amqp_server.broker.queue import Queue
+from amqp_server.wire import content, frames, tables
+from amqp_server.wire.deliver import DeliverTemplate
+from quorum_queue.machine.run import Run
+
+if TYPE_CHECKING:
+    from amqp_server.channel.channel import Channel
+
+
+class Subscription:
+    """One `basic.consume`."""
+
+    __slots__ = ("arguments", "channel", "exclusive", "key", "no_ack", "prefetch", "queue", "tag", "template")
+
+    def __init__(
+        self, channel: Channel, tag: str, queue: Queue, *, no_ack: bool, exclusive: bool, prefetch: int
+    ) -> None:
+        self.channel = channel
+        self.tag = tag
+        self.queue = queue
+        self.no_ack = no_ack
+        self.exclusive = exclusive
+        self.prefetch = prefetch
+        self.arguments: dict[str, object] = {}
+        self.key = (channel.session.number, channel.number, tag)
+        self.template = DeliverTemplate(channel.number, tag, channel.session.frame_max)
+
+    def deliver(self, consumer: Any, run: Run, first_id: int) -> None:
+        """Tag the run, note it as unacked, and send it. See quorum_queue.ports.Sink."""
+        channel = self.channel
+        count = len(run.seqs)
+        tag = channel.next_tag
+        channel.next_tag = tag + count
+        if not self.no_ack:
+            channel.unacked.add(tag, count, self, first_id)
+        if run.attempts and self.queue.type == "quorum":
+            count_deliveries(run, channel.session.frame_max)
+        channel.delivered_count += count
+        outbox = channel.session.outbox
+        outbox.put(self.template.encode(tag, run))
+        if outbox.size > outbox.high_bytes:
+            channel.session.pause()
+
+    def queue_gone(self) -> None:
+        """The queue was deleted: tell the client, if it can be told."""
+        channel = self.channel
+        if channel.subscriptions.pop(self.tag, None) is not None and channel.session.can("consumer_cancel_notify"):
+            channel.send(commands.Basic.Cancel(self.tag, True))
+
+
+class Getter:
+    """What holds the deliveries of `basic.get` on one queue of a channel."""
+
+    __slots__ = ("channel", "key", "no_ack", "queue", "received")
+
+    def __init__(self, channel: Channel, queue: Queue, *, no_ack: bool) -> None:
+        self.channel = channel
+        self.queue = queue
+        self.no_ack = no_ack
+        self.key = (channel.session.number, channel.number, None, no_ack)
+        self.received: Run | None = None
+
+    def deliver(self, consumer: Any, run: Run, first_id: int) -> None:
+        self.received = run
+        channel = self.channel
+        tag = channel.next_tag
+        channel.next_tag = tag + 1
+        if not self.no_ack:
+            channel.unacked.add(tag, 1, self, first_id)
+        if run.attempts and self.queue.type == "quorum":
+            count_deliveries(run, channel.session.frame_max)
+
+
+def count_deliveries(run: Run, frame_max: int) -> None:
+    """Add the x-delivery-count header that quorum queues give to what was delivered before."""
+    assert run.contents is not None
+    counted: list[bytes] = []
+    for item in run.contents:
+        payload, body = content.split(item)
+        properties = content.Properties.parse(payload)
+        value = b"l" + run.attempts.to_bytes(8, "big")
+        properties.raw["headers"] = tables.replaced(properties.raw.get("headers", b""), {b"x-delivery-count": value})
+        size = max(run.attributes.frame_bytes, frames.FRAME_BYTES_MIN)
+        counted.append(content.build(properties.encode(len(body)), body, run.attributes.channel, size))
+    run.contents = counted

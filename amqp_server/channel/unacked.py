@@ -1,0 +1,112 @@
+"""Deliveries of a channel that wait for an ack: delivery tags to queues and their consumers' own delivery ids."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Any, NamedTuple
+
+from amqp_server.errors import PreconditionFailed
+
+
+class Piece(NamedTuple):
+    """Deliveries `low` … `high` (the consumer's ids) of one consumer, tagged from `tag` on."""
+
+    holder: Any
+    low: int
+    high: int
+    tag: int
+
+
+class Unacked:
+    """Runs of delivery tags in order; an ack of a whole run is one step, whatever its length."""
+
+    __slots__ = ("_runs", "_starts", "count")
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        #: (number of tags, holder, first delivery id)
+        self._runs: list[tuple[int, Any, int]] = []
+        self.count = 0
+
+    def add(self, tag: int, count: int, holder: Any, first_id: int) -> None:
+        self._starts.append(tag)
+        self._runs.append((count, holder, first_id))
+        self.count += count
+
+    def take(self, low: int, high: int, *, strict: bool) -> list[Piece]:
+        """Remove tags low … high. `strict`: each of them must be unacked, else PreconditionFailed for the first."""
+        starts, runs = self._starts, self._runs
+        index = bisect_right(starts, low) - 1
+        if index < 0:
+            index = 0
+        pieces: list[Piece] = []
+        expected = low
+        begin = None
+        while index < len(starts) and starts[index] <= high:
+            start = starts[index]
+            count, holder, first_id = runs[index]
+            last = start + count - 1
+            if last < low:
+                index += 1
+                continue
+            first, stop = max(low, start), min(high, last)
+            if strict and first != expected:
+                break
+            expected = stop + 1
+            pieces.append(Piece(holder, first_id + first - start, first_id + stop - start, first))
+            self.count -= stop - first + 1
+            left: list[tuple[int, tuple[int, Any, int]]] = []
+            if start < first:
+                left.append((start, (first - start, holder, first_id)))
+            if stop < last:
+                left.append((stop + 1, (last - stop, holder, first_id + stop + 1 - start)))
+            if left:
+                if begin is not None:
+                    del starts[begin:index], runs[begin:index]
+                    index, begin = begin, None
+                starts[index : index + 1] = [item[0] for item in left]
+                runs[index : index + 1] = [item[1] for item in left]
+                index += len(left)
+                if stop < last:
+                    break
+            else:
+                if begin is None:
+                    begin = index
+                index += 1
+        if begin is not None:
+            del starts[begin:index], runs[begin:index]
+        if strict and expected <= high:
+            raise UnknownTag(expected, pieces)
+        return pieces
+
+    def take_all(self) -> list[Piece]:
+        pieces = [
+            Piece(holder, first_id, first_id + count - 1, tag)
+            for tag, (count, holder, first_id) in zip(self._starts, self._runs, strict=True)
+        ]
+        self._starts, self._runs, self.count = [], [], 0
+        return pieces
+
+    def restore(self, piece: Piece) -> None:
+        """Put back what was taken."""
+        count = piece.high - piece.low + 1
+        index = bisect_right(self._starts, piece.tag)
+        self._starts.insert(index, piece.tag)
+        self._runs.insert(index, (count, piece.holder, piece.low))
+        self.count += count
+
+    @property
+    def empty(self) -> bool:
+        return not self._starts
+
+    def holds_up_to(self, tag: int) -> bool:
+        """Is any tag up to this one unacked?"""
+        return bool(self._starts) and self._starts[0] <= tag
+
+
+class UnknownTag(PreconditionFailed):
+    """A tag that is not unacked. `pieces` were taken before it was met."""
+
+    def __init__(self, tag: int, pieces: list[Piece]) -> None:
+        super().__init__(f"unknown delivery tag {tag}")
+        self.pieces = pieces

@@ -1,0 +1,305 @@
+"""Every option and every limit of the broker, each declared once, with its unit and its default.
+
+`Config` checks itself: a wrong value raises `InvalidOption`, whatever it came from. Where values come from
+(command line, environment, TOML file) is the business of `options`, which makes options from these fields.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import Field, dataclass, field, fields
+from typing import Any
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+
+VERSION = "0.1.0"
+
+#: Share of the memory limit that message bodies may take before they are paged out.
+MEMORY_BUDGET_SHARE = 0.4
+
+_BYTES_PER = {"": 1, "b": 1, "k": KIB, "kib": KIB, "kb": 1000, "m": MIB, "mib": MIB, "mb": 10**6}
+_BYTES_PER |= {"g": GIB, "gib": GIB, "gb": 10**9}
+_BYTES = re.compile(r"\s*(\d+)\s*([a-z]*)\s*", re.ASCII | re.IGNORECASE)
+_FRACTION = re.compile(r"\s*\d*\.\d+\s*", re.ASCII)
+
+
+class InvalidOption(ValueError):
+    """A value that an option can't have: which option, what it was given, what is allowed."""
+
+    def __init__(self, name: str, value: object, allowed: str) -> None:
+        shown = "the given value" if name in SECRETS else repr(value)
+        super().__init__(f"{name}: {shown} is not allowed; it must be {allowed}")
+        self.name = name
+        self.reason = f"{shown} is not allowed; it must be {allowed}"
+
+
+#: Fields whose value is never shown.
+SECRETS = frozenset({"default_password"})
+
+
+def option(
+    default: Any,
+    text: str,
+    *,
+    unit: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+    kind: str = "",
+    section: str = "",
+) -> Any:
+    """A field of `Config`. `kind` is what a text means beyond being one: address, memory, name."""
+    about: dict[str, object] = {"text": text, "unit": unit, "low": low, "high": high}
+    about |= {"choices": choices, "kind": kind, "section": section}
+    return field(default=default, metadata=about)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    data_dir: str = option(
+        "./mqd-data", "Directory of all that is stored; made if missing.", section="Node", kind="text"
+    )
+    node: str = option("n1", "Name of this node.", kind="name")
+    log_level: str = option("info", "How much is logged.", choices=("debug", "info", "warning", "error"))
+    announce_product: str = option(
+        "mqd", "Product in the server-properties that clients are shown.", kind="text"
+    )
+    announce_version: str = option(
+        VERSION, "Version in the server-properties that clients are shown.", kind="text"
+    )
+
+    amqp: str = option(
+        "127.0.0.1:5672",
+        "AMQP listener; port 0 picks one.",
+        unit="host:port",
+        kind="address",
+        section="Listeners",
+    )
+    amqps: str = option("", "AMQP over TLS listener; empty: off.", unit="host:port", kind="address or off")
+    http: str = option(
+        "127.0.0.1:15672", "Management listener; empty: off.", unit="host:port", kind="address or off"
+    )
+    tls_cert_file: str = option("", "Certificate chain of the TLS listener.", unit="PEM file")
+    tls_key_file: str = option("", "Private key of the TLS listener.", unit="PEM file")
+    tls_ca_file: str = option("", "Authorities whose client certificates are trusted.", unit="PEM file")
+    tls_client_certificate: bool = option(False, "Refuse TLS clients without a trusted certificate.")
+    listen_backlog: int = option(1024, "Connections that wait to be accepted.", low=1, high=65_535)
+
+    connections_max: int = option(
+        20_000, "Open connections.", low=1, high=1_000_000, section="Connections and channels"
+    )
+    half_open_max: int = option(1_000, "Connections that have not logged in yet.", low=1, high=1_000_000)
+    handshake_timeout_s: float = option(10.0, "Time to log in and open a vhost.", unit="s", low=0.1, high=600)
+    handshake_frame_bytes_max: int = option(
+        8 * KIB, "Largest frame before the login.", unit="bytes", low=4 * KIB, high=MIB
+    )
+    frame_max_bytes: int = option(
+        128 * KIB,
+        "Largest frame after it, offered in connection.tune.",
+        unit="bytes",
+        low=4 * KIB,
+        high=16 * MIB,
+    )
+    channel_max: int = option(
+        2_047, "Channels of one connection, offered in connection.tune.", low=1, high=65_535
+    )
+    channels_max: int = option(200_000, "Channels of all connections together.", low=1, high=10_000_000)
+    heartbeat_s: int = option(
+        60, "Heartbeat offered in connection.tune; 0: none.", unit="s", low=0, high=65_535
+    )
+    receive_bytes: int = option(
+        256 * KIB, "Most that is read from a socket at once.", unit="bytes", low=4 * KIB, high=16 * MIB
+    )
+    outbox_high_bytes: int = option(
+        MIB,
+        "Unsent bytes of a connection above which its consumers get no credit.",
+        unit="bytes",
+        low=4 * KIB,
+        high=GIB,
+    )
+    outbox_low_bytes: int = option(
+        256 * KIB, "Unsent bytes below which they get it again.", unit="bytes", low=0, high=GIB
+    )
+
+    message_bytes_max: int = option(
+        16 * MIB, "Largest message body.", unit="bytes", low=1, high=128 * MIB, section="Messages and queues"
+    )
+    table_depth_max: int = option(32, "Depth of nested tables and arrays.", low=1, high=128)
+    vhosts_max: int = option(1_000, "Virtual hosts.", low=1, high=1_000_000)
+    queues_max: int = option(100_000, "Queues of the node.", low=1, high=10_000_000)
+    exchanges_max: int = option(100_000, "Exchanges of the node.", low=1, high=10_000_000)
+    bindings_max: int = option(1_000_000, "Bindings of the node.", low=1, high=100_000_000)
+    consumers_per_channel_max: int = option(10_000, "Consumers of one channel.", low=1, high=1_000_000)
+    topic_hashes_max: int = option(16, "Words # in one topic binding key.", low=1, high=64)
+    unsynced_high_bytes: int = option(
+        64 * MIB,
+        "Bytes not yet on disk above which their publishers are not read.",
+        unit="bytes",
+        low=MIB,
+        high=16 * GIB,
+    )
+
+    memory_limit: str = option(
+        "0.6",
+        "Memory above which publishers are blocked.",
+        unit="bytes, or share of the machine's memory",
+        kind="memory",
+        section="Memory and disk",
+    )
+    memory_budget_bytes: int = option(
+        0,
+        "Message bodies in memory before they are paged out; 0: 40 % of the memory limit.",
+        unit="bytes",
+        low=0,
+        high=1 << 50,
+    )
+    disk_free_min_bytes: int = option(
+        2 * GIB, "Free disk space below which publishers are blocked.", unit="bytes", low=0, high=1 << 50
+    )
+
+    switch_fast_path: bool = option(
+        True, "Decode frames seen before from memory; off: decode each one.", section="Fast path"
+    )
+    memo_entries_max: int = option(16_384, "Frames remembered.", low=16, high=10_000_000)
+
+    default_user: str = option(
+        "guest", "User made when there is none yet.", kind="text", section="Users and management"
+    )
+    default_password: str = option("guest", "Its password.", kind="text")
+    default_vhost: str = option("/", "Virtual host made when there is none yet.", kind="text")
+    loopback_users: tuple[str, ...] = option(
+        ("guest",), "Users who may log in from this machine only.", unit="names, with commas between"
+    )
+    users_max: int = option(100_000, "Users.", low=1, high=10_000_000)
+    login_memory_s: float = option(
+        30.0, "Time for which a checked password is not checked again.", unit="s", low=0, high=3_600
+    )
+    login_memory_entries_max: int = option(10_000, "Checked passwords remembered.", low=1, high=1_000_000)
+    permission_pattern_bytes_max: int = option(
+        4 * KIB, "Longest permission pattern.", unit="bytes", low=16, high=MIB
+    )
+    permission_match_ms: int = option(
+        50,
+        "Time that matching a permission pattern may take; past it, access is refused.",
+        unit="ms",
+        low=1,
+        high=10_000,
+    )
+    http_body_bytes_max: int = option(
+        20 * MIB, "Largest body of a management request.", unit="bytes", low=KIB, high=GIB
+    )
+    http_requests_max: int = option(256, "Management requests at a time.", low=1, high=100_000)
+
+    def __post_init__(self) -> None:
+        for declared in fields(self):
+            check(declared, getattr(self, declared.name))
+        if self.outbox_low_bytes >= self.outbox_high_bytes:
+            allowed = f"below outbox_high_bytes ({self.outbox_high_bytes})"
+            raise InvalidOption("outbox_low_bytes", self.outbox_low_bytes, allowed)
+        if self.amqps and not (self.tls_cert_file and self.tls_key_file):
+            raise InvalidOption("amqps", self.amqps, "empty unless tls_cert_file and tls_key_file are given")
+        if self.tls_client_certificate and not self.tls_ca_file:
+            raise InvalidOption("tls_client_certificate", True, "off unless tls_ca_file is given")
+
+    def __repr__(self) -> str:
+        return f"Config({', '.join(f'{name}={value!r}' for name, value in self.shown())})"
+
+    def shown(self) -> Iterator[tuple[str, object]]:
+        """All fields and their values, without the secrets."""
+        for declared in fields(self):
+            secret = declared.name in SECRETS
+            yield declared.name, "***" if secret else getattr(self, declared.name)
+
+    @property
+    def memory_limit_bytes(self) -> int:
+        if _FRACTION.fullmatch(self.memory_limit):
+            return int(float(self.memory_limit) * machine_memory_bytes())
+        return parse_bytes(self.memory_limit) or 0
+
+    @property
+    def body_budget_bytes(self) -> int:
+        return self.memory_budget_bytes or int(self.memory_limit_bytes * MEMORY_BUDGET_SHARE)
+
+
+def machine_memory_bytes() -> int:
+    """The memory that this process may use: the machine's, or less if its control group says so."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        with open("/sys/fs/cgroup/memory.max") as limit:
+            text = limit.read().strip()
+    except OSError:
+        return physical
+    return min(physical, int(text)) if text.isdigit() else physical
+
+
+def parse_bytes(text: str) -> int | None:
+    """`"131072"`, `"128 KiB"`, `"16m"`, `"2GB"`; None if it is no amount of bytes."""
+    found = _BYTES.fullmatch(text)
+    per = _BYTES_PER.get(found[2].lower()) if found else None
+    return int(found[1]) * per if found and per else None
+
+
+def parse_address(text: str) -> tuple[str, int] | None:
+    """`"127.0.0.1:5672"` or `"[::1]:5672"`; None if it is neither."""
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        return None
+    digits = port.isascii() and port.isdigit() and len(port) <= 5
+    return (host, int(port)) if colon and host and digits and int(port) <= 65_535 else None
+
+
+def allowed_values(declared: Field[Any]) -> str:
+    """What a field may hold, in words: `4096 to 16777216 bytes`."""
+    about = declared.metadata
+    if about["choices"]:
+        return " or ".join(about["choices"])
+    if about["kind"] == "memory":
+        return "an amount of bytes such as 2GiB, or a share of the memory above 0.0 and up to 1.0"
+    if about["kind"].startswith("address"):
+        return "host:port such as 127.0.0.1:5672" + (", or empty" if about["kind"].endswith("off") else "")
+    if about["kind"] == "name":
+        return "1 to 64 letters, digits, '-', '_' or '.'"
+    if about["low"] is not None:
+        return f"{about['low']} to {about['high']} {about['unit']}".rstrip()
+    return "on or off" if isinstance(declared.default, bool) else "a text that is not empty"
+
+
+def check(declared: Field[Any], value: object) -> None:
+    """Raises InvalidOption unless the field may hold this value."""
+    if not _allowed(declared, value):
+        raise InvalidOption(declared.name, value, allowed_values(declared))
+
+
+def _allowed(declared: Field[Any], value: object) -> bool:
+    about = declared.metadata
+    default = declared.default
+    if isinstance(default, bool) or isinstance(value, bool):
+        return isinstance(value, bool) and isinstance(default, bool)
+    if isinstance(default, (int, float)):
+        right_type = isinstance(value, int) or (isinstance(default, float) and isinstance(value, float))
+        return right_type and bool(about["low"] <= value <= about["high"])
+    if isinstance(default, tuple):
+        return isinstance(value, tuple) and all(isinstance(part, str) for part in value)
+    return (
+        isinstance(value, str) and "\0" not in value and _allowed_text(about["kind"], about["choices"], value)
+    )
+
+
+def _allowed_text(kind: str, choices: tuple[str, ...], value: str) -> bool:
+    if choices:
+        return value in choices
+    if kind.startswith("address"):
+        return parse_address(value) is not None or (kind.endswith("off") and not value)
+    if kind == "memory":
+        if _FRACTION.fullmatch(value):
+            return 0 < float(value) <= 1
+        return bool(parse_bytes(value))
+    if kind == "name":
+        return re.fullmatch(r"[A-Za-z0-9._-]{1,64}", value) is not None
+    return bool(value) or kind != "text"

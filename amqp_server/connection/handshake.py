@@ -1,0 +1,94 @@
+"""From the protocol header to connection.open-ok (spec 2.2.4), as RabbitMQ does it."""
+
+from __future__ import annotations
+
+import platform
+from typing import TYPE_CHECKING
+
+from pamqp import commands
+
+from amqp_server.config import VERSION
+from amqp_server.connection import sasl
+from amqp_server.errors import NotAllowed
+from amqp_server.wire.frames import FRAME_BYTES_MIN
+from amqp_server.wire.intake import Publisher
+
+if TYPE_CHECKING:
+    from amqp_server.connection.session import Session
+
+#: What RabbitMQ announces and what holds here.
+CAPABILITIES: dict[str, object] = {
+    "publisher_confirms": True,
+    "exchange_exchange_bindings": True,
+    "basic.nack": True,
+    "consumer_cancel_notify": True,
+    "connection.blocked": True,
+    "consumer_priorities": True,
+    "authentication_failure_close": True,
+    "per_consumer_qos": True,
+    "direct_reply_to": True,
+}
+
+
+def server_properties(session: Session) -> dict[str, object]:
+    config = session.config
+    return {
+        "capabilities": dict(CAPABILITIES),
+        "cluster_name": f"mqd@{config.node}",
+        "copyright": "The mqd authors",
+        "information": "An AMQP 0-9-1 broker in Python",
+        "platform": f"Python {platform.python_version()}",
+        "product": config.announce_product,
+        "version": config.announce_version,
+        "mqd_version": VERSION,
+    }
+
+
+def start(session: Session) -> None:
+    """Answer the protocol header."""
+    session.send(
+        commands.Connection.Start(0, 9, server_properties(session), " ".join(sasl.MECHANISMS), "en_US")  # type: ignore[arg-type]
+    )
+
+
+def start_ok(session: Session, method: commands.Connection.StartOk, response: bytes) -> sasl.Credentials:
+    """Return what the client logs in with. Raises CommandInvalid, SyntaxError_."""
+    properties = method.client_properties or {}
+    session.client_properties = dict(properties)
+    capabilities = properties.get("capabilities")
+    if isinstance(capabilities, dict):
+        session.capabilities = {str(name): bool(value) for name, value in capabilities.items()}
+    session.mechanism = method.mechanism
+    return sasl.parse_response(method.mechanism, response)
+
+
+def tune(session: Session) -> None:
+    config = session.config
+    session.send(commands.Connection.Tune(config.channel_max, config.frame_max_bytes, config.heartbeat_s))
+
+
+def tune_ok(session: Session, method: commands.Connection.TuneOk) -> None:
+    """Raises NotAllowed for limits beyond those offered."""
+    config = session.config
+    _check("frame_max", method.frame_max, FRAME_BYTES_MIN, config.frame_max_bytes)
+    _check("channel_max", method.channel_max, 1, config.channel_max)
+    session.frame_max = method.frame_max or config.frame_max_bytes
+    session.channel_max = method.channel_max or config.channel_max
+    session.heartbeat_s = method.heartbeat
+    session.publisher = Publisher(session.frame_max, session.username.encode(), config.message_bytes_max)
+
+
+def _check(field: str, value: int, least: int, most: int) -> None:
+    if value and value < least:
+        raise NotAllowed(f"negotiated {field} = {value} is lower than the minimum allowed value ({least})")
+    if most and (not value or value > most):
+        raise NotAllowed(f"negotiated {field} = {value} is higher than the maximum allowed value ({most})")
+
+
+def open_vhost(session: Session, method: commands.Connection.Open) -> None:
+    """Raises NotAllowed for a vhost that isn't there or that the user may not open."""
+    broker = session.broker
+    broker.vhost_records.check_open(method.virtual_host)
+    broker.permissions.check_open(session.username, method.virtual_host)
+    session.vhost = broker.vhost(method.virtual_host)
+    session.send(commands.Connection.OpenOk())

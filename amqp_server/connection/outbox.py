@@ -1,0 +1,55 @@
+"""What waits to be sent on one connection. Filled by any part of the broker, emptied by the connection's transport."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class Outbox:
+    """Chunks in order. The first chunk of a turn puts the outbox on the list of those to flush."""
+
+    __slots__ = ("_chunks", "_dirty", "_held", "high_bytes", "on_put", "size")
+
+    def __init__(self, dirty: dict[Outbox, None], high_bytes: int) -> None:
+        self._dirty = dirty
+        self._chunks: list[bytes] = []
+        self._held = 0
+        self.size = 0
+        #: Above this size its consumers get no more.
+        self.high_bytes = high_bytes
+        #: Told to flush; set by the transport.
+        self.on_put: Callable[[], None] = lambda: None
+
+    def put(self, data: bytes) -> None:
+        """Add bytes behind the others."""
+        if not self._chunks:
+            self._dirty[self] = None
+        self._chunks.append(data)
+        self.size += len(data)
+
+    def hold(self) -> Callable[[], None]:
+        """Send nothing until the returned function is called: an answer waits for the disk."""
+        self._held += 1
+
+        def release() -> None:
+            self._held -= 1
+            if not self._held and self._chunks:
+                self._dirty[self] = None
+
+        return release
+
+    def take(self) -> bytes:
+        """Remove and return all that may be sent now."""
+        if self._held or not self._chunks:
+            return b""
+        data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        self._chunks = []
+        return data
+
+    def sent(self, count: int) -> None:
+        """`count` bytes have left."""
+        self.size -= count
+
+    @property
+    def held(self) -> bool:
+        return self._held > 0

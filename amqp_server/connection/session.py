@@ -1,0 +1,714 @@
+"""One connection's protocol state, without I/O: bytes in by `receive`, bytes out by the outbox.
+
+The loop walks the buffer by offset. Publishes and acks, which are nearly all frames, go to the intake in runs; every
+other frame is decoded by pamqp and dispatched through a table. A soft error closes its channel, a hard one the
+connection, each in one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from pamqp import base, commands, frame
+from pamqp import exceptions as pamqp_exceptions
+
+from amqp_server.channel import basic_methods, exchange_methods, publish, queue_methods
+from amqp_server.channel.channel import Assembly, Channel
+from amqp_server.config import Config
+from amqp_server.connection import handshake
+from amqp_server.connection.outbox import Outbox
+from amqp_server.connection.sasl import Credentials
+from amqp_server.errors import (
+    AMQPError,
+    ChannelError,
+    CommandInvalid,
+    ConnectionForced,
+    FrameError,
+    HardError,
+    InternalError,
+    LoginRefused,
+    NotAllowed,
+    NotFound,
+    PreconditionFailed,
+    SoftError,
+    SyntaxError_,
+    UnexpectedFrame,
+)
+from amqp_server.wire import acks, frames, intake
+from amqp_server.wire.intake import Outcome, Publisher, Route, Segment
+
+if TYPE_CHECKING:
+    from amqp_server.broker.broker import Broker
+    from amqp_server.broker.queue import Queue
+    from amqp_server.broker.vhost import VHost
+
+#: Content that is published while publishers are blocked is kept up to here; then reading stops.
+HELD_BYTES_MAX = 1 << 20
+
+
+class State(Enum):
+    """Where the connection stands."""
+
+    HEADER = "header"
+    STARTING = "starting"
+    AUTHENTICATING = "authenticating"
+    TUNING = "tuning"
+    OPENING = "opening"
+    RUNNING = "running"
+    #: We sent connection.close and wait for close-ok.
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+class Session:
+    """The server's side of one connection."""
+
+    def __init__(self, broker: Broker, outbox: Outbox, peer: str, name: str) -> None:
+        self.broker = broker
+        self.config: Config = broker.config
+        self.outbox = outbox
+        #: Address of the real peer.
+        self.peer = peer
+        #: `client host:port -> server host:port`, as RabbitMQ names connections.
+        self.name = name
+        self.number = broker.next_session_id()
+        self.state = State.HEADER
+        self.username = ""
+        self.mechanism = ""
+        self.vhost: VHost | None = None
+        self.client_properties: dict[str, Any] = {}
+        self.capabilities: dict[str, bool] = {}
+        self.frame_max = self.config.handshake_frame_bytes_max
+        self.channel_max = 0
+        self.heartbeat_s = 0
+        self.connected_at_ms = broker.clock()
+        self.publisher = Publisher(self.frame_max, b"", self.config.message_bytes_max)
+        self.channels: dict[int, Channel] = {}
+        self.exclusive_queues: dict[Queue, None] = {}
+        #: What the client wants to log in with; the edge verifies it and calls `login_done`.
+        self.login: Credentials | None = None
+        #: The client's consumers get nothing until the outbox has drained.
+        self.paused = False
+        #: connection.blocked was sent.
+        self.blocked = False
+        #: Nothing more is to be read until `resume`.
+        self.stalled = False
+        self.received_bytes = 0
+        #: Called when the connection is open; set by the edge.
+        self.opened: Callable[[], None] = lambda: None
+        self._tail = b""
+        self._routes: dict[bytes, Route] = {}
+        self._generation = broker.generation
+        self._segments: list[Segment] = []
+        self._held_bytes = 0
+        broker.sessions[self.number] = self
+
+    # -- in --------------------------------------------------------------------------------------------------------
+
+    def receive(self, data: bytes) -> None:
+        """Handle what came from the client. Raises nothing: errors become close methods."""
+        self.received_bytes += len(data)
+        self._handle(self._tail + data if self._tail else data)
+
+    def resume(self) -> None:
+        """Go on after a stall or a login with what is in the buffer."""
+        self.stalled = False
+        self._handle(self._tail)
+
+    def _handle(self, data: bytes) -> None:
+        position = 0
+        try:
+            if self._generation != self.broker.generation:
+                self._forget_routes()
+            if self.state is State.HEADER:
+                position = self._protocol_header(data)
+            position = self._frames(data, position)
+        except AMQPError as error:
+            self._flush(hold=False)
+            self.fail(error, (0, 0))
+            position = len(data)
+        self._tail = data[position:] if self.state is not State.CLOSED else b""
+        self._flush()
+
+    def _protocol_header(self, data: bytes) -> int:
+        if len(data) < 8 and frames.PROTOCOL_HEADER.startswith(data):
+            return 0
+        if data.startswith(frames.PROTOCOL_HEADER):
+            self.state = State.STARTING
+            handshake.start(self)
+            return 8
+        self.outbox.put(frames.PROTOCOL_HEADER)
+        self._closed()
+        return len(data)
+
+    def _frames(self, data: bytes, pos: int) -> int:
+        """Handle the whole frames in data[pos:]; return the offset of the first byte left."""
+        end = len(data)
+        unpack = frames.prefix.unpack_from
+        fast = self.config.switch_fast_path
+        while end - pos >= 7 and not self.stalled:
+            state = self.state
+            if state is State.CLOSED or state is State.AUTHENTICATING or state is State.HEADER:
+                break
+            kind, number, size = unpack(data, pos)
+            # RabbitMQ lets 8 bytes more pass than its text says, and clients rely on it.
+            if size > self.frame_max:
+                raise FrameError(_octets(data, pos, size, f"{{frame_too_large,{size},{self.frame_max - 8}}}"))
+            after = pos + size + frames.OVERHEAD
+            if after > end:
+                if kind not in _KINDS:
+                    raise FrameError(_first_octets(data, pos, "unknown_frame"))
+                break
+            if data[after - 1] != frames.END:
+                raise FrameError(_octets(data, pos, size, f"{{invalid_frame_end_marker,{data[after - 1]}}}"))
+            if state is State.RUNNING and kind == frames.METHOD and number:
+                signature = data[pos + 7 : pos + 11]
+                if signature == _PUBLISH and fast:
+                    channel = self.channels.get(number)
+                    if channel is not None and channel.assembly is None and not channel.closing:
+                        taken = self._publishes(data, pos, after, end, channel)
+                        if taken is None:
+                            break
+                        pos = taken
+                        continue
+                elif signature == _ACK and fast:
+                    channel = self.channels.get(number)
+                    if channel is not None and channel.assembly is None and not channel.closing:
+                        pos = self._acks(data, pos, end, channel)
+                        continue
+            if self._held_bytes and self._must_wait(data, pos, kind):
+                self.stalled = True
+                break
+            self._frame(kind, number, data[pos + 7 : after - 1], data[pos:after])
+            pos = after
+        return pos
+
+    def _publishes(self, data: bytes, pos: int, after: int, end: int, channel: Channel) -> int | None:
+        """Take the publishes at `pos`; None if the next one is not complete."""
+        if self._generation != self.broker.generation:
+            self._forget_routes()
+        key = data[pos:after]
+        route = self._routes.get(key)
+        if route is None:
+            route = self._new_route(key, channel)
+            if route is None:
+                return after
+        begin = pos
+        pos, outcome = intake.take(data, pos, end, route, self.publisher, self._segments)
+        if self.broker.alarms.active and pos != begin:
+            self._hold(pos - begin)
+        if outcome is Outcome.OTHER:
+            return pos
+        if outcome is Outcome.MORE:
+            return None if pos == begin else pos
+        channel.assembly = Assembly(route)
+        return pos + len(key)
+
+    def _new_route(self, key: bytes, channel: Channel) -> Route | None:
+        """Decode, check and route a publish frame not seen before; None if that closed the channel."""
+        self._flush_segments()
+        method = self._decode(key)
+        assert isinstance(method, commands.Basic.Publish)
+        try:
+            route = publish.make_route(channel, key, method)
+        except SoftError as error:
+            self.close_channel(channel, error, (60, 40))
+            return None
+        except HardError as error:
+            error.method = (60, 40)
+            raise
+        if len(self._routes) >= self.config.memo_entries_max:
+            self._routes.clear()
+        self._routes[key] = route
+        return route
+
+    def _forget_routes(self) -> None:
+        self._routes.clear()
+        self._generation = self.broker.generation
+
+    def _acks(self, data: bytes, pos: int, end: int, channel: Channel) -> int:
+        pos, ranges = acks.take(data, pos, end)
+        try:
+            for low, high in ranges:
+                if low == acks.NO_TAG:
+                    raise PreconditionFailed("unknown delivery tag 0")
+                channel.acknowledge("settle", low, high)
+        except SoftError as error:
+            self._flush_segments()
+            self.close_channel(channel, error, (60, 80))
+        return pos
+
+    # -- frames one by one -----------------------------------------------------------------------------------------
+
+    def _frame(self, kind: int, number: int, payload: bytes, whole: bytes) -> None:
+        if self.state is State.CLOSING:
+            if kind == frames.METHOD and number == 0 and payload[:4] in (_CLOSE_OK, _CLOSE):
+                if payload[:4] == _CLOSE:
+                    self.send(commands.Connection.CloseOk())
+                self._closed()
+            return
+        if kind == frames.METHOD:
+            if number == 0:
+                self._connection_method(payload)
+            else:
+                self._channel_method(number, payload)
+        elif kind == frames.HEARTBEAT:
+            if number or payload:
+                raise UnexpectedFrame(_octets(whole, 0, len(payload), ""))
+        elif kind in (frames.HEADER, frames.BODY):
+            self._content(kind, number, payload, whole)
+        else:
+            raise FrameError(_octets(whole, 0, len(payload), "unknown_frame"))
+
+    def _decode(self, whole: bytes) -> base.Frame:
+        """Decode a method frame with pamqp. Raises NotImplemented_, SyntaxError_, CommandInvalid."""
+        try:
+            _, _, method = frame.unmarshal(whole)
+        except (pamqp_exceptions.PAMQPException, ValueError, IndexError, RecursionError, OverflowError, OSError) as error:
+            class_id, method_id = int.from_bytes(whole[7:9], "big"), int.from_bytes(whole[9:11], "big")
+            if len(whole) >= 12 and (class_id << 16 | method_id) not in commands.INDEX_MAPPING:
+                raise CommandInvalid(f"unknown class or method ({class_id}, {method_id})") from None
+            raise SyntaxError_(f"malformed method ({class_id}, {method_id})") from error
+        assert isinstance(method, base.Frame)
+        return method
+
+    def _connection_method(self, payload: bytes) -> None:
+        method = self._decode(frames.raw_frame(frames.METHOD, 0, payload))
+        handler = _CONNECTION.get(type(method))
+        where = _ids(method)
+        if handler is None or self.state is not handler[0]:
+            if isinstance(method, commands.Connection.Close):
+                self.send(commands.Connection.CloseOk())
+                self._closed()
+                return
+            state = self.state.value
+            raise ChannelError(f"unexpected method in connection state {state}", where)
+        try:
+            handler[1](self, method, payload)
+        except AMQPError as error:
+            error.method = error.method or where
+            raise
+
+    def _channel_method(self, number: int, payload: bytes) -> None:
+        if self.state is not State.RUNNING:
+            raise ChannelError(f"unexpected method in connection state {self.state.value}")
+        whole = frames.raw_frame(frames.METHOD, number, payload)
+        channel = self.channels.get(number)
+        if channel is None:
+            self._open_channel(number, self._decode(whole))
+            return
+        if channel.closing:
+            if payload[:4] == _CHANNEL_CLOSE_OK:
+                self._drop_channel(channel)
+            elif payload[:4] == _CHANNEL_CLOSE:
+                channel.send(commands.Channel.CloseOk())
+            return
+        method = self._decode(whole)
+        where = _ids(method)
+        if channel.assembly is not None:
+            raise UnexpectedFrame(_expected(channel.assembly), (60, 40))
+        self._flush_segments()
+        channel.raw = payload
+        try:
+            self._dispatch(channel, method)
+        except SoftError as error:
+            self.close_channel(channel, error, where)
+        except HardError as error:
+            error.method = error.method or where
+            raise
+        if self._generation != self.broker.generation:
+            self._forget_routes()
+
+    def _dispatch(self, channel: Channel, method: base.Frame) -> None:
+        if isinstance(method, commands.Basic.Publish):
+            route = publish.make_route(channel, frames.method_frame(channel.number, method), method)
+            channel.assembly = Assembly(route)
+            return
+        if isinstance(method, commands.Channel.Close):
+            channel.close()
+            self._drop_channel(channel)
+            self.synced()
+            channel.send(commands.Channel.CloseOk())
+            return
+        handler = _CHANNEL.get(type(method))
+        if handler is None:
+            if isinstance(method, commands.Channel.Open):
+                raise ChannelError("second 'channel.open' seen")
+            if isinstance(method, (commands.Channel.CloseOk, commands.Channel.FlowOk)):
+                return
+            raise CommandInvalid(f"unexpected method {method.name}")
+        handler(channel, method)
+
+    def _open_channel(self, number: int, method: base.Frame) -> None:
+        if not isinstance(method, commands.Channel.Open):
+            if isinstance(method, (commands.Channel.CloseOk, commands.Channel.Close)):
+                # The channel is gone already, as both sides agree.
+                if isinstance(method, commands.Channel.Close):
+                    self.outbox.put(frames.method_frame(number, commands.Channel.CloseOk()))
+                return
+            raise ChannelError("expected 'channel.open'", _ids(method))
+        count = len(self.channels)
+        if number > self.channel_max or count >= self.channel_max:
+            raise NotAllowed(
+                f"number of channels opened ({count}) has reached the negotiated channel_max ({self.channel_max})",
+                (0, 0),
+            )
+        if self.broker.channel_count >= self.config.channels_max:
+            raise NotAllowed(f"{self.broker.channel_count} channels are open, no more are allowed (channels_max)")
+        self.channels[number] = channel = Channel(self, number)
+        self.broker.channel_count += 1
+        channel.send(commands.Channel.OpenOk())
+
+    def _drop_channel(self, channel: Channel) -> None:
+        if self.channels.pop(channel.number, None) is not None:
+            self.broker.channel_count -= 1
+        self._routes = {key: route for key, route in self._routes.items() if route.publisher is not channel}
+
+    # -- content ---------------------------------------------------------------------------------------------------
+
+    def _content(self, kind: int, number: int, payload: bytes, whole: bytes) -> None:
+        channel = self.channels.get(number)
+        if channel is not None and channel.closing:
+            return
+        if channel is None:
+            raise UnexpectedFrame("expected method frame, got non method frame instead")
+        assembly = channel.assembly
+        if assembly is None:
+            raise UnexpectedFrame("expected method frame, got non method frame instead")
+        if assembly.header is None:
+            if kind != frames.HEADER:
+                raise UnexpectedFrame(_expected(assembly), (60, 40))
+            self._content_header(channel, assembly, payload, whole)
+        else:
+            if kind != frames.BODY:
+                raise UnexpectedFrame(_expected(assembly), (60, 40))
+            assembly.received += len(payload)
+            if assembly.received > assembly.body_size:
+                raise FrameError(
+                    f"body of {assembly.received} bytes is longer than the {assembly.body_size} announced", (60, 40)
+                )
+            assembly.framed.append(whole)
+        if assembly.header is not None and assembly.received == assembly.body_size:
+            channel.assembly = None
+            self._assembled(channel, assembly)
+
+    def _content_header(self, channel: Channel, assembly: Assembly, payload: bytes, whole: bytes) -> None:
+        if len(payload) < 14:
+            raise FrameError(f"content header of {len(payload)} bytes is too short", (60, 40))
+        class_id = int.from_bytes(payload[:2], "big")
+        if class_id != 60:
+            raise UnexpectedFrame(
+                f"expected content header for class 60, got one for class {class_id} instead", (60, 40)
+            )
+        size = int.from_bytes(payload[4:12], "big")
+        if size > self.config.message_bytes_max:
+            channel.assembly = None
+            limit = self.config.message_bytes_max
+            error = PreconditionFailed(f"message size {size} is larger than configured max size {limit}")
+            self.close_channel(channel, error, (60, 40))
+            # Its body frames are skipped like everything else for a closing channel.
+            return
+        assembly.header = payload
+        assembly.body_size = size
+        assembly.framed.append(whole)
+
+    def _assembled(self, channel: Channel, assembly: Assembly) -> None:
+        assert assembly.header is not None
+        route = assembly.route
+        if self._generation != self.broker.generation:
+            self._forget_routes()
+        try:
+            segment = publish.slow_segment(channel, route, assembly.header, assembly.framed, assembly.body_size)
+        except SoftError as error:
+            self._flush_segments()
+            self.close_channel(channel, error, (60, 40))
+            return
+        except HardError as error:
+            error.method = (60, 40)
+            raise
+        self._segments.append(segment)
+        if self.broker.alarms.active:
+            self._hold(assembly.body_size)
+
+    # -- out -------------------------------------------------------------------------------------------------------
+
+    def _flush_segments(self) -> None:
+        """Hand what was published to the channels."""
+        if self._held_bytes:
+            return
+        segments, self._segments = self._segments, []
+        for segment in segments:
+            segment.route.publisher.publish(segment)
+
+    def _flush(self, *, hold: bool = True) -> None:
+        """End the turn: hand over what was published, and apply all that is pending."""
+        if not hold:
+            self._held_bytes = 0
+        self._flush_segments()
+        self.broker.run_dirty()
+
+    def send(self, method: base.Frame) -> None:
+        """Send a method on channel 0."""
+        self.outbox.put(frames.method_frame(0, method))
+
+    def heartbeat(self) -> None:
+        """Send a heartbeat."""
+        self.outbox.put(frames.HEARTBEAT_FRAME)
+
+    def can(self, capability: str) -> bool:
+        """Did the client announce this capability?"""
+        return self.capabilities.get(capability, False)
+
+    def synced(self) -> None:
+        """What is answered from here on waits until all that was changed is on disk."""
+        if self.broker.unsynced():
+            self.broker.services.commits.request(self.outbox.hold())
+
+    # -- flow ------------------------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """The outbox is full: its consumers get no more for now."""
+        if not self.paused:
+            self.paused = True
+            self._tell_consumers(paused=True)
+
+    def drained(self) -> None:
+        """The outbox has room again."""
+        if self.paused:
+            self.paused = False
+            self._tell_consumers(paused=False)
+            self.broker.run_dirty()
+
+    def _tell_consumers(self, *, paused: bool) -> None:
+        for channel in self.channels.values():
+            for subscription in channel.subscriptions.values():
+                host = subscription.queue.host
+                host.pending.append(("pause", subscription.key, paused))
+                self.broker.dirty[host] = None
+
+    def _hold(self, size: int) -> None:
+        """An alarm stands: keep what is published, and tell the client once."""
+        self._held_bytes += size
+        if not self.blocked:
+            self.blocked = True
+            if self.can("connection.blocked"):
+                self.send(commands.Connection.Blocked(self.broker.alarms.reason))
+        if self._held_bytes > HELD_BYTES_MAX:
+            self.stalled = True
+
+    def _must_wait(self, data: bytes, pos: int, kind: int) -> bool:
+        """While publishes are held only acks, heartbeats and content pass: the rest could overtake them."""
+        if kind != frames.METHOD:
+            return False
+        return data[pos + 7 : pos + 11] not in _PASS_WHILE_HELD
+
+    def alarm_changed(self) -> None:
+        """The alarms were raised or cleared."""
+        if self.broker.alarms.active or not self.blocked:
+            return
+        self.blocked = False
+        self._held_bytes = 0
+        if self.can("connection.blocked"):
+            self.send(commands.Connection.Unblocked())
+        self.resume()
+
+    # -- login -----------------------------------------------------------------------------------------------------
+
+    def login_done(self, *, accepted: bool) -> None:
+        """The edge has verified `login`."""
+        assert self.login is not None
+        user = self.login.user
+        self.login = None
+        if self.state is not State.AUTHENTICATING:
+            return
+        if not accepted or not self.broker.users.may_connect_from(user, self.peer):
+            text = (
+                f"Login was refused using authentication mechanism {self.mechanism}. "
+                "For details see the broker logfile."
+            )
+            if self.can("authentication_failure_close"):
+                self.fail(LoginRefused(text), (0, 0))
+            else:
+                self._closed()
+            return
+        self.username = user
+        self.state = State.TUNING
+        handshake.tune(self)
+        self.resume()
+
+    # -- end -------------------------------------------------------------------------------------------------------
+
+    def close_channel(self, channel: Channel, error: SoftError, where: tuple[int, int]) -> None:
+        """Close a channel for an error; frames for it are skipped until the client has answered."""
+        channel.close()
+        channel.closing = True
+        class_id, method_id = error.method or where
+        channel.send(commands.Channel.Close(error.code, error.reply_text(), class_id, method_id))
+
+    def fail(self, error: AMQPError, where: tuple[int, int]) -> None:
+        """Close the connection for an error."""
+        if self.state in (State.CLOSING, State.CLOSED):
+            return
+        class_id, method_id = error.method or where
+        self._release()
+        self.send(commands.Connection.Close(error.code, error.reply_text(), class_id, method_id))
+        self.state = State.CLOSING
+        self.frame_max = max(self.frame_max, frames.FRAME_BYTES_MIN)
+
+    def force_close(self, reason: str) -> None:
+        """Close the connection because an operator wants it, or because the node stops."""
+        if self.state is State.RUNNING:
+            self.fail(ConnectionForced(reason), (0, 0))
+        else:
+            self._closed()
+
+    def crashed(self) -> None:
+        """A defect of ours was met while handling this connection; nobody else is to suffer."""
+        self._segments = []
+        self.fail(InternalError(""), (0, 0))
+
+    def lost(self) -> None:
+        """The socket is gone."""
+        self._closed()
+
+    def _closed(self) -> None:
+        self._release()
+        self.state = State.CLOSED
+
+    def _release(self) -> None:
+        """Give back all that the connection held: channels, exclusive queues."""
+        for channel in list(self.channels.values()):
+            if not channel.closing:
+                channel.close()
+            self._drop_channel(channel)
+        for queue in list(self.exclusive_queues):
+            queue.vhost.delete_queue(queue)
+        self.exclusive_queues.clear()
+        self._segments = []
+        self._held_bytes = 0
+        self._tail = b""
+        self._routes.clear()
+        self.broker.sessions.pop(self.number, None)
+        self.broker.run_dirty()
+
+
+# -- methods of the connection -------------------------------------------------------------------------------------
+
+
+def _start_ok(session: Session, method: commands.Connection.StartOk, payload: bytes) -> None:
+    session.login = handshake.start_ok(session, method, _sasl_response(payload))
+    session.state = State.AUTHENTICATING
+
+
+def _sasl_response(payload: bytes) -> bytes:
+    """Return the response as bytes: pamqp decodes it as text."""
+    offset = 4 + 4 + int.from_bytes(payload[4:8], "big")
+    offset += 1 + payload[offset]
+    size = int.from_bytes(payload[offset : offset + 4], "big")
+    return payload[offset + 4 : offset + 4 + size]
+
+
+def _tune_ok(session: Session, method: commands.Connection.TuneOk, payload: bytes) -> None:
+    handshake.tune_ok(session, method)
+    session.state = State.OPENING
+
+
+def _open(session: Session, method: commands.Connection.Open, payload: bytes) -> None:
+    handshake.open_vhost(session, method)
+    session.state = State.RUNNING
+    session.opened()
+
+
+def _update_secret(session: Session, method: commands.Connection.UpdateSecret, payload: bytes) -> None:
+    session.send(commands.Connection.UpdateSecretOk())
+
+
+def _close(session: Session, method: commands.Connection.Close, payload: bytes) -> None:
+    session._flush(hold=False)
+    session._release()
+    session.synced()
+    session.send(commands.Connection.CloseOk())
+    session.state = State.CLOSED
+
+
+_CONNECTION: dict[type[base.Frame], tuple[State, Callable[[Session, Any, bytes], None]]] = {
+    commands.Connection.StartOk: (State.STARTING, _start_ok),
+    commands.Connection.TuneOk: (State.TUNING, _tune_ok),
+    commands.Connection.Open: (State.OPENING, _open),
+    commands.Connection.UpdateSecret: (State.RUNNING, _update_secret),
+    commands.Connection.Close: (State.RUNNING, _close),
+}
+
+_CHANNEL: dict[type[base.Frame], Callable[[Channel, Any], None]] = {
+    commands.Channel.Flow: basic_methods.flow,
+    commands.Exchange.Declare: exchange_methods.declare,
+    commands.Exchange.Delete: exchange_methods.delete,
+    commands.Exchange.Bind: exchange_methods.bind,
+    commands.Exchange.Unbind: exchange_methods.unbind,
+    commands.Queue.Declare: queue_methods.declare,
+    commands.Queue.Bind: queue_methods.bind,
+    commands.Queue.Unbind: queue_methods.unbind,
+    commands.Queue.Purge: queue_methods.purge,
+    commands.Queue.Delete: queue_methods.delete,
+    commands.Basic.Qos: basic_methods.qos,
+    commands.Basic.Consume: basic_methods.consume,
+    commands.Basic.Cancel: basic_methods.cancel,
+    commands.Basic.Get: basic_methods.get,
+    commands.Basic.Ack: basic_methods.ack,
+    commands.Basic.Nack: basic_methods.nack,
+    commands.Basic.Reject: basic_methods.reject,
+    commands.Basic.Recover: basic_methods.recover,
+    commands.Basic.RecoverAsync: basic_methods.recover_async,
+    commands.Confirm.Select: basic_methods.confirm_select,
+    commands.Tx.Select: basic_methods.tx_select,
+    commands.Tx.Commit: basic_methods.tx_commit,
+    commands.Tx.Rollback: basic_methods.tx_rollback,
+}
+
+_KINDS = (frames.METHOD, frames.HEADER, frames.BODY, frames.HEARTBEAT)
+_PUBLISH = b"\x00\x3c\x00\x28"
+_ACK = b"\x00\x3c\x00\x50"
+_CLOSE = b"\x00\x0a\x00\x32"
+_CLOSE_OK = b"\x00\x0a\x00\x33"
+_CHANNEL_CLOSE = b"\x00\x14\x00\x28"
+_CHANNEL_CLOSE_OK = b"\x00\x14\x00\x29"
+#: basic.publish, ack, reject and nack.
+_PASS_WHILE_HELD = (_PUBLISH, _ACK, b"\x00\x3c\x00\x5a", b"\x00\x3c\x00\x78")
+
+
+def _ids(method: base.Frame) -> tuple[int, int]:
+    """Return class and method id, which in pamqp are the halves of `index`."""
+    return method.index >> 16, method.index & 0xFFFF
+
+
+def _expected(assembly: Assembly) -> str:
+    """RabbitMQ's text for a frame out of turn."""
+    if assembly.header is None:
+        return "expected content header for class 60, got non content header frame instead"
+    return "expected content body, got non content body frame instead"
+
+
+def _binary(data: bytes) -> str:
+    """Print bytes as Erlang does: as text where all of it is printable."""
+    if data and all(32 <= octet < 127 for octet in data):
+        return '<<"' + data.decode() + '">>'
+    return "<<" + ",".join(map(str, data)) + ">>"
+
+
+def _octets(data: bytes, pos: int, size: int, reason: str) -> str:
+    """RabbitMQ's description of a bad frame: its type and its payload's beginning."""
+    payload = data[pos + 7 : pos + 7 + size]
+    if len(payload) > 16:
+        return _first_octets(data, pos, reason)
+    text = f"type {data[pos]}, all octets = {_binary(payload)}"
+    return f"{text}: {reason}" if reason else text
+
+
+def _first_octets(data: bytes, pos: int, reason: str) -> str:
+    text = f"type {data[pos]}, first 16 octets = {_binary(data[pos + 7 : pos + 23])}"
+    return f"{text}: {reason}" if reason else text
+
+
+__all__ = ["NotFound", "Session", "State"]

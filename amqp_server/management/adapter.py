@@ -1,0 +1,457 @@
+"""The running broker behind management's port."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from pamqp import commands
+
+from amqp_server.broker.broker import Broker
+from amqp_server.broker.permissions import ITSELF
+from amqp_server.broker.queue import Queue
+from amqp_server.config import VERSION, Config
+from amqp_server.connection.session import Session, State
+from amqp_server.errors import PreconditionFailed
+from amqp_server.management.direct import Content, Direct
+from amqp_server.management.port import Fate
+from amqp_server.management.views import (
+    BindingView,
+    ChannelView,
+    ConnectionView,
+    ConsumerView,
+    ExchangeView,
+    ListenerView,
+    MessageView,
+    NodeView,
+    QueueView,
+)
+from amqp_server.resources import ResourceWatch
+from amqp_server.wire.content import PROPERTIES, Properties
+from exchanges.registry import EXCHANGE_TYPES
+from exchanges.router import Exchange
+
+#: Bodies that one request may get; what is left waits for the next one.
+GET_BYTES_MAX = 32 << 20
+
+
+class Commits(Protocol):
+    async def barrier(self) -> None: ...
+
+
+class Server(Protocol):
+    def end_turn(self) -> None: ...
+
+
+class Node(Protocol):
+    """What of the running node is needed here."""
+
+    broker: Broker
+    began: float
+    amqp_address: str
+    http_address: str
+
+    @property
+    def resources(self) -> ResourceWatch: ...
+    @property
+    def commits(self) -> Commits: ...
+    @property
+    def server(self) -> Server: ...
+
+
+class ManagedBroker:
+    """Topology is changed as the broker itself: management has already checked who may."""
+
+    def __init__(self, node: Node) -> None:
+        broker = node.broker
+        self._node = node
+        self._broker = broker
+        self.name = broker.config.node
+        self.product = broker.config.announce_product
+        self.version = VERSION
+        self.users = broker.users
+        self.permissions = broker.permissions
+        self.vhosts = broker.vhost_records
+
+    # -- the node -------------------------------------------------------------------------------------------
+
+    def node(self) -> NodeView:
+        watch = self._node.resources
+        alarms = self._broker.alarms.names()
+        descriptors = len(os.listdir("/proc/self/fd"))
+        return NodeView(
+            name=self.name,
+            os_pid=str(os.getpid()),
+            uptime=int((time.monotonic() - self._node.began) * 1000),
+            processors=os.cpu_count() or 1,
+            mem_used=watch.memory_bytes,
+            mem_limit=watch.memory_limit_bytes,
+            mem_alarm="memory" in alarms,
+            disk_free=watch.disk_free_bytes,
+            disk_free_limit=watch.disk_free_min_bytes,
+            disk_free_alarm=any(name.startswith("disk") for name in alarms),
+            fd_used=descriptors,
+            fd_total=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+            sockets_used=len(self._broker.sessions),
+        )
+
+    def listeners(self) -> Iterable[ListenerView]:
+        config, node = self._broker.config, self._node
+        told = (("amqp", node.amqp_address), ("amqp/ssl", config.amqps), ("http", node.http_address))
+        for protocol, address in told:
+            if address:
+                host, _, port = address.rpartition(":")
+                yield ListenerView(
+                    protocol=protocol, ip_address=host.strip("[]"), port=int(port), node=self.name
+                )
+
+    def exchange_types(self) -> Iterable[str]:
+        return EXCHANGE_TYPES
+
+    def set_memory_limit(self, limit: str) -> None:
+        self._node.resources.set_memory_limit(Config(memory_limit=limit).memory_limit_bytes)
+
+    async def settled(self) -> None:
+        # What a request did to others, their deliveries and closes, leaves with this turn.
+        self._node.server.end_turn()
+        await self._node.commits.barrier()
+
+    # -- what there is --------------------------------------------------------------------------------------
+
+    def queues(self, vhost: str) -> Iterable[QueueView]:
+        return [self._queue(queue) for queue in list(self._broker.vhost(vhost).queues.values())]
+
+    def queue(self, vhost: str, name: str) -> QueueView | None:
+        queue = self._broker.vhost(vhost).queues.get(name)
+        return None if queue is None else self._queue(queue)
+
+    def _queue(self, queue: Queue) -> QueueView:
+        machine = queue.host.machine
+        ready, unacked = machine.ready.count, machine.unacked_count
+        active = machine.consumers.active() if queue.parsed.single_active_consumer else None
+        return QueueView(
+            name=queue.name,
+            vhost=queue.vhost.name,
+            type=queue.type,
+            durable=queue.durable,
+            auto_delete=queue.auto_delete,
+            exclusive=queue.exclusive,
+            arguments=dict(queue.arguments),
+            node=self.name,
+            consumers=len(queue.subscriptions),
+            messages=ready + unacked,
+            messages_ready=ready,
+            messages_unacknowledged=unacked,
+            message_bytes=machine.ready.bytes,
+            memory=queue.host.resident_bytes,
+            owner_pid_details={} if queue.owner is None else {"name": queue.owner.name},
+            single_active_consumer_tag=None if active is None else active.key[2],
+        )
+
+    def exchanges(self, vhost: str) -> Iterable[ExchangeView]:
+        return [_exchange(vhost, exchange) for exchange in self._broker.vhost(vhost).router.exchanges()]
+
+    def exchange(self, vhost: str, name: str) -> ExchangeView | None:
+        exchange = self._broker.vhost(vhost).router.get(name)
+        return None if exchange is None else _exchange(vhost, exchange)
+
+    def bindings(self, vhost: str) -> Iterable[BindingView]:
+        topology = self._broker.vhost(vhost)
+        # Every queue is bound to the default exchange by its name, and that can't be undone.
+        for name in list(topology.queues):
+            yield BindingView(
+                source="", vhost=vhost, destination=name, destination_type="queue", routing_key=name
+            )
+        for binding in topology.router.bindings():
+            yield BindingView(
+                source=binding.source,
+                vhost=vhost,
+                destination=binding.destination,
+                destination_type=binding.kind,
+                routing_key=binding.routing_key,
+                arguments=dict(binding.arguments),
+            )
+
+    def _sessions(self) -> list[Session]:
+        """Connections that are logged in."""
+        states = (State.OPENING, State.RUNNING, State.CLOSING)
+        return [session for session in self._broker.sessions.values() if session.state in states]
+
+    def connections(self) -> Iterable[ConnectionView]:
+        return [self._connection(session) for session in self._sessions()]
+
+    def _connection(self, session: Session) -> ConnectionView:
+        peer, _, here = session.name.partition(" -> ")
+        state = session.state.value
+        return ConnectionView(
+            name=session.name,
+            user=session.username,
+            vhost=session.vhost.name if session.vhost else "",
+            peer_host=peer.rpartition(":")[0],
+            peer_port=_port(peer),
+            host=here.rpartition(":")[0],
+            port=_port(here),
+            node=self.name,
+            state="blocked" if session.blocked and session.state is State.RUNNING else state,
+            auth_mechanism=session.mechanism,
+            channels=len(session.channels),
+            channel_max=session.channel_max,
+            frame_max=session.frame_max,
+            timeout=session.heartbeat_s,
+            connected_at=session.connected_at_ms,
+            client_properties=session.client_properties,
+            recv_oct=session.received_bytes,
+            send_pend=session.outbox.size,
+        )
+
+    def channels(self) -> Iterable[ChannelView]:
+        return [
+            ChannelView(
+                name=f"{session.name} ({channel.number})",
+                number=channel.number,
+                user=session.username,
+                vhost=channel.vhost.name,
+                connection_details={"name": session.name},
+                node=self.name,
+                state="closing" if channel.closing else "running",
+                confirm=channel.confirms is not None,
+                transactional=channel.tx is not None,
+                consumer_count=len(channel.subscriptions),
+                messages_unacknowledged=channel.unacked.count,
+                prefetch_count=channel.prefetch,
+                global_prefetch_count=channel.window.limit,
+            )
+            for session in self._sessions()
+            for channel in session.channels.values()
+        ]
+
+    def consumers(self, vhost: str) -> Iterable[ConsumerView]:
+        for queue in list(self._broker.vhost(vhost).queues.values()):
+            consumers = queue.host.machine.consumers
+            active = consumers.active() if queue.parsed.single_active_consumer else None
+            for subscription in list(queue.subscriptions.values()):
+                session, channel = subscription.channel.session, subscription.channel
+                is_active = active is None or active.key == subscription.key
+                yield ConsumerView(
+                    consumer_tag=subscription.tag,
+                    queue={"name": queue.name, "vhost": vhost},
+                    channel_details={
+                        "name": f"{session.name} ({channel.number})",
+                        "number": channel.number,
+                        "connection_name": session.name,
+                        "user": session.username,
+                        "node": self.name,
+                    },
+                    ack_required=not subscription.no_ack,
+                    exclusive=subscription.exclusive,
+                    active=is_active,
+                    activity_status="single_active"
+                    if active and is_active
+                    else "up"
+                    if is_active
+                    else "waiting",
+                    prefetch_count=subscription.prefetch,
+                    priority=_priority(subscription.arguments),
+                    arguments=subscription.arguments,
+                )
+
+    # -- changes --------------------------------------------------------------------------------------------
+
+    def create_vhost(self, name: str, description: str, tags: tuple[str, ...]) -> bool:
+        return self._broker.add_vhost(name, description, tags)
+
+    def delete_vhost(self, name: str) -> None:
+        self._broker.delete_vhost(name)
+
+    def declare_queue(
+        self, vhost: str, name: str, *, durable: bool, auto_delete: bool, arguments: Mapping[str, object]
+    ) -> bool:
+        new = name not in self._broker.vhost(vhost).queues
+        with Direct(self._broker, vhost, ITSELF) as direct:
+            direct.ask(
+                commands.Queue.Declare(
+                    queue=name, durable=durable, auto_delete=auto_delete, arguments=_table(arguments)
+                )
+            )
+        return new
+
+    def delete_queue(self, vhost: str, name: str, *, if_unused: bool, if_empty: bool) -> None:
+        with Direct(self._broker, vhost, ITSELF) as direct:
+            direct.ask(commands.Queue.Delete(queue=name, if_unused=if_unused, if_empty=if_empty))
+
+    def purge_queue(self, vhost: str, name: str) -> int:
+        with Direct(self._broker, vhost, ITSELF) as direct:
+            for answer in direct.ask(commands.Queue.Purge(queue=name)):
+                if isinstance(answer, commands.Queue.PurgeOk):
+                    return answer.message_count or 0
+        return 0
+
+    def declare_exchange(
+        self,
+        vhost: str,
+        name: str,
+        type: str,
+        *,
+        durable: bool,
+        auto_delete: bool,
+        internal: bool,
+        arguments: Mapping[str, object],
+    ) -> bool:
+        new = self._broker.vhost(vhost).router.get(name) is None
+        with Direct(self._broker, vhost, ITSELF) as direct:
+            direct.ask(
+                commands.Exchange.Declare(
+                    exchange=name,
+                    exchange_type=type,
+                    durable=durable,
+                    auto_delete=auto_delete,
+                    internal=internal,
+                    arguments=_table(arguments),
+                )
+            )
+        return new
+
+    def delete_exchange(self, vhost: str, name: str, *, if_unused: bool) -> None:
+        with Direct(self._broker, vhost, ITSELF) as direct:
+            direct.ask(commands.Exchange.Delete(exchange=name, if_unused=if_unused))
+
+    def bind(self, vhost: str, binding: BindingView) -> bool:
+        arguments = _table(binding.arguments)
+        method: commands.Queue.Bind | commands.Exchange.Bind
+        if binding.destination_type == "queue":
+            method = commands.Queue.Bind(
+                queue=binding.destination,
+                exchange=binding.source,
+                routing_key=binding.routing_key,
+                arguments=arguments,
+            )
+        else:
+            method = commands.Exchange.Bind(
+                destination=binding.destination,
+                source=binding.source,
+                routing_key=binding.routing_key,
+                arguments=arguments,
+            )
+        with Direct(self._broker, vhost, ITSELF) as direct:
+            direct.ask(method)
+        return True
+
+    def unbind(self, vhost: str, binding: BindingView) -> bool:
+        arguments = _table(binding.arguments)
+        method: commands.Queue.Unbind | commands.Exchange.Unbind
+        if binding.destination_type == "queue":
+            method = commands.Queue.Unbind(
+                queue=binding.destination,
+                exchange=binding.source,
+                routing_key=binding.routing_key,
+                arguments=arguments,
+            )
+        else:
+            method = commands.Exchange.Unbind(
+                destination=binding.destination,
+                source=binding.source,
+                routing_key=binding.routing_key,
+                arguments=arguments,
+            )
+        with Direct(self._broker, vhost, ITSELF) as direct:
+            direct.ask(method)
+        return True
+
+    def close_connection(self, name: str, reason: str) -> bool:
+        found = [session for session in self._sessions() if session.name == name]
+        for session in found:
+            session.force_close(reason)
+        return bool(found)
+
+    # -- messages -------------------------------------------------------------------------------------------
+
+    def publish(
+        self,
+        vhost: str,
+        exchange: str,
+        routing_key: str,
+        properties: Mapping[str, object],
+        body: bytes,
+        user: str,
+    ) -> bool:
+        if self._broker.alarms.active:
+            raise PreconditionFailed(f"publishers are blocked: {self._broker.alarms.reason}")
+        told: dict[str, Any] = dict(properties)
+        if "type" in told:
+            told["message_type"] = told.pop("type")
+        method = commands.Basic.Publish(exchange=exchange, routing_key=routing_key, mandatory=True)
+        with Direct(self._broker, vhost, user) as direct:
+            return direct.publish(method, commands.Basic.Properties(**told), body)
+
+    def get(self, vhost: str, queue: str, count: int, fate: Fate) -> list[MessageView]:
+        got: list[MessageView] = []
+        size = tag = 0
+        with Direct(self._broker, vhost, ITSELF) as direct:
+            while len(got) < count and size < GET_BYTES_MAX:
+                answers = direct.ask(commands.Basic.Get(queue=queue))
+                if len(answers) != 2:
+                    break
+                told, message = answers
+                assert isinstance(told, commands.Basic.GetOk) and isinstance(message, Content)
+                tag = told.delivery_tag or 0
+                size += len(message.body)
+                got.append(
+                    MessageView(
+                        exchange=told.exchange or "",
+                        routing_key=told.routing_key or "",
+                        redelivered=bool(told.redelivered),
+                        message_count=told.message_count or 0,
+                        properties=_properties(message.properties),
+                        body=message.body,
+                    )
+                )
+            if tag and fate != "requeue":
+                # What is not settled goes back to its place with the session.
+                ack, reject = commands.Basic.Ack(tag, True), commands.Basic.Nack(tag, True, False)
+                direct.ask(ack if fate == "ack" else reject)
+        return got
+
+
+def _exchange(vhost: str, exchange: Exchange) -> ExchangeView:
+    return ExchangeView(
+        name=exchange.name,
+        vhost=vhost,
+        type=exchange.type,
+        durable=exchange.durable or exchange.predeclared,
+        auto_delete=exchange.auto_delete,
+        internal=exchange.internal,
+        arguments=dict(exchange.arguments),
+    )
+
+
+def _port(address: str) -> int:
+    port = address.rpartition(":")[2]
+    return int(port) if port.isdigit() else 0
+
+
+def _priority(arguments: Mapping[str, object]) -> int:
+    priority = arguments.get("x-priority", 0)
+    return priority if isinstance(priority, int) else 0
+
+
+def _table(arguments: Mapping[str, object]) -> Any:
+    return dict(arguments)
+
+
+def _properties(properties: Properties) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    for name in PROPERTIES:
+        if name not in properties.raw:
+            continue
+        if name == "headers":
+            told[name] = properties.headers
+        elif name in ("delivery_mode", "priority"):
+            told[name] = properties.octet(name)
+        elif name == "timestamp":
+            told[name] = int.from_bytes(properties.raw[name], "big")
+        else:
+            told[name] = properties.text(name)
+    return told

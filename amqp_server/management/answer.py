@@ -1,0 +1,87 @@
+"""What a handler answers, and the refusals that it may raise instead. All of it leaves as JSON."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import decimal
+from typing import Any, NamedTuple
+
+import msgspec
+
+from amqp_server.errors import AccessRefused, AMQPError, NotFound
+
+
+class Answer(NamedTuple):
+    status: int
+    body: Any = None
+
+
+NO_CONTENT = Answer(204)
+CREATED = Answer(201)
+
+
+def created(new: bool) -> Answer:
+    """201 for what is new, 204 for what was there, as RabbitMQ's API has it."""
+    return CREATED if new else NO_CONTENT
+
+
+class Refusal(Exception):
+    def __init__(self, status: int, error: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.body = {"error": error, "reason": reason}
+
+
+def bad_request(reason: str) -> Refusal:
+    return Refusal(400, "bad_request", reason)
+
+
+def not_found() -> Refusal:
+    return Refusal(404, "Object Not Found", "Not Found")
+
+
+def not_authorised(reason: str) -> Refusal:
+    return Refusal(401, "not_authorised", reason)
+
+
+def refusal_of(error: AMQPError) -> Refusal:
+    """What a client would be told over AMQP, over HTTP."""
+    if isinstance(error, NotFound):
+        return Refusal(404, "Object Not Found", error.text)
+    if isinstance(error, AccessRefused):
+        return not_authorised(error.text)
+    return bad_request(error.reply_text())
+
+
+def encode(body: Any) -> bytes:
+    return msgspec.json.encode(body, enc_hook=_foreign)
+
+
+def plain(value: Any) -> Any:
+    """A value of a field table as JSON can hold it. Tables came in with a bound on their depth."""
+    if isinstance(value, dict):
+        return {str(key): plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(part) for part in value]
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return text_of(bytes(value))
+    if isinstance(value, datetime.datetime):
+        return int(value.timestamp())
+    if isinstance(value, decimal.Decimal):
+        return float(value)
+    return value
+
+
+def text_of(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return base64.b64encode(value).decode()
+
+
+def _foreign(value: Any) -> Any:
+    known = plain(value)
+    if known is value:
+        raise NotImplementedError(f"no JSON for {type(value).__name__}")
+    return known

@@ -1,0 +1,144 @@
+"""Bindings: listed, made, removed. `properties_key` names one of several between the same two ends."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from typing import Any
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from amqp_server.management.answer import NO_CONTENT, Answer, not_found, plain
+from amqp_server.management.call import DEFAULT_EXCHANGE, Call
+from amqp_server.management.listing import listing
+from amqp_server.management.views import BindingView
+
+DESTINATION_TYPES = {"q": "queue", "e": "exchange"}
+
+
+def properties_key(routing_key: str, arguments: dict[str, Any]) -> str:
+    quoted = quote(routing_key, safe="").replace("~", "%7E")
+    if not arguments:
+        return quoted or "~"
+    told = msgspec.json.encode(plain(arguments), order="deterministic")
+    return f"{quoted}~{hashlib.blake2b(told, digest_size=12).hexdigest()}"
+
+
+def _shown(binding: BindingView) -> dict[str, Any]:
+    row = msgspec.structs.asdict(binding)
+    row["arguments"] = plain(binding.arguments)
+    row["properties_key"] = properties_key(binding.routing_key, binding.arguments)
+    return row
+
+
+async def bindings(call: Call) -> Any:
+    rows = (_shown(binding) for vhost in call.vhosts() for binding in call.broker.bindings(vhost))
+    return listing(rows, call.query)
+
+
+async def bindings_of_queue(call: Call) -> Any:
+    vhost, name = call.vhost(), call.path["name"]
+    if call.broker.queue(vhost, name) is None:
+        raise not_found()
+    return _to(call, vhost, "queue", name)
+
+
+async def bindings_from_exchange(call: Call) -> Any:
+    vhost, name = _exchange(call)
+    return _of(call, vhost, lambda each: each.source == name)
+
+
+async def bindings_to_exchange(call: Call) -> Any:
+    vhost, name = _exchange(call)
+    return _to(call, vhost, "exchange", name)
+
+
+def _exchange(call: Call) -> tuple[str, str]:
+    vhost, name = call.vhost(), call.exchange_name()
+    if call.broker.exchange(vhost, name) is None:
+        raise not_found()
+    return vhost, name
+
+
+def _to(call: Call, vhost: str, type_: str, name: str) -> Any:
+    return _of(call, vhost, lambda each: each.destination_type == type_ and each.destination == name)
+
+
+def _of(call: Call, vhost: str, wanted: Callable[[BindingView], bool]) -> Any:
+    return listing(
+        (_shown(binding) for binding in call.broker.bindings(vhost) if wanted(binding)), call.query
+    )
+
+
+# -- between two ends ----------------------------------------------------------------------
+
+
+async def bindings_between(call: Call) -> Any:
+    return listing(map(_shown, _between(call, call.vhost())), call.query)
+
+
+async def binding(call: Call) -> Any:
+    return _shown(_binding(call, call.vhost()))
+
+
+class BindingRequest(msgspec.Struct):
+    routing_key: str = ""
+    arguments: dict[str, Any] = {}
+
+
+async def post_binding(call: Call) -> Answer:
+    vhost = call.own_vhost()
+    asked = call.read(BindingRequest)
+    source, type_, destination = _ends(call)
+    _require_ends(call, vhost)
+    call.broker.bind(
+        vhost,
+        BindingView(
+            source=source,
+            vhost=vhost,
+            destination=destination,
+            destination_type=type_,
+            routing_key=asked.routing_key,
+            arguments=asked.arguments,
+        ),
+    )
+    return Answer(201, {"properties_key": properties_key(asked.routing_key, asked.arguments)})
+
+
+async def delete_binding(call: Call) -> Answer:
+    vhost = call.own_vhost()
+    _require_ends(call, vhost)
+    call.broker.unbind(vhost, _binding(call, vhost))
+    return NO_CONTENT
+
+
+def _ends(call: Call) -> tuple[str, str, str]:
+    type_ = DESTINATION_TYPES.get(call.path["kind"])
+    if type_ is None:
+        raise not_found()
+    source, destination = call.path["source"], call.path["destination"]
+    return "" if source == DEFAULT_EXCHANGE else source, type_, destination
+
+
+def _require_ends(call: Call, vhost: str) -> None:
+    source, type_, destination = _ends(call)
+    call.require(vhost, "queue" if type_ == "queue" else "exchange", destination, "write")
+    call.require(vhost, "exchange", source, "read")
+
+
+def _between(call: Call, vhost: str) -> Iterable[BindingView]:
+    ends = _ends(call)
+    for found in call.broker.bindings(vhost):
+        if (found.source, found.destination_type, found.destination) == ends:
+            yield found
+
+
+def _binding(call: Call, vhost: str) -> BindingView:
+    wanted = call.path["properties"]
+    for found in _between(call, vhost):
+        key = properties_key(found.routing_key, found.arguments)
+        # The key has percent signs of its own, and not every tool encodes them for the path.
+        if wanted in (key, unquote(key)):
+            return found
+    raise not_found()

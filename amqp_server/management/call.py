@@ -1,0 +1,105 @@
+"""One request, authenticated, as a handler sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+import msgspec
+
+from amqp_server.broker.permissions import Access, Kind
+from amqp_server.broker.users import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER, User
+from amqp_server.broker.vhosts import VhostRecord
+from amqp_server.errors import AMQPError
+from amqp_server.management.answer import bad_request, not_authorised, not_found, refusal_of
+from amqp_server.management.port import Broker
+
+#: Which tags let a user do what a route asks for.
+MAY: Mapping[str, frozenset[str]] = {
+    MANAGEMENT: frozenset({MANAGEMENT, POLICYMAKER, MONITORING, ADMINISTRATOR}),
+    POLICYMAKER: frozenset({POLICYMAKER, ADMINISTRATOR}),
+    MONITORING: frozenset({MONITORING, ADMINISTRATOR}),
+    ADMINISTRATOR: frozenset({ADMINISTRATOR}),
+}
+
+#: The name of the default exchange in a path, where an empty part can't be told.
+DEFAULT_EXCHANGE = "amq.default"
+
+Request = TypeVar("Request", bound=msgspec.Struct)
+
+
+class Call:
+    def __init__(
+        self, broker: Broker, user: User, path: Mapping[str, str], query: Mapping[str, str], body: bytes
+    ) -> None:
+        self.broker = broker
+        self.user = user
+        self.path = path
+        self.query = query
+        self.body = body
+
+    def may(self, who: str) -> bool:
+        return not MAY[who].isdisjoint(self.user.tags)
+
+    def read(self, kind: type[Request]) -> Request:
+        """The body. Numbers and switches may come as text, as RabbitMQ's own tools send them."""
+        try:
+            return msgspec.json.decode(self.body or b"{}", type=kind, strict=False)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as failure:
+            raise bad_request(f"body: {failure}") from None
+
+    def switch(self, name: str) -> bool:
+        value = self.query.get(name, "false")
+        if value not in ("true", "false"):
+            raise bad_request(f"{name} must be true or false")
+        return value == "true"
+
+    # -- vhosts ----------------------------------------------------------------------------------------------
+
+    def sees(self, vhost: str) -> bool:
+        """Whether the user may look into the vhost."""
+        return self.may(MONITORING) or self.broker.permissions.may_open(self.user.name, vhost)
+
+    def visible_vhosts(self) -> list[VhostRecord]:
+        return [vhost for vhost in self.broker.vhosts if self.sees(vhost.name)]
+
+    def vhost(self) -> str:
+        """The path's vhost, to look at. One that the user may not see is refused even if it doesn't exist."""
+        name = self.path["vhost"]
+        if not self.sees(name):
+            raise not_authorised("User not authorised to access virtual host")
+        if name not in self.broker.vhosts:
+            raise not_found()
+        return name
+
+    def vhosts(self) -> list[str]:
+        """The path's vhost, or all that the user may see if the path names none."""
+        if "vhost" in self.path:
+            return [self.vhost()]
+        return [vhost.name for vhost in self.visible_vhosts()]
+
+    def own_vhost(self) -> str:
+        """The path's vhost, to change something in it. Administrators may in each: they could permit it to
+        themselves."""
+        name = self.path["vhost"]
+        if not (self.may(ADMINISTRATOR) or self.broker.permissions.may_open(self.user.name, name)):
+            raise not_authorised("User not authorised to access virtual host")
+        if name not in self.broker.vhosts:
+            raise not_found()
+        return name
+
+    def require(self, vhost: str, kind: Kind, name: str, access: Access) -> None:
+        """Refuses to change the queue or exchange unless the user may, or is an administrator."""
+        if not self.may(ADMINISTRATOR):
+            self.require_own(vhost, kind, name, access)
+
+    def require_own(self, vhost: str, kind: Kind, name: str, access: Access) -> None:
+        """Refuses unless the user has the permission: to messages, the tags give no right."""
+        try:
+            self.broker.permissions.check(self.user.name, vhost, kind, name, access)
+        except AMQPError as error:
+            raise refusal_of(error) from None
+
+    def exchange_name(self, part: str = "name") -> str:
+        name = self.path[part]
+        return "" if name == DEFAULT_EXCHANGE else name

@@ -1,0 +1,131 @@
+"""A connection of management's own: a session without a socket, over which it speaks AMQP to the broker.
+
+So a queue declared here is declared by the same code, with the same checks and refusals, as by a client.
+A session lives for one request, within one turn of the loop.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import NamedTuple
+
+from pamqp import base, commands, frame
+
+from amqp_server.broker.broker import Broker
+from amqp_server.connection.outbox import Outbox
+from amqp_server.connection.session import Session, State
+from amqp_server.errors import AMQPError, InternalError, PreconditionFailed
+from amqp_server.wire import content, frames
+from amqp_server.wire.intake import Publisher
+
+CHANNEL = 1
+#: Class, weight and body size of a content header (spec 4.2.6.1); flags and properties follow.
+_HEADER = struct.Struct(">HHQ")
+
+
+class Content(NamedTuple):
+    properties: content.Properties
+    body: bytes
+
+
+class _Answers(Outbox):
+    """Answers are read at once; waiting for the disk is the business of whoever asked."""
+
+    __slots__ = ()
+
+    def hold(self) -> Callable[[], None]:
+        return lambda: None
+
+
+class Direct:
+    """Use as a context: leaving it closes the session, and what it holds goes back."""
+
+    def __init__(self, broker: Broker, vhost: str, username: str) -> None:
+        config = broker.config
+        self._frame_max = config.frame_max_bytes
+        self._outbox = _Answers({}, 1 << 62)
+        session = Session(broker, self._outbox, "", "management")
+        session.username = username
+        session.vhost = broker.vhost(vhost)
+        session.frame_max = self._frame_max
+        session.channel_max = CHANNEL
+        session.publisher = Publisher(self._frame_max, username.encode(), config.message_bytes_max)
+        session.state = State.RUNNING
+        self._session = session
+
+    def __enter__(self) -> Direct:
+        self.ask(commands.Channel.Open())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._session.lost()
+
+    def ask(self, method: base.Frame, *more: bytes) -> list[base.Frame | Content]:
+        """Send a method, and frames behind it; return the answers. Raises what closes the channel."""
+        self._session.receive(b"".join((_encoded(method), *more)))
+        return list(self._answers(self._outbox.take()))
+
+    def publish(
+        self, method: commands.Basic.Publish, properties: commands.Basic.Properties, body: bytes
+    ) -> bool:
+        """Whether it was routed; the method has to be mandatory."""
+        header = _HEADER.pack(60, 0, len(body)) + _marshalled(properties)
+        framed = content.build(header, body, CHANNEL, self._frame_max)
+        answers = self.ask(method, framed)
+        return not any(isinstance(answer, commands.Basic.Return) for answer in answers)
+
+    def _answers(self, data: bytes) -> Iterator[base.Frame | Content]:
+        header: content.Properties | None = None
+        wanted, parts = 0, list[bytes]()
+        position = 0
+        while position < len(data):
+            kind, _, size = frames.prefix.unpack_from(data, position)
+            start, end = position + 7, position + 7 + size
+            whole = data[position : end + 1]
+            position = end + 1
+            if kind == frames.METHOD:
+                yield _method(whole)
+                continue
+            if kind == frames.HEADER:
+                header = content.Properties.parse(data[start:end])
+                wanted, parts = int.from_bytes(data[start + 4 : start + 12], "big"), []
+            elif kind == frames.BODY:
+                parts.append(data[start:end])
+                wanted -= size
+            if header is not None and wanted == 0:
+                yield Content(header, b"".join(parts))
+                header = None
+
+
+def _encoded(method: base.Frame) -> bytes:
+    try:
+        return frames.method_frame(CHANNEL, method)
+    except (TypeError, ValueError) as error:
+        raise PreconditionFailed(f"a name or an argument cannot be encoded: {error}") from None
+
+
+def _marshalled(properties: commands.Basic.Properties) -> bytes:
+    try:
+        return properties.marshal()
+    except (TypeError, ValueError) as error:
+        raise PreconditionFailed(f"a property cannot be encoded: {error}") from None
+
+
+def _method(whole: bytes) -> base.Frame:
+    _, _, method = frame.unmarshal(whole)
+    if isinstance(method, (commands.Channel.Close, commands.Connection.Close)):
+        raise _error(method, hard=isinstance(method, commands.Connection.Close))
+    assert isinstance(method, base.Frame)
+    return method
+
+
+def _error(close: commands.Channel.Close | commands.Connection.Close, *, hard: bool) -> AMQPError:
+    kinds = [kind for parent in AMQPError.__subclasses__() for kind in parent.__subclasses__()]
+    for kind in kinds:
+        if kind.code == close.reply_code and kind.hard is hard:
+            return kind(close.reply_text.removeprefix(f"{kind.name} - "))
+    return InternalError(close.reply_text)

@@ -1,0 +1,184 @@
+"""The API as an ASGI application: from a request to a call and from an answer to a response.
+
+Paths are matched before their percent signs are decoded: `/api/queues/%2F/a%2Fb` has four parts, not six.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import aclosing
+from urllib.parse import unquote
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route as StarletteRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from amqp_server.errors import AMQPError
+from amqp_server.management.answer import Answer, Refusal, encode, not_authorised, refusal_of
+from amqp_server.management.call import MAY, Call
+from amqp_server.management.login import Login
+from amqp_server.management.port import Broker
+from amqp_server.management.routes import ROUTES, Route
+
+log = logging.getLogger("mqd.management")
+
+# An API for tools and for a page of our own: nothing here may be framed, cached, guessed at or run.
+HEADERS = {
+    "cache-control": "no-cache, no-store",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+JSON = "application/json"
+READS = frozenset({"GET", "HEAD"})
+PATH_BYTES_MAX = 8_192
+QUERY_BYTES_MAX = 8_192
+
+
+class Gate:
+    """Ahead of the router: only HTTP, only so many requests at a time, and the path as it was sent."""
+
+    def __init__(self, app: ASGIApp, requests_max: int) -> None:
+        self._app = app
+        self._requests_max = requests_max
+        self._requests = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1000})
+            return
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
+        if len(raw_path) > PATH_BYTES_MAX or len(scope["query_string"]) > QUERY_BYTES_MAX:
+            await _refuse(Refusal(414, "bad_request", "URI too long"))(scope, receive, send)
+            return
+        if self._requests >= self._requests_max:
+            await _refuse(Refusal(503, "busy", "too many requests at a time"))(scope, receive, send)
+            return
+        self._requests += 1
+        try:
+            await self._app({**scope, "path": raw_path.decode("latin-1")}, receive, send)
+        finally:
+            self._requests -= 1
+
+
+class Api:
+    def __init__(self, broker: Broker, body_bytes_max: int) -> None:
+        self._broker = broker
+        self._body_bytes_max = body_bytes_max
+        self._login = Login(broker.users)
+
+    def app(self, requests_max: int) -> ASGIApp:
+        by_path: dict[str, dict[str, Route]] = {}
+        for route in ROUTES:
+            by_path.setdefault(route.path, {})[route.method] = route
+        routes = [StarletteRoute(path, Endpoint(self, by_method)) for path, by_method in by_path.items()]
+        starlette = Starlette(routes=routes, exception_handlers={HTTPException: _unrouted})
+        starlette.router.redirect_slashes = False
+        return Gate(starlette, requests_max)
+
+    async def respond(self, route: Route, request: Request) -> Response:
+        try:
+            return _response(await self._answer(route, request))
+        except Refusal as refusal:
+            return _refuse(refusal)
+        except AMQPError as error:
+            return _refuse(refusal_of(error))
+        except ClientDisconnect:
+            return Response(status_code=400)
+        except Exception:
+            # The client learns nothing of our insides; the log gets the path, never the headers.
+            log.exception("%s %s failed", request.method, request.url.path)
+            return _refuse(Refusal(500, "internal_server_error", "Internal Server Error"))
+
+    async def _answer(self, route: Route, request: Request) -> object:
+        peer = request.client.host if request.client else ""
+        user = await self._login.user(request.headers.get("authorization", ""), peer)
+        if MAY[route.who].isdisjoint(user.tags):
+            raise not_authorised(f"Not {route.who} user")
+        body = await self._body(request)
+        path = {name: _decoded(part) for name, part in request.path_params.items()}
+        call = Call(self._broker, user, path, dict(request.query_params), body)
+        if route.method in READS:
+            return await route.handler(call)
+        try:
+            return await route.handler(call)
+        finally:
+            # What was answered stays true: the change is on disk before anybody hears of it. So is the part
+            # of a change that was refused in its middle.
+            await self._broker.settled()
+
+    async def _body(self, request: Request) -> bytes:
+        announced = request.headers.get("content-length", "0")
+        too_large = Refusal(413, "bad_request", f"body larger than {self._body_bytes_max} bytes")
+        if announced.isdigit() and int(announced[:20]) > self._body_bytes_max:
+            raise too_large
+        parts, size = [], 0
+        async with aclosing(request.stream()) as stream:
+            async for part in stream:
+                size += len(part)
+                if size > self._body_bytes_max:
+                    raise too_large
+                parts.append(part)
+        body = b"".join(parts)
+        type_ = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
+        # A form of somebody else's page can send a body too, but not as JSON.
+        if body and type_ != JSON:
+            raise Refusal(415, "bad_request", f"content-type must be {JSON}")
+        return body
+
+
+class Endpoint:
+    """All methods of one path. Starlette leaves them to it because it is no function."""
+
+    def __init__(self, api: Api, by_method: Mapping[str, Route]) -> None:
+        self._api = api
+        self._by_method = by_method
+        self._allowed = ", ".join(sorted(by_method))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = self._by_method.get("GET" if scope["method"] == "HEAD" else scope["method"])
+        if route is None:
+            refusal = Refusal(405, "method_not_allowed", f"allowed: {self._allowed}")
+            response = _refuse(refusal, allow=self._allowed)
+        else:
+            response = await self._api.respond(route, Request(scope, receive))
+        await response(scope, receive, send)
+
+
+def _decoded(part: str) -> str:
+    try:
+        text = unquote(part, errors="strict")
+    except UnicodeDecodeError:
+        raise Refusal(400, "bad_request", "path is not UTF-8") from None
+    if "\0" in text:
+        raise Refusal(400, "bad_request", "path has a NUL")
+    return text
+
+
+def _response(answer: object) -> Response:
+    status, body = answer if isinstance(answer, Answer) else (200, answer)
+    if body is None:
+        return Response(status_code=status, headers=HEADERS)
+    return Response(encode(body), status, HEADERS, JSON)
+
+
+def _refuse(refusal: Refusal, allow: str = "") -> Response:
+    headers = dict(HEADERS)
+    if refusal.status == 401:
+        headers["www-authenticate"] = 'Basic realm="mqd Management", charset="UTF-8"'
+    if allow:
+        headers["allow"] = allow
+    return Response(encode(refusal.body), refusal.status, headers, JSON)
+
+
+async def _unrouted(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    return _refuse(Refusal(status, "Object Not Found", "Not Found"))

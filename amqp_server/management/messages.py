@@ -1,0 +1,140 @@
+"""Messages published and got by hand. For a few of them: the broker's way of moving messages is AMQP."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import datetime
+from typing import Any, Literal
+
+import msgspec
+
+from amqp_server.management.answer import bad_request, not_found, plain
+from amqp_server.management.call import Call
+from amqp_server.management.port import Fate
+from amqp_server.management.views import MessageView
+
+COUNT_MAX = 1_000
+
+#: Types of the properties that a message may be given, as JSON has them.
+PROPERTIES: dict[str, type] = {
+    "content_type": str,
+    "content_encoding": str,
+    "headers": dict,
+    "delivery_mode": int,
+    "priority": int,
+    "correlation_id": str,
+    "reply_to": str,
+    "expiration": str,
+    "message_id": str,
+    "timestamp": int,
+    "type": str,
+    "user_id": str,
+    "app_id": str,
+    "cluster_id": str,
+}
+OCTETS = ("delivery_mode", "priority")
+TIMESTAMP_MAX = 253_402_300_799
+SHORT_STRING_BYTES_MAX = 255
+
+
+class PublishRequest(msgspec.Struct):
+    routing_key: str
+    payload: str
+    payload_encoding: Literal["string", "base64"]
+    properties: dict[str, Any] = {}
+
+
+async def publish(call: Call) -> Any:
+    vhost, name = call.own_vhost(), call.exchange_name()
+    if call.broker.exchange(vhost, name) is None:
+        raise not_found()
+    asked = call.read(PublishRequest)
+    call.require_own(vhost, "exchange", name, "write")
+    if len(asked.routing_key.encode()) > SHORT_STRING_BYTES_MAX:
+        raise bad_request(f"routing_key has at most {SHORT_STRING_BYTES_MAX} bytes")
+    properties = _properties(asked.properties)
+    if properties.get("user_id", call.user.name) != call.user.name:
+        raise bad_request(
+            f"user_id property set to '{properties['user_id']}' but authenticated user was '{call.user.name}'"
+        )
+    routed = call.broker.publish(vhost, name, asked.routing_key, properties, _payload(asked), call.user.name)
+    return {"routed": routed}
+
+
+def _payload(asked: PublishRequest) -> bytes:
+    if asked.payload_encoding == "string":
+        return asked.payload.encode()
+    try:
+        return base64.b64decode(asked.payload, validate=True)
+    except (binascii.Error, ValueError):
+        raise bad_request("payload is not base64") from None
+
+
+def _properties(given: dict[str, Any]) -> dict[str, Any]:
+    for name, value in given.items():
+        type_ = PROPERTIES.get(name)
+        if type_ is None:
+            raise bad_request(f"there is no property {name[:64]}")
+        if not isinstance(value, type_) or isinstance(value, bool):
+            raise bad_request(f"property {name} must be of type {type_.__name__}")
+        if isinstance(value, str) and len(value.encode()) > SHORT_STRING_BYTES_MAX:
+            raise bad_request(f"property {name} has at most {SHORT_STRING_BYTES_MAX} bytes")
+        if isinstance(value, int) and name in OCTETS and not 0 <= value <= 255:
+            raise bad_request(f"property {name} must be 0 to 255")
+    told = dict(given)
+    if "timestamp" in told:
+        if not 0 <= told["timestamp"] <= TIMESTAMP_MAX:
+            raise bad_request("property timestamp must be seconds since 1970")
+        told["timestamp"] = datetime.datetime.fromtimestamp(told["timestamp"], datetime.UTC)
+    return told
+
+
+FATES: dict[str, Fate] = {
+    "ack_requeue_true": "requeue",
+    "reject_requeue_true": "requeue",
+    "ack_requeue_false": "ack",
+    "reject_requeue_false": "reject",
+}
+
+
+class GetRequest(msgspec.Struct):
+    count: int
+    ackmode: Literal["ack_requeue_true", "reject_requeue_true", "ack_requeue_false", "reject_requeue_false"]
+    encoding: Literal["auto", "base64"]
+    #: Payloads are cut to so many bytes.
+    truncate: int | None = None
+
+
+async def get(call: Call) -> Any:
+    vhost, name = call.own_vhost(), call.path["name"]
+    asked = call.read(GetRequest)
+    call.require_own(vhost, "queue", name, "read")
+    if call.broker.queue(vhost, name) is None:
+        raise not_found()
+    if not 1 <= asked.count <= COUNT_MAX:
+        raise bad_request(f"count must be 1 to {COUNT_MAX}")
+    if asked.truncate is not None and asked.truncate < 0:
+        raise bad_request("truncate must not be negative")
+    got = call.broker.get(vhost, name, asked.count, FATES[asked.ackmode])
+    return [_shown(message, asked) for message in got]
+
+
+def _shown(message: MessageView, asked: GetRequest) -> dict[str, Any]:
+    payload = message.body if asked.truncate is None else message.body[: asked.truncate]
+    text = None
+    if asked.encoding == "auto":
+        try:
+            text = payload.decode()
+        except UnicodeDecodeError:
+            text = None
+    return {
+        "payload_bytes": len(message.body),
+        "redelivered": message.redelivered,
+        "exchange": message.exchange,
+        "routing_key": message.routing_key,
+        "message_count": message.message_count,
+        "properties": plain(message.properties),
+        "payload": base64.b64encode(payload).decode() if text is None else text,
+        "payload_encoding": "base64" if text is None else "string",
+    }

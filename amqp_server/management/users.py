@@ -1,0 +1,175 @@
+"""Users and their permissions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import trio
+
+from amqp_server.broker.password import InvalidPasswordHash, from_rabbitmq
+from amqp_server.broker.permissions import InvalidPermission, Permission
+from amqp_server.broker.users import User, UserRefused, checked_name, checked_tags, hashed
+from amqp_server.management.answer import NO_CONTENT, Answer, bad_request, created, not_found
+from amqp_server.management.call import Call
+from amqp_server.management.listing import listing
+
+DEFAULT_ALGORITHM = "rabbit_password_hashing_sha256"
+ALGORITHMS = {
+    "$argon2id": "argon2id",
+    "sha256": DEFAULT_ALGORITHM,
+    "sha512": "rabbit_password_hashing_sha512",
+}
+
+
+def _shown(user: User) -> dict[str, Any]:
+    """Without the hash: whoever could read it here has no need to."""
+    algorithm = next((name for mark, name in ALGORITHMS.items() if user.password_hash.startswith(mark)), "")
+    return {"name": user.name, "tags": list(user.tags), "hashing_algorithm": algorithm, "limits": {}}
+
+
+async def users(call: Call) -> Any:
+    return listing(map(_shown, call.broker.users), call.query)
+
+
+async def users_without_permissions(call: Call) -> Any:
+    known = {permission.user for permission in call.broker.permissions.all()}
+    return listing([_shown(user) for user in call.broker.users if user.name not in known], call.query)
+
+
+async def user(call: Call) -> Any:
+    return _shown(_user(call))
+
+
+class UserRequest(msgspec.Struct):
+    """A password, or a hash that RabbitMQ made, or an empty hash: nobody can log in with a password.
+
+    None of them leaves what the user had.
+    """
+
+    password: str | None = None
+    password_hash: str | None = None
+    hashing_algorithm: str = DEFAULT_ALGORITHM
+    tags: str | list[str] | None = None
+
+
+async def put_user(call: Call) -> Answer:
+    name = call.path["user"]
+    asked = call.read(UserRequest)
+    before = call.broker.users.get(name)
+    tags = asked.tags.split(",") if isinstance(asked.tags, str) else asked.tags
+    if tags is None:
+        tags = list(before.tags) if before else []
+    try:
+        checked_name(name)
+        told = checked_tags(tag.strip() for tag in tags if tag.strip())
+        encoded = await _hash(asked, before)
+        call.broker.users.put(name, encoded, told)
+    except (UserRefused, InvalidPasswordHash) as refused:
+        raise bad_request(str(refused)) from None
+    return created(before is None)
+
+
+async def _hash(asked: UserRequest, before: User | None) -> str:
+    if asked.password is not None:
+        return await trio.to_thread.run_sync(hashed, asked.password)
+    if asked.password_hash:
+        return from_rabbitmq(asked.hashing_algorithm, asked.password_hash)
+    if asked.password_hash is None and before is not None:
+        return before.password_hash
+    if asked.password_hash is None:
+        raise UserRefused(
+            "a new user needs password or password_hash; an empty password_hash allows no login"
+        )
+    return ""
+
+
+async def delete_user(call: Call) -> Answer:
+    _delete(call, _user(call).name)
+    return NO_CONTENT
+
+
+class BulkDelete(msgspec.Struct):
+    users: list[str]
+
+
+async def delete_users(call: Call) -> Answer:
+    for name in call.read(BulkDelete).users:
+        if call.broker.users.get(name):
+            _delete(call, name)
+    return NO_CONTENT
+
+
+def _delete(call: Call, name: str) -> None:
+    call.broker.permissions.clear_user(name)
+    call.broker.users.delete(name)
+    for connection in list(call.broker.connections()):
+        if connection.user == name:
+            call.broker.close_connection(connection.name, f"user '{name}' is deleted")
+
+
+class Login(msgspec.Struct):
+    password: str
+
+
+async def authenticate(call: Call) -> Any:
+    """Whether the password is the user's. An unknown user is no different from a wrong password."""
+    password = call.read(Login).password
+    verified = await trio.to_thread.run_sync(call.broker.users.verify, call.path["user"], password)
+    return {"authenticated": verified}
+
+
+def _user(call: Call) -> User:
+    found = call.broker.users.get(call.path["user"])
+    if found is None:
+        raise not_found()
+    return found
+
+
+# -- permissions --------------------------------------------------------------------------------
+
+
+async def permissions(call: Call) -> Any:
+    return listing(call.broker.permissions.all(), call.query)
+
+
+async def permissions_of_user(call: Call) -> Any:
+    return listing(call.broker.permissions.of_user(_user(call).name), call.query)
+
+
+async def permissions_of_vhost(call: Call) -> Any:
+    return listing(call.broker.permissions.of_vhost(call.vhost()), call.query)
+
+
+async def permission(call: Call) -> Any:
+    return _permission(call)
+
+
+class PermissionRequest(msgspec.Struct):
+    configure: str
+    write: str
+    read: str
+
+
+async def put_permission(call: Call) -> Answer:
+    vhost, name = call.vhost(), _user(call).name
+    asked = call.read(PermissionRequest)
+    new = call.broker.permissions.get(name, vhost) is None
+    try:
+        call.broker.permissions.set(name, vhost, asked.configure, asked.write, asked.read)
+    except InvalidPermission as invalid:
+        raise bad_request(str(invalid)) from None
+    return created(new)
+
+
+async def delete_permission(call: Call) -> Answer:
+    found = _permission(call)
+    call.broker.permissions.clear(found.user, found.vhost)
+    return NO_CONTENT
+
+
+def _permission(call: Call) -> Permission:
+    found = call.broker.permissions.get(_user(call).name, call.vhost())
+    if found is None:
+        raise not_found()
+    return found

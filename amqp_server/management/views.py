@@ -1,0 +1,155 @@
+"""What management shows of the broker's objects, under the names of RabbitMQ's management API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+Details = dict[str, Any]
+
+
+class QueueView(msgspec.Struct, kw_only=True):
+    name: str
+    vhost: str
+    type: str = "classic"
+    durable: bool = False
+    auto_delete: bool = False
+    exclusive: bool = False
+    arguments: Details = {}
+    node: str = ""
+    state: str = "running"
+    policy: str = ""
+    consumers: int = 0
+    messages: int = 0
+    messages_ready: int = 0
+    messages_unacknowledged: int = 0
+    message_bytes: int = 0
+    memory: int = 0
+    #: `{"name": connection}` of an exclusive queue's owner.
+    owner_pid_details: Details = {}
+    single_active_consumer_tag: str | None = None
+
+
+class ExchangeView(msgspec.Struct, kw_only=True):
+    name: str
+    vhost: str
+    type: str
+    durable: bool = False
+    auto_delete: bool = False
+    internal: bool = False
+    arguments: Details = {}
+    policy: str = ""
+    user_who_performed_action: str = ""
+
+
+class BindingView(msgspec.Struct, kw_only=True):
+    source: str
+    vhost: str
+    destination: str
+    #: "queue" or "exchange".
+    destination_type: str
+    routing_key: str
+    arguments: Details = {}
+    properties_key: str = ""
+
+
+class ConnectionView(msgspec.Struct, kw_only=True):
+    #: `127.0.0.1:50000 -> 127.0.0.1:5672`
+    name: str
+    user: str
+    vhost: str
+    peer_host: str
+    peer_port: int
+    host: str = ""
+    port: int = 0
+    node: str = ""
+    type: str = "network"
+    protocol: str = "AMQP 0-9-1"
+    state: str = "running"
+    ssl: bool = False
+    auth_mechanism: str = "PLAIN"
+    channels: int = 0
+    channel_max: int = 0
+    frame_max: int = 0
+    #: Seconds between heartbeats.
+    timeout: int = 0
+    #: Milliseconds since 1970.
+    connected_at: int = 0
+    client_properties: Details = {}
+    recv_oct: int = 0
+    send_oct: int = 0
+    send_pend: int = 0
+
+
+class ChannelView(msgspec.Struct, kw_only=True):
+    #: `127.0.0.1:50000 -> 127.0.0.1:5672 (1)`
+    name: str
+    number: int
+    user: str
+    vhost: str
+    #: name, peer_host, peer_port
+    connection_details: Details = {}
+    node: str = ""
+    state: str = "running"
+    confirm: bool = False
+    transactional: bool = False
+    consumer_count: int = 0
+    messages_unacknowledged: int = 0
+    messages_unconfirmed: int = 0
+    messages_uncommitted: int = 0
+    acks_uncommitted: int = 0
+    prefetch_count: int = 0
+    global_prefetch_count: int = 0
+
+
+class ConsumerView(msgspec.Struct, kw_only=True):
+    consumer_tag: str
+    #: name, vhost
+    queue: Details
+    #: name, number, connection_name, user, node
+    channel_details: Details = {}
+    ack_required: bool = True
+    exclusive: bool = False
+    active: bool = True
+    activity_status: str = "up"
+    prefetch_count: int = 0
+    priority: int = 0
+    arguments: Details = {}
+
+
+class NodeView(msgspec.Struct, kw_only=True):
+    name: str
+    type: str = "disc"
+    running: bool = True
+    os_pid: str = ""
+    uptime: int = 0
+    processors: int = 1
+    mem_used: int = 0
+    mem_limit: int = 0
+    mem_alarm: bool = False
+    disk_free: int = 0
+    disk_free_limit: int = 0
+    disk_free_alarm: bool = False
+    fd_used: int = 0
+    fd_total: int = 0
+    sockets_used: int = 0
+
+
+class ListenerView(msgspec.Struct, kw_only=True):
+    protocol: str
+    ip_address: str
+    port: int
+    node: str = ""
+
+
+class MessageView(msgspec.Struct, kw_only=True):
+    """A message that was got: its properties under their AMQP names, without those that it hasn't."""
+
+    exchange: str
+    routing_key: str
+    redelivered: bool
+    #: How many are left in the queue.
+    message_count: int
+    properties: Details
+    body: bytes

@@ -1,0 +1,3 @@
+from amqp_server.mqctl.main import main
+
+main()

@@ -1,0 +1,86 @@
+"""Requests to the management API, and what their refusals mean for a command."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+if TYPE_CHECKING:
+    import httpx
+
+TIMEOUT_S = 60.0
+
+# As rabbitmqctl ends, which took them from sysexits.h.
+USAGE, DATA_ERROR, NO_USER, UNAVAILABLE, SOFTWARE, NO_PERMISSION = 64, 65, 67, 69, 70, 77
+
+_EXITS = {400: DATA_ERROR, 401: NO_PERMISSION, 404: UNAVAILABLE, 405: USAGE, 413: DATA_ERROR}
+
+
+class Failure(Exception):
+    """Ends the command with one line on stderr."""
+
+    def __init__(self, text: str, exit_code: int, status: int = 0) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+        self.status = status
+
+
+class Client:
+    def __init__(self, url: str, user: str, password: str) -> None:
+        # Imported when the first command needs it, not for --help.
+        import httpx
+
+        self._url = url.rstrip("/")
+        if not self._url.startswith(("http://", "https://")):
+            raise Failure(f"--url: {url!r} is not allowed; it must be http://host:port or https://…", USAGE)
+        # No proxies, no .netrc: the password goes where --url says and nowhere else.
+        self._http = httpx.Client(
+            auth=httpx.BasicAuth(user.encode(), password.encode()),
+            timeout=TIMEOUT_S,
+            trust_env=False,
+            # Reading the authorities takes as long as a command: only where they are needed.
+            verify=self._url.startswith("https://"),
+        )
+
+    def close(self) -> None:
+        self._http.close()
+
+    def get(self, *path: str, **query: str) -> Any:
+        return self._ask("GET", path, query)
+
+    def put(self, *path: str, body: object = None) -> Any:
+        return self._ask("PUT", path, {}, {} if body is None else body)
+
+    def post(self, *path: str, body: object) -> Any:
+        return self._ask("POST", path, {}, body)
+
+    def delete(self, *path: str, **query: str) -> Any:
+        return self._ask("DELETE", path, query)
+
+    def _ask(self, method: str, path: tuple[str, ...], query: dict[str, str], body: object = None) -> Any:
+        import httpx
+
+        url = f"{self._url}/api/" + "/".join(quote(part, safe="") for part in path)
+        params = {name.replace("_", "-") if name.startswith("if_") else name: query[name] for name in query}
+        content = None if body is None else json.dumps(body).encode()
+        headers = {} if content is None else {"content-type": "application/json"}
+        try:
+            answer = self._http.request(method, url, params=params, content=content, headers=headers)
+        except httpx.HTTPError as failure:
+            raise Failure(
+                f"no answer from {self._url}: {failure or type(failure).__name__}", UNAVAILABLE
+            ) from None
+        except httpx.InvalidURL as failure:
+            raise Failure(f"--url: {failure}", USAGE) from None
+        if answer.is_success:
+            return json.loads(answer.content) if answer.content else None
+        raise _failure(answer)
+
+
+def _failure(answer: httpx.Response) -> Failure:
+    try:
+        reason = str(answer.json()["reason"])
+    except (ValueError, KeyError, TypeError):
+        reason = f"HTTP {answer.status_code} from something that is no mqd"
+    return Failure(reason, _EXITS.get(answer.status_code, SOFTWARE), answer.status_code)

@@ -1,0 +1,85 @@
+"""What all commands share: the group that holds them, the connection to the broker, their common options."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from amqp_server.mqctl.client import DATA_ERROR, Client, Failure
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Session:
+    """The options of `mqctl` itself. The client is made when a command first asks something."""
+
+    def __init__(self, url: str, user: str, password: str, quiet: bool) -> None:
+        self._login = (url, user, password)
+        self._client: Client | None = None
+        self.quiet = quiet
+
+    @property
+    def client(self) -> Client:
+        if self._client is None:
+            self._client = Client(*self._login)
+        return self._client
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+
+
+pass_session = click.make_pass_decorator(Session)
+
+
+@click.group(
+    context_settings={"auto_envvar_prefix": "MQCTL", "help_option_names": ["-h", "--help"]},
+    help="Looks after an mqd broker, by its management API.",
+    no_args_is_help=True,
+)
+@click.option(
+    "--url", default="http://127.0.0.1:15672", show_default=True, help="Management API (MQCTL_URL)."
+)
+@click.option("--user", default="guest", show_default=True, help="An administrator (MQCTL_USER).")
+@click.option("--password", default="guest", help="Its password (MQCTL_PASSWORD).")
+@click.option("-q", "--quiet", is_flag=True, help="Tables without their header.")
+@click.pass_context
+def mqctl(ctx: click.Context, url: str, user: str, password: str, quiet: bool) -> None:
+    ctx.obj = session = Session(url, user, password, quiet)
+    ctx.call_on_close(session.close)
+
+
+def in_vhost(function: Function) -> Function:
+    return click.option("-p", "--vhost", default="/", show_default=True, help="Virtual host.")(function)
+
+
+def with_arguments(function: Function) -> Function:
+    text = "Argument x-name=value; the value is read as JSON if it is JSON, else as text. May be repeated."
+    return click.option("-a", "--argument", "arguments", multiple=True, metavar="NAME=VALUE", help=text)(
+        function
+    )
+
+
+def pairs(given: tuple[str, ...]) -> dict[str, Any]:
+    """`("x-max-length=5", "x-overflow=drop-head")` as a table."""
+    table: dict[str, Any] = {}
+    for pair in given:
+        name, equals, value = pair.partition("=")
+        if not (name and equals):
+            raise Failure(f"{pair!r} is not NAME=VALUE", DATA_ERROR)
+        try:
+            table[name] = json.loads(value)
+        except ValueError:
+            table[name] = value
+    return table
+
+
+def password_argument(value: str | None) -> str:
+    """The password as it was typed, or the first line of stdin, where no other user's `ps` can see it."""
+    if value is not None:
+        return value
+    return sys.stdin.readline().rstrip("\r\n")

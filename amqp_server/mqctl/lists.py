@@ -1,0 +1,89 @@
+"""Lists of queues, exchanges, bindings, consumers, connections and channels, with the columns asked for.
+
+Where RabbitMQ shows process ids, there are names here: a connection is closed by its name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from amqp_server.mqctl.command import Session, in_vhost, mqctl, pass_session
+from amqp_server.mqctl.table import pick, show
+
+Known = dict[str, str]
+
+
+def _same(names: str) -> Known:
+    """Columns that are called as the API calls them."""
+    return {name: name for name in names.split()}
+
+
+QUEUE = _same(
+    "name durable auto_delete exclusive arguments type policy state node consumers messages messages_ready"
+    " messages_unacknowledged message_bytes memory vhost single_active_consumer_tag"
+) | {"owner_pid": "owner_pid_details.name"}
+EXCHANGE = _same("name type durable auto_delete internal arguments policy vhost")
+BINDING = {
+    "source_name": "source",
+    "source_kind": "source_kind",
+    "destination_name": "destination",
+    "destination_kind": "destination_type",
+} | _same("routing_key arguments vhost")
+CONSUMER = {"queue_name": "queue.name", "channel_pid": "channel_details.name"} | _same(
+    "consumer_tag ack_required exclusive prefetch_count active activity_status priority arguments"
+)
+CONNECTION = {"pid": "name"} | _same(
+    "name user peer_host peer_port state vhost host port ssl protocol auth_mechanism channels channel_max"
+    " frame_max timeout connected_at client_properties recv_oct send_oct send_pend node type"
+)
+CHANNEL = {"pid": "name", "connection": "connection_details.name"} | _same(
+    "name number user vhost state node consumer_count messages_unacknowledged messages_unconfirmed"
+    " messages_uncommitted acks_uncommitted prefetch_count global_prefetch_count confirm transactional"
+)
+
+
+def _show(
+    session: Session, rows: list[dict[str, Any]], columns: tuple[str, ...], default: str, known: Known
+) -> None:
+    wanted = columns or tuple(default.split())
+    show(wanted, pick(rows, wanted, known), session.quiet)
+
+
+def _in_vhost(name: str, path: str, default: str, known: Known) -> None:
+    @mqctl.command(name, help=f"Lists {path} of a vhost. Columns: {', '.join(known)}.")
+    @in_vhost
+    @click.argument("columns", nargs=-1)
+    @pass_session
+    def command(session: Session, vhost: str, columns: tuple[str, ...]) -> None:
+        rows = session.client.get(path, vhost)
+        for row in rows:
+            row["source_kind"] = "exchange"
+        _show(session, rows, columns, default, known)
+
+
+def _of_node(name: str, path: str, default: str, known: Known) -> None:
+    @mqctl.command(name, help=f"Lists {path}. Columns: {', '.join(known)}.")
+    @click.argument("columns", nargs=-1)
+    @pass_session
+    def command(session: Session, columns: tuple[str, ...]) -> None:
+        _show(session, session.client.get(path), columns, default, known)
+
+
+_in_vhost("list_queues", "queues", "name messages", QUEUE)
+_in_vhost("list_exchanges", "exchanges", "name type", EXCHANGE)
+_in_vhost(
+    "list_bindings",
+    "bindings",
+    "source_name source_kind destination_name destination_kind routing_key arguments",
+    BINDING,
+)
+_in_vhost(
+    "list_consumers",
+    "consumers",
+    "queue_name channel_pid consumer_tag ack_required prefetch_count active arguments",
+    CONSUMER,
+)
+_of_node("list_connections", "connections", "user peer_host peer_port state", CONNECTION)
+_of_node("list_channels", "channels", "pid user consumer_count messages_unacknowledged", CHANNEL)

@@ -1,0 +1,38 @@
+"""The entry point of `mqctl`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import click
+
+from amqp_server.mqctl import lists, node, topology, users
+from amqp_server.mqctl.client import USAGE, Failure
+from amqp_server.mqctl.command import mqctl
+
+#: The modules whose commands are part of `mqctl`; importing them is what makes them so.
+COMMANDS = (lists, node, topology, users)
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    try:
+        code = mqctl.main(list(args) if args is not None else None, "mqctl", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as asked:
+        click.echo(asked.format_message())
+        sys.exit(USAGE)
+    except click.UsageError as failure:
+        _fail(failure.format_message(), USAGE)
+    except click.ClickException as failure:
+        _fail(failure.format_message(), failure.exit_code)
+    except Failure as failure:
+        _fail(str(failure), failure.exit_code)
+    except (click.exceptions.Abort, BrokenPipeError):
+        sys.exit(1)
+    sys.exit(code or 0)
+
+
+def _fail(text: str, code: int) -> NoReturn:
+    click.echo(f"Error: {' '.join(text.split())}", err=True)
+    sys.exit(code)

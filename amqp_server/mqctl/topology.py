@@ -1,0 +1,214 @@
+"""Queues, exchanges and bindings: declared, purged, deleted. Messages: published and got."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from amqp_server.mqctl.client import UNAVAILABLE, USAGE, Failure
+from amqp_server.mqctl.command import Session, in_vhost, mqctl, pairs, pass_session, with_arguments
+from amqp_server.mqctl.table import show
+
+DEFAULT_EXCHANGE = "amq.default"
+
+
+@mqctl.command("declare_queue", help="Declares a queue.")
+@in_vhost
+@click.argument("name")
+@click.option(
+    "--durable/--transient", default=True, show_default="durable", help="Whether it outlives the broker."
+)
+@click.option("--auto-delete", is_flag=True, help="It goes with its last consumer.")
+@with_arguments
+@pass_session
+def declare_queue(
+    session: Session, vhost: str, name: str, durable: bool, auto_delete: bool, arguments: tuple[str, ...]
+) -> None:
+    body = {"durable": durable, "auto_delete": auto_delete, "arguments": pairs(arguments)}
+    session.client.put("queues", vhost, name, body=body)
+
+
+@mqctl.command("delete_queue", help="Deletes a queue.")
+@in_vhost
+@click.argument("name")
+@click.option("-u", "--if-unused", is_flag=True, help="Only if it has no consumers.")
+@click.option("-e", "--if-empty", is_flag=True, help="Only if it has no messages.")
+@pass_session
+def delete_queue(session: Session, vhost: str, name: str, if_unused: bool, if_empty: bool) -> None:
+    told = {"if_unused": str(if_unused).lower(), "if_empty": str(if_empty).lower()}
+    with _QueueNotFound(name):
+        session.client.delete("queues", vhost, name, **told)
+
+
+@mqctl.command("purge_queue", help="Drops all messages of a queue that no consumer holds.")
+@in_vhost
+@click.argument("name")
+@pass_session
+def purge_queue(session: Session, vhost: str, name: str) -> None:
+    with _QueueNotFound(name):
+        session.client.delete("queues", vhost, name, "contents")
+
+
+class _QueueNotFound:
+    """A 404 told by the queue's name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, failure: object, traceback: object) -> None:
+        if isinstance(failure, Failure) and failure.status == 404:
+            raise Failure(f"Queue not found: {self._name}", UNAVAILABLE) from None
+
+
+@mqctl.command("declare_exchange", help="Declares an exchange: direct, fanout, topic, headers …")
+@in_vhost
+@click.argument("name")
+@click.argument("type", default="direct")
+@click.option(
+    "--durable/--transient", default=True, show_default="durable", help="Whether it outlives the broker."
+)
+@click.option("--auto-delete", is_flag=True, help="It goes with its last binding.")
+@click.option("--internal", is_flag=True, help="Only other exchanges may publish to it.")
+@with_arguments
+@pass_session
+def declare_exchange(
+    session: Session,
+    vhost: str,
+    name: str,
+    type: str,
+    durable: bool,
+    auto_delete: bool,
+    internal: bool,
+    arguments: tuple[str, ...],
+) -> None:
+    body = {"type": type, "durable": durable, "auto_delete": auto_delete, "internal": internal}
+    session.client.put("exchanges", vhost, name, body=body | {"arguments": pairs(arguments)})
+
+
+@mqctl.command("delete_exchange", help="Deletes an exchange.")
+@in_vhost
+@click.argument("name")
+@click.option("-u", "--if-unused", is_flag=True, help="Only if nothing is bound to it.")
+@pass_session
+def delete_exchange(session: Session, vhost: str, name: str, if_unused: bool) -> None:
+    session.client.delete("exchanges", vhost, name, if_unused=str(if_unused).lower())
+
+
+_to = click.option(
+    "--to",
+    "kind",
+    type=click.Choice(["queue", "exchange"]),
+    default="queue",
+    show_default=True,
+    help="What the destination is.",
+)
+
+
+@mqctl.command("declare_binding", help="Binds a queue, or an exchange, to an exchange.")
+@in_vhost
+@click.argument("source")
+@click.argument("destination")
+@click.argument("routing_key", default="")
+@_to
+@with_arguments
+@pass_session
+def declare_binding(
+    session: Session,
+    vhost: str,
+    source: str,
+    destination: str,
+    routing_key: str,
+    kind: str,
+    arguments: tuple[str, ...],
+) -> None:
+    body = {"routing_key": routing_key, "arguments": pairs(arguments)}
+    ends = (source or DEFAULT_EXCHANGE, kind[0], destination)
+    session.client.post("bindings", vhost, "e", *ends, body=body)
+
+
+@mqctl.command("delete_binding", help="Removes a binding.")
+@in_vhost
+@click.argument("source")
+@click.argument("destination")
+@click.argument("routing_key", default="")
+@_to
+@with_arguments
+@pass_session
+def delete_binding(
+    session: Session,
+    vhost: str,
+    source: str,
+    destination: str,
+    routing_key: str,
+    kind: str,
+    arguments: tuple[str, ...],
+) -> None:
+    ends = ("bindings", vhost, "e", source or DEFAULT_EXCHANGE, kind[0], destination)
+    wanted = pairs(arguments)
+    for binding in session.client.get(*ends):
+        if binding["routing_key"] == routing_key and binding["arguments"] == wanted:
+            session.client.delete(*ends, binding["properties_key"])
+            return
+    raise Failure("there is no such binding", UNAVAILABLE)
+
+
+@mqctl.command("publish", help="Publishes a message; its body is read from stdin if it is left out.")
+@in_vhost
+@click.argument("exchange")
+@click.argument("routing_key")
+@click.argument("body", required=False)
+@click.option(
+    "-P", "--property", "properties", multiple=True, metavar="NAME=VALUE",
+    help="content_type, delivery_mode, headers (as JSON) …; may be repeated.",
+)  # fmt: skip
+@pass_session
+def publish(
+    session: Session,
+    vhost: str,
+    exchange: str,
+    routing_key: str,
+    body: str | None,
+    properties: tuple[str, ...],
+) -> None:
+    import base64
+
+    payload = sys.stdin.buffer.read() if body is None else body.encode()
+    told = {
+        "routing_key": routing_key,
+        "payload": base64.b64encode(payload).decode(),
+        "payload_encoding": "base64",
+        "properties": {name: _property(name, value) for name, value in pairs(properties).items()},
+    }
+    answer = session.client.post("exchanges", vhost, exchange or DEFAULT_EXCHANGE, "publish", body=told)
+    click.echo("routed" if answer["routed"] else "not routed")
+
+
+def _property(name: str, value: object) -> object:
+    """Only these three are numbers: `message_id=7` is the text "7"."""
+    if name in ("delivery_mode", "priority", "timestamp", "headers") or isinstance(value, str):
+        return value
+    return str(value)
+
+
+@mqctl.command("get", help="Takes messages out of a queue and shows them.")
+@in_vhost
+@click.argument("queue")
+@click.option(
+    "-n", "--count", type=click.IntRange(1, 1000), default=1, show_default=True, help="At most so many."
+)
+@click.option("--requeue", is_flag=True, help="Puts them back.")
+@click.option("--reject", is_flag=True, help="Rejects them: they are dead-lettered if the queue says so.")
+@pass_session
+def get(session: Session, vhost: str, queue: str, count: int, requeue: bool, reject: bool) -> None:
+    if requeue and reject:
+        raise Failure("--requeue and --reject exclude each other", USAGE)
+    mode = "ack_requeue_true" if requeue else "reject_requeue_false" if reject else "ack_requeue_false"
+    body = {"count": count, "ackmode": mode, "encoding": "auto"}
+    with _QueueNotFound(queue):
+        messages = session.client.post("queues", vhost, queue, "get", body=body)
+    columns = ("exchange", "routing_key", "message_count", "redelivered", "properties", "payload")
+    show(columns, [[message[column] for column in columns] for message in messages], session.quiet)

@@ -1,0 +1,203 @@
+"""The command line of `mqd`: one option for each field of `Config`.
+
+A value comes from the command line, else from `MQD_…` in the environment, else from the TOML file, else it is
+the field's default. A wrong one ends the start with one line that names the option, and exit code 2.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import Field, fields
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+from click.core import ParameterSource
+
+from amqp_server.config import SECRETS, VERSION, Config, InvalidOption, allowed_values, check, parse_bytes
+
+PROGRAM = "mqd"
+USAGE_EXIT = 2
+
+_ON = frozenset({"1", "true", "yes", "on"})
+_OFF = frozenset({"0", "false", "no", "off"})
+
+
+if TYPE_CHECKING:
+    ParamType = click.ParamType[object]
+else:
+    # Older clicks have no parameter there.
+    ParamType = click.ParamType
+
+
+class FieldType(ParamType):
+    """Text, or a TOML value, to the value of one field."""
+
+    def __init__(self, declared: Field[Any]) -> None:
+        self.declared = declared
+        self.name = declared.metadata["unit"].split(",")[0] or type(declared.default).__name__
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
+        try:
+            parsed = _parse(self.declared, value)
+            check(self.declared, parsed)
+        except InvalidOption as wrong:
+            self.fail(wrong.reason, param, ctx)
+        return parsed
+
+
+def _parse(declared: Field[Any], value: object) -> object:
+    """The value in the field's type; left as it is where it has no such meaning, for `check` to refuse."""
+    default = declared.default
+    if isinstance(default, tuple):
+        parts = value.split(",") if isinstance(value, str) else value
+        if isinstance(parts, (list, tuple)) and all(isinstance(part, str) for part in parts):
+            return tuple(part.strip() for part in parts if part.strip())
+        return value
+    if not isinstance(value, str):
+        # TOML has numbers of its own: `memory_limit = 0.5` is as clear as "0.5".
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return str(value) if number and declared.metadata["kind"] == "memory" else value
+    if isinstance(default, bool):
+        return True if value.lower() in _ON else False if value.lower() in _OFF else value
+    if isinstance(default, str):
+        return value
+    try:
+        if declared.metadata["unit"] == "bytes":
+            amount = parse_bytes(value)
+            return value if amount is None else amount
+        return int(value) if isinstance(default, int) else float(value)
+    except ValueError:
+        return value
+
+
+class Command(click.Command):
+    """A click command whose --help lists the fields by their sections."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows: dict[str, list[tuple[str, str]]] = {"Options": []}
+        sections = {declared.name: declared.metadata["section"] for declared in fields(Config)}
+        title = "Options"
+        for param in self.get_params(ctx):
+            title = sections.get(param.name or "", "") or ("Options" if param.name not in sections else title)
+            record = param.get_help_record(ctx)
+            if record:
+                rows.setdefault(title, []).append(record)
+        for title, records in rows.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def _option(declared: Field[Any]) -> click.Option:
+    flag = "--" + declared.name.replace("_", "-")
+    name = declared.name
+    default = declared.default
+    shown = ",".join(default) if isinstance(default, tuple) else default
+    if isinstance(default, bool):
+        spelled = f"{flag}/--no-{flag[2:]}"
+        text = f"{declared.metadata['text']}  [default: {'on' if default else 'off'}]"
+        return click.Option([name, spelled], default=default, help=text)
+    text = declared.metadata["text"]
+    if declared.metadata["low"] is not None or declared.metadata["choices"]:
+        text += f"  [{allowed_values(declared)}]"
+    if shown != "" and name not in SECRETS:
+        text += f"  [default: {shown}]"
+    metavar = (declared.metadata["unit"] or type(default).__name__).upper().split(",")[0]
+    return click.Option([name, flag], default=default, type=FieldType(declared), metavar=metavar, help=text)
+
+
+def _read_file(ctx: click.Context, param: click.Parameter, path: str | None) -> None:
+    if path is None:
+        return
+    try:
+        with open(path, "rb") as file:
+            values = tomllib.load(file)
+    except OSError as failure:
+        raise click.BadParameter(f"{path}: {failure.strerror}", ctx, param) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as failure:
+        raise click.BadParameter(f"{path}: {failure}", ctx, param) from None
+    known = {declared.name for declared in fields(Config)}
+    for key in values:
+        if key not in known:
+            close = get_close_matches(key, known, 1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise click.BadParameter(f"{path}: there is no option {key}{hint}", ctx, param)
+    switches = {declared.name for declared in fields(Config) if isinstance(declared.default, bool)}
+    for key in switches & values.keys():
+        if not isinstance(values[key], bool):
+            raise click.BadParameter(f"{path}: {key} must be true or false", ctx, param)
+    ctx.default_map = values
+    ctx.meta["file"] = path
+
+
+def _show_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        click.echo(f"{PROGRAM} {VERSION}")
+        ctx.exit()
+
+
+def _source(ctx: click.Context, name: str) -> str:
+    """Where the value came from, in words, unless the user has just typed it."""
+    source = ctx.get_parameter_source(name)
+    if source is ParameterSource.ENVIRONMENT:
+        return f" (MQD_{name.upper()} in the environment)"
+    if source is ParameterSource.DEFAULT_MAP:
+        return f" (in {ctx.meta['file']})"
+    return ""
+
+
+def _fail(text: str) -> NoReturn:
+    click.echo(f"{PROGRAM}: {text}", err=True)
+    sys.exit(USAGE_EXIT)
+
+
+def _explain(failure: click.ClickException) -> str:
+    if not isinstance(failure, click.BadParameter) or failure.param is None:
+        return failure.format_message().replace("\n", " ")
+    flag = failure.param.opts[0]
+    source = _source(failure.ctx, failure.param.name or "") if failure.ctx else ""
+    return f"{flag}{source}: {failure.message}"
+
+
+def command_line(run: Callable[[Config], int]) -> Callable[[Sequence[str] | None], NoReturn]:
+    """The entry point of `mqd`: reads the options, calls `run`, exits with what it returns."""
+
+    def start(**values: Any) -> int:
+        values.pop("config", None)
+        values.pop("version", None)
+        try:
+            config = Config(**values)
+        except InvalidOption as wrong:
+            source = _source(click.get_current_context(), wrong.name)
+            _fail(f"--{wrong.name.replace('_', '-')}{source}: {wrong.reason}")
+        return run(config)
+
+    config_file = click.Option(
+        ["--config"], is_eager=True, expose_value=False, callback=_read_file, metavar="FILE",
+        help="TOML file with options, named as here with _ for -.",
+    )  # fmt: skip
+    version = click.Option(
+        ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_show_version,
+        help="Say the version and stop.",
+    )  # fmt: skip
+    command = Command(
+        PROGRAM,
+        params=[config_file, version, *map(_option, fields(Config))],
+        callback=start,
+        help="An AMQP 0-9-1 message broker. Every option can also be given as MQD_… in the environment"
+        " (MQD_DATA_DIR for --data-dir), or in the TOML file.",
+        context_settings={"auto_envvar_prefix": "MQD", "max_content_width": 110},
+    )
+
+    def main(args: Sequence[str] | None = None) -> NoReturn:
+        try:
+            code = command.main(list(args) if args is not None else None, PROGRAM, standalone_mode=False)
+        except click.exceptions.Abort:
+            sys.exit(1)
+        except click.ClickException as failure:
+            _fail(_explain(failure))
+        sys.exit(code or 0)
+
+    return main

@@ -1,0 +1,77 @@
+"""Deliveries as bytes: the third hot loop.
+
+A delivery is a template (frame header, class and method, consumer tag), the delivery tag, the routing, and the
+content as it came. For a run of messages only the last byte of the tag changes, so the whole run is one `join` over
+iterators that C drives: about 0.1 µs a message.
+"""
+
+from __future__ import annotations
+
+import struct
+from itertools import chain, repeat
+
+from amqp_server.wire import content
+from amqp_server.wire.frames import short_string
+from quorum_queue.machine.run import Run
+
+_PREFIX = struct.Struct(">BHIHH")
+_LOW = [bytes((value,)) for value in range(256)]
+_flatten = chain.from_iterable
+
+
+class DeliverTemplate:
+    """What all deliveries of one consumer share."""
+
+    __slots__ = ("_prefixes", "channel", "frame_max", "_tag")
+
+    def __init__(self, channel: int, consumer_tag: str, frame_max: int) -> None:
+        self.channel = channel
+        self.frame_max = frame_max
+        self._tag = short_string(consumer_tag)
+        #: By the length of the routing; at most 511 entries.
+        self._prefixes: dict[int, bytes] = {}
+
+    def prefix(self, head_bytes: int) -> bytes:
+        """Everything in front of the delivery tag, for a routing of this length."""
+        prefix = self._prefixes.get(head_bytes)
+        if prefix is None:
+            size = 4 + len(self._tag) + 8 + 1 + head_bytes
+            prefix = self._prefixes[head_bytes] = _PREFIX.pack(1, self.channel, size, 60, 60) + self._tag
+        return prefix
+
+    def encode(self, tag: int, run: Run) -> bytes:
+        """Encode a run's deliveries, tagged from `tag` on."""
+        contents = run.contents
+        assert contents is not None
+        attributes = run.attributes
+        if attributes.frame_bytes > self.frame_max:
+            contents = [content.restamp(item, self.channel, self.frame_max) for item in contents]
+        elif attributes.channel != self.channel:
+            contents = content.restamp_all(contents, self.channel)
+        flag = b"\x01" if run.redelivered else b"\x00"
+        if run.heads is not None:
+            return self._encode_mixed(tag, run.heads, contents, flag)
+        prefix = self.prefix(len(run.head))
+        suffix = flag + run.head + b"\xce"
+        count = len(contents)
+        if count == 1:
+            return b"".join((prefix, tag.to_bytes(8, "big"), suffix, contents[0]))
+        parts: list[bytes] = []
+        done = 0
+        while done < count:
+            low = tag & 255
+            part = min(256 - low, count - done)
+            start = prefix + (tag >> 8).to_bytes(7, "big")
+            batch = contents if part == count else contents[done : done + part]
+            parts.append(b"".join(_flatten(zip(repeat(start), _LOW[low : low + part], repeat(suffix), batch))))
+            tag += part
+            done += part
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _encode_mixed(self, tag: int, heads: list[bytes], contents: list[bytes], flag: bytes) -> bytes:
+        prefix = self.prefix
+        parts: list[bytes] = []
+        for head, item in zip(heads, contents, strict=True):
+            parts += (prefix(len(head)), tag.to_bytes(8, "big"), flag, head, b"\xce", item)
+            tag += 1
+        return b"".join(parts)

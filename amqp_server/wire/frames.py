@@ -1,0 +1,39 @@
+"""Frame constants and the encoding of frames that pamqp does not see (spec 4.2)."""
+
+from __future__ import annotations
+
+import struct
+
+from pamqp import base, frame
+
+PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
+
+METHOD = 1
+HEADER = 2
+BODY = 3
+HEARTBEAT = 8
+END = 0xCE
+#: Type, channel, payload size, and the frame end.
+OVERHEAD = 8
+#: Every peer takes frames of this size (spec 4.2.3, and the tune rules of connection.tune).
+FRAME_BYTES_MIN = 4096
+
+HEARTBEAT_FRAME = b"\x08\x00\x00\x00\x00\x00\x00\xce"
+
+prefix = struct.Struct(">BHI")
+
+
+def method_frame(channel: int, method: base.Frame) -> bytes:
+    """Encode a method with pamqp."""
+    return frame.marshal(method, channel)
+
+
+def raw_frame(kind: int, channel: int, payload: bytes) -> bytes:
+    """Encode a frame around a payload."""
+    return prefix.pack(kind, channel, len(payload)) + payload + b"\xce"
+
+
+def short_string(text: str | bytes) -> bytes:
+    """Encode a short string (at most 255 bytes)."""
+    data = text.encode() if isinstance(text, str) else text
+    return bytes((len(data),)) + data

@@ -1,0 +1,119 @@
+"""python -m benchmarks: mqd and RabbitMQ side by side."""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from . import report
+from .brokers import BROKERS, Broker, BrokerFailed
+from .ceiling import Ceiling, ceilings
+from .plot import write_plot
+from .pump import Pace
+from .rounds import Outcomes, take_turns
+from .scenarios import SCENARIOS
+from .scenarios.scenario import Scenario
+
+FULL, QUICK = Pace(warm_s=0.7, run_s=3.0), Pace(warm_s=0.4, run_s=1.0)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    names = [scenario.name for scenario in SCENARIOS]
+    parser.add_argument(
+        "--quick", action="store_true", help="a subset, one short round each, under two minutes"
+    )
+    parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
+    parser.add_argument("--rounds", type=int, help="rounds per broker and scenario (3; quick: 1)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("benchmarks/results"), help="for the JSON and the plot"
+    )
+    parser.add_argument("--brokers", default="mqd,rabbitmq", help="comma separated (%(default)s)")
+    return parser.parse_args()
+
+
+def chosen(options: argparse.Namespace) -> Sequence[Scenario]:
+    if options.only:
+        return [scenario for scenario in SCENARIOS if scenario.name in options.only]
+    return [scenario for scenario in SCENARIOS if scenario.quick or not options.quick]
+
+
+def rounds_of(scenario: Scenario, options: argparse.Namespace) -> int:
+    if options.rounds:
+        return int(options.rounds)
+    return 1 if options.quick else scenario.rounds or 3
+
+
+def run(options: argparse.Namespace, brokers: Sequence[Broker]) -> list[tuple[Scenario, Outcomes]]:
+    results = []
+    for scenario in chosen(options):
+        began = time.perf_counter()
+        outcomes = take_turns(
+            scenario, brokers, rounds_of(scenario, options), QUICK if options.quick else FULL
+        )
+        results.append((scenario, outcomes))
+        print(
+            f"\n{scenario.title} ({time.perf_counter() - began:.0f} s)\n{report.table(results[-1:])}",
+            flush=True,
+        )
+    return results
+
+
+def main() -> int:
+    options = arguments()
+    # SIGTERM ends the brokers too, by way of the exit stack.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    began = time.perf_counter()
+    found = ceilings(0.5 if options.quick else 1.5)
+    print(
+        f"The client alone, against a peer that decodes nothing (128 B):\n{report.ceiling_lines(found)}",
+        flush=True,
+    )
+    with ExitStack() as running:
+        brokers = [BROKERS[name]() for name in options.brokers.split(",")]
+        try:
+            for broker in brokers:
+                running.callback(broker.close)
+                print(f"{broker.name} started in {broker.start():.2f} s", flush=True)
+        except BrokerFailed as failure:
+            print(failure, file=sys.stderr)
+            return 2
+        results = run(options, brokers)
+    return conclude(options, results, found, time.perf_counter() - began)
+
+
+def conclude(
+    options: argparse.Namespace,
+    results: Sequence[tuple[Scenario, Outcomes]],
+    found: Sequence[Ceiling],
+    seconds: float,
+) -> int:
+    print(f"\nMedians; CPU is the broker's, user and system, a message.\n\n{report.table(results)}\n")
+    if warning := report.disturbed(results):
+        print(f"{warning}\n")
+    options.out.mkdir(parents=True, exist_ok=True)
+    settings = {
+        "quick": options.quick,
+        "rounds": options.rounds,
+        "brokers": options.brokers,
+        "seconds": seconds,
+    }
+    report.write_json(options.out / "bench.json", results, found, settings)
+    print(f"{seconds:.0f} s; written: {options.out / 'bench.json'}", end="")
+    print(f" and {options.out / 'bench.png'}" if write_plot(options.out / "bench.png", results) else "")
+    failed = report.failures(results)
+    for line in failed:
+        print(f"FAILED {line}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

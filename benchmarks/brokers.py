@@ -1,0 +1,203 @@
+"""The brokers under test, each a process of ours on free loopback ports with an empty directory of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from pathlib import Path
+
+from . import processes
+from .client import HOST, Connection, Refused
+
+START_MAX_S = 60.0
+STOP_MAX_S = 30.0
+RABBITMQ_SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+
+
+class BrokerFailed(Exception):
+    """The broker did not start, or is gone."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+class Broker(ABC):
+    name: str
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.directory = Path()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pids: list[int] = []
+
+    @abstractmethod
+    def _command(self) -> tuple[list[str], dict[str, str]]:
+        """What to run, and the environment beside ours. Called with a fresh directory and port."""
+
+    def start(self) -> float:
+        """Seconds from exec until a client had opened a connection and a channel."""
+        self.directory = Path(tempfile.mkdtemp(prefix=f"bench-{self.name}-"))
+        self.port = free_port()
+        command, environment = self._command()
+        with (self.directory / "output").open("wb") as output:
+            began = time.perf_counter()
+            self._process = subprocess.Popen(
+                command,
+                env=os.environ | environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                cwd=self.directory,
+            )
+        connection = self._first_connection(began + START_MAX_S)
+        took = time.perf_counter() - began
+        connection.close()
+        self._pids = processes.members(self._process.pid)
+        return took
+
+    def _first_connection(self, deadline: float) -> Connection:
+        while time.perf_counter() < deadline:
+            try:
+                return Connection(self.port, 5)
+            except (OSError, Refused):
+                self.check_alive()
+                time.sleep(0.002)
+        raise BrokerFailed(f"{self.name} took no connection for {START_MAX_S:.0f} s: {self._last_words()}")
+
+    def check_alive(self) -> None:
+        if self._process is None or self._process.poll() is not None:
+            raise BrokerFailed(f"{self.name} has ended: {self._last_words()}")
+
+    def _last_words(self) -> str:
+        output = self.directory / "output"
+        return output.read_text(errors="replace")[-2_000:] if output.exists() else ""
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._end(self._process)
+            self._process = None
+        if self.directory != Path():
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        process.terminate()
+        try:
+            process.wait(STOP_MAX_S)
+        except subprocess.TimeoutExpired:
+            print(
+                f"{self.name} did not stop within {STOP_MAX_S:.0f} s of SIGTERM and is killed",
+                file=sys.stderr,
+            )
+        for pid in processes.members(process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+    def restart(self) -> float:
+        """Begin again with nothing; how long the start took."""
+        self.stop()
+        return self.start()
+
+    def close(self) -> None:
+        """End for good, with all that outlives a restart."""
+        self.stop()
+
+    def cpu_seconds(self) -> float:
+        return processes.cpu_seconds(self._pids)
+
+    def rss_bytes(self) -> int:
+        return processes.rss_bytes(self._pids)
+
+    def settle(self, limit_s: float = 5.0) -> None:
+        """Wait until the broker has nothing more to do, so that no run pays for the one before."""
+        deadline = time.perf_counter() + limit_s
+        while time.perf_counter() < deadline:
+            before = self.cpu_seconds()
+            time.sleep(0.2)
+            if self.cpu_seconds() - before < 0.025:
+                return
+
+
+class Mqd(Broker):
+    name = "mqd"
+
+    @staticmethod
+    def path() -> Path:
+        return Path(sys.executable).parent / "mqd"
+
+    def _command(self) -> tuple[list[str], dict[str, str]]:
+        if not self.path().exists():
+            raise BrokerFailed(f"{self.path()} is missing: pip install . first")
+        data = str(self.directory / "data")
+        amqp, http = f"{HOST}:{self.port}", f"{HOST}:0"
+        return [str(self.path()), "--data-dir", data, "--amqp", amqp, "--http", http], {}
+
+
+class RabbitMQ(Broker):
+    """Debian's rabbitmq-server as it comes, but for its places and ports: nothing outside the temporary directory
+    and the loopback interface is used, not even the machine's epmd."""
+
+    name = "rabbitmq"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._epmd: subprocess.Popen[bytes] | None = None
+        self._epmd_port = 0
+
+    def _command(self) -> tuple[list[str], dict[str, str]]:
+        if not RABBITMQ_SERVER.exists():
+            raise BrokerFailed(
+                f"{RABBITMQ_SERVER} is missing: apt-get install rabbitmq-server, or --brokers mqd"
+            )
+        self._start_epmd()
+        here = self.directory
+        (here / "rabbitmq.conf").write_text(f"listeners.tcp.1 = {HOST}:{self.port}\n")
+        (here / "rabbitmq-env.conf").write_text("")
+        (here / "enabled_plugins").write_text("[].\n")
+        return [str(RABBITMQ_SERVER)], {
+            "HOME": str(here),
+            "ERL_EPMD_ADDRESS": HOST,
+            "ERL_EPMD_PORT": str(self._epmd_port),
+            "RABBITMQ_NODENAME": "rabbit_bench@localhost",
+            "RABBITMQ_NODE_PORT": str(self.port),
+            "RABBITMQ_DIST_PORT": str(free_port()),
+            "RABBITMQ_CONF_ENV_FILE": str(here / "rabbitmq-env.conf"),
+            "RABBITMQ_CONFIG_FILE": str(here / "rabbitmq.conf"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(here / "enabled_plugins"),
+            "RABBITMQ_MNESIA_BASE": str(here / "mnesia"),
+            "RABBITMQ_LOG_BASE": str(here / "log"),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
+        }
+
+    def _start_epmd(self) -> None:
+        """Started beforehand and kept, so that neither it nor the name it holds weighs on a start that is timed."""
+        if self._epmd is None:
+            self._epmd_port = free_port()
+            self._epmd = subprocess.Popen(
+                ["epmd", "-address", HOST, "-port", str(self._epmd_port)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+
+    def close(self) -> None:
+        super().close()
+        if self._epmd is not None:
+            self._epmd.terminate()
+            self._epmd.wait()
+            self._epmd = None
+
+
+BROKERS: dict[str, type[Broker]] = {"mqd": Mqd, "rabbitmq": RabbitMQ}

@@ -1,0 +1,156 @@
+"""The table of ratios and the same as JSON."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .ceiling import Ceiling
+from .rounds import Outcome, Outcomes
+from .scenarios.scenario import CPU_US, OTHERS_CORES, RSS_MIB, Figure, Scenario
+
+MQD, PEER = "mqd", "rabbitmq"
+# More than this, and a machine of two cores measures its neighbours.
+QUIET_CORES = 0.15
+NONE = Outcome(failure="not run")
+HEAD = (
+    "scenario",
+    "figure",
+    "mqd",
+    "rabbitmq",
+    "ratio",
+    "bar",
+    "",
+    "CPU µs mqd / rabbitmq",
+    "RSS MiB mqd / rabbitmq",
+)
+RIGHT = (2, 3, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    scenario: Scenario
+    figure: Figure
+    outcomes: Outcomes
+
+    def value(self, broker: str, key: str | None = None) -> float | None:
+        return self.outcomes.get(broker, NONE).median(key or self.figure.key)
+
+    @property
+    def ratio(self) -> float | None:
+        mqd, peer = self.value(MQD), self.value(PEER)
+        return mqd / peer if mqd is not None and peer else None
+
+    @property
+    def met(self) -> bool | None:
+        mqd = self.value(MQD)
+        return self.figure.bar.met(mqd, self.ratio) if self.figure.bar and mqd is not None else None
+
+
+def rows(results: Sequence[tuple[Scenario, Outcomes]]) -> Iterator[Row]:
+    for scenario, outcomes in results:
+        for figure in scenario.figures:
+            yield Row(scenario, figure, outcomes)
+
+
+def table(results: Sequence[tuple[Scenario, Outcomes]]) -> str:
+    lines = [HEAD, *(_cells(row) for row in rows(results))]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
+    lines.insert(1, tuple("-" * width for width in widths))
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if i in RIGHT else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    first = row.figure is row.scenario.figures[0]
+    return (
+        row.scenario.name if first else "",
+        row.figure.label,
+        number(row.value(MQD)),
+        number(row.value(PEER)),
+        "-" if row.ratio is None else f"{row.ratio:.2f}",
+        str(row.figure.bar or ""),
+        {None: "", True: "met", False: "MISSED"}[row.met],
+        _pair(row, CPU_US) if first else "",
+        _pair(row, RSS_MIB) if first else "",
+    )
+
+
+def _pair(row: Row, key: str) -> str:
+    return f"{number(row.value(MQD, key))} / {number(row.value(PEER, key))}"
+
+
+def number(value: float | None) -> str:
+    """Three figures are more than one run can promise."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def failures(results: Sequence[tuple[Scenario, Outcomes]]) -> list[str]:
+    return [
+        f"{scenario.name}: {broker}: {outcome.failure}"
+        for scenario, outcomes in results
+        for broker, outcome in outcomes.items()
+        if outcome.failure
+    ]
+
+
+def disturbed(results: Sequence[tuple[Scenario, Outcomes]]) -> str:
+    """Empty when the machine was quiet."""
+    worst = {
+        scenario.name: max(
+            (turn[OTHERS_CORES] for outcome in outcomes.values() for turn in outcome.rounds), default=0.0
+        )
+        for scenario, outcomes in results
+    }
+    noisy = [f"{name} {cores:.1f}" for name, cores in worst.items() if cores > QUIET_CORES]
+    return f"Not a quiet machine. Cores used by others, at worst: {', '.join(noisy)}." if noisy else ""
+
+
+def ceiling_lines(found: Sequence[Ceiling]) -> str:
+    return "\n".join(f"  {one.name}: {one.value:.2f} {one.unit}" for one in found)
+
+
+def write_json(
+    path: Path,
+    results: Sequence[tuple[Scenario, Outcomes]],
+    found: Sequence[Ceiling],
+    settings: dict[str, Any],
+) -> None:
+    document = {
+        "settings": settings,
+        "machine": {"python": platform.python_version(), "system": platform.platform()},
+        "client_ceiling": {f"{one.name}, {one.unit}": one.value for one in found},
+        "figures": [_record(row) for row in rows(results)],
+        "rounds": {
+            scenario.name: {
+                broker: {"failure": outcome.failure, "rounds": outcome.rounds}
+                for broker, outcome in outcomes.items()
+            }
+            for scenario, outcomes in results
+        },
+    }
+    path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+
+
+def _record(row: Row) -> dict[str, Any]:
+    return {
+        "scenario": row.scenario.name,
+        "title": row.scenario.title,
+        "figure": row.figure.label,
+        "mqd": row.value(MQD),
+        "rabbitmq": row.value(PEER),
+        "ratio": row.ratio,
+        "bar": str(row.figure.bar) if row.figure.bar else None,
+        "met": row.met,
+    }

@@ -1,0 +1,55 @@
+"""The registry: every scenario, in the order of the report."""
+
+from __future__ import annotations
+
+from ..streams import Terms
+from . import routes
+from .connections import Churn, IdleConnections
+from .latency import Latency
+from .queues import Backlog, ManyQueues
+from .scenario import Scenario, at_least
+from .startup import Startup
+from .throughput import Throughput
+
+CONFIRM_WINDOW = 1_000
+PREFETCH = 500
+
+TRANSIENT, OTHER, LARGE = at_least(6), at_least(4), at_least(1)
+
+SCENARIOS: tuple[Scenario, ...] = (
+    Throughput("transient-16", "transient, auto-ack, 16 B", TRANSIENT, routes.one_queue(16), quick=False),
+    Throughput("transient-128", "transient, auto-ack, 128 B", TRANSIENT, routes.one_queue(128)),
+    Throughput(
+        "transient-1k", "transient, auto-ack, 1 KiB", TRANSIENT, routes.one_queue(1 << 10), quick=False
+    ),
+    Throughput(
+        "transient-16k", "transient, auto-ack, 16 KiB", LARGE, routes.one_queue(16 << 10), quick=False
+    ),
+    Throughput("transient-1m", "transient, auto-ack, 1 MiB", LARGE, routes.one_queue(1 << 20), quick=False),
+    Throughput(
+        "confirms",
+        "transient, confirms, window 1000",
+        OTHER,
+        routes.one_queue(128),
+        Terms(None, CONFIRM_WINDOW),
+    ),
+    Throughput(
+        "durable",
+        "durable, persistent, confirms, acks one by one, prefetch 500",
+        OTHER,
+        routes.durable_queue,
+        Terms(PREFETCH, CONFIRM_WINDOW),
+    ),
+    Throughput("topic-1000", "topic exchange, 1,000 bindings", OTHER, routes.topic),
+    Throughput("headers-100", "headers exchange, 100 bindings", OTHER, routes.headers),
+    Throughput("fanout-10", "fanout to 10 queues, 10 consumers", OTHER, routes.fanout),
+    Throughput("four-by-four", "4 publishers, 4 queues, 4 consumers", OTHER, routes.four_queues, quick=False),
+    Throughput("distinct-headers", "transient, all headers different", OTHER, routes.distinct_headers),
+    Latency(5_000, quick=True),
+    Latency(20_000, quick=False),
+    Churn(),
+    IdleConnections(),
+    ManyQueues(),
+    Backlog(),
+    Startup(),
+)

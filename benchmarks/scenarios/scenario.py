@@ -1,0 +1,74 @@
+"""What a scenario is, what it reports, and the bar that each figure has to pass."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from ..brokers import Broker
+from ..pump import Pace
+
+Figures = dict[str, float]
+
+CPU_US = "cpu_us"
+RSS_MIB = "rss_mib"
+OTHERS_CORES = "others_cores"
+
+
+class Kind(Enum):
+    RATIO_MIN = "ratio ≥"
+    RATIO_MAX = "ratio ≤"
+    VALUE_MAX = "mqd ≤"
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    kind: Kind
+    limit: float
+
+    def met(self, mqd: float, ratio: float | None) -> bool | None:
+        """None where there is nothing to compare with."""
+        if self.kind is Kind.VALUE_MAX:
+            return mqd <= self.limit
+        if ratio is None:
+            return None
+        return ratio >= self.limit if self.kind is Kind.RATIO_MIN else ratio <= self.limit
+
+    def __str__(self) -> str:
+        return f"{self.kind.value} {self.limit:g}"
+
+
+def at_least(ratio: float) -> Bar:
+    return Bar(Kind.RATIO_MIN, ratio)
+
+
+def at_most(ratio: float) -> Bar:
+    return Bar(Kind.RATIO_MAX, ratio)
+
+
+def mqd_at_most(value: float) -> Bar:
+    return Bar(Kind.VALUE_MAX, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    key: str
+    label: str
+    bar: Bar | None = None
+
+
+class Scenario(ABC):
+    name: str
+    title: str
+    figures: Sequence[Figure]
+    # Memory is only comparable in a broker that has done nothing before.
+    fresh = False
+    # None: as many as the command line says.
+    rounds: int | None = None
+    quick = True
+
+    @abstractmethod
+    def run(self, broker: Broker, pace: Pace) -> Figures:
+        """One round against one broker, leaving nothing behind in it."""

@@ -1,0 +1,165 @@
+"""The broker under test: somebody else's behind a URL, or an mqd that the suite starts, restarts and kills."""
+
+import re
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from conformance_tests.wire import RawClient
+
+START_S = 20.0
+STOP_S = 20.0
+CTL_S = 60.0
+
+
+class CtlError(Exception):
+    """The control command ended with a failure; its text is what it printed."""
+
+
+class Broker(Protocol):
+    url: str
+    product: str
+    version: str
+    is_mqd: bool
+
+    @property
+    def has_ctl(self) -> bool: ...
+
+    def ctl(self, *args: str) -> str: ...
+    def restart(self, kill: bool = False) -> None: ...
+    def check_alive(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+def recognise(url: str) -> tuple[str, str]:
+    """Product and version, from the server-properties of connection.start."""
+    client = RawClient(url)
+    try:
+        properties = client.read_start().server_properties
+        return str(properties.get("product", "?")), str(properties.get("version", "?"))
+    finally:
+        client.abort()
+
+
+def run_ctl(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=CTL_S, check=False)
+    if done.returncode:
+        raise CtlError(f"{shlex.join(command)}: {done.returncode}: {done.stdout}{done.stderr}")
+    return done.stdout
+
+
+class ForeignBroker:
+    """Any broker behind a URL, with rabbitmqctl or something like it if `--ctl` was given."""
+
+    def __init__(self, url: str, ctl: str | None) -> None:
+        self.url = url
+        self.product, self.version = recognise(url)
+        self.is_mqd = self.product == "mqd"
+        self._ctl = shlex.split(ctl) if ctl else []
+        if self._ctl and Path(self._ctl[0]).name == "rabbitmqctl":
+            self._ctl.append("-q")
+
+    @property
+    def has_ctl(self) -> bool:
+        return bool(self._ctl)
+
+    def ctl(self, *args: str) -> str:
+        if not self._ctl:
+            pytest.skip("needs a control command (--ctl) for the broker behind --amqp-url")
+        return run_ctl([*self._ctl, *args])
+
+    def restart(self, kill: bool = False) -> None:
+        if kill:
+            pytest.skip("kill -9 only of a broker that the suite started itself")
+        self.ctl("stop_app")
+        self.ctl("start_app")
+
+    def check_alive(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+
+class OwnBroker:
+    """An `mqd` of the running interpreter's environment, with a data directory of its own."""
+
+    def __init__(self) -> None:
+        self._bin = Path(sys.executable).parent
+        if not (self._bin / "mqd").exists():
+            pytest.exit(f"no --amqp-url given, and no mqd beside {sys.executable}", returncode=3)
+        self._home = tempfile.TemporaryDirectory(prefix="mqd-conformance-")
+        self._log = Path(self._home.name) / "stderr.log"
+        self._amqp = self._http = "127.0.0.1:0"
+        self._process: subprocess.Popen[str] | None = None
+        self.start()
+        self.url = f"amqp://guest:guest@{self._amqp}/"
+        self.product, self.version = recognise(self.url)
+        self.is_mqd = True
+
+    @property
+    def has_ctl(self) -> bool:
+        return True
+
+    def start(self) -> None:
+        command = [str(self._bin / "mqd"), "--data-dir", f"{self._home.name}/data"]
+        command += ["--amqp", self._amqp, "--http", self._http]
+        with self._log.open("a") as log:
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        ready = re.search(r"^mqd ready .*\bamqp=(\S+) http=(\S+)", self._first_line())
+        if ready is None:
+            self._process.kill()
+            raise AssertionError(f"mqd did not say that it is ready:\n{self.log_tail()}")
+        # A restart comes back on the same ports, as clients expect it.
+        self._amqp, self._http = ready[1], ready[2]
+
+    def _first_line(self) -> str:
+        assert self._process is not None and self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], START_S)
+        return self._process.stdout.readline() if ready else ""
+
+    def log_tail(self) -> str:
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-40:])
+
+    def ctl(self, *args: str) -> str:
+        return run_ctl([str(self._bin / "mqctl"), "--url", f"http://{self._http}", *args])
+
+    def restart(self, kill: bool = False) -> None:
+        assert self._process is not None
+        self._end(signal.SIGKILL if kill else signal.SIGTERM)
+        self.start()
+
+    def _end(self, with_signal: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(with_signal)
+        try:
+            code = self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            raise AssertionError(f"mqd did not stop within {STOP_S} s:\n{self.log_tail()}") from None
+        if with_signal == signal.SIGTERM:
+            assert code == 0, f"mqd ended with {code}:\n{self.log_tail()}"
+
+    def check_alive(self) -> None:
+        """Fails, once, if the broker died under the last test; the next tests get a new one."""
+        assert self._process is not None
+        code = self._process.poll()
+        if code is not None:
+            tail = self.log_tail()
+            self.start()
+            raise AssertionError(f"mqd died with {code}:\n{tail}")
+
+    def stop(self) -> None:
+        try:
+            if self._process is not None and self._process.poll() is None:
+                self._end(signal.SIGTERM)
+        finally:
+            self._home.cleanup()

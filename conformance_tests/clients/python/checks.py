@@ -1,0 +1,145 @@
+"""The frame of every Python client program: named checks, one line each, and the broker's restart."""
+
+import asyncio
+import faulthandler
+import os
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from urllib.parse import urlsplit, urlunsplit
+
+AMQP_URL = os.environ.get("AMQP_URL", "amqp://guest:guest@127.0.0.1:5672/%2F")
+RESTART_CMD = os.environ.get("RESTART_CMD", "")
+
+PROGRAM_SECONDS = 38
+WAIT_SECONDS = 8
+RESTART_SECONDS = 25
+
+# What must not outlive a program that hangs, such as a worker process of its own.
+at_timeout: list[Callable[[], None]] = []
+
+
+def _give_up() -> None:
+    """A client that hangs is a failed client: tell where it hung, then die."""
+    print(f"FAIL program timed out after {PROGRAM_SECONDS} s", flush=True)
+    faulthandler.dump_traceback()
+    for end in at_timeout:
+        end()
+    os._exit(1)
+
+
+_watchdog = threading.Timer(PROGRAM_SECONDS, _give_up)
+_watchdog.daemon = True
+_watchdog.start()
+
+
+class CheckFailed(Exception):
+    pass
+
+
+def equal(got: object, want: object, what: str) -> None:
+    if got != want:
+        raise CheckFailed(f"{what}: got {got!r}, want {want!r}")
+
+
+def that(holds: object, what: str) -> None:
+    if not holds:
+        raise CheckFailed(what)
+
+
+def contains(text: object, part: str) -> None:
+    if part not in str(text):
+        raise CheckFailed(f"{part!r} not in {str(text)!r}")
+
+
+def wait_until(done: Callable[[], object], step: Callable[[], object], what: str) -> None:
+    """Call `step`, which waits a little for the broker, until `done` holds."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not done():
+        if time.monotonic() > deadline:
+            raise CheckFailed(f"timed out: {what}")
+        step()
+
+
+def other_url(*, user: str = "", password: str = "", vhost: str = "") -> str:
+    """AMQP_URL with other credentials or another virtual host."""
+    parts = urlsplit(AMQP_URL)
+    login = f"{user or parts.username or 'guest'}:{password or parts.password or 'guest'}"
+    path = f"/{vhost}" if vhost else parts.path
+    return urlunsplit((parts.scheme, f"{login}@{parts.hostname}:{parts.port or 5672}", path, "", ""))
+
+
+def restart_broker() -> None:
+    done = subprocess.run(
+        RESTART_CMD, shell=True, check=False, capture_output=True, text=True, timeout=RESTART_SECONDS
+    )
+    if done.returncode != 0:
+        raise CheckFailed(f"RESTART_CMD gave {done.returncode}: {done.stderr.strip()[-300:]}")
+
+
+class Names:
+    """Names of this run alone, so that programs can share a broker."""
+
+    def __init__(self, client: str) -> None:
+        self.prefix = f"clients.{client}.{uuid.uuid4().hex[:8]}"
+
+    def __call__(self, noun: str) -> str:
+        return f"{self.prefix}.{noun}"
+
+
+class Checks:
+    def __init__(self) -> None:
+        self.passed = 0
+        self.failed = 0
+
+    def run(self, check: Callable[[], None], *, needs_restart: bool = False) -> None:
+        name = self._name(check)
+        if needs_restart and not RESTART_CMD:
+            self._say(f"skip {name} RESTART_CMD is not set")
+            return
+        try:
+            check()
+        except Exception as error:  # noqa: BLE001 - a check may fail in any way that a client can
+            self._fail(name, error)
+        else:
+            self._pass(name)
+
+    async def run_async(self, check: Callable[[], Awaitable[None]], *, needs_restart: bool = False) -> None:
+        name = self._name(check)
+        if needs_restart and not RESTART_CMD:
+            self._say(f"skip {name} RESTART_CMD is not set")
+            return
+        try:
+            await asyncio.wait_for(check(), RESTART_SECONDS if needs_restart else WAIT_SECONDS)
+        except Exception as error:  # noqa: BLE001 - a check may fail in any way that a client can
+            self._fail(name, error)
+        else:
+            self._pass(name)
+
+    def finish(self) -> int:
+        self._say(f"{self.passed} passed, {self.failed} failed")
+        return 1 if self.failed or not self.passed else 0
+
+    def _name(self, check: Callable[..., object]) -> str:
+        return check.__name__.strip("_").replace("_", "-")
+
+    def _pass(self, name: str) -> None:
+        self.passed += 1
+        self._say(f"ok {name}")
+
+    def _fail(self, name: str, error: BaseException) -> None:
+        self.failed += 1
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        self._say(f"FAIL {name} {reason[:400]}")
+
+    def _say(self, line: str) -> None:
+        print(line, flush=True)
+
+
+def exit_with(code: int) -> None:
+    """Leave without joining what a client's threads still hold after a failed check."""
+    sys.stdout.flush()
+    os._exit(code)

@@ -1,0 +1,216 @@
+"""confirm.select: every publish gets exactly one ack or nack, in a sequence of the channel's own."""
+
+from __future__ import annotations
+
+import pytest
+from pamqp import commands
+from pika.adapters.blocking_connection import BlockingChannel
+
+from conformance_tests.conftest import Name, Raw
+from conformance_tests.expect import expect_channel_close
+from conformance_tests.inbox import drain, numbered, publish
+from conformance_tests.wire import RawClient
+
+Basic = commands.Basic
+
+
+@pytest.fixture
+def queue(ch: BlockingChannel, name: Name) -> str:
+    queue = name("q")
+    ch.queue_declare(queue)
+    return queue
+
+
+def confirming(raw: Raw) -> RawClient:
+    client = raw()
+    client.call(commands.Confirm.Select(), commands.Confirm.SelectOk)
+    return client
+
+
+def outcomes(client: RawClient, count: int) -> dict[int, str]:
+    """Tag → "ack" or "nack" for the first `count` publishes; none may be settled twice."""
+    settled: dict[int, str] = {}
+    while len(settled) < count:
+        method = client.read_frame().method
+        assert isinstance(method, Basic.Ack | Basic.Nack), method
+        outcome = "ack" if isinstance(method, Basic.Ack) else "nack"
+        tag = int(method.delivery_tag or 0)
+        assert 0 < tag <= count
+        assert tag not in settled, f"{tag} settled twice"
+        tags = [t for t in range(1, tag + 1) if t not in settled] if method.multiple else [tag]
+        settled.update(dict.fromkeys(tags, outcome))
+    return settled
+
+
+def test_each_publish_is_acked_once(raw: Raw, queue: str) -> None:
+    client = confirming(raw)
+    client.send(b"".join(client.publish_bytes(b"m", routing_key=queue) for _ in range(500)))
+    assert outcomes(client, 500) == dict.fromkeys(range(1, 501), "ack")
+    client.expect_silence()
+
+
+def test_one_publish_one_ack(raw: Raw, queue: str) -> None:
+    client = confirming(raw)
+    for number in range(1, 4):
+        client.publish(b"m", routing_key=queue)
+        ack = client.read(Basic.Ack)
+        assert ack.delivery_tag == number
+
+
+def test_the_sequence_starts_at_confirm_select(raw: Raw, queue: str) -> None:
+    client = raw()
+    client.publish(b"not counted", routing_key=queue)
+    client.call(commands.Confirm.Select(), commands.Confirm.SelectOk)
+    client.publish(b"first", routing_key=queue)
+    assert client.read(Basic.Ack).delivery_tag == 1
+
+
+def test_select_again_changes_nothing(raw: Raw, queue: str) -> None:
+    client = confirming(raw)
+    client.publish(b"m", routing_key=queue)
+    assert client.read(Basic.Ack).delivery_tag == 1
+    client.call(commands.Confirm.Select(), commands.Confirm.SelectOk)
+    client.publish(b"m", routing_key=queue)
+    assert client.read(Basic.Ack).delivery_tag == 2
+
+
+def test_select_no_wait(raw: Raw, queue: str) -> None:
+    client = raw()
+    client.send_method(commands.Confirm.Select(nowait=True))
+    client.publish(b"m", routing_key=queue)
+    assert client.read(Basic.Ack).delivery_tag == 1
+
+
+def test_channels_count_for_themselves(raw: Raw, queue: str) -> None:
+    client = confirming(raw)
+    client.open_channel(2)
+    client.call(commands.Confirm.Select(), commands.Confirm.SelectOk, 2)
+    for channel in (1, 2):
+        client.publish(b"m", routing_key=queue, channel=channel)
+        assert client.read(Basic.Ack, channel).delivery_tag == 1
+
+
+def test_a_channel_without_select_gets_no_acks(raw: Raw, queue: str) -> None:
+    client = confirming(raw)
+    client.open_channel(2)
+    client.publish(b"m", routing_key=queue, channel=2)
+    client.expect_silence()
+
+
+def test_unroutable_is_acked(raw: Raw, name: Name) -> None:
+    client = confirming(raw)
+    client.publish(b"m", routing_key=name("nowhere"))
+    assert client.read(Basic.Ack).delivery_tag == 1
+
+
+def test_unroutable_mandatory_is_returned_and_then_acked(raw: Raw, name: Name) -> None:
+    client = confirming(raw)
+    for number in range(1, 4):
+        client.publish(b"m", routing_key=name("nowhere"), mandatory=True)
+        method = client.read_content(Basic.Return).method
+        assert isinstance(method, Basic.Return) and method.reply_code == 312
+        assert client.read(Basic.Ack).delivery_tag == number
+
+
+@pytest.mark.parametrize("durable", [False, True])
+@pytest.mark.parametrize("delivery_mode", [1, 2])
+def test_transient_and_persistent_are_acked(
+    ch: BlockingChannel, raw: Raw, name: Name, durable: bool, delivery_mode: int
+) -> None:
+    queue = name("q")
+    ch.queue_declare(queue, durable=durable)
+    client = confirming(raw)
+    properties = Basic.Properties(delivery_mode=delivery_mode)
+    client.send(b"".join(client.publish_bytes(b"m", routing_key=queue, properties=properties) for _ in range(100)))
+    assert outcomes(client, 100) == dict.fromkeys(range(1, 101), "ack")
+
+
+def test_an_ack_comes_when_all_queues_have_it(ch: BlockingChannel, raw: Raw, name: Name) -> None:
+    exchange = name("x")
+    ch.exchange_declare(exchange, "fanout")
+    queues = [name("q") for _ in range(3)]
+    for number, queue in enumerate(queues):
+        ch.queue_declare(queue, durable=number > 0)
+        ch.queue_bind(queue, exchange)
+    client = confirming(raw)
+    client.publish(b"m", exchange=exchange, properties=Basic.Properties(delivery_mode=2))
+    client.read(Basic.Ack)
+    assert [drain(ch, queue) for queue in queues] == [[b"m"]] * 3
+    client.expect_silence()
+
+
+def test_an_acked_message_is_in_the_queue(ch: BlockingChannel, raw: Raw, queue: str) -> None:
+    client = confirming(raw)
+    client.publish(b"m", routing_key=queue)
+    client.read(Basic.Ack)
+    assert drain(ch, queue) == [b"m"]
+
+
+def test_a_message_consumed_at_once_is_acked_too(raw: Raw, queue: str) -> None:
+    consumer, publisher = raw(), confirming(raw)
+    consumer.call(Basic.Consume(queue=queue, no_ack=True), Basic.ConsumeOk)
+    publisher.send(b"".join(publisher.publish_bytes(body, routing_key=queue) for body in numbered(50)))
+    assert outcomes(publisher, 50) == dict.fromkeys(range(1, 51), "ack")
+    assert [consumer.read_content().body for _ in range(50)] == numbered(50)
+
+
+def test_refused_messages_are_nacked_and_the_others_acked(ch: BlockingChannel, raw: Raw, name: Name) -> None:
+    queue = name("q")
+    ch.queue_declare(queue, arguments={"x-max-length": 3, "x-overflow": "reject-publish"})
+    client = confirming(raw)
+    client.send(b"".join(client.publish_bytes(body, routing_key=queue) for body in numbered(10)))
+    assert outcomes(client, 10) == {tag: "ack" if tag <= 3 else "nack" for tag in range(1, 11)}
+    assert drain(ch, queue) == numbered(3)
+
+
+def test_a_refused_publish_closes_the_channel_and_the_earlier_are_settled_or_not(
+    ch: BlockingChannel, raw: Raw, queue: str, name: Name
+) -> None:
+    client = confirming(raw)
+    client.publish(b"1", routing_key=queue)
+    client.read(Basic.Ack)
+    client.publish(b"2", exchange=name("missing"))
+    client.expect_channel_close(404, "NOT_FOUND - no exchange", method_id=(60, 40))
+    assert drain(ch, queue) == [b"1"]
+
+
+def test_a_new_channel_counts_from_one(raw: Raw, queue: str) -> None:
+    client = confirming(raw)
+    client.publish(b"m", routing_key=queue)
+    client.read(Basic.Ack)
+    client.call(commands.Channel.Close(200, "", 0, 0), commands.Channel.CloseOk)
+    client.open_channel()
+    client.call(commands.Confirm.Select(), commands.Confirm.SelectOk)
+    client.publish(b"m", routing_key=queue)
+    assert client.read(Basic.Ack).delivery_tag == 1
+
+
+def test_confirm_on_a_transactional_channel(ch: BlockingChannel) -> None:
+    ch.tx_select()
+    with expect_channel_close(406, "PRECONDITION_FAILED - cannot switch from tx to confirm mode"):
+        ch.confirm_delivery()
+
+
+def test_tx_on_a_confirming_channel(ch: BlockingChannel) -> None:
+    ch.confirm_delivery()
+    with expect_channel_close(406, "PRECONDITION_FAILED - cannot switch from confirm to tx mode"):
+        ch.tx_select()
+
+
+def test_an_internal_or_dead_letter_hop_gives_no_second_ack(ch: BlockingChannel, raw: Raw, name: Name) -> None:
+    dead, queue = name("q"), name("q")
+    ch.queue_declare(dead)
+    ch.queue_declare(
+        queue,
+        arguments={"x-message-ttl": 0, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead},
+    )
+    client = confirming(raw)
+    client.publish(b"m", routing_key=queue)
+    client.read(Basic.Ack)
+    client.expect_silence()
+
+
+def test_pika_publishes_with_confirms(ch: BlockingChannel, queue: str) -> None:
+    ch.confirm_delivery()
+    publish(ch, queue, *numbered(20), mandatory=True)
+    assert drain(ch, queue) == numbered(20)

@@ -1,0 +1,379 @@
+"""Dead-lettering: when, where to, what is written into x-death, and how cycles end."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import pika
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from conformance_tests.conftest import Name
+from conformance_tests.inbox import (
+    Delivery,
+    drain,
+    get,
+    numbered,
+    publish,
+    pump,
+    wait_depth,
+    wait_drain,
+    wait_get,
+)
+
+
+@pytest.fixture
+def dead(ch: BlockingChannel, name: Name) -> str:
+    """Where dead letters go, through the default exchange."""
+    queue = name("dead")
+    ch.queue_declare(queue)
+    return queue
+
+
+def to(dead: str, **arguments: Any) -> dict[str, Any]:
+    return {
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": dead,
+        **{f"x-{key.replace('_', '-')}": value for key, value in arguments.items()},
+    }
+
+
+def source(ch: BlockingChannel, name: Name, arguments: dict[str, Any]) -> str:
+    queue = name("q")
+    ch.queue_declare(queue, arguments=arguments)
+    return queue
+
+
+def reject(ch: BlockingChannel, queue: str) -> None:
+    ch.basic_reject(wait_get(ch, queue, auto_ack=False).tag, requeue=False)
+
+
+def deaths(delivery: Delivery) -> list[tuple[str, str, int]]:
+    return [(death["queue"], death["reason"], death["count"]) for death in delivery.headers["x-death"]]
+
+
+# --- reasons ---
+
+
+@pytest.mark.parametrize("how", ["reject", "nack", "nack multiple"])
+def test_rejected(ch: BlockingChannel, name: Name, dead: str, how: str) -> None:
+    queue = source(ch, name, to(dead))
+    publish(ch, queue, b"1", b"2")
+    held = [get(ch, queue, auto_ack=False) for _ in range(2)]
+    assert held[0] and held[1]
+    if how == "nack multiple":
+        ch.basic_nack(held[1].tag, multiple=True, requeue=False)
+    else:
+        for delivery in held:
+            assert delivery
+            getattr(ch, f"basic_{how}")(delivery.tag, requeue=False)
+    got = [wait_get(ch, dead) for _ in range(2)]
+    assert [delivery.body for delivery in got] == [b"1", b"2"]
+    assert deaths(got[0]) == [(queue, "rejected", 1)]
+
+
+def test_requeue_is_no_death(ch: BlockingChannel, name: Name, dead: str) -> None:
+    queue = source(ch, name, to(dead))
+    publish(ch, queue, b"m")
+    ch.basic_reject(wait_get(ch, queue, auto_ack=False).tag, requeue=True)
+    assert wait_get(ch, queue).body == b"m"
+    assert get(ch, dead) is None
+
+
+def test_expired_by_the_queue(ch: BlockingChannel, name: Name, dead: str) -> None:
+    queue = source(ch, name, to(dead, message_ttl=30))
+    publish(ch, queue, *numbered(3))
+    got = [wait_get(ch, dead) for _ in range(3)]
+    assert [delivery.body for delivery in got] == numbered(3)
+    assert deaths(got[0]) == [(queue, "expired", 1)]
+
+
+def test_expired_by_the_message(ch: BlockingChannel, name: Name, dead: str) -> None:
+    queue = source(ch, name, to(dead))
+    publish(ch, queue, b"m", expiration="30")
+    delivery = wait_get(ch, dead)
+    assert deaths(delivery) == [(queue, "expired", 1)]
+    assert delivery.properties.expiration is None
+    assert delivery.headers["x-death"][0]["original-expiration"] == "30"
+
+
+def test_the_expiration_of_a_rejected_message_is_removed_too(ch: BlockingChannel, name: Name, dead: str) -> None:
+    queue = source(ch, name, to(dead))
+    publish(ch, queue, b"m", expiration="60000")
+    reject(ch, queue)
+    delivery = wait_get(ch, dead)
+    assert delivery.properties.expiration is None
+    assert delivery.headers["x-death"][0]["original-expiration"] == "60000"
+
+
+def test_dropped_by_length(ch: BlockingChannel, name: Name, dead: str) -> None:
+    queue = source(ch, name, to(dead, max_length=2))
+    publish(ch, queue, *numbered(5))
+    got = [wait_get(ch, dead) for _ in range(3)]
+    assert [delivery.body for delivery in got] == numbered(3)
+    assert deaths(got[0]) == [(queue, "maxlen", 1)]
+    assert drain(ch, queue) == [b"3", b"4"]
+
+
+def test_dropped_by_bytes(ch: BlockingChannel, name: Name, dead: str) -> None:
+    queue = source(ch, name, to(dead, max_length_bytes=10))
+    publish(ch, queue, b"x" * 6, b"y" * 6)
+    assert wait_get(ch, dead).body == b"x" * 6
+
+
+def test_reject_publish_does_not_dead_letter(ch: BlockingChannel, name: Name, dead: str) -> None:
+    queue = source(ch, name, to(dead, max_length=1, overflow="reject-publish"))
+    ch.confirm_delivery()
+    publish(ch, queue, b"1")
+    with pytest.raises(pika.exceptions.NackError):
+        publish(ch, queue, b"2")
+    pump(ch, 0.1)
+    assert get(ch, dead) is None
+
+
+def test_reject_publish_dlx_does(ch: BlockingChannel, name: Name, dead: str) -> None:
+    queue = source(ch, name, to(dead, max_length=1, overflow="reject-publish-dlx"))
+    ch.confirm_delivery()
+    publish(ch, queue, b"1")
+    with pytest.raises(pika.exceptions.NackError):
+        publish(ch, queue, b"2")
+    delivery = wait_get(ch, dead)
+    assert (delivery.body, deaths(delivery)) == (b"2", [(queue, "maxlen", 1)])
+    assert drain(ch, queue) == [b"1"]
+
+
+@pytest.mark.parametrize("how", ["purge", "delete"])
+def test_purge_and_delete_are_no_deaths(ch: BlockingChannel, name: Name, dead: str, how: str) -> None:
+    queue = source(ch, name, to(dead))
+    publish(ch, queue, b"m")
+    getattr(ch, f"queue_{how}")(queue)
+    pump(ch, 0.1)
+    assert get(ch, dead) is None
+
+
+def test_queue_expiry_is_no_death(ch: BlockingChannel, name: Name, dead: str) -> None:
+    queue = source(ch, name, to(dead, expires=100))
+    publish(ch, queue, b"m")
+    pump(ch, 0.4)
+    assert get(ch, dead) is None
+
+
+# --- the way ---
+
+
+def test_without_a_key_the_original_key_is_kept(ch: BlockingChannel, name: Name, dead: str) -> None:
+    exchange = name("x")
+    ch.exchange_declare(exchange, "topic")
+    ch.queue_bind(dead, exchange, "#")
+    queue = source(ch, name, {"x-dead-letter-exchange": exchange})
+    ch.queue_bind(queue, "amq.topic", f"{queue}.*")
+    publish(ch, f"{queue}.key", b"m", exchange="amq.topic")
+    reject(ch, queue)
+    delivery = wait_get(ch, dead)
+    assert (delivery.exchange, delivery.routing_key) == (exchange, f"{queue}.key")
+    death = delivery.headers["x-death"][0]
+    assert (death["exchange"], death["routing-keys"]) == ("amq.topic", [f"{queue}.key"])
+
+
+def test_with_a_key_it_replaces_the_original(ch: BlockingChannel, name: Name, dead: str) -> None:
+    queue = source(ch, name, to(dead))
+    publish(ch, queue, b"m")
+    reject(ch, queue)
+    delivery = wait_get(ch, dead)
+    assert (delivery.exchange, delivery.routing_key) == ("", dead)
+    death = delivery.headers["x-death"][0]
+    assert (death["exchange"], death["routing-keys"]) == ("", [queue])
+
+
+def test_a_missing_exchange_drops(ch: BlockingChannel, name: Name) -> None:
+    queue = source(ch, name, {"x-dead-letter-exchange": name("never-declared")})
+    publish(ch, queue, b"m")
+    reject(ch, queue)
+    assert drain(ch, queue) == []
+
+
+def test_the_exchange_may_come_later(ch: BlockingChannel, name: Name, dead: str) -> None:
+    exchange = name("x")
+    queue = source(ch, name, {"x-dead-letter-exchange": exchange})
+    publish(ch, queue, b"lost", b"kept")
+    reject(ch, queue)
+    pump(ch, 0.1)
+    ch.exchange_declare(exchange, "fanout")
+    ch.queue_bind(dead, exchange)
+    reject(ch, queue)
+    assert wait_get(ch, dead).body == b"kept"
+
+
+def test_the_exchanges_alternate_is_used(ch: BlockingChannel, name: Name, dead: str) -> None:
+    alternate, exchange = name("x"), name("x")
+    ch.exchange_declare(alternate, "fanout")
+    ch.exchange_declare(exchange, "direct", arguments={"alternate-exchange": alternate})
+    ch.queue_bind(dead, alternate)
+    queue = source(ch, name, {"x-dead-letter-exchange": exchange})
+    publish(ch, queue, b"m")
+    reject(ch, queue)
+    assert wait_get(ch, dead).body == b"m"
+
+
+def test_one_death_may_reach_many_queues(ch: BlockingChannel, name: Name) -> None:
+    exchange = name("x")
+    ch.exchange_declare(exchange, "fanout")
+    queues = [name("q") for _ in range(3)]
+    for each in queues:
+        ch.queue_declare(each)
+        ch.queue_bind(each, exchange)
+    queue = source(ch, name, {"x-dead-letter-exchange": exchange})
+    publish(ch, queue, b"m")
+    reject(ch, queue)
+    assert [wait_get(ch, each).body for each in queues] == [b"m"] * 3
+
+
+# --- what is written ---
+
+
+def test_headers_of_the_first_death(ch: BlockingChannel, name: Name, dead: str) -> None:
+    queue = source(ch, name, to(dead))
+    publish(ch, queue, b"m", headers={"mine": 1}, message_id="id", delivery_mode=2)
+    reject(ch, queue)
+    delivery = wait_get(ch, dead)
+    headers = delivery.headers
+    death = headers["x-death"][0]
+    assert isinstance(death["time"], datetime.datetime)
+    assert {key: value for key, value in death.items() if key != "time"} == {
+        "count": 1,
+        "reason": "rejected",
+        "queue": queue,
+        "exchange": "",
+        "routing-keys": [queue],
+    }
+    assert (headers["x-first-death-queue"], headers["x-first-death-reason"]) == (queue, "rejected")
+    assert headers["x-first-death-exchange"] == ""
+    assert headers["mine"] == 1
+    assert (delivery.properties.message_id, delivery.properties.delivery_mode) == ("id", 2)
+    assert not delivery.redelivered
+
+
+def test_two_queues_two_deaths_the_last_first(ch: BlockingChannel, name: Name, dead: str) -> None:
+    second = source(ch, name, to(dead, message_ttl=20))
+    first = source(ch, name, to(second))
+    publish(ch, first, b"m")
+    reject(ch, first)
+    delivery = wait_get(ch, dead)
+    assert deaths(delivery) == [(second, "expired", 1), (first, "rejected", 1)]
+    assert delivery.headers["x-first-death-queue"] == first
+    assert delivery.headers["x-first-death-reason"] == "rejected"
+
+
+def test_the_count_goes_up(ch: BlockingChannel, name: Name) -> None:
+    wait, work = name("wait"), name("work")
+    ch.queue_declare(wait, arguments=to(work, message_ttl=10))
+    ch.queue_declare(work, arguments=to(wait))
+    publish(ch, work, b"m")
+    for _ in range(3):
+        reject(ch, work)
+    delivery = wait_get(ch, work)
+    assert deaths(delivery) == [(wait, "expired", 3), (work, "rejected", 3)]
+    assert delivery.headers["x-first-death-queue"] == work
+
+
+def test_each_reason_has_an_entry_of_its_own(ch: BlockingChannel, name: Name) -> None:
+    wait, work = name("wait"), name("work")
+    ch.queue_declare(wait, arguments=to(work))
+    ch.queue_declare(work, arguments=to(wait))
+    publish(ch, wait, b"m", expiration="20")
+    reject(ch, work)
+    reject(ch, wait)
+    delivery = wait_get(ch, work)
+    # Only the newest has a place that is promised.
+    assert deaths(delivery)[0] == (wait, "rejected", 1)
+    assert sorted(deaths(delivery)) == sorted(
+        [(wait, "rejected", 1), (work, "rejected", 1), (wait, "expired", 1)]
+    )
+
+
+def test_headers_that_were_there_stay(ch: BlockingChannel, name: Name, dead: str) -> None:
+    queue = source(ch, name, to(dead))
+    publish(ch, queue, b"m", headers={"deep": {"a": [1, "b"]}, "x-custom": True})
+    reject(ch, queue)
+    headers = wait_get(ch, dead).headers
+    assert headers["deep"] == {"a": [1, "b"]}
+    assert headers["x-custom"] is True
+
+
+# --- CC, BCC ---
+
+
+def test_cc_is_kept_and_followed_without_a_key(ch: BlockingChannel, name: Name, dead: str) -> None:
+    exchange = name("x")
+    ch.exchange_declare(exchange, "direct")
+    ch.queue_bind(dead, exchange, "copy")
+    queue = source(ch, name, {"x-dead-letter-exchange": exchange})
+    publish(ch, queue, b"m", headers={"CC": ["copy"], "BCC": ["hidden"]})
+    reject(ch, queue)
+    delivery = wait_get(ch, dead)
+    assert delivery.headers["CC"] == ["copy"]
+    assert "BCC" not in delivery.headers
+    assert delivery.headers["x-death"][0]["routing-keys"] == [queue, "copy"]
+
+
+def test_cc_is_removed_with_a_key(ch: BlockingChannel, name: Name, dead: str) -> None:
+    copy = name("q")
+    ch.queue_declare(copy)
+    queue = source(ch, name, to(dead))
+    publish(ch, queue, b"m", headers={"CC": [copy]})
+    assert wait_get(ch, copy).body == b"m"
+    reject(ch, queue)
+    delivery = wait_get(ch, dead)
+    assert "CC" not in delivery.headers
+    assert delivery.headers["x-death"][0]["routing-keys"] == [queue, copy]
+    pump(ch, 0.1)
+    assert get(ch, copy) is None
+
+
+# --- cycles ---
+
+
+def test_a_cycle_without_a_reject_drops_the_message(ch: BlockingChannel, name: Name) -> None:
+    queue = name("q")
+    ch.queue_declare(queue, arguments=to(queue, message_ttl=30))
+    publish(ch, queue, b"m")
+    pump(ch, 0.2)
+    assert get(ch, queue) is None
+
+
+def test_a_longer_cycle_without_a_reject_drops_the_message(ch: BlockingChannel, name: Name) -> None:
+    first, second = name("q"), name("q")
+    ch.queue_declare(first, arguments=to(second, message_ttl=30))
+    ch.queue_declare(second, arguments=to(first, message_ttl=30))
+    publish(ch, first, b"m")
+    pump(ch, 0.3)
+    assert get(ch, first) is None
+    assert get(ch, second) is None
+
+
+def test_a_cycle_with_a_reject_goes_on(ch: BlockingChannel, name: Name) -> None:
+    queue = name("q")
+    ch.queue_declare(queue, arguments=to(queue))
+    publish(ch, queue, b"m")
+    for _ in range(3):
+        reject(ch, queue)
+    assert deaths(wait_get(ch, queue)) == [(queue, "rejected", 3)]
+
+
+def test_maxlen_into_itself_ends(ch: BlockingChannel, name: Name) -> None:
+    queue = name("q")
+    ch.queue_declare(queue, arguments=to(queue, max_length=2))
+    publish(ch, queue, *numbered(5))
+    pump(ch, 0.2)
+    wait_depth(ch, queue, 2)
+
+
+def test_dead_letters_do_not_hold_up_the_rest(ch: BlockingChannel, name: Name, dead: str) -> None:
+    queue = source(ch, name, to(dead))
+    publish(ch, queue, *numbered(300))
+    held = [get(ch, queue, auto_ack=False) for _ in range(300)]
+    last = held[-1]
+    assert last is not None
+    ch.basic_nack(last.tag, multiple=True, requeue=False)
+    assert wait_drain(ch, dead, 300) == numbered(300)

@@ -1,0 +1,197 @@
+"""tx.select, commit, rollback: publishes and acks of a channel happen together or not at all."""
+
+from __future__ import annotations
+
+import pytest
+from pamqp import commands
+from pika.adapters.blocking_connection import BlockingChannel
+
+from conformance_tests.conftest import Name, Raw
+from conformance_tests.expect import expect_channel_close
+from conformance_tests.inbox import Inbox, drain, get, numbered, publish, sync, wait_drain, wait_get
+
+Basic, Tx = commands.Basic, commands.Tx
+
+
+@pytest.fixture
+def queue(ch: BlockingChannel, name: Name) -> str:
+    queue = name("q")
+    ch.queue_declare(queue)
+    return queue
+
+
+@pytest.fixture
+def tx(ch: BlockingChannel) -> BlockingChannel:
+    channel = ch.connection.channel()
+    channel.tx_select()
+    return channel
+
+
+def test_publishes_appear_at_commit_in_order(ch: BlockingChannel, tx: BlockingChannel, queue: str) -> None:
+    publish(tx, queue, *numbered(5))
+    sync(tx)
+    assert get(ch, queue) is None
+    tx.tx_commit()
+    assert drain(ch, queue) == numbered(5)
+
+
+def test_rollback_forgets_publishes(ch: BlockingChannel, tx: BlockingChannel, queue: str) -> None:
+    publish(tx, queue, b"forgotten")
+    tx.tx_rollback()
+    publish(tx, queue, b"kept")
+    tx.tx_commit()
+    assert drain(ch, queue) == [b"kept"]
+
+
+def test_a_channel_closed_without_commit_forgets(ch: BlockingChannel, tx: BlockingChannel, queue: str) -> None:
+    publish(tx, queue, b"forgotten")
+    tx.close()
+    assert drain(ch, queue) == []
+
+
+def test_a_broken_connection_without_commit_forgets(ch: BlockingChannel, raw: Raw, queue: str) -> None:
+    client = raw()
+    client.call(Tx.Select(), Tx.SelectOk)
+    client.publish(b"forgotten", routing_key=queue)
+    client.call(Basic.Qos(), Basic.QosOk)
+    client.abort()
+    assert drain(ch, queue) == []
+
+
+def test_commit_spans_queues(ch: BlockingChannel, tx: BlockingChannel, queue: str, name: Name) -> None:
+    other = name("q")
+    ch.queue_declare(other, durable=True)
+    publish(tx, queue, b"1")
+    publish(tx, other, b"2", delivery_mode=2)
+    tx.tx_commit()
+    assert drain(ch, queue) + drain(ch, other) == [b"1", b"2"]
+
+
+def test_acks_count_at_commit(ch: BlockingChannel, tx: BlockingChannel, queue: str) -> None:
+    publish(ch, queue, b"1", b"2")
+    sync(ch)
+    first, second = (wait_get(tx, queue, auto_ack=False) for _ in range(2))
+    tx.basic_ack(first.tag)
+    tx.tx_commit()
+    tx.basic_ack(second.tag)
+    tx.close()
+    assert wait_drain(ch, queue, 1) == [b"2"]
+
+
+def test_rollback_restores_acks(ch: BlockingChannel, tx: BlockingChannel, queue: str) -> None:
+    publish(ch, queue, b"m")
+    sync(ch)
+    delivery = wait_get(tx, queue, auto_ack=False)
+    tx.basic_ack(delivery.tag)
+    tx.tx_rollback()
+    assert get(ch, queue) is None  # still with the channel, not redelivered
+    tx.basic_ack(delivery.tag)
+    tx.tx_commit()
+    tx.close()
+    assert drain(ch, queue) == []
+
+
+def test_rollback_restores_rejects(ch: BlockingChannel, tx: BlockingChannel, queue: str) -> None:
+    publish(ch, queue, b"m")
+    sync(ch)
+    delivery = wait_get(tx, queue, auto_ack=False)
+    tx.basic_reject(delivery.tag, requeue=False)
+    tx.tx_rollback()
+    tx.close()
+    assert wait_drain(ch, queue, 1) == [b"m"]
+
+
+@pytest.mark.parametrize("method", ["basic_nack", "basic_reject"])
+def test_requeue_happens_at_commit(ch: BlockingChannel, tx: BlockingChannel, queue: str, method: str) -> None:
+    publish(ch, queue, b"m")
+    sync(ch)
+    delivery = wait_get(tx, queue, auto_ack=False)
+    getattr(tx, method)(delivery.tag, requeue=True)
+    sync(tx)
+    assert get(ch, queue) is None
+    tx.tx_commit()
+    again = wait_get(ch, queue)
+    assert (again.body, again.redelivered) == (b"m", True)
+
+
+def test_ack_multiple_in_a_transaction(ch: BlockingChannel, tx: BlockingChannel, queue: str) -> None:
+    publish(ch, queue, *numbered(4))
+    sync(ch)
+    held = [wait_get(tx, queue, auto_ack=False) for _ in range(4)]
+    tx.basic_ack(held[2].tag, multiple=True)
+    tx.tx_commit()
+    tx.close()
+    assert wait_drain(ch, queue, 1) == [b"3"]
+    assert drain(ch, queue) == []
+
+
+def test_publish_and_ack_together(ch: BlockingChannel, tx: BlockingChannel, queue: str, name: Name) -> None:
+    target = name("q")
+    ch.queue_declare(target)
+    publish(ch, queue, b"work")
+    inbox = Inbox(tx, queue)
+    delivery = inbox.one()
+    publish(tx, target, b"result")
+    tx.basic_ack(delivery.tag)
+    tx.tx_rollback()
+    assert drain(ch, target) == []
+    publish(tx, target, b"result")
+    tx.basic_ack(delivery.tag)
+    tx.tx_commit()
+    tx.close()
+    assert drain(ch, target) == [b"result"]
+    assert drain(ch, queue) == []
+
+
+def test_settling_twice_in_a_transaction(ch: BlockingChannel, tx: BlockingChannel, queue: str) -> None:
+    publish(ch, queue, b"m")
+    sync(ch)
+    tag = wait_get(tx, queue, auto_ack=False).tag
+    tx.basic_ack(tag)
+    with expect_channel_close(406, f"PRECONDITION_FAILED - unknown delivery tag {tag}"):
+        tx.basic_ack(tag)
+        sync(tx)
+
+
+def test_a_mandatory_message_comes_back_at_commit(raw: Raw, name: Name) -> None:
+    client = raw()
+    client.call(Tx.Select(), Tx.SelectOk)
+    client.publish(b"m", routing_key=name("nowhere"), mandatory=True)
+    client.expect_silence()
+    client.send_method(Tx.Commit())
+    assert client.read_content(Basic.Return).body == b"m"
+    client.read(Tx.CommitOk)
+
+
+def test_a_missing_exchange_is_refused_before_commit(ch: BlockingChannel, tx: BlockingChannel, queue: str) -> None:
+    publish(tx, queue, b"forgotten")
+    with expect_channel_close(404, "NOT_FOUND - no exchange"):
+        publish(tx, "k", b"m", exchange="never-declared")
+        sync(tx)
+    assert drain(ch, queue) == []
+
+
+@pytest.mark.parametrize("method", ["tx_commit", "tx_rollback"])
+def test_without_select(ch: BlockingChannel, method: str) -> None:
+    with expect_channel_close(406, "PRECONDITION_FAILED - channel is not transactional"):
+        getattr(ch, method)()
+
+
+def test_select_twice_and_empty_commit_and_rollback(tx: BlockingChannel) -> None:
+    tx.tx_select()
+    tx.tx_commit()
+    tx.tx_rollback()
+    tx.tx_commit()
+
+
+def test_a_transaction_is_the_channels_own(ch: BlockingChannel, tx: BlockingChannel, queue: str) -> None:
+    publish(tx, queue, b"waits")
+    sync(tx)
+    publish(ch, queue, b"at once")
+    assert drain(ch, queue) == [b"at once"]
+
+
+def test_large_transaction(ch: BlockingChannel, tx: BlockingChannel, queue: str) -> None:
+    publish(tx, queue, *numbered(2000))
+    tx.tx_commit()
+    assert Inbox(ch, queue, auto_ack=True).bodies(2000) == numbered(2000)

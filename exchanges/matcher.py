@@ -1,0 +1,54 @@
+"""What every exchange type provides: it keeps bindings in the shape that answers fastest."""
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from exchanges.binding import Binding
+
+Message = Mapping[str, object]
+
+
+class Depends(enum.IntFlag):
+    """What else than exchange and routing key the answer hangs on."""
+
+    KEY = 0
+    HEADERS = 1
+    NONCE = 2
+
+
+class Destinations:
+    """The destinations of one routing condition. The dictionaries count the bindings that lead to each,
+    and their order is the order of binding."""
+
+    __slots__ = ("exchanges", "queues")
+
+    def __init__(self) -> None:
+        self.queues: dict[str, int] = {}
+        self.exchanges: dict[str, int] = {}
+
+    def add(self, binding: Binding) -> None:
+        counts = self.queues if binding.kind == "queue" else self.exchanges
+        counts[binding.destination] = counts.get(binding.destination, 0) + 1
+
+    def remove(self, binding: Binding) -> None:
+        counts = self.queues if binding.kind == "queue" else self.exchanges
+        counts[binding.destination] -= 1
+        if not counts[binding.destination]:
+            del counts[binding.destination]
+
+    def __bool__(self) -> bool:
+        return bool(self.queues or self.exchanges)
+
+
+class Matcher(Protocol):
+    depends: Depends
+
+    def bind(self, binding: Binding) -> None:
+        """The binding is new. Raises InvalidArgument, and then nothing has changed."""
+
+    def unbind(self, binding: Binding) -> None:
+        """The binding was bound."""
+
+    def match(self, routing_key: str, message: Message | None, nonce: int) -> Sequence[Destinations]:
+        """The non-empty destinations that this message reaches; the same one may occur more than once."""

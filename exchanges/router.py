@@ -1,0 +1,277 @@
+"""The exchanges and bindings of one vhost, and where a message goes."""
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+from exchanges.binding import Binding, DestinationKind
+from exchanges.errors import InvalidArgument, UnknownExchangeType
+from exchanges.field import type_name
+from exchanges.matcher import Depends, Destinations, Matcher, Message
+from exchanges.registry import PREDECLARED, create_matcher
+
+__all__ = ["Depends", "Exchange", "InvalidArgument", "Route", "Router", "UnknownExchangeType"]
+
+_NO_ARGUMENTS: Mapping[str, object] = {}
+_KEY = Depends.KEY
+K = TypeVar("K", bound=Hashable)
+
+
+class Exchange:
+    __slots__ = (
+        "alternate",
+        "arguments",
+        "auto_delete",
+        "durable",
+        "internal",
+        "matcher",
+        "name",
+        "predeclared",
+        "type",
+    )
+
+    def __init__(self, name: str, type: str, matcher: Matcher, arguments: Mapping[str, object]) -> None:
+        self.name = name
+        self.type = type
+        self.matcher = matcher
+        self.arguments = arguments
+        self.durable = False
+        self.auto_delete = False
+        self.internal = False
+        self.predeclared = False
+        self.alternate: str | None = None
+
+
+class Route(NamedTuple):
+    queues: tuple[str, ...]
+    depends: Depends
+
+
+NOWHERE = Route((), _KEY)
+
+
+class Router:
+    def __init__(
+        self, has_queue: Callable[[str], bool], *, vhost: str = "/", any_words_max: int = 16
+    ) -> None:
+        self._has_queue = has_queue
+        self._vhost = vhost
+        self._any_words_max = any_words_max
+        self._exchanges: dict[str, Exchange] = {}
+        self._from: dict[str, dict[Binding, None]] = {}
+        self._to: dict[tuple[DestinationKind, str], dict[Binding, None]] = {}
+        # What the answer of an exchange that looks beyond the key may depend on; forgotten at each change.
+        self._reachable_depends: dict[str, Depends] = {}
+
+    def predeclare(self) -> None:
+        for name, exchange_type, internal in PREDECLARED:
+            self.declare(name, exchange_type, durable=True, internal=internal, predeclared=True)
+
+    def declare(
+        self,
+        name: str,
+        type: str,
+        *,
+        durable: bool = False,
+        auto_delete: bool = False,
+        internal: bool = False,
+        arguments: Mapping[str, object] = _NO_ARGUMENTS,
+        predeclared: bool = False,
+    ) -> Exchange:
+        """The exchange, made if it is not there. Whether it is as asked for is the caller's question."""
+        existing = self._exchanges.get(name)
+        if existing is not None:
+            return existing
+        alternate = arguments.get("alternate-exchange")
+        exchange = Exchange(name, type, create_matcher(type, arguments, self._any_words_max), arguments)
+        if "alternate-exchange" in arguments and not isinstance(alternate, str):
+            raise InvalidArgument(
+                f"invalid type '{type_name(alternate)}' for arg 'alternate-exchange' "
+                f"in exchange '{name}' in vhost '{self._vhost}'"
+            )
+        exchange.durable = durable
+        exchange.auto_delete = auto_delete
+        exchange.internal = internal
+        exchange.predeclared = predeclared
+        exchange.alternate = alternate if isinstance(alternate, str) else None
+        self._exchanges[name] = exchange
+        self._reachable_depends.clear()
+        return exchange
+
+    def set_policy_alternate(self, name: str, alternate: str | None) -> None:
+        """What a policy says about the alternate exchange; an argument of the exchange goes before it."""
+        exchange = self._exchanges[name]
+        argument = exchange.arguments.get("alternate-exchange")
+        exchange.alternate = argument if isinstance(argument, str) else alternate
+        self._reachable_depends.clear()
+
+    def get(self, name: str) -> Exchange | None:
+        return self._exchanges.get(name)
+
+    def exchanges(self) -> Iterable[Exchange]:
+        return self._exchanges.values()
+
+    def delete(self, name: str) -> list[str]:
+        """Removes it with its bindings on both sides. Returns the auto-delete exchanges that went too."""
+        return self._delete_unused(self._delete(name)) if name in self._exchanges else []
+
+    def bind(self, binding: Binding) -> bool:
+        if binding.kind == "exchange" and binding.destination not in self._exchanges:
+            raise KeyError(binding.destination)
+        source = self._exchanges[binding.source]
+        bindings = self._from.setdefault(binding.source, {})
+        if binding in bindings:
+            return False
+        source.matcher.bind(binding)
+        bindings[binding] = None
+        self._to.setdefault((binding.kind, binding.destination), {})[binding] = None
+        self._reachable_depends.clear()
+        return True
+
+    def unbind(self, binding: Binding) -> tuple[bool, list[str]]:
+        if binding not in self._from.get(binding.source, ()):
+            return False, []
+        self._remove(binding)
+        return True, self._delete_unused([binding.source])
+
+    def remove_queue(self, queue: str) -> tuple[list[Binding], list[str]]:
+        removed = list(self._to.get(("queue", queue), ()))
+        for binding in removed:
+            self._remove(binding)
+        return removed, self._delete_unused([binding.source for binding in removed])
+
+    def bindings(
+        self,
+        *,
+        source: str | None = None,
+        destination: str | None = None,
+        kind: DestinationKind | None = None,
+    ) -> list[Binding]:
+        if source is not None:
+            candidates: Iterable[Binding] = self._from.get(source, ())
+        elif destination is not None and kind is not None:
+            candidates = self._to.get((kind, destination), ())
+        else:
+            candidates = (binding for bindings in self._from.values() for binding in bindings)
+        return [
+            binding
+            for binding in candidates
+            if (destination is None or binding.destination == destination)
+            and (kind is None or binding.kind == kind)
+        ]
+
+    def in_use(self, name: str) -> bool:
+        return bool(self._from.get(name))
+
+    def route(self, exchange: str, routing_key: str, message: Message | None = None, nonce: int = 0) -> Route:
+        if not exchange:
+            return Route((routing_key,), _KEY) if self._has_queue(routing_key) else NOWHERE
+        start = self._exchanges.get(exchange)
+        if start is None:
+            return NOWHERE
+        matched = start.matcher.match(routing_key, message, nonce)
+        if len(matched) == 1 and not matched[0].exchanges:
+            return Route(tuple(matched[0].queues), self._depends(start))
+        return self._walk(start, matched, routing_key, message, nonce)
+
+    def _walk(
+        self,
+        start: Exchange,
+        matched: Sequence[Destinations],
+        routing_key: str,
+        message: Message | None,
+        nonce: int,
+    ) -> Route:
+        """Follows bindings to exchanges, and alternates of those that yield nothing. Each is visited once."""
+        queues: dict[str, int] = {}
+        depends = self._depends(start)
+        visited = {start.name: None}
+        pending: list[str] = []
+        exchange = start
+        while True:
+            for destinations in matched:
+                queues.update(destinations.queues)
+                if destinations.exchanges:
+                    pending.extend(destinations.exchanges)
+            if not matched and exchange.alternate is not None:
+                pending.append(exchange.alternate)
+            following = None
+            while pending and following is None:
+                name = pending.pop()
+                if name in visited:
+                    continue
+                visited[name] = None
+                if not name:
+                    if self._has_queue(routing_key):
+                        queues[routing_key] = 1
+                    continue
+                following = self._exchanges.get(name)
+            if following is None:
+                return Route(tuple(queues), depends)
+            exchange = following
+            if exchange.matcher.depends is not _KEY:
+                depends |= self._depends(exchange)
+            matched = exchange.matcher.match(routing_key, message, nonce)
+
+    def _depends(self, exchange: Exchange) -> Depends:
+        """An exchange that decides by the key alone leads, for one key, always to the same next ones, which
+        answer for themselves. One that looks at more could have led to any of its neighbours."""
+        if exchange.matcher.depends is _KEY:
+            return _KEY
+        known = self._reachable_depends.get(exchange.name)
+        if known is None:
+            known = self._reachable_depends[exchange.name] = self._collect_depends(exchange)
+        return known
+
+    def _collect_depends(self, start: Exchange) -> Depends:
+        depends = _KEY
+        visited = {start.name: None}
+        pending = [start]
+        while pending:
+            exchange = pending.pop()
+            depends |= exchange.matcher.depends
+            names = [
+                each.destination for each in self._from.get(exchange.name, ()) if each.kind == "exchange"
+            ]
+            if exchange.alternate is not None:
+                names.append(exchange.alternate)
+            for name in names:
+                following = self._exchanges.get(name)
+                if following is not None and name not in visited:
+                    visited[name] = None
+                    pending.append(following)
+        return depends
+
+    def _remove(self, binding: Binding) -> None:
+        self._exchanges[binding.source].matcher.unbind(binding)
+        _forget(self._from, binding.source, binding)
+        _forget(self._to, (binding.kind, binding.destination), binding)
+        self._reachable_depends.clear()
+
+    def _delete(self, name: str) -> list[str]:
+        for binding in list(self._from.get(name, ())):
+            self._remove(binding)
+        incoming = list(self._to.get(("exchange", name), ()))
+        for binding in incoming:
+            self._remove(binding)
+        del self._exchanges[name]
+        self._reachable_depends.clear()
+        return [binding.source for binding in incoming]
+
+    def _delete_unused(self, sources: Iterable[str]) -> list[str]:
+        """Deletes the auto-delete ones of exchanges that lost a binding and have none left; and so on."""
+        deleted = []
+        pending = deque(sources)
+        while pending:
+            name = pending.popleft()
+            exchange = self._exchanges.get(name)
+            if exchange is not None and exchange.auto_delete and name not in self._from:
+                deleted.append(name)
+                pending.extend(self._delete(name))
+        return deleted
+
+
+def _forget(index: dict[K, dict[Binding, None]], key: K, binding: Binding) -> None:
+    del index[key][binding]
+    if not index[key]:
+        del index[key]

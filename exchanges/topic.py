@@ -1,0 +1,128 @@
+"""Topic routing: a trie of the words of the binding keys.
+
+`*` stands for one word, `#` for any number, none included. The trie is walked as a nondeterministic
+automaton: all nodes that the words so far can reach, one step for each word. A `#` node keeps itself reached.
+Work is bounded by words times nodes, whatever the keys are; a recursive walk would try every way to share the
+words among several `#`.
+"""
+
+from collections.abc import Sequence
+
+from exchanges.binding import Binding
+from exchanges.errors import InvalidArgument
+from exchanges.matcher import Depends, Destinations, Message
+
+
+class Node:
+    __slots__ = ("any_words", "destinations", "is_any_words", "one_word", "words")
+
+    def __init__(self, *, is_any_words: bool = False) -> None:
+        self.words: dict[str, Node] = {}
+        self.one_word: Node | None = None
+        self.any_words: Node | None = None
+        self.is_any_words = is_any_words
+        self.destinations: Destinations | None = None
+
+    def is_bare(self) -> bool:
+        return not (self.words or self.one_word or self.any_words or self.destinations)
+
+    def child(self, word: str) -> "Node | None":
+        if word == "*":
+            return self.one_word
+        if word == "#":
+            return self.any_words
+        return self.words.get(word)
+
+    def attach(self, word: str) -> "Node":
+        node = Node(is_any_words=word == "#")
+        if word == "*":
+            self.one_word = node
+        elif word == "#":
+            self.any_words = node
+        else:
+            self.words[word] = node
+        return node
+
+    def detach(self, word: str) -> None:
+        if word == "*":
+            self.one_word = None
+        elif word == "#":
+            self.any_words = None
+        else:
+            del self.words[word]
+
+
+def split(key: str) -> list[str]:
+    """The empty key has no words at all; elsewhere an empty word counts, as in `a..b`."""
+    return key.split(".") if key else []
+
+
+def pattern_words(binding_key: str) -> list[str]:
+    """The words with each run of `#` made one, which means the same."""
+    words = split(binding_key)
+    return [word for place, word in enumerate(words) if word != "#" or not place or words[place - 1] != "#"]
+
+
+class TopicMatcher:
+    depends = Depends.KEY
+
+    def __init__(self, any_words_max: int = 16) -> None:
+        self._root = Node()
+        self._any_words_max = any_words_max
+        self._with_several_any_words = 0
+
+    def bind(self, binding: Binding) -> None:
+        raw_count = split(binding.routing_key).count("#")
+        if raw_count > self._any_words_max:
+            raise InvalidArgument(
+                f"binding key has {raw_count} '#' words, at most {self._any_words_max} are allowed"
+            )
+        words = pattern_words(binding.routing_key)
+        node = self._root
+        for word in words:
+            node = node.child(word) or node.attach(word)
+        if node.destinations is None:
+            node.destinations = Destinations()
+        node.destinations.add(binding)
+        self._with_several_any_words += words.count("#") > 1
+
+    def unbind(self, binding: Binding) -> None:
+        words = pattern_words(binding.routing_key)
+        path = [self._root]
+        for word in words:
+            node = path[-1].child(word)
+            assert node is not None
+            path.append(node)
+        destinations = path[-1].destinations
+        assert destinations is not None
+        destinations.remove(binding)
+        if not destinations:
+            path[-1].destinations = None
+        for parent, word, node in reversed(list(zip(path, words, path[1:], strict=False))):
+            if node.is_bare():
+                parent.detach(word)
+        self._with_several_any_words -= words.count("#") > 1
+
+    def match(self, routing_key: str, message: Message | None, nonce: int) -> Sequence[Destinations]:
+        root = self._root
+        reached = [root] if root.any_words is None else [root, root.any_words]
+        for word in routing_key.split(".") if routing_key else ():
+            following: list[Node] = []
+            for node in reached:
+                if node.is_any_words:
+                    following.append(node)
+                after = node.words.get(word)
+                if after is not None:
+                    following.append(after)
+                    if after.any_words is not None:
+                        following.append(after.any_words)
+                after = node.one_word
+                if after is not None:
+                    following.append(after)
+                    if after.any_words is not None:
+                        following.append(after.any_words)
+            if not following:
+                return ()
+            # Only where a key has two `#` can two ways lead to one node.
+            reached = list(dict.fromkeys(following)) if self._with_several_any_words else following
+        return [node.destinations for node in reached if node.destinations is not None]

@@ -1,0 +1,4 @@
+"""Everything that the node keeps on disk:
+
+Queue journals and metadata in LMDB, delivery marks in a mapped file.
+"""

@@ -1,0 +1,153 @@
+"""The data directory of a node: its lock, its layout version, its identity, its metadata, and the two stores.
+
+lock        held by the running process
+main/       LMDB: journal and metadata, synced at each commit
+spill/      LMDB: transient bodies that did not fit in memory, never synced, wiped at start
+"""
+
+import fcntl
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import lmdb
+
+from persistence.errors import DataDirectoryInUse, DataDirectoryUnusable, SchemaMismatch
+from persistence.flush import flush
+from persistence.metadata import Metadata, unpack_entry
+from persistence.store import LmdbStore
+
+SCHEMA_VERSION = 1
+RESIDENT_BYTES_MAX = 64 * 1024 * 1024
+
+
+class Environment(Metadata, LmdbStore):
+    """Made by `open`. All methods on the loop's thread."""
+
+    directory: Path
+    node_id: str
+    spill: LmdbStore
+    _lock: int
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        map_bytes: int = 1 << 40,
+        schema_version: int = SCHEMA_VERSION,
+        resident_bytes_max: int = RESIDENT_BYTES_MAX,
+    ) -> Self:
+        directory = Path(path)
+        lock = _lock(directory)
+        try:
+            for name in ("main", "spill"):
+                if name == "spill":
+                    shutil.rmtree(directory / name, ignore_errors=True)
+                (directory / name).mkdir(mode=0o700, exist_ok=True)
+            self = cls(
+                directory / "main", map_bytes=map_bytes, sync=True, resident_bytes_max=resident_bytes_max
+            )
+            self.directory = directory
+            self._lock = lock
+            try:
+                self._identify(schema_version)
+                self.spill = LmdbStore(
+                    directory / "spill",
+                    map_bytes=map_bytes,
+                    sync=False,
+                    resident_bytes_max=resident_bytes_max,
+                )
+            except BaseException:
+                LmdbStore.close(self)
+                raise
+            for made in (directory / "main", directory, directory.parent):
+                _sync_directory(made)
+        except (OSError, lmdb.Error) as error:
+            os.close(lock)
+            raise DataDirectoryUnusable(
+                f"the data directory {directory} can't be opened: {error}. "
+                f"Check its owner, its free space and its disk, or choose another with --data-dir."
+            ) from error
+        except BaseException:
+            os.close(lock)
+            raise
+        return self
+
+    def close(self) -> None:
+        """What was not committed is gone."""
+        self.spill.close()
+        super().close()
+        os.close(self._lock)
+
+    def flush(self) -> None:
+        """Commit at once and wait for it. Only while no commit task runs."""
+        flush(self)
+
+    def _identify(self, schema_version: int) -> None:
+        found = self.snapshot().get(b"schema_version", db=self.tables.about)
+        if found is None:
+            self.node_id = str(uuid.uuid4())
+            txn = self.begin_write()
+            txn.put(b"schema_version", b"%d" % schema_version, db=self.tables.about)
+            txn.put(b"node_id", self.node_id.encode(), db=self.tables.about)
+            txn.commit()
+            self.end_write()
+            return
+        if bytes(found) != b"%d" % schema_version:
+            raise SchemaMismatch(
+                f"the data directory {self.directory} has layout {bytes(found).decode()}, "
+                f"this program reads layout {schema_version}. Start the version that wrote it, "
+                f"or choose an empty directory with --data-dir."
+            )
+        node_id = self.snapshot().get(b"node_id", db=self.tables.about)
+        self.node_id = bytes(node_id or b"").decode()
+
+    def _fetch(self, stored: bytes) -> bytes | None:
+        entry = self.snapshot().get(stored, db=self.tables.metadata)
+        return None if entry is None else unpack_entry(stored, entry)[1]
+
+    def _scan(self, prefix: bytes) -> Iterator[tuple[bytes, tuple[str, bytes]]]:
+        with self.snapshot().cursor(db=self.tables.metadata) as cursor:
+            more = cursor.set_range(prefix)
+            while more:
+                stored = bytes(cursor.key())
+                if not stored.startswith(prefix):
+                    return
+                yield stored, unpack_entry(stored, cursor.value())
+                more = cursor.next()
+
+
+def _lock(directory: Path) -> int:
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise DataDirectoryUnusable(
+            f"the data directory {directory} can't be used: {error.strerror}. "
+            f"Make it writable for this user or choose another with --data-dir."
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        owner = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
+        os.close(lock)
+        raise DataDirectoryInUse(
+            f"the data directory {directory} is in use by process {owner or 'unknown'}. "
+            f"Stop that process or choose another directory with --data-dir."
+        ) from error
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, b"%d\n" % os.getpid(), 0)
+    return lock
+
+
+def _sync_directory(directory: Path) -> None:
+    """New files survive a power failure only if their directory entry is synced, too."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,34 @@
+"""What can go wrong with a data directory. The texts name the directory and say what to do."""
+
+
+class PersistenceError(Exception):
+    """Base of all errors of this package."""
+
+
+class DataDirectoryInUse(PersistenceError):
+    """Another process holds the lock of the directory."""
+
+
+class DataDirectoryUnusable(PersistenceError):
+    """The directory can't be made, opened or understood."""
+
+
+class SchemaMismatch(PersistenceError):
+    """The directory was written by a version of the program with another layout."""
+
+
+class CommitFailed(PersistenceError):
+    """A sync failed other than for want of space: what is on disk is unknown, so the node must stop."""
+
+
+class StorageFull(PersistenceError):
+    """The map or the disk is full. The transaction is undone and can be tried again."""
+
+
+class CorruptRecord(PersistenceError):
+    """A record on disk does not match its checksum. It is never served."""
+
+    def __init__(self, what: str, queue_id: int | None = None, first_seq: int | None = None) -> None:
+        super().__init__(what)
+        self.queue_id = queue_id
+        self.first_seq = first_seq

@@ -1,0 +1,91 @@
+"""The journal of the durable queues.
+
+Only `read` and `recover` touch the disk; all else waits for the next commit.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from operator import itemgetter
+
+from persistence.ports import Store
+from persistence.record import SEQ_MAX, Payload, Record, RecoveredQueue
+
+
+class Journal:
+    """All calls on the loop's thread. What is submitted becomes durable with the next commit.
+
+    Payloads that are submitted must not change afterwards; they are not copied before the commit.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._pending = store.pending
+
+    @property
+    def pending_bytes(self) -> int:
+        """Appended and not yet durable."""
+        return self._pending.bytes
+
+    def append(self, queue_id: int, first_seq: int, count: int, payload: Payload) -> None:
+        """A batch of messages with the sequence numbers from first_seq to first_seq + count - 1.
+
+        A list is the parts of the payload. A sequence number is used once in a queue's life, unless the
+        queue is dropped.
+        """
+        if count < 1 or first_seq < 0 or first_seq + count > SEQ_MAX:
+            raise ValueError(f"a batch of {count} messages from {first_seq} on")
+        self._pending.open.changes(queue_id).append(first_seq, count, payload)
+        self._pending.count(len(payload) if isinstance(payload, bytes) else sum(map(len, payload)))
+
+    def settle(self, queue_id: int, seqs: range) -> None:
+        """These messages are gone, whether their batch is written yet or not. The range may have a step."""
+        if seqs:
+            self._pending.open.changes(queue_id).settle(seqs if seqs.step > 0 else seqs[::-1])
+
+    def annotate(self, queue_id: int, seq: int, value: bytes) -> None:
+        """Replace what is noted of a message. It goes when the message is settled."""
+        self._pending.open.changes(queue_id).annotations[seq] = value
+
+    def state(self, queue_id: int, value: bytes) -> None:
+        """Replace the small state record of the queue."""
+        self._pending.open.changes(queue_id).state = value
+
+    def drop(self, queue_id: int) -> None:
+        """The queue is gone with all that is its own."""
+        self._pending.open.changes(queue_id).drop()
+
+    def read(self, queue_id: int, first_seq: int, last_seq: int) -> list[Record]:
+        """The records that overlap first_seq … last_seq, in order, the not yet durable ones included.
+
+        Messages that are settled may be among them. Raises CorruptRecord.
+        """
+        found: list[Record] = []
+        newest_drop = -1
+        layers = list(self._pending)
+        for at, layer in enumerate(layers):
+            changes = layer.queues.get(queue_id)
+            if changes is not None and changes.dropped:
+                newest_drop = at
+        if newest_drop < 0:
+            found = self._store.records(queue_id, first_seq, last_seq)
+        for layer in layers[max(newest_drop, 0) :]:
+            changes = layer.queues.get(queue_id)
+            if changes is not None:
+                found += _overlapping(changes.in_order(), first_seq, last_seq)
+        found.sort(key=itemgetter(0))
+        return found
+
+    def recover(self) -> Iterator[RecoveredQueue]:
+        """All queues that have anything on disk. To be used up before the first commit."""
+        return self._store.recover()
+
+
+def _overlapping(appends: list[tuple[int, int, Payload]], first_seq: int, last_seq: int) -> list[Record]:
+    at = max(bisect_left(appends, first_seq, key=itemgetter(0)) - 1, 0)
+    found = []
+    while at < len(appends) and appends[at][0] <= last_seq:
+        first, count, payload = appends[at]
+        if first + count > first_seq:
+            found.append(Record(first, count, payload if isinstance(payload, bytes) else b"".join(payload)))
+        at += 1
+    return found

@@ -1,0 +1,168 @@
+"""What was submitted and is not yet durable.
+
+Layers queue up behind the running commit: the oldest may be in a transaction, the newest takes what comes. A
+layer is one transaction, so it is closed when it is large; a done() waits for the layer that was open when
+it was given.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from operator import itemgetter
+
+from persistence.record import Payload
+
+LAYER_BYTES_MAX = 32 * 1024 * 1024
+LAYER_APPENDS_MAX = 50_000
+
+# A synced transaction costs about this much beside its bytes, so that many small things count, too.
+ENTRY_BYTES = 64
+
+
+class QueueChanges:
+    """Changes of one queue within one layer."""
+
+    __slots__ = ("annotations", "appends", "dropped", "ordered", "starts", "state", "stops")
+
+    def __init__(self) -> None:
+        self.clear()
+        self.dropped = False  # before anything else that is here
+
+    def clear(self) -> None:
+        self.ordered = True  # are the appends in the order of their sequence numbers?
+        self.appends: list[tuple[int, int, Payload]] = []  # first_seq, count, payload
+        self.starts: list[int] = []  # settled intervals, as they came; the last one grows
+        self.stops: list[int] = []
+        self.annotations: dict[int, bytes] = {}
+        self.state: bytes | None = None
+
+    def append(self, first_seq: int, count: int, payload: Payload) -> None:
+        if self.appends and self.appends[-1][0] > first_seq:
+            self.ordered = False
+        self.appends.append((first_seq, count, payload))
+
+    def in_order(self) -> list[tuple[int, int, Payload]]:
+        if not self.ordered:
+            self.appends.sort(key=itemgetter(0))
+            self.ordered = True
+        return self.appends
+
+    def drop(self) -> None:
+        self.clear()
+        self.dropped = True
+
+    def settle(self, seqs: range) -> None:
+        if seqs.step == 1:
+            # Acks in order, by far the most common, only move the end of the last interval.
+            if self.stops and self.stops[-1] == seqs.start:
+                self.stops[-1] = seqs.stop
+            else:
+                self.starts.append(seqs.start)
+                self.stops.append(seqs.stop)
+            return
+        for seq in seqs:
+            self.starts.append(seq)
+            self.stops.append(seq + 1)
+
+    def absorb(self, later: "QueueChanges") -> None:
+        if later.dropped:
+            self.drop()
+        for first_seq, count, payload in later.appends:
+            self.append(first_seq, count, payload)
+        self.starts += later.starts
+        self.stops += later.stops
+        self.annotations.update(later.annotations)
+        if later.state is not None:
+            self.state = later.state
+
+
+class Layer:
+    __slots__ = ("appended", "bytes", "done", "metadata", "queues")
+
+    def __init__(self) -> None:
+        self.queues: dict[int, QueueChanges] = {}
+        self.metadata: dict[
+            bytes, tuple[str, bytes | None]
+        ] = {}  # stored key → key, value or None if deleted
+        self.done: list[Callable[[], None]] = []
+        self.bytes = 0
+        self.appended = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.queues or self.metadata)
+
+    def changes(self, queue_id: int) -> QueueChanges:
+        changes = self.queues.get(queue_id)
+        if changes is None:
+            changes = self.queues[queue_id] = QueueChanges()
+        return changes
+
+    def only_erases(self) -> bool:
+        """Does it nothing but settle and drop?"""
+        return not self.metadata and not any(
+            changes.appends or changes.annotations or changes.state is not None
+            for changes in self.queues.values()
+        )
+
+    def absorb(self, later: "Layer") -> None:
+        for queue_id, changes in later.queues.items():
+            self.changes(queue_id).absorb(changes)
+        self.metadata.update(later.metadata)
+        self.done += later.done
+        self.bytes += later.bytes
+        self.appended += later.appended
+
+
+class Pending:
+    """The layers of one store, oldest first. There is always one that is open."""
+
+    def __init__(self) -> None:
+        self.open = Layer()
+        self.layers: deque[Layer] = deque([self.open])
+        self.bytes = 0
+
+    def __iter__(self) -> Iterator[Layer]:
+        return iter(self.layers)
+
+    def count(self, size: int) -> None:
+        """The open layer grew by an append of this size."""
+        layer = self.open
+        size += ENTRY_BYTES
+        self.bytes += size
+        layer.bytes += size
+        layer.appended += 1
+        if layer.bytes >= LAYER_BYTES_MAX or layer.appended >= LAYER_APPENDS_MAX:
+            self.close_layer()
+
+    def close_layer(self) -> None:
+        """Later submissions go into a transaction of their own."""
+        if self.open:
+            self.open = Layer()
+            self.layers.append(self.open)
+
+    def take(self) -> Layer:
+        """The oldest layer, closed. It stays here, to be read from, until `settled`."""
+        layer = self.layers[0]
+        if layer is self.open:
+            self.open = Layer()
+            self.layers.append(self.open)
+        return layer
+
+    def remove(self, layer: Layer) -> None:
+        """The oldest layer is durable."""
+        assert self.layers[0] is layer and layer is not self.open
+        self.layers.popleft()
+        self.bytes -= layer.bytes
+
+    def behind(self) -> list[Layer]:
+        """All that was submitted after the oldest layer, in closed layers."""
+        self.close_layer()
+        return [layer for layer in self.layers if layer is not self.layers[0] and layer is not self.open]
+
+    def merge(self, behind: list[Layer]) -> Layer:
+        """Put these layers, the next ones after the oldest, into it."""
+        first = self.layers[0]
+        for layer in behind:
+            assert self.layers[1] is layer
+            first.absorb(layer)
+            del self.layers[1]
+        return first

@@ -1,0 +1,183 @@
+"""The store in memory, for tests and simulations: the same interface, and failures on demand.
+
+It keeps single messages rather than records with masks, so that it is simple enough to be believed; the
+tests hold LMDB against it. `crash` is a restart: what was not committed is gone.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from random import Random
+
+from persistence import settled
+from persistence.errors import CommitFailed, StorageFull
+from persistence.flush import flush
+from persistence.layer import Layer, Pending, QueueChanges
+from persistence.metadata import Metadata
+from persistence.record import Record, RecoveredQueue, RecoveredRecord, pack
+
+
+@dataclass
+class Faults:
+    """Commits that fail: the next `full` ones for want of space, further ones at random, by the seed."""
+
+    full: int = 0
+    full_share: float = 0.0
+    seed: int = 0
+    fails: bool = False  # the next commit fails for good
+    random: Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.random = Random(self.seed)
+
+    def strike(self) -> None:
+        if self.fails:
+            raise CommitFailed("the disk is broken, as was asked for")
+        if self.full > 0:
+            self.full -= 1
+            raise StorageFull("the disk is full, as was asked for")
+        if self.random.random() < self.full_share:
+            raise StorageFull("the disk is full, as the seed has it")
+
+
+@dataclass
+class MemoryQueue:
+    records: dict[int, tuple[int, bytes]] = field(default_factory=dict)
+    gone: dict[int, set[int]] = field(default_factory=dict)  # settled messages of records that are left
+    annotations: dict[int, bytes] = field(default_factory=dict)
+    state: bytes | None = None
+
+    def copy(self) -> "MemoryQueue":
+        gone = {first_seq: set(seqs) for first_seq, seqs in self.gone.items()}
+        return MemoryQueue(dict(self.records), gone, dict(self.annotations), self.state)
+
+    def is_empty(self) -> bool:
+        return not (self.records or self.annotations) and self.state is None
+
+
+class MemoryStore(Metadata):
+    def __init__(self, faults: Faults | None = None) -> None:
+        self.pending = Pending()
+        self.faults = faults or Faults()
+        self.queues: dict[int, MemoryQueue] = {}
+        self.entries: dict[bytes, tuple[str, bytes]] = {}
+        self.writing = False
+
+    def close(self) -> None:
+        pass
+
+    def crash(self) -> None:
+        """The process dies and starts again on what is durable."""
+        self.pending = Pending()
+        self.writing = False
+
+    def flush(self) -> None:
+        flush(self)
+
+    def transaction(self, layer: Layer) -> "MemoryTransaction":
+        return MemoryTransaction(self, layer)
+
+    def has_erasures(self) -> bool:
+        return False
+
+    def enlarge(self) -> bool:
+        return False
+
+    def tend(self) -> None:
+        pass
+
+    def records(self, queue_id: int, first_seq: int, last_seq: int) -> list[Record]:
+        queue = self.queues.get(queue_id, MemoryQueue())
+        return [
+            Record(first, count, payload)
+            for first, (count, payload) in sorted(queue.records.items())
+            if first <= last_seq and first + count > first_seq
+        ]
+
+    def recover(self) -> Iterator[RecoveredQueue]:
+        for queue_id, queue in sorted(self.queues.items()):
+            yield RecoveredQueue(queue_id, queue.state, dict(queue.annotations), _recover(queue_id, queue))
+
+    def _fetch(self, stored: bytes) -> bytes | None:
+        return self.entries[stored][1] if stored in self.entries else None
+
+    def _scan(self, prefix: bytes) -> Iterable[tuple[bytes, tuple[str, bytes]]]:
+        return [(stored, entry) for stored, entry in self.entries.items() if stored.startswith(prefix)]
+
+
+class MemoryEnvironment(MemoryStore):
+    """In the place of environment.Environment."""
+
+    def __init__(self, faults: Faults | None = None, node_id: str = "memory") -> None:
+        super().__init__(faults)
+        self.node_id = node_id
+        self.spill = MemoryStore()
+
+    def crash(self) -> None:
+        super().crash()
+        self.spill = MemoryStore()
+
+
+class MemoryTransaction:
+    def __init__(self, store: MemoryStore, layer: Layer) -> None:
+        if store.writing:
+            raise RuntimeError("a write transaction runs already")
+        store.writing = True
+        self._store = store
+        self._layer = layer
+        self._queues = dict(store.queues)
+        self._entries = dict(store.entries)
+
+    def apply(self) -> Iterator[None]:
+        for stored, (key, value) in self._layer.metadata.items():
+            if value is None:
+                self._entries.pop(stored, None)
+            else:
+                self._entries[stored] = key, value
+        for queue_id, changes in self._layer.queues.items():
+            queue = self._queues.get(queue_id, MemoryQueue())
+            queue = MemoryQueue() if changes.dropped else queue.copy()
+            _apply(queue, changes)
+            if queue.is_empty():
+                self._queues.pop(queue_id, None)
+            else:
+                self._queues[queue_id] = queue
+            yield
+
+    def commit(self) -> None:
+        self._store.faults.strike()
+
+    def finish(self) -> None:
+        self._store.queues = self._queues
+        self._store.entries = self._entries
+        self._store.writing = False
+
+    def abort(self) -> None:
+        self._store.writing = False
+
+
+def _apply(queue: MemoryQueue, changes: QueueChanges) -> None:
+    for first_seq, count, payload in changes.appends:
+        queue.records[first_seq] = count, payload if isinstance(payload, bytes) else b"".join(payload)
+    queue.annotations.update(changes.annotations)
+    if changes.state is not None:
+        queue.state = changes.state
+    starts, stops = settled.merge(changes.starts, changes.stops)
+    for first_seq, (count, _) in list(queue.records.items()):
+        gone = queue.gone.setdefault(first_seq, set())
+        gone.update(
+            seq for seq in range(first_seq, first_seq + count) if settled.contains(starts, stops, seq)
+        )
+        if len(gone) == count:
+            del queue.records[first_seq], queue.gone[first_seq]
+    for seq in list(queue.annotations):
+        if settled.contains(starts, stops, seq):
+            del queue.annotations[seq]
+
+
+def _recover(queue_id: int, queue: MemoryQueue) -> Iterator[RecoveredRecord]:
+    for first_seq, (count, payload) in sorted(queue.records.items()):
+        packed = list(pack(queue_id, first_seq, count, payload))
+        keys = [key for key, _ in packed]
+        chunks = [memoryview(value) for _, value in packed]
+        bits = sum(1 << (seq - first_seq) for seq in queue.gone.get(first_seq, ()))
+        yield RecoveredRecord(first_seq, count, keys, chunks, settled.ranges(first_seq, bits))

@@ -1,0 +1,47 @@
+"""Giving mapped pages back.
+
+Every page of the LMDB file that was read stays in this process's resident set, although the kernel holds it
+in its page cache anyway and can drop it there at any time. Operators and memory limits judge by the resident
+set, so above a bound the mapping lets go of its pages. This is harmless at any time: the map is shared and
+read-only (LMDB writes with pwrite), a page that is needed again is found in the page cache or on disk.
+
+Linux only: there is no /proc/self/maps elsewhere, and then nothing is done.
+"""
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+
+LINUX = sys.platform == "linux"
+MADV_DONTNEED = 4
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+if LINUX:
+    _libc = ctypes.CDLL(None, use_errno=True)
+    _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+def resident_shared_bytes() -> int:
+    """Resident pages of mapped files, all files together."""
+    if not LINUX:
+        return 0
+    return int(Path("/proc/self/statm").read_text().split()[2]) * PAGE_BYTES
+
+
+def drop_mapped_pages(path: Path) -> None:
+    """Take the pages of this file out of the resident set."""
+    if not LINUX:
+        return
+    name = str(path.resolve())
+    size = (path.stat().st_size + PAGE_BYTES - 1) // PAGE_BYTES * PAGE_BYTES
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        fields = line.split(maxsplit=5)
+        # A private mapping would lose what was written to it.
+        if len(fields) == 6 and fields[5] == name and fields[1].endswith("s"):
+            start, stop = (int(number, 16) for number in fields[0].split("-"))
+            offset = int(fields[2], 16)
+            # The map is far larger than the file; there is nothing behind its end.
+            length = min(stop - start, max(size - offset, 0))
+            if length and _libc.madvise(start, length, MADV_DONTNEED) != 0:
+                raise OSError(ctypes.get_errno(), "madvise", name)

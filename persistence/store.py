@@ -1,0 +1,312 @@
+"""A store in LMDB: its tables, its one writer, its reads.
+
+LMDB runs without its own lock file and reader table (`lock=False`): the data directory is locked as a whole,
+and the mutex of the default mode would bind a write transaction to the thread that began it, while ours is
+filled on the loop's thread and committed in a worker. What LMDB then no longer guards is guarded here:
+
+- There is one writer: `begin_write` refuses a second one.
+- A writer reuses pages that no reader of the last two states can see, and nobody tells it of older readers.
+  So there is at most one read transaction, the snapshot. It is begun on the loop's thread before a write
+  transaction begins, serves all reads while that one runs, and is given up before the next one. A reader
+  never looks for the newest state while a commit is writing it.
+- Nobody keeps views of mapped pages: reads copy, and `recover` must be used up before the first write.
+"""
+
+import errno
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import lmdb
+
+from persistence import residency, settled
+from persistence.errors import CommitFailed, PersistenceError, StorageFull
+from persistence.layer import Layer, Pending
+from persistence.record import (
+    KEY,
+    POSITION,
+    QUEUE,
+    SEQ_MAX,
+    Record,
+    RecoveredQueue,
+    RecoveredRecord,
+    join,
+    unseal,
+    verify,
+)
+from persistence.transaction import Erasures, LmdbTransaction, unpack_mask
+
+TABLES_MAX = 16
+ENLARGE_BYTES = 4 * 1024 * 1024
+ENLARGE_BYTES_MAX = 64 * 1024 * 1024
+DISK_SLACK_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    about: "lmdb._Database"
+    metadata: "lmdb._Database"
+    records: "lmdb._Database"
+    settled: "lmdb._Database"
+    erasures: "lmdb._Database"
+    annotations: "lmdb._Database"
+    states: "lmdb._Database"
+
+    @classmethod
+    def open(cls, env: lmdb.Environment) -> "Tables":
+        return cls(*(env.open_db(name.encode()) for name in cls.__slots__))
+
+
+class LmdbStore:
+    """Implements ports.Store. All methods on the loop's thread."""
+
+    def __init__(self, directory: Path, *, map_bytes: int, sync: bool, resident_bytes_max: int) -> None:
+        self.pending = Pending()
+        self.annotated: set[int] = set()  # queues that may have annotations on disk
+        self.erasures: Erasures = {}
+        self._data_file = directory / "data.mdb"
+        self._resident_bytes_max = resident_bytes_max
+        self._map_bytes = map_bytes
+        self._enlarged_bytes = 0
+        self._snapshot: lmdb.Transaction[memoryview] | None = None
+        self._writing = False
+        self._recovering = 0
+        self._env = lmdb.open(
+            str(directory),
+            map_size=map_bytes,
+            max_dbs=TABLES_MAX,
+            lock=False,
+            readahead=False,
+            sync=sync,
+            mode=0o600,
+        )
+        self.tables = Tables.open(self._env)
+        self._load()
+
+    def close(self) -> None:
+        self._drop_snapshot()
+        self._env.close()
+
+    # --- the one writer
+
+    def transaction(self, layer: Layer) -> LmdbTransaction:
+        return LmdbTransaction(self, layer)
+
+    def begin_write(self) -> "lmdb.Transaction[memoryview]":
+        if self._writing:
+            raise RuntimeError("a write transaction runs already")
+        if self._recovering:
+            raise RuntimeError("a commit while recovered records are still being looked at")
+        self._drop_snapshot()
+        self.snapshot()
+        try:
+            txn = self._env.begin(write=True, buffers=True)
+        except lmdb.Error as error:
+            raise self.failure(error, 0) from error
+        self._writing = True
+        return txn
+
+    def end_write(self) -> None:
+        self._writing = False
+        self._drop_snapshot()
+
+    def has_erasures(self) -> bool:
+        return bool(self.erasures)
+
+    def failure(self, error: lmdb.Error, wanted_bytes: int) -> PersistenceError:
+        if isinstance(error, lmdb.MapFullError | lmdb.DiskError) or _says(error, errno.EDQUOT):
+            return StorageFull(f"{self._data_file}: {error}")
+        # LMDB reports a write that the disk took only a part of as EIO.
+        if _says(error, errno.EIO) and self._disk_free() < wanted_bytes + DISK_SLACK_BYTES:
+            return StorageFull(f"{self._data_file}: {error}; the disk is nearly full")
+        return CommitFailed(f"{self._data_file}: {error}")
+
+    def enlarge(self) -> bool:
+        if self._writing or self._enlarged_bytes >= ENLARGE_BYTES_MAX:
+            return False
+        self._drop_snapshot()
+        self._enlarged_bytes += ENLARGE_BYTES
+        self._env.set_mapsize(self._map_bytes + self._enlarged_bytes)
+        return True
+
+    def used_bytes(self) -> int:
+        """The size of the data file; pages within it that are free are used again."""
+        info = self._env.info()
+        return (info["last_pgno"] + 1) * self._env.stat()["psize"]
+
+    def tend(self) -> None:
+        if residency.resident_shared_bytes() > self._resident_bytes_max:
+            residency.drop_mapped_pages(self._data_file)
+
+    def _disk_free(self) -> int:
+        disk = os.statvfs(self._data_file)
+        return disk.f_bavail * disk.f_frsize
+
+    # --- reads
+
+    def snapshot(self) -> "lmdb.Transaction[memoryview]":
+        if self._snapshot is None:
+            if self._writing:
+                raise RuntimeError("a read transaction can't begin while a commit runs")
+            self._snapshot = self._env.begin(buffers=True)
+        return self._snapshot
+
+    def _drop_snapshot(self) -> None:
+        if self._snapshot is not None:
+            self._snapshot.abort()
+            self._snapshot = None
+
+    def records(self, queue_id: int, first_seq: int, last_seq: int) -> list[Record]:
+        found = []
+        with self.snapshot().cursor(db=self.tables.records) as cursor:
+            _seek_overlapping(cursor, queue_id, first_seq)
+            for keys, chunks in _walk(cursor, queue_id, last_seq):
+                _, first, _, count = KEY.unpack(keys[0])
+                if self._erased(queue_id, first, count):
+                    continue
+                verify(keys, chunks)
+                found.append(Record(first, count, join(chunks)))
+        return found
+
+    def mask(self, txn: "lmdb.Transaction[memoryview]", queue_id: int, first_seq: int, count: int) -> int:
+        """The settled messages of a record, one bit each."""
+        position = POSITION.pack(queue_id, first_seq)
+        return unpack_mask(position, txn.get(position, db=self.tables.settled), count)
+
+    def _erased(self, queue_id: int, first_seq: int, count: int) -> bool:
+        """Is the record on disk only because its deletion is not finished?"""
+        spans = self.erasures.get(queue_id)
+        return spans is not None and any(
+            start <= first_seq and first_seq + count <= stop for start, stop in spans
+        )
+
+    # --- recovery
+
+    def recover(self) -> Iterator[RecoveredQueue]:
+        self._recovering += 1
+        try:
+            txn = self.snapshot()
+            tables = self.tables
+            found = _owners(txn, tables.states) | _owners(txn, tables.annotations)
+            found |= {owner for owner in _owners(txn, tables.records) if self._has_records(txn, owner)}
+            for queue_id in sorted(found):
+                yield RecoveredQueue(
+                    queue_id,
+                    self._state(txn, queue_id),
+                    self._annotations(txn, queue_id),
+                    self._recover_records(txn, queue_id),
+                )
+        finally:
+            self._recovering -= 1
+
+    def _has_records(self, txn: "lmdb.Transaction[memoryview]", queue_id: int) -> bool:
+        """Has the queue any record but those that are being erased?"""
+        if queue_id not in self.erasures:
+            return True
+        with txn.cursor(db=self.tables.records) as cursor:
+            more = cursor.set_range(KEY.pack(queue_id, 0, 0, 0))
+            while more:
+                owner, first, _, count = KEY.unpack(cursor.key())
+                if owner != queue_id:
+                    break
+                ends = [
+                    end for start, end in self.erasures[queue_id] if start <= first and first + count <= end
+                ]
+                if not ends:
+                    return True
+                more = cursor.set_range(KEY.pack(queue_id, max(ends), 0, 0))
+        return False
+
+    def _state(self, txn: "lmdb.Transaction[memoryview]", queue_id: int) -> bytes | None:
+        name = QUEUE.pack(queue_id)
+        state = txn.get(name, db=self.tables.states)
+        return None if state is None else unseal(name, state, lambda: f"the state of queue {queue_id}")
+
+    def _recover_records(
+        self, txn: "lmdb.Transaction[memoryview]", queue_id: int
+    ) -> Iterator[RecoveredRecord]:
+        with txn.cursor(db=self.tables.records) as cursor:
+            cursor.set_range(KEY.pack(queue_id, 0, 0, 0))
+            for keys, chunks in _walk(cursor, queue_id, SEQ_MAX):
+                _, first, _, count = KEY.unpack(keys[0])
+                if self._erased(queue_id, first, count):
+                    continue
+                bits = self.mask(txn, queue_id, first, count)
+                yield RecoveredRecord(first, count, keys, chunks, settled.ranges(first, bits))
+
+    def _annotations(self, txn: "lmdb.Transaction[memoryview]", queue_id: int) -> dict[int, bytes]:
+        found = {}
+        with txn.cursor(db=self.tables.annotations) as cursor:
+            cursor.set_range(POSITION.pack(queue_id, 0))
+            while key := bytes(cursor.key()):
+                owner, seq = POSITION.unpack(key)
+                if owner != queue_id:
+                    break
+                found[seq] = unseal(key, cursor.value(), lambda: f"an annotation of queue {queue_id}")
+                cursor.next()
+        return found
+
+    def _load(self) -> None:
+        txn = self.snapshot()
+        self.annotated = _owners(txn, self.tables.annotations)
+        with txn.cursor(db=self.tables.erasures) as cursor:
+            for key, value in cursor:
+                queue_id, start = POSITION.unpack(key)
+                stop = unseal(bytes(key), value, lambda: "an erasure")
+                self.erasures.setdefault(queue_id, []).append((start, QUEUE.unpack(stop)[0]))
+
+
+def _says(error: lmdb.Error, number: int) -> bool:
+    """Has the error this errno? Those without a class of their own are known by their text only."""
+    return os.strerror(number) in str(error)
+
+
+def _owners(txn: "lmdb.Transaction[memoryview]", table: "lmdb._Database") -> set[int]:
+    """The queues that have keys in the table: one seek each."""
+    found = set()
+    with txn.cursor(db=table) as cursor:
+        more = cursor.first()
+        while more:
+            (queue_id,) = QUEUE.unpack_from(cursor.key())
+            found.add(queue_id)
+            more = cursor.set_range(QUEUE.pack(queue_id + 1))
+    return found
+
+
+def _seek_overlapping(cursor: "lmdb.Cursor[memoryview]", queue_id: int, seq: int) -> None:
+    """Put the cursor on the first record that ends after seq."""
+    start = KEY.pack(queue_id, seq, 0, 0)
+    found = cursor.prev() if cursor.set_range(start) else cursor.last()
+    if found:
+        owner, first, _, count = KEY.unpack(cursor.key())
+        if owner == queue_id and first + count > seq:
+            start = KEY.pack(queue_id, first, 0, 0)
+    cursor.set_range(start)
+
+
+def _walk(
+    cursor: "lmdb.Cursor[memoryview]", queue_id: int, last_seq: int
+) -> Iterator[tuple[list[bytes], list[memoryview]]]:
+    """The records from the cursor on:
+
+    The keys and values of their chunks. Values are views and are not read.
+    """
+    keys: list[bytes] = []
+    chunks: list[memoryview] = []
+    previous = -1
+    more = bool(cursor.key())
+    while more:
+        key = bytes(cursor.key())
+        owner, first, _, _ = KEY.unpack(key)
+        if owner != queue_id or first > last_seq:
+            break
+        if first != previous and keys:
+            yield keys, chunks
+            keys, chunks = [], []
+        previous = first
+        keys.append(key)
+        chunks.append(cursor.value())
+        more = cursor.next()
+    if keys:
+        yield keys, chunks

@@ -1,0 +1,249 @@
+"""One LMDB transaction: a layer of changes written to the tables.
+
+`apply` runs on the loop's thread, a little at a time; py-lmdb gives up the interpreter lock in every call,
+so that a thread doing many small puts would fight with a busy loop for it. Only `commit`, the write and the
+sync, runs in a worker thread.
+
+No index of the records is kept in memory. A settled range is looked up with a cursor: records that lie
+wholly in it are deleted, those at its edges get a mask of their settled messages beside them. Deleting costs
+at least a page read for each large record, so one transaction deletes only so many. The rest of the range is
+noted as an erasure, as durable as a deletion, and the following transactions carry on with it.
+"""
+
+import logging
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
+
+import lmdb
+
+from persistence import settled
+from persistence.errors import CorruptRecord
+from persistence.layer import Layer, QueueChanges
+from persistence.metadata import pack_entry
+from persistence.record import KEY, POSITION, QUEUE, SEQ_MAX, pack, seal, unseal
+
+if TYPE_CHECKING:
+    from persistence.store import LmdbStore
+
+log = logging.getLogger("mqd.persistence")
+
+ERASE_KEYS_MAX = 8192
+# Work between two chances for the loop to do something else: about half a millisecond.
+STEP_WORK = 256 * 1024
+CALL_WORK = 512
+
+Erasures = dict[int, list[tuple[int, int]]]
+
+
+class LmdbTransaction:
+    def __init__(self, store: "LmdbStore", layer: Layer) -> None:
+        self._store = store
+        self._layer = layer
+        self._tables = store.tables
+        self._txn = store.begin_write()
+        self._records = self._txn.cursor(db=self._tables.records)
+        self._erasures: Erasures = {queue_id: list(spans) for queue_id, spans in store.erasures.items()}
+        self._erase_left = ERASE_KEYS_MAX
+        self._work = 0
+
+    def apply(self) -> Iterator[None]:
+        try:
+            for key, (name, value) in self._layer.metadata.items():
+                if value is None:
+                    self._txn.delete(key, db=self._tables.metadata)
+                else:
+                    self._txn.put(key, pack_entry(key, name, value), db=self._tables.metadata)
+                if self._worked(CALL_WORK):
+                    yield
+            for queue_id, changes in self._layer.queues.items():
+                yield from self._apply_queue(queue_id, changes)
+            yield from self._continue_erasures()
+            if not self._layer:
+                # LMDB uses the pages that a transaction freed in the one after the next, and counts only
+                # those that changed something.
+                self._txn.put(b"turn", b"%d" % self._txn.id(), db=self._tables.about)
+        except lmdb.Error as error:
+            raise self._store.failure(error, self._layer.bytes) from error
+
+    def commit(self) -> None:
+        try:
+            self._txn.commit()
+        except lmdb.Error as error:
+            raise self._store.failure(error, self._layer.bytes) from error
+
+    def finish(self) -> None:
+        self._store.erasures = self._erasures
+        self._store.end_write()
+
+    def abort(self) -> None:
+        self._txn.abort()
+        self._store.end_write()
+
+    def _worked(self, amount: int) -> bool:
+        self._work += amount
+        if self._work < STEP_WORK:
+            return False
+        self._work = 0
+        return True
+
+    def _apply_queue(self, queue_id: int, changes: QueueChanges) -> Iterator[None]:
+        txn, tables = self._txn, self._tables
+        if changes.dropped:
+            yield from self._drop(queue_id)
+        starts, stops = settled.merge(changes.starts, changes.stops)
+        appends = changes.in_order()
+        if appends and queue_id in self._erasures:
+            yield from self._erase_before_reuse(queue_id, appends[-1][0] + appends[-1][1], appends[0][0])
+        for first_seq, count, payload in appends:
+            bits = settled.mask_of(first_seq, count, starts, stops) if starts else 0
+            if bits:
+                if bits == settled.whole(count):
+                    continue
+                self._put_mask(queue_id, first_seq, count, bits)
+            for key, value in pack(queue_id, first_seq, count, payload):
+                txn.put(key, value, db=tables.records)
+                if self._worked(CALL_WORK + len(value)):
+                    yield
+        spans = [(first_seq, first_seq + count) for first_seq, count, _ in appends]
+        for start, stop in settled.outside(starts, stops, spans):
+            yield from self._settle(queue_id, start, stop)
+        if queue_id in self._store.annotated:
+            for start, stop in zip(starts, stops, strict=True):
+                yield from self._clear(tables.annotations, queue_id, start, stop)
+        for seq, note in changes.annotations.items():
+            if not settled.contains(starts, stops, seq):
+                self._store.annotated.add(queue_id)
+                position = POSITION.pack(queue_id, seq)
+                txn.put(position, seal(position, note), db=tables.annotations)
+                if self._worked(CALL_WORK):
+                    yield
+        if changes.state is not None:
+            name = QUEUE.pack(queue_id)
+            txn.put(name, seal(name, changes.state), db=tables.states)
+
+    def _drop(self, queue_id: int) -> Iterator[None]:
+        self._txn.delete(QUEUE.pack(queue_id), db=self._tables.states)
+        yield from self._clear(self._tables.annotations, queue_id, 0, SEQ_MAX)
+        yield from self._erase_or_note(queue_id, 0, SEQ_MAX)
+
+    def _settle(self, queue_id: int, start: int, stop: int) -> Iterator[None]:
+        records = self._records
+        found = records.prev() if records.set_range(KEY.pack(queue_id, start, 0, 0)) else records.last()
+        if found:
+            owner, first_seq, _, count = KEY.unpack(records.key())
+            if owner == queue_id and first_seq + count > start:
+                self._settle_part(queue_id, first_seq, count, start, stop)
+                if first_seq + count >= stop:
+                    self._worked(3 * CALL_WORK)
+                    return
+        yield from self._erase_or_note(queue_id, start, stop)
+
+    def _erase_or_note(self, queue_id: int, start: int, stop: int) -> Iterator[None]:
+        reached = yield from self._erase(queue_id, start, stop)
+        if reached < stop:
+            self._settle_last(queue_id, reached, stop)
+            self._erasures.setdefault(queue_id, []).append((reached, stop))
+            position = POSITION.pack(queue_id, reached)
+            self._txn.put(position, seal(position, QUEUE.pack(stop)), db=self._tables.erasures)
+
+    def _erase(self, queue_id: int, start: int, stop: int) -> Generator[None, None, int]:
+        """Delete the records that lie wholly in [start, stop), mask the one at the end.
+
+        Returns how far it came.
+        """
+        records = self._records
+        records.set_range(KEY.pack(queue_id, start, 0, 0))
+        reached = stop
+        erased_to = start
+        partly: tuple[int, int] | None = None
+        while key := records.key():
+            owner, first_seq, _, count = KEY.unpack(key)
+            if owner != queue_id or first_seq >= stop:
+                break
+            if first_seq + count > stop:
+                partly = first_seq, count
+                break
+            # A record's chunks go in one transaction: half a record would be a corrupt one.
+            if self._erase_left <= 0 and first_seq >= erased_to:
+                reached = first_seq
+                break
+            records.delete()
+            self._erase_left -= 1
+            erased_to = first_seq + count
+            if self._worked(CALL_WORK):
+                yield
+        if partly is not None:
+            self._settle_part(queue_id, *partly, start, stop)
+        if erased_to > start:
+            yield from self._clear(self._tables.settled, queue_id, start, erased_to)
+        return reached
+
+    def _settle_last(self, queue_id: int, start: int, stop: int) -> None:
+        """Mask the record that begins in [start, stop) and ends after it."""
+        records = self._records
+        found = records.prev() if records.set_range(KEY.pack(queue_id, stop, 0, 0)) else records.last()
+        if found:
+            owner, first_seq, _, count = KEY.unpack(records.key())
+            if owner == queue_id and start <= first_seq and first_seq + count > stop:
+                self._settle_part(queue_id, first_seq, count, start, stop)
+
+    def _settle_part(self, queue_id: int, first_seq: int, count: int, start: int, stop: int) -> None:
+        bits = settled.mask(first_seq, count, start, stop)
+        position = POSITION.pack(queue_id, first_seq)
+        if count > 1:
+            bits |= self._store.mask(self._txn, queue_id, first_seq, count)
+        if bits != settled.whole(count):
+            self._put_mask(queue_id, first_seq, count, bits)
+            return
+        self._txn.delete(position, db=self._tables.settled)
+        records = self._records
+        records.set_range(KEY.pack(queue_id, first_seq, 0, 0))
+        while (key := records.key()) and KEY.unpack(key)[:2] == (queue_id, first_seq):
+            records.delete()
+
+    def _put_mask(self, queue_id: int, first_seq: int, count: int, bits: int) -> None:
+        position = POSITION.pack(queue_id, first_seq)
+        mask = bits.to_bytes((count + 7) // 8, "big")
+        self._txn.put(position, seal(position, mask), db=self._tables.settled)
+
+    def _clear(self, table: "lmdb._Database", queue_id: int, start: int, stop: int) -> Iterator[None]:
+        with self._txn.cursor(db=table) as cursor:
+            cursor.set_range(POSITION.pack(queue_id, start))
+            end = POSITION.pack(queue_id, stop)
+            while (key := cursor.key()) and bytes(key) < end:
+                cursor.delete()
+                if self._worked(CALL_WORK):
+                    yield
+
+    def _erase_before_reuse(self, queue_id: int, stop: int, start: int) -> Iterator[None]:
+        """A dropped queue's number is used again where its old records are still being erased: finish first."""
+        if any(low < stop and high > start for low, high in self._erasures[queue_id]):
+            self._erase_left += SEQ_MAX
+            yield from self._continue_erasure(queue_id)
+            self._erase_left -= SEQ_MAX
+
+    def _continue_erasures(self) -> Iterator[None]:
+        for queue_id in list(self._erasures):
+            if self._erase_left <= 0:
+                break
+            yield from self._continue_erasure(queue_id)
+
+    def _continue_erasure(self, queue_id: int) -> Iterator[None]:
+        for start, stop in self._erasures.pop(queue_id):
+            self._txn.delete(POSITION.pack(queue_id, start), db=self._tables.erasures)
+            yield from self._erase_or_note(queue_id, start, stop)
+
+
+def unpack_mask(position: bytes, value: bytes | memoryview | None, count: int) -> int:
+    """The settled messages of a record.
+
+    A mask that is damaged counts as empty: better twice than not at all.
+    """
+    if value is None:
+        return 0
+    try:
+        return int.from_bytes(unseal(position, value, lambda: "a settled mask"), "big") & settled.whole(count)
+    except CorruptRecord as error:
+        queue_id, first_seq = POSITION.unpack(position)
+        log.error("%s: messages of queue %d from %d on may be delivered again", error, queue_id, first_seq)
+        return 0

@@ -1,0 +1,208 @@
+"""Consumers of one queue: who may take how many, in whose turn, and who holds what."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from quorum_queue.machine.run import Run
+
+UNLIMITED = 1 << 62
+
+
+class Window(Protocol):
+    """Room that several consumers share: the channel-wide prefetch of `basic.qos global=true`."""
+
+    def room(self) -> int: ...
+
+    def use(self, count: int) -> None: ...
+
+
+class Checkout:
+    """Messages that a consumer holds, by the consumer's own running delivery ids."""
+
+    __slots__ = ("count", "runs", "starts")
+
+    def __init__(self) -> None:
+        self.starts: list[int] = []
+        self.runs: list[Run] = []
+        self.count = 0
+
+    def add(self, first_id: int, run: Run) -> None:
+        self.starts.append(first_id)
+        self.runs.append(run)
+        self.count += len(run.seqs)
+
+    def take(self, low: int, high: int) -> list[Run]:
+        """Remove the messages with ids low … high and return them; ids not held are passed over."""
+        starts, runs = self.starts, self.runs
+        taken: list[Run] = []
+        index = 0 if not starts or starts[0] >= low else bisect_right(starts, low) - 1
+        first_gone = index
+        while index < len(starts) and starts[index] <= high:
+            first, run = starts[index], runs[index]
+            last = first + len(run.seqs) - 1
+            if last < low:
+                index += 1
+                first_gone = index
+            elif low <= first and last <= high:
+                taken.append(run)
+                index += 1
+            else:
+                del starts[first_gone:index], runs[first_gone:index]
+                index = first_gone
+                if low > first:
+                    front = run.take(low - first)
+                    starts[index : index + 1] = [first, low]
+                    runs[index : index + 1] = [front, run]
+                    index += 1
+                    first_gone = index
+                    continue
+                taken.append(run.take(high - first + 1))
+                starts[index] = high + 1
+                break
+        del starts[first_gone:index], runs[first_gone:index]
+        for run in taken:
+            self.count -= len(run.seqs)
+        return taken
+
+    def take_all(self) -> list[Run]:
+        """Remove everything."""
+        runs = self.runs
+        self.starts, self.runs, self.count = [], [], 0
+        return runs
+
+
+class Consumer:
+    """One consumer of the queue."""
+
+    __slots__ = (
+        "attached",
+        "checkout",
+        "exclusive",
+        "key",
+        "next_id",
+        "no_ack",
+        "paused",
+        "prefetch",
+        "priority",
+        "sink",
+        "window",
+    )
+
+    def __init__(
+        self,
+        key: Any,
+        *,
+        no_ack: bool = False,
+        prefetch: int = 0,
+        priority: int = 0,
+        exclusive: bool = False,
+        window: Window | None = None,
+        sink: Any = None,
+    ) -> None:
+        self.key = key
+        self.no_ack = no_ack
+        #: Messages that it may hold; 0 is unlimited.
+        self.prefetch = prefetch
+        self.priority = priority
+        self.exclusive = exclusive
+        self.window = window
+        #: Where the host sends deliveries; opaque here.
+        self.sink = sink
+        #: The way to the client is full; no credit until it drains.
+        self.paused = False
+        self.attached = True
+        self.next_id = 0
+        self.checkout = Checkout()
+
+    def room(self) -> int:
+        """How many messages it may take now."""
+        if self.paused:
+            return 0
+        if self.no_ack:
+            return UNLIMITED
+        room = self.prefetch - self.checkout.count if self.prefetch else UNLIMITED
+        if self.window is not None:
+            room = min(room, self.window.room())
+        return room
+
+
+class Consumers:
+    """The consumers of a queue, in turns within each priority."""
+
+    __slots__ = ("_groups", "by_key", "count", "single_active")
+
+    def __init__(self, *, single_active: bool = False) -> None:
+        self.by_key: dict[Any, Consumer] = {}
+        #: (priority, consumers in turn), highest first.
+        self._groups: list[tuple[int, deque[Consumer]]] = []
+        self.count = 0
+        self.single_active = single_active
+
+    def attach(self, consumer: Consumer) -> None:
+        self.by_key[consumer.key] = consumer
+        self.count += 1
+        for priority, group in self._groups:
+            if priority == consumer.priority:
+                group.append(consumer)
+                return
+        self._groups.append((consumer.priority, deque([consumer])))
+        self._groups.sort(key=lambda pair: -pair[0])
+
+    def detach(self, consumer: Consumer) -> None:
+        """It takes no more; what it holds stays with it until it is forgotten."""
+        if not consumer.attached:
+            return
+        consumer.attached = False
+        self.count -= 1
+        for index, (priority, group) in enumerate(self._groups):
+            if priority == consumer.priority:
+                group.remove(consumer)
+                if not group:
+                    del self._groups[index]
+                return
+
+    def attached(self) -> Iterator[Consumer]:
+        """The attached consumers, in turn."""
+        for _, group in self._groups:
+            yield from group
+
+    def active(self) -> Consumer | None:
+        """Return the single active consumer: the one attached first among the highest priority."""
+        for _, group in self._groups:
+            return group[0]
+        return None
+
+    def takers(self) -> list[Consumer]:
+        """Return those whose turn it is: all with room in the highest priority that has any."""
+        if self.single_active:
+            active = self.active()
+            return [active] if active is not None and active.room() > 0 else []
+        for _, group in self._groups:
+            if len(group) == 1:
+                if group[0].room() > 0:
+                    return [group[0]]
+                continue
+            takers = [consumer for consumer in group if consumer.room() > 0]
+            if takers:
+                return takers
+        return []
+
+    def served(self, next_in_turn: Consumer) -> None:
+        """Turn the group so that `next_in_turn` comes first."""
+        for priority, group in self._groups:
+            if priority == next_in_turn.priority:
+                group.rotate(-group.index(next_in_turn))
+                return
+
+    def served_last(self, consumer: Consumer) -> None:
+        """Put `consumer` at the end of its group."""
+        for priority, group in self._groups:
+            if priority == consumer.priority:
+                if len(group) > 1:
+                    group.remove(consumer)
+                    group.append(consumer)
+                return

@@ -1,0 +1,169 @@
+"""The messages that wait: one FIFO for each priority, and those that came back, in their old places.
+
+What comes back always has smaller sequence numbers than what was never handed out (a level is handed out from its
+head only), so a level is two lists: `returned`, then `main`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from operator import attrgetter
+
+from quorum_queue.machine.run import Run
+
+_by_position = attrgetter("seqs.start")
+
+
+class Level:
+    """The ready messages of one priority."""
+
+    __slots__ = ("main", "resident", "returned")
+
+    def __init__(self) -> None:
+        self.main: deque[Run] = deque()
+        self.returned: deque[Run] = deque()
+        #: Runs of `main` whose bodies may be in memory, oldest first; entries outlive their run and are skipped.
+        self.resident: deque[Run] = deque()
+
+    def head(self) -> Run | None:
+        if self.returned:
+            return self.returned[0]
+        return self.main[0] if self.main else None
+
+    def push(self, run: Run) -> None:
+        main = self.main
+        run.ready = True
+        if main and main[-1].absorb(run):
+            return
+        main.append(run)
+        resident = self.resident
+        while resident and not resident[0].ready:
+            resident.popleft()
+        resident.append(run)
+
+    def put_back(self, runs: list[Run]) -> None:
+        """Return runs to their positions."""
+        pool: list[Run] = []
+        for run in runs:
+            pool.extend(run.singles() if run.seqs.step != 1 else (run,))
+        for run in pool:
+            run.ready = True
+        if self.returned:
+            pool.extend(self.returned)
+        pool.sort(key=_by_position)
+        self.returned = deque(_joined(_disjoint(pool)))
+
+    def pop(self, count: int) -> Run:
+        """Take up to `count` messages of the head run."""
+        queue = self.returned or self.main
+        run = queue[0]
+        if count < len(run.seqs):
+            return run.take(count)
+        queue.popleft()
+        run.ready = False
+        return run
+
+    def pop_last(self) -> Run:
+        """Take the newest run."""
+        queue = self.main or self.returned
+        run = queue.pop()
+        run.ready = False
+        return run
+
+
+def _disjoint(pool: list[Run]) -> list[Run]:
+    """Split runs that overlap one another into singles, and sort again."""
+    overlapping = any(a.seqs[-1] > b.seqs.start for a, b in zip(pool, pool[1:], strict=False))
+    if not overlapping:
+        return pool
+    singles = [single for run in pool for single in run.singles()]
+    for single in singles:
+        single.ready = True
+    singles.sort(key=_by_position)
+    return singles
+
+
+def _joined(pool: list[Run]) -> Iterator[Run]:
+    """Merge neighbours that may be one run, so that many single returns do not stay many runs."""
+    last: Run | None = None
+    for run in pool:
+        if last is not None:
+            if last.absorb(run):
+                continue
+            yield last
+        last = run
+    if last is not None:
+        yield last
+
+
+class Ready:
+    """All ready messages of a queue."""
+
+    __slots__ = ("bytes", "count", "levels", "priority_max")
+
+    def __init__(self, priority_max: int = 0) -> None:
+        self.priority_max = priority_max
+        self.levels = [Level() for _ in range(priority_max + 1)]
+        self.count = 0
+        self.bytes = 0
+
+    def level_of(self, run: Run) -> Level:
+        return self.levels[min(run.attributes.priority, self.priority_max)]
+
+    def push(self, run: Run) -> None:
+        self.count += len(run.seqs)
+        self.bytes += run.size
+        self.level_of(run).push(run)
+
+    def put_back(self, runs: list[Run]) -> None:
+        for run in runs:
+            self.count += len(run.seqs)
+            self.bytes += run.size
+        if self.priority_max == 0:
+            self.levels[0].put_back(runs)
+            return
+        grouped: dict[int, list[Run]] = {}
+        for run in runs:
+            grouped.setdefault(min(run.attributes.priority, self.priority_max), []).append(run)
+        for priority, group in grouped.items():
+            self.levels[priority].put_back(group)
+
+    def head_level(self) -> Level | None:
+        """Return the highest level that holds a message."""
+        for level in reversed(self.levels):
+            if level.main or level.returned:
+                return level
+        return None
+
+    def head(self) -> Run | None:
+        level = self.head_level()
+        return level.head() if level is not None else None
+
+    def pop(self, level: Level, count: int) -> Run:
+        run = level.pop(count)
+        self.count -= len(run.seqs)
+        self.bytes -= run.size
+        return run
+
+    def drop_head(self, count: int) -> Run:
+        """Take up to `count` messages from the head of the lowest level, as drop-head does."""
+        for level in self.levels:
+            if level.main or level.returned:
+                return self.pop(level, count)
+        raise IndexError("no ready message")
+
+    def runs(self) -> Iterator[Run]:
+        """All ready runs, highest priority first, in order."""
+        for level in reversed(self.levels):
+            yield from level.returned
+            yield from level.main
+
+    def clear(self) -> list[Run]:
+        """Take everything."""
+        taken = list(self.runs())
+        for run in taken:
+            run.ready = False
+        self.levels = [Level() for _ in self.levels]
+        self.count = self.bytes = 0
+        return taken

@@ -1,0 +1,25 @@
+"""What a queue was declared to do. Plain data, the same on every replica."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of one queue; None means no limit."""
+
+    message_ttl_ms: int | None = None
+    expires_ms: int | None = None
+    max_length: int | None = None
+    max_length_bytes: int | None = None
+    overflow: Literal["drop-head", "reject-publish", "reject-publish-dlx"] = "drop-head"
+    #: Messages that are discarded go to the dead-letter exchange; without one they are only dropped.
+    dead_letter: bool = False
+    #: Hold a dead letter until its targets have it, rather than send it once and forget.
+    dead_letter_at_least_once: bool = False
+    priority_max: int = 0
+    single_active_consumer: bool = False
+    #: Returns allowed for one message before it is dropped; None is unlimited.
+    delivery_limit: int | None = None

@@ -1,0 +1,380 @@
+import base64
+import time
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from amqp_server.management.views import ChannelView, ConnectionView, ConsumerView
+
+from .conftest import Connect, FakeBroker, sha256
+
+pytestmark = pytest.mark.trio
+
+
+async def test_users(connect: Connect, broker: FakeBroker) -> None:
+    client = connect("admin")
+    assert (
+        await client.put("users/ann", json={"password": "secret", "tags": "monitoring,custom"})
+    ).status_code == 201
+    assert (await client.get("users/ann")).json()["tags"] == ["monitoring", "custom"]
+    assert (await connect("ann", "secret").get("whoami")).status_code == 200
+    assert (await client.put("users/ann", json={"tags": []})).status_code == 204
+    assert broker.users.verify("ann", "secret")
+    assert (await client.put("users/ann", json={"password": "other"})).status_code == 204
+    assert not broker.users.verify("ann", "secret")
+    assert (await client.delete("users/ann")).status_code == 204
+    assert (await client.delete("users/ann")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"password": ""},
+        {"password": "x" * 2000},
+        {"password": "x", "tags": [1]},
+        {"password_hash": "?"},
+        {"password_hash": "AAAA", "hashing_algorithm": "rabbit_password_hashing_md5"},
+    ],
+)
+async def test_bad_users(connect: Connect, broker: FakeBroker, body: object) -> None:
+    answer = await connect("admin").put("users/ann", json=body)
+    assert answer.status_code == 400, answer.text
+    assert broker.users.get("ann") is None
+
+
+async def test_hash_is_taken_over_but_never_shown(connect: Connect, broker: FakeBroker) -> None:
+    client = connect("admin")
+    encoded = sha256("secret").partition("$")[2]
+    assert (
+        await client.put("users/ann", json={"password_hash": encoded, "tags": "management"})
+    ).status_code == 201
+    assert broker.users.verify("ann", "secret")
+    assert (await client.put("users/none", json={"password_hash": ""})).status_code == 201
+    assert not broker.users.verify("none", "")
+    for path in ("users", "users/ann"):
+        assert encoded not in (await client.get(path)).text
+
+
+async def test_authenticate(connect: Connect) -> None:
+    client = connect("admin")
+    told = [
+        (await client.post(f"users/{user}/authenticate", json={"password": password})).json()["authenticated"]
+        for user, password in (("plain", "plain"), ("plain", "wrong"), ("nobody", "x"))
+    ]
+    assert told == [True, False, False]
+
+
+async def test_deleted_users_are_thrown_out(connect: Connect, broker: FakeBroker) -> None:
+    broker.connections_ = [connection("c1", "plain"), connection("c2", "manager")]
+    await connect("admin").delete("users/plain")
+    assert [name for name, _ in broker.closed] == ["c1"]
+    assert broker.permissions.of_user("plain") == []
+    assert (
+        await connect("admin").post("users/bulk-delete", json={"users": ["manager", "x"]})
+    ).status_code == 204
+    assert broker.users.get("manager") is None
+
+
+async def test_permissions(connect: Connect, broker: FakeBroker) -> None:
+    client = connect("admin")
+    body = {"configure": "^c", "write": ".*", "read": ""}
+    assert (await client.put("permissions/other/plain", json=body)).status_code == 201
+    assert (await client.put("permissions/other/plain", json=body)).status_code == 204
+    assert (await client.get("permissions/other/plain")).json() == body | {"user": "plain", "vhost": "other"}
+    assert len((await client.get("users/plain/permissions")).json()) == 2
+    assert [row["user"] for row in (await client.get("vhosts/other/permissions")).json()] == ["plain"]
+    assert (await client.put("permissions/other/plain", json=body | {"read": "("})).status_code == 400
+    assert (await client.put("permissions/other/plain", json={"read": ""})).status_code == 400
+    assert (await client.put("permissions/nope/plain", json=body)).status_code == 404
+    assert (await client.put("permissions/other/nobody", json=body)).status_code == 404
+    assert (await client.delete("permissions/other/plain")).status_code == 204
+    assert (await client.get("permissions/other/plain")).status_code == 404
+
+
+async def test_vhosts(connect: Connect, broker: FakeBroker) -> None:
+    client = connect("admin")
+    assert (await client.put("vhosts/v", json={"description": "d", "tags": "a,b"})).status_code == 201
+    assert (await client.put("vhosts/v", json={})).status_code == 204
+    assert (await client.get("vhosts/v")).json()["cluster_state"] == {"n1": "running"}
+    assert {row["name"] for row in (await client.get("vhosts")).json()} == {"/", "other", "v"}
+    assert {row["name"] for row in (await connect("manager").get("vhosts")).json()} == {"/"}
+    assert {row["name"] for row in (await connect("watcher").get("vhosts")).json()} == {"/", "other", "v"}
+    assert (await client.delete("vhosts/v")).status_code == 204
+    assert (await client.delete("vhosts/v")).status_code == 404
+
+
+async def test_vhosts_of_others_stay_shut(connect: Connect, broker: FakeBroker) -> None:
+    await connect("admin").put("queues/other/hidden", json={})
+    manager = connect("manager")
+    paths = ["vhosts/other", "queues/other", "queues/other/hidden", "exchanges/other", "bindings/other"]
+    for path in [*paths, "consumers/other", "vhosts/other/connections", "queues/nope", "vhosts/nope"]:
+        answer = await manager.get(path)
+        assert answer.status_code == 401, path
+    assert "hidden" not in (await manager.get("queues")).text
+    assert (await manager.get("overview")).json()["object_totals"]["queues"] == 0
+    for path in ("queues/other/hidden", "queues/other/hidden/contents", "exchanges/other/amq.topic"):
+        assert (await manager.delete(path)).status_code == 401
+        # Who may look into all vhosts may change none of them.
+        assert (await connect("watcher").delete(path)).status_code == 401
+    assert ("other", "hidden") in broker.queues_
+
+
+async def test_queues(connect: Connect, broker: FakeBroker) -> None:
+    client = connect("manager")
+    body = {
+        "durable": "true",
+        "auto_delete": False,
+        "arguments": {"x-max-length": 5},
+        "vhost": "/",
+        "node": "n1",
+    }
+    assert (await client.put("queues/%2F/q", json=body)).status_code == 201
+    assert (await client.put("queues/%2F/q", json=body)).status_code == 204
+    answer = await client.put("queues/%2F/q", json={"durable": False})
+    assert answer.status_code == 400
+    assert answer.json()["reason"].startswith("PRECONDITION_FAILED - inequivalent arg 'durable'")
+    assert (await client.get("queues/%2F/q")).json()["arguments"] == {"x-max-length": 5}
+    broker.publish("/", "", "q", {}, b"x", "manager")
+    assert (await client.delete("queues/%2F/q?if-empty=true")).status_code == 400
+    assert (await client.delete("queues/%2F/q?if-empty=perhaps")).status_code == 400
+    assert (await client.delete("queues/%2F/q/contents")).status_code == 204
+    assert broker.messages["/", "q"] == []
+    assert (await client.delete("queues/%2F/q?if-empty=true")).status_code == 204
+    assert (await client.delete("queues/%2F/q")).status_code == 404
+
+
+Needed = frozenset[tuple[str, str]]
+
+
+def patterns(needed: Needed) -> list[str]:
+    """Patterns that permit this and nothing else."""
+    return [
+        "|".join(sorted(f"^{name}$" for kind, name in needed if kind == access)) or "^$"
+        for access in ("configure", "write", "read")
+    ]
+
+
+def needs(*permissions: str) -> Needed:
+    """`needs("write x")`"""
+    return frozenset((access, name) for access, name in map(str.split, permissions))
+
+
+MESSAGE = {"routing_key": "k", "payload": "", "payload_encoding": "string"}
+GET = {"count": 1, "ackmode": "ack_requeue_true", "encoding": "auto"}
+DEAD_LETTER = {"arguments": {"x-dead-letter-exchange": "x"}}
+ALTERNATE = {"type": "topic", "arguments": {"alternate-exchange": "y"}}
+CHANGES: list[tuple[str, str, dict[str, Any], Needed]] = [
+    ("PUT", "queues/%2F/q", {}, needs("configure q")),
+    ("PUT", "queues/%2F/q", DEAD_LETTER, needs("configure q", "read q", "write x")),
+    ("PUT", "exchanges/%2F/x", {"type": "topic"}, needs("configure x")),
+    ("PUT", "exchanges/%2F/x", ALTERNATE, needs("configure x", "read x", "write y")),
+    ("DELETE", "queues/%2F/q/contents", {}, needs("read q")),
+    ("POST", "queues/%2F/q/get", GET, needs("read q")),
+    ("POST", "exchanges/%2F/x/publish", MESSAGE, needs("write x")),
+    ("POST", "exchanges/%2F/amq.default/publish", MESSAGE, needs("write amq.default")),
+    ("POST", "bindings/%2F/e/x/q/q", {}, needs("write q", "read x")),
+    ("POST", "bindings/%2F/e/x/e/x", {}, needs("write x", "read x")),
+    ("DELETE", "bindings/%2F/e/x/q/q/~", {}, needs("write q", "read x")),
+    ("DELETE", "queues/%2F/q", {}, needs("configure q")),
+    ("DELETE", "exchanges/%2F/x", {}, needs("configure x")),
+]
+
+
+async def test_permissions_hold_as_over_amqp(connect: Connect, broker: FakeBroker) -> None:
+    """Every change by every permission: the one that AMQP asks for is asked for here."""
+    broker.declare_queue("/", "q", durable=True, auto_delete=False, arguments={})
+    broker.declare_exchange("/", "x", "topic", durable=True, auto_delete=False, internal=False, arguments={})
+    client = connect("manager")
+    for method, path, body, needed in CHANGES:
+        for missing in needed:
+            broker.permissions.set("manager", "/", *patterns(needed - {missing}))
+            answer = await client.request(method, path, json=body)
+            assert answer.status_code == 401, (method, path, missing, answer.text)
+            assert f"'{missing[1]}' in vhost '/' refused for user 'manager'" in answer.json()["reason"]
+        broker.permissions.set("manager", "/", *patterns(needed))
+        answer = await client.request(method, path, json=body)
+        assert answer.is_success, (method, path, answer.text)
+
+
+async def test_exchanges(connect: Connect) -> None:
+    client = connect("admin")
+    assert (await client.put("exchanges/%2F/x", json={"type": "topic"})).status_code == 201
+    assert (await client.put("exchanges/%2F/x", json={"type": "topic"})).status_code == 204
+    assert (await client.put("exchanges/%2F/x", json={})).status_code == 400
+    assert (await client.get("exchanges/%2F/x")).json()["type"] == "topic"
+    assert (await client.get("exchanges/%2F/amq.default")).json()["name"] == ""
+    assert (await client.delete("exchanges/%2F/x?if-unused=true")).status_code == 204
+    assert (await client.get("exchanges/%2F/x")).status_code == 404
+
+
+async def test_bindings(connect: Connect, broker: FakeBroker) -> None:
+    client = connect("admin")
+    await client.put("queues/%2F/q", json={})
+    await client.put("exchanges/%2F/x", json={"type": "fanout"})
+    keys = []
+    bodies = [{"routing_key": "a/b~c"}, {}, {"routing_key": "a", "arguments": {"x": [1]}}]
+    for body in bodies:
+        answer = await client.post("bindings/%2F/e/amq.topic/q/q", json=body)
+        assert answer.status_code == 201
+        keys.append(answer.json()["properties_key"])
+    assert keys[:2] == ["a%2Fb%7Ec", "~"]
+    assert keys[2].startswith("a~")
+    assert (await client.post("bindings/%2F/e/amq.topic/e/x", json={"routing_key": "#"})).status_code == 201
+    assert (await client.post("bindings/%2F/e/nope/q/q", json={})).status_code == 404
+    assert (await client.post("bindings/%2F/e/amq.topic/z/q", json={})).status_code == 404
+    assert len((await client.get("bindings/%2F")).json()) == 4
+    assert len((await client.get("queues/%2F/q/bindings")).json()) == 3
+    assert len((await client.get("exchanges/%2F/amq.topic/bindings/source")).json()) == 4
+    assert len((await client.get("exchanges/%2F/x/bindings/destination")).json()) == 1
+    assert [
+        row["properties_key"] for row in (await client.get("bindings/%2F/e/amq.topic/q/q")).json()
+    ] == keys
+    for key in keys:
+        path = f"bindings/%2F/e/amq.topic/q/q/{quote(key, safe='')}"
+        assert (await client.get(path)).json()["properties_key"] == key
+        assert (await client.delete(path)).status_code == 204
+        assert (await client.delete(path)).status_code == 404
+    assert len(broker.bindings_) == 1
+
+
+async def test_messages(connect: Connect) -> None:
+    client = connect("admin")
+    await client.put("queues/%2F/q", json={})
+    properties = {
+        "delivery_mode": 2,
+        "headers": {"a": [1, None]},
+        "message_id": "m",
+        "timestamp": 1_700_000_000,
+    }
+    body = {"routing_key": "q", "payload": "héllo", "payload_encoding": "string", "properties": properties}
+    publish, get = "exchanges/%2F/amq.default/publish", "queues/%2F/q/get"
+    assert (await client.post(publish, json=body)).json() == {"routed": True}
+    assert (await client.post(publish, json=body | {"routing_key": "nope"})).json() == {"routed": False}
+    binary = base64.b64encode(b"\xff\x00").decode()
+    await client.post(publish, json={"routing_key": "q", "payload": binary, "payload_encoding": "base64"})
+    ask = {"count": 5, "ackmode": "ack_requeue_true", "encoding": "auto"}
+    first, second = (await client.post(get, json=ask)).json()
+    assert first["payload"] == "héllo"
+    assert first["payload_bytes"] == 6
+    assert first["payload_encoding"] == "string"
+    assert first["properties"] == properties
+    assert (second["payload"], second["payload_encoding"]) == (binary, "base64")
+    cut = (await client.post(get, json=ask | {"truncate": 1, "count": 1})).json()[0]
+    assert (cut["payload"], cut["payload_bytes"]) == ("h", 6)
+    assert len((await client.post(get, json=ask | {"ackmode": "ack_requeue_false"})).json()) == 2
+    assert (await client.post(get, json=ask)).json() == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"payload_encoding": "hex"},
+        {"payload_encoding": "base64", "payload": "?"},
+        {"routing_key": "x" * 256},
+        {"properties": {"colour": "red"}},
+        {"properties": {"delivery_mode": "2"}},
+        {"properties": {"delivery_mode": True}},
+        {"properties": {"priority": 256}},
+        {"properties": {"headers": []}},
+        {"properties": {"message_id": "x" * 256}},
+        {"properties": {"timestamp": -1}},
+        {"properties": {"timestamp": 10**18}},
+        {"properties": {"user_id": "manager"}},
+    ],
+)
+async def test_bad_messages(connect: Connect, broker: FakeBroker, wrong: dict[str, object]) -> None:
+    client = connect("admin")
+    await client.put("queues/%2F/q", json={})
+    body: dict[str, object] = {"routing_key": "q", "payload": "", "payload_encoding": "string"}
+    answer = await client.post("exchanges/%2F/amq.default/publish", json=body | wrong)
+    assert answer.status_code == 400, answer.text
+    assert broker.messages["/", "q"] == []
+
+
+@pytest.mark.parametrize("wrong", [{"count": 0}, {"count": 1001}, {"truncate": -1}, {"ackmode": "maybe"}])
+async def test_bad_gets(connect: Connect, wrong: dict[str, object]) -> None:
+    client = connect("admin")
+    await client.put("queues/%2F/q", json={})
+    body: dict[str, object] = {"count": 1, "ackmode": "ack_requeue_true", "encoding": "auto"}
+    assert (await client.post("queues/%2F/q/get", json=body | wrong)).status_code == 400
+
+
+def connection(name: str, user: str, vhost: str = "/") -> ConnectionView:
+    properties = {"product": "p", "blob": b"\xff"}
+    return ConnectionView(
+        name=name, user=user, vhost=vhost, peer_host="127.0.0.1", peer_port=1, client_properties=properties
+    )
+
+
+async def test_connections(connect: Connect, broker: FakeBroker) -> None:
+    broker.connections_ = [
+        connection(name, user) for name, user in (("a -> b", "manager"), ("c -> d", "admin"))
+    ]
+    details = {"name": "a -> b"}
+    broker.channels_ = [
+        ChannelView(name="a -> b (1)", number=1, user="manager", vhost="/", connection_details=details),
+        ChannelView(name="c -> d (1)", number=1, user="admin", vhost="/"),
+    ]
+    broker.consumers_ = [ConsumerView(consumer_tag="t", queue={"name": "q", "vhost": "/"})]
+    manager, watcher, admin = connect("manager"), connect("watcher"), connect("admin")
+    assert [row["name"] for row in (await manager.get("connections")).json()] == ["a -> b"]
+    assert len((await watcher.get("connections")).json()) == 2
+    assert len((await watcher.get("vhosts/%2F/connections")).json()) == 2
+    assert len((await watcher.get("connections/username/admin")).json()) == 1
+    assert (await watcher.get("connections/a%20-%3E%20b")).json()["user"] == "manager"
+    assert (await manager.get("connections/c%20-%3E%20d")).status_code == 404
+    assert [row["name"] for row in (await manager.get("channels")).json()] == ["a -> b (1)"]
+    assert len((await watcher.get("connections/a%20-%3E%20b/channels")).json()) == 1
+    assert (await watcher.get("channels/c%20-%3E%20d%20(1)")).json()["user"] == "admin"
+    assert (await manager.get("consumers")).json()[0]["consumer_tag"] == "t"
+    assert (await manager.get("consumers/%2F")).json()[0]["queue"]["name"] == "q"
+    assert (await watcher.delete("connections/a%20-%3E%20b")).status_code == 401
+    assert (await manager.delete("connections/a%20-%3E%20b")).status_code == 204
+    assert (await admin.delete("connections/c%20-%3E%20d?reason=enough%0A")).status_code == 204
+    assert broker.closed == [("a -> b", "Closed via management API"), ("c -> d", "enough")]
+    assert (await watcher.delete("connections/username/manager")).status_code == 401
+    assert (await admin.delete("connections/username/manager")).status_code == 204
+
+
+async def test_node(connect: Connect, broker: FakeBroker) -> None:
+    client = connect("admin")
+    overview = (await client.get("overview")).json()
+    assert overview["object_totals"]["exchanges"] == 4
+    assert overview["listeners"][0]["port"] == 5672
+    assert "listeners" not in (await connect("manager").get("overview")).json()
+    assert (await client.get("nodes")).json()[0]["name"] == "n1"
+    assert (await client.get("nodes/n1")).json()["running"] is True
+    assert (await client.get("nodes/n2")).status_code == 404
+    assert (await client.get("cluster-name")).json() == {"name": "n1"}
+    assert (await client.put("nodes/n1/memory-limit", json={"limit": "0.5"})).status_code == 204
+    assert broker.memory_limit == "0.5"
+    assert (await client.put("nodes/n1/memory-limit", json={"limit": "much"})).status_code == 400
+    assert (await client.get("health/checks/alarms")).json() == {"status": "ok"}
+    broker.memory_alarm = True
+    answer = await client.get("health/checks/alarms")
+    assert (answer.status_code, answer.json()["alarms"]) == (503, ["memory"])
+
+
+async def test_listing(connect: Connect, broker: FakeBroker) -> None:
+    client = connect("admin")
+    for number in range(25):
+        broker.declare_queue("/", f"q{number:02}", durable=True, auto_delete=False, arguments={})
+        broker.queues_["/", f"q{number:02}"].messages = -number
+    rows = (await client.get("queues?sort=messages&columns=name,messages,owner_pid_details.name")).json()
+    assert rows[0] == {"name": "q24", "messages": -24}
+    assert (await client.get("queues?sort=messages&sort_reverse=true")).json()[0]["name"] == "q00"
+    page = (await client.get("queues?page=3&page_size=10")).json()
+    assert (page["item_count"], page["page_count"], page["total_count"]) == (5, 3, 25)
+    assert len((await client.get("queues?name=Q1")).json()) == 10
+    assert len((await client.get("queues?name=^q.5$&use_regex=true")).json()) == 2
+    for query in ("page=0", "page=x", "page=9", "page=1&page_size=501", "page=²", "name=(&use_regex=true"):
+        assert (await client.get(f"queues?{query}")).status_code == 400, query
+
+
+async def test_hostile_filter_ends_in_time(connect: Connect, broker: FakeBroker) -> None:
+    broker.declare_queue("/", "a" * 200 + "!", durable=True, auto_delete=False, arguments={})
+    started = time.perf_counter()
+    assert (await connect("admin").get("queues?name=(a|aa)%2B$&use_regex=true")).json() == []
+    assert time.perf_counter() - started < 1

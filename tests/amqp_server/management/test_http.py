@@ -1,0 +1,169 @@
+import logging
+from typing import Any
+
+import pytest
+
+from amqp_server.broker.users import ADMINISTRATOR, MANAGEMENT, MONITORING
+from amqp_server.management.http import HEADERS
+from amqp_server.management.routes import ROUTES
+
+from .conftest import BODY_BYTES_MAX, Connect, FakeBroker
+
+pytestmark = pytest.mark.trio
+
+PATH = {"node": "n1", "user": "nobody", "vhost": "%2F", "name": "q", "source": "x", "kind": "q"}
+PATH |= {"destination": "q", "properties": "~"}
+
+
+@pytest.mark.parametrize(
+    ("user", "password", "peer", "reason"),
+    [
+        (None, None, "127.0.0.1", "Login failed"),
+        ("admin", "wrong", "127.0.0.1", "Login failed"),
+        ("nobody", "nobody", "127.0.0.1", "Login failed"),
+        ("admin", "", "127.0.0.1", "Login failed"),
+        ("plain", None, "127.0.0.1", "Not management user"),
+        ("guest", None, "10.0.0.1", "User can only log in via localhost"),
+        ("guest", None, "::ffff:10.0.0.1", "User can only log in via localhost"),
+    ],
+)
+async def test_who_may_not_in(
+    connect: Connect, user: str | None, password: str | None, peer: str, reason: str
+) -> None:
+    answer = await connect(user, password, peer).get("whoami")
+    assert answer.status_code == 401
+    assert answer.json() == {"error": "not_authorised", "reason": reason}
+    assert answer.headers["www-authenticate"].startswith("Basic ")
+
+
+@pytest.mark.parametrize(
+    "header", ["", "Basic", "Basic !", "Basic bm9jb2xvbg==", "Bearer x", "Basic " + "A" * 4000]
+)
+async def test_bad_authorization(connect: Connect, header: str) -> None:
+    answer = await connect(None).get("whoami", headers={"authorization": header})
+    assert answer.status_code == 401
+
+
+@pytest.mark.parametrize("user", ["admin", "watcher", "manager", "policies"])
+async def test_whoami(connect: Connect, broker: FakeBroker, user: str) -> None:
+    answer = await connect(user).get("whoami")
+    assert answer.status_code == 200
+    assert answer.json()["name"] == user
+    assert answer.json()["tags"] == list(broker.users.require(user).tags)
+
+
+async def test_guest_from_here(connect: Connect) -> None:
+    assert (await connect("guest", peer="::ffff:127.0.0.1").get("whoami")).status_code == 200
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
+async def test_no_route_lets_a_lesser_user_through(connect: Connect, broker: FakeBroker, route: Any) -> None:
+    path = route.path.format(**PATH).removeprefix("/api/")
+    reached = {MANAGEMENT: "manager", MONITORING: "watcher", ADMINISTRATOR: "admin"}
+    for tag, user in reached.items():
+        answer = await connect(user).request(route.method, path, json={})
+        refused = answer.status_code == 401 and answer.json()["reason"] == f"Not {route.who} user"
+        ranks = [MANAGEMENT, MONITORING, ADMINISTRATOR]
+        assert refused is (ranks.index(tag) < ranks.index(route.who)), (user, answer.text)
+    assert (await connect("plain").request(route.method, path, json={})).status_code == 401
+    assert (await connect(None).request(route.method, path, json={})).status_code == 401
+
+
+async def test_every_answer_has_strict_headers(connect: Connect) -> None:
+    client = connect("admin")
+    for path in ("whoami", "nowhere", "queues/%2F/nope", "users/x/y/z"):
+        answer = await client.get(path)
+        for name, value in HEADERS.items():
+            assert answer.headers[name] == value
+        assert "access-control-allow-origin" not in answer.headers
+
+
+async def test_unknown_paths_and_methods(connect: Connect) -> None:
+    client = connect("admin")
+    assert (await client.get("nowhere")).json() == {"error": "Object Not Found", "reason": "Not Found"}
+    answer = await client.put("overview", json={})
+    assert answer.status_code == 405
+    assert answer.headers["allow"] == "GET"
+    assert (await client.head("whoami")).status_code == 200
+    assert (await client.get("queues/")).status_code == 404
+
+
+async def test_slashes_in_names(connect: Connect, broker: FakeBroker) -> None:
+    client = connect("admin")
+    assert (await client.put("queues/%2F/a%2Fb%20%C3%A4", json={})).status_code == 201
+    assert ("/", "a/b ä") in broker.queues_
+    assert (await client.get("queues/%2F/a%2Fb%20%C3%A4")).json()["name"] == "a/b ä"
+    assert (await client.get("queues/%2F/%ff")).status_code == 400
+    assert (await client.get("queues/%2F/%00")).status_code == 400
+
+
+async def test_body_is_bounded(connect: Connect) -> None:
+    client = connect("admin")
+    answer = await client.put(
+        "vhosts/v", content=b" " * (BODY_BYTES_MAX + 1), headers={"content-type": "application/json"}
+    )
+    assert answer.status_code == 413
+
+    async def unannounced() -> Any:
+        for _ in range(BODY_BYTES_MAX // 1024 + 1):
+            yield b" " * 1024
+
+    answer = await client.put("vhosts/v", content=unannounced(), headers={"content-type": "application/json"})
+    assert answer.status_code == 413
+
+
+@pytest.mark.parametrize("type_", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
+async def test_forms_of_other_pages_are_refused(connect: Connect, broker: FakeBroker, type_: str) -> None:
+    answer = await connect("admin").put("vhosts/v", content=b"{}", headers={"content-type": type_})
+    assert answer.status_code == 415
+    assert "v" not in broker.vhosts
+
+
+@pytest.mark.parametrize(
+    "body", [b"{", b"[]", b'{"durable": 7}', b'{"arguments": []}', b"\xff", b"[" * 50_000]
+)
+async def test_bad_json_is_the_clients_fault(connect: Connect, broker: FakeBroker, body: bytes) -> None:
+    answer = await connect("admin").put(
+        "queues/%2F/q", content=body, headers={"content-type": "application/json"}
+    )
+    assert answer.status_code == 400
+    assert answer.json()["error"] == "bad_request"
+    assert not broker.queues_
+
+
+async def test_our_own_faults_are_logged_and_not_shown(
+    connect: Connect, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(vhost: str) -> Any:
+        raise RuntimeError("inner canary")
+
+    monkeypatch.setattr(broker, "queues", fails)
+    with caplog.at_level(logging.ERROR):
+        answer = await connect("admin").get("queues")
+    assert answer.status_code == 500
+    assert answer.json() == {"error": "internal_server_error", "reason": "Internal Server Error"}
+    assert "inner canary" in caplog.text
+    assert "authorization" not in caplog.text.lower()
+
+
+async def test_long_paths_are_refused(connect: Connect) -> None:
+    assert (await connect("admin").get("queues/%2F/" + "a" * 9000)).status_code == 414
+    assert (await connect("admin").get("queues?name=" + "a" * 9000)).status_code == 414
+
+
+async def test_changes_are_settled_before_they_are_answered(connect: Connect, broker: FakeBroker) -> None:
+    client = connect("admin")
+    await client.put("queues/%2F/q", json={})
+    assert broker.settled_after == [1]
+    await client.get("queues")
+    assert broker.settled_after == [1]
+
+
+async def test_requests_at_a_time_are_bounded(broker: FakeBroker) -> None:
+    import httpx
+
+    from amqp_server.management.http import Api
+
+    app = Api(broker, BODY_BYTES_MAX).app(requests_max=0)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://broker") as client:
+        assert (await client.get("/api/whoami")).status_code == 503

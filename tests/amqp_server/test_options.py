@@ -1,0 +1,149 @@
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from amqp_server.config import Config
+from amqp_server.options import command_line
+
+
+class Started:
+    """Stands for the broker: keeps the config that it was started with."""
+
+    def __init__(self) -> None:
+        self.config: Config | None = None
+        self.code = 0
+
+    def __call__(self, config: Config) -> int:
+        self.config = config
+        return self.code
+
+
+@pytest.fixture
+def started() -> Started:
+    return Started()
+
+
+def run(started: Started, *args: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        command_line(started)(args)
+    code = ended.value.code
+    assert isinstance(code, int)
+    return code
+
+
+def test_no_option_gives_the_defaults(started: Started) -> None:
+    assert run(started) == 0
+    assert started.config == Config()
+
+
+def test_exit_code_is_what_the_broker_ended_with(started: Started) -> None:
+    started.code = 3
+    assert run(started) == 3
+
+
+def test_command_line_beats_environment_beats_file_beats_default(
+    started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mqd.toml"
+    file.write_text('node = "of-file"\nheartbeat_s = 11\nchannel_max = 100\nloopback_users = ["a", "b"]\n')
+    monkeypatch.setenv("MQD_NODE", "of-environment")
+    monkeypatch.setenv("MQD_HEARTBEAT_S", "12")
+    assert run(started, "--config", str(file), "--node", "typed") == 0
+    assert started.config is not None
+    assert started.config.node == "typed"
+    assert started.config.heartbeat_s == 12
+    assert started.config.channel_max == 100
+    assert started.config.loopback_users == ("a", "b")
+    assert started.config.amqp == Config().amqp
+
+
+def test_file_named_in_the_environment(
+    started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mqd.toml").write_text("switch_fast_path = false\nmemory_limit = 0.5\n")
+    monkeypatch.setenv("MQD_CONFIG", str(tmp_path / "mqd.toml"))
+    assert run(started) == 0
+    assert started.config is not None
+    assert started.config.switch_fast_path is False
+    assert started.config.memory_limit == "0.5"
+
+
+def test_units_and_switches(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MQD_SWITCH_FAST_PATH", "off")
+    arguments = ["--message-bytes-max", "64 MiB", "--loopback-users", "", "--handshake-timeout-s", "2.5"]
+    assert run(started, *arguments) == 0
+    assert started.config is not None
+    assert started.config.message_bytes_max == 64 << 20
+    assert started.config.loopback_users == ()
+    assert started.config.handshake_timeout_s == 2.5
+    assert started.config.switch_fast_path is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            ["--frame-max-bytes", "12"],
+            "--frame-max-bytes: 12 is not allowed; it must be 4096 to 16777216 bytes",
+        ),
+        (["--heartbeat-s", "often"], "--heartbeat-s: 'often' is not allowed; it must be 0 to 65535 s"),
+        (["--amqp", "5672"], "--amqp: '5672' is not allowed; it must be host:port such as 127.0.0.1:5672"),
+        (
+            ["--outbox-low-bytes", "2MiB"],
+            "--outbox-low-bytes: 2097152 is not allowed; it must be below outbox_",
+        ),
+        (["--config", "/nowhere/mqd.toml"], "--config: /nowhere/mqd.toml: No such file or directory"),
+        (["--colour", "red"], "No such option '--colour'"),
+        (["extra"], "Got unexpected extra argument"),
+    ],
+)
+def test_wrong_option_is_one_line_and_exit_2(
+    started: Started, capsys: pytest.CaptureFixture[str], arguments: list[str], line: str
+) -> None:
+    assert run(started, *arguments) == 2
+    assert started.config is None
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"mqd: {line}")
+    assert err.count("\n") == 1
+
+
+def test_wrong_value_of_the_environment_is_named(
+    started: Started, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MQD_CHANNEL_MAX", "0")
+    assert run(started) == 2
+    assert "--channel-max (MQD_CHANNEL_MAX in the environment): 0 is not" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nod = 'n1'", "there is no option nod; did you mean node?"),
+        ("channel_max = 'many'", "'many' is not allowed; it must be 1 to 65535"),
+        ("channel_max = true", "True is not allowed"),
+        ("switch_fast_path = 3", "switch_fast_path must be true or false"),
+        ("node = 3", "3 is not allowed"),
+        ("[amqp]\nport = 1", "is not allowed; it must be host:port"),
+        ("node =", "Invalid value"),
+    ],
+)
+def test_wrong_file_is_named(
+    started: Started, capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, said: str
+) -> None:
+    file = tmp_path / "mqd.toml"
+    file.write_text(text)
+    assert run(started, "--config", str(file)) == 2
+    err = capsys.readouterr().err
+    assert str(file) in err
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_help_tells_every_option(started: Started, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(started, "--help") == 0
+    told = capsys.readouterr().out
+    assert started.config is None
+    for declared in fields(Config):
+        assert "--" + declared.name.replace("_", "-") in told

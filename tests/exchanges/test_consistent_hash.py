@@ -1,0 +1,159 @@
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from exchanges.binding import Binding
+from exchanges.consistent_hash import WEIGHTS_SUM_MAX, ConsistentHashMatcher
+from exchanges.errors import InvalidArgument
+from exchanges.matcher import Depends, Message
+
+KEYS = [f"key-{number}" for number in range(4000)]
+
+
+def bound(queue: str, weight: str = "1") -> Binding:
+    return Binding("x", queue, "queue", weight)
+
+
+def matcher_of(weights: dict[str, str]) -> ConsistentHashMatcher:
+    matcher = ConsistentHashMatcher({})
+    for queue, weight in weights.items():
+        matcher.bind(bound(queue, weight))
+    return matcher
+
+
+def owner(matcher: ConsistentHashMatcher, key: str, message: Message | None = None) -> str:
+    (destinations,) = matcher.match(key, message, 0)
+    (queue,) = destinations.queues
+    return queue
+
+
+def test_shares_follow_the_weights() -> None:
+    counts = Counter(
+        owner(matcher, key) for matcher in [matcher_of({"a": "1", "b": "2", "c": "5"})] for key in KEYS
+    )
+    for queue, share in {"a": 1 / 8, "b": 2 / 8, "c": 5 / 8}.items():
+        assert abs(counts[queue] / len(KEYS) - share) < 0.06
+
+
+def test_a_new_destination_takes_messages_only_for_itself() -> None:
+    before = matcher_of({"a": "1", "b": "1", "c": "1"})
+    after = matcher_of({"a": "1", "b": "1", "c": "1", "d": "1"})
+    moved = {owner(after, key) for key in KEYS if owner(after, key) != owner(before, key)}
+    assert moved == {"d"}
+    after.unbind(bound("d"))
+    assert [owner(after, key) for key in KEYS] == [owner(before, key) for key in KEYS]
+
+
+def test_the_order_of_binding_does_not_matter() -> None:
+    first = matcher_of({"a": "3", "b": "1", "c": "2"})
+    second = matcher_of({"c": "2", "a": "3", "b": "1"})
+    assert [owner(first, key) for key in KEYS] == [owner(second, key) for key in KEYS]
+
+
+def test_another_process_answers_the_same() -> None:
+    program = (
+        "from tests.exchanges.test_consistent_hash import *\n"
+        "m = matcher_of({'a': '1', 'b': '2'})\nprint(''.join(owner(m, key) for key in KEYS))"
+    )
+    answers = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parents[2])},
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        ).stdout.strip()
+        for seed in ("1", "2")
+    }
+    here = matcher_of({"a": "1", "b": "2"})
+    assert answers == {"".join(owner(here, key) for key in KEYS)}
+
+
+def test_many_heavy_destinations_stay_bounded() -> None:
+    matcher = matcher_of({f"q{number}": "60" for number in range(1000)})
+    counts = Counter(owner(matcher, key) for key in KEYS)
+    assert matcher._ring is not None
+    assert len(matcher._ring._points) <= 65_536
+    assert len(counts) > 900
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("", "The binding key must be an integer: <<>>"),
+        ("a", 'The binding key must be an integer: <<"a">>'),
+        ("1.5", 'The binding key must be an integer: <<"1.5">>'),
+        ("1 ", 'The binding key must be an integer: <<"1 ">>'),
+        ("+", 'The binding key must be an integer: <<"+">>'),
+        ("²", 'The binding key must be an integer: <<"Â²">>'),
+        ("0", "The binding key must be greater than 0"),
+        ("-1", "The binding key must be greater than 0"),
+        ("9" * 200, "The binding key must be 65536 at most"),
+    ],
+)
+def test_a_binding_key_that_is_no_weight(key: str, text: str) -> None:
+    matcher = ConsistentHashMatcher({})
+    with pytest.raises(InvalidArgument) as refusal:
+        matcher.bind(bound("q", key))
+    assert str(refusal.value) == text
+    assert matcher.match("k", None, 0) == ()
+
+
+@pytest.mark.parametrize("key", ["+1", "01", "65536"])
+def test_a_binding_key_that_is_a_weight(key: str) -> None:
+    assert owner(matcher_of({"q": key}), "k") == "q"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (
+            {"hash-header": "a", "hash-property": "message_id"},
+            "hash-header and hash-property are mutually exclusive",
+        ),
+        ({"hash-property": "app_id"}, "Unsupported property: app_id"),
+        ({"hash-header": 1}, "Invalid hash-header field type signedint; expected longstr"),
+        ({"hash-property": None}, "Invalid hash-property field type void; expected longstr"),
+    ],
+)
+def test_invalid_arguments_of_the_exchange(arguments: dict[str, object], text: str) -> None:
+    with pytest.raises(InvalidArgument) as refusal:
+        ConsistentHashMatcher(arguments)
+    assert str(refusal.value) == text
+
+
+def test_the_sum_of_the_weights_is_bounded() -> None:
+    matcher = matcher_of({"a": str(WEIGHTS_SUM_MAX)})
+    with pytest.raises(InvalidArgument, match="add up to 65536 at most"):
+        matcher.bind(bound("b"))
+    matcher.unbind(bound("a", str(WEIGHTS_SUM_MAX)))
+    matcher.bind(bound("b"))
+    assert owner(matcher, "k") == "b"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"hash-header": "h"}, lambda value: {"headers": {"h": value}}),
+        ({"hash-property": "message_id"}, lambda value: {"message_id": value}),
+        ({"hash-property": "correlation_id"}, lambda value: {"correlation_id": value}),
+        ({"hash-property": "timestamp"}, lambda value: {"timestamp": int(value[4:])}),
+    ],
+)
+def test_hashing_something_else_than_the_key(
+    arguments: dict[str, object], message: Callable[[str], Message]
+) -> None:
+    matcher = ConsistentHashMatcher(arguments)
+    assert matcher.depends is Depends.HEADERS
+    for queue in "abc":
+        matcher.bind(bound(queue))
+    assert len({owner(matcher, "same", message(key)) for key in KEYS[:50]}) == 3
+    assert len({owner(matcher, key, message("key-7")) for key in KEYS[:50]}) == 1
+    blank: list[Message | None] = [None, {}, {"headers": None}]
+    without = {owner(matcher, key, each) for key in KEYS[:20] for each in blank}
+    assert len(without) == 1

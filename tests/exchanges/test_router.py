@@ -1,0 +1,342 @@
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exchanges.binding import Binding
+from exchanges.registry import EXCHANGE_TYPES
+from exchanges.router import Depends, InvalidArgument, Router, UnknownExchangeType
+
+
+def router_of(*exchanges: str, queues: tuple[str, ...] = ()) -> Router:
+    """Exchanges as `name:type` or `name:type>alternate`."""
+    router = Router(set(queues).__contains__)
+    for exchange in exchanges:
+        name, _, rest = exchange.partition(":")
+        kind, _, alternate = rest.partition(">")
+        router.declare(name, kind, arguments={"alternate-exchange": alternate} if alternate else {})
+    return router
+
+
+def to_queue(source: str, queue: str, key: str = "", **arguments: object) -> Binding:
+    return Binding(source, queue, "queue", key, arguments)
+
+
+def to_exchange(source: str, destination: str, key: str = "", **arguments: object) -> Binding:
+    return Binding(source, destination, "exchange", key, arguments)
+
+
+def test_the_default_exchange_knows_every_queue_by_name() -> None:
+    router = router_of(queues=("q",))
+    router.predeclare()
+    assert router.route("", "q") == (("q",), Depends.KEY)
+    assert router.route("", "other") == ((), Depends.KEY)
+    assert router.route("missing", "q") == ((), Depends.KEY)
+
+
+def test_predeclared_exchanges() -> None:
+    router = router_of()
+    router.predeclare()
+    types = {exchange.name: exchange.type for exchange in router.exchanges()}
+    assert types == {
+        "": "direct",
+        "amq.direct": "direct",
+        "amq.fanout": "fanout",
+        "amq.topic": "topic",
+        "amq.headers": "headers",
+        "amq.match": "headers",
+        "amq.rabbitmq.trace": "topic",
+    }
+    assert all(exchange.predeclared and exchange.durable for exchange in router.exchanges())
+
+
+@pytest.mark.parametrize("kind", ["nonsense", "", "Direct"])
+def test_unknown_types(kind: str) -> None:
+    router = router_of()
+    with pytest.raises(UnknownExchangeType) as refusal:
+        router.declare("x", kind)
+    assert refusal.value.args == (kind,)
+    assert router.get("x") is None
+
+
+def test_an_alternate_exchange_must_be_a_name() -> None:
+    router = router_of()
+    with pytest.raises(InvalidArgument) as refusal:
+        router.declare("x", "direct", arguments={"alternate-exchange": 5})
+    text = "invalid type 'signedint' for arg 'alternate-exchange' in exchange 'x' in vhost '/'"
+    assert str(refusal.value) == text
+    assert router.get("x") is None
+
+
+def test_declare_twice_gives_the_one_there_is() -> None:
+    router = router_of()
+    first = router.declare("x", "direct", durable=True, internal=True)
+    assert router.declare("x", "fanout") is first
+    assert (first.name, first.type, first.durable, first.auto_delete, first.internal) == (
+        "x",
+        "direct",
+        True,
+        False,
+        True,
+    )
+
+
+def test_direct_and_fanout() -> None:
+    router = router_of("d:direct", "f:fanout")
+    for queue, key in (("q1", "a"), ("q2", "a"), ("q3", "b")):
+        assert router.bind(to_queue("d", queue, key)) is True
+        router.bind(to_queue("f", queue, key))
+    assert router.route("d", "a").queues == ("q1", "q2")
+    assert router.route("d", "c").queues == ()
+    assert router.route("f", "anything").queues == ("q1", "q2", "q3")
+
+
+def test_binding_twice_is_once() -> None:
+    router = router_of("d:direct")
+    assert router.bind(to_queue("d", "q", "a", n=[1])) is True
+    assert router.bind(to_queue("d", "q", "a", n=[1])) is False
+    assert router.bind(to_queue("d", "q", "a")) is True
+    assert router.route("d", "a").queues == ("q",)
+    assert router.unbind(to_queue("d", "q", "a")) == (True, [])
+    assert router.unbind(to_queue("d", "q", "a")) == (False, [])
+    assert router.route("d", "a").queues == ("q",)
+
+
+def test_a_refused_binding_leaves_no_trace() -> None:
+    router = router_of("h:headers", "c:x-consistent-hash")
+    for binding in (Binding("h", "q", "queue", "", {"x-match": "most"}), to_queue("c", "q", "heavy")):
+        with pytest.raises(InvalidArgument):
+            router.bind(binding)
+    assert router.bindings() == []
+    assert not router.in_use("h")
+
+
+def test_exchanges_bound_to_exchanges() -> None:
+    router = router_of("a:topic", "b:fanout", "c:direct")
+    router.bind(to_exchange("a", "b", "k.#"))
+    router.bind(to_exchange("b", "c"))
+    router.bind(to_exchange("c", "a", "k.1"))
+    router.bind(to_queue("a", "q0", "k.*"))
+    router.bind(to_queue("b", "q1"))
+    router.bind(to_queue("c", "q2", "k.1"))
+    assert set(router.route("a", "k.1").queues) == {"q0", "q1", "q2"}
+    assert set(router.route("c", "k.1").queues) == {"q0", "q1", "q2"}
+    assert set(router.route("c", "k.2").queues) == set()
+    assert router.route("a", "other").queues == ()
+
+
+def test_alternate_exchanges_chain_and_may_go_round() -> None:
+    router = router_of("a:direct>b", "b:direct>c", "c:fanout>a", "d:direct>missing", queues=("q",))
+    assert router.route("a", "k").queues == ()
+    router.bind(to_queue("c", "last"))
+    assert router.route("a", "k").queues == ("last",)
+    router.bind(to_queue("b", "middle", "k"))
+    assert router.route("a", "k").queues == ("middle",)
+    assert router.route("d", "k").queues == ()
+
+
+def test_a_binding_that_leads_nowhere_is_still_a_match_for_the_alternate_exchange() -> None:
+    router = router_of("a:fanout>spare", "empty:direct", "spare:fanout")
+    router.bind(to_queue("spare", "q"))
+    assert router.route("a", "k").queues == ("q",)
+    router.bind(to_exchange("a", "empty"))
+    assert router.route("a", "k").queues == ()
+
+
+def test_a_policy_gives_an_alternate_exchange_where_no_argument_does() -> None:
+    router = router_of("a:direct", "b:direct>argument", "policy:fanout", "argument:fanout")
+    router.bind(to_queue("policy", "by policy"))
+    router.bind(to_queue("argument", "by argument"))
+    for name in "ab":
+        router.set_policy_alternate(name, "policy")
+    assert router.route("a", "k").queues == ("by policy",)
+    assert router.route("b", "k").queues == ("by argument",)
+    router.set_policy_alternate("a", None)
+    assert router.route("a", "k").queues == ()
+
+
+def test_delete_removes_bindings_on_both_sides() -> None:
+    router = router_of("a:fanout", "b:fanout")
+    router.bind(to_exchange("a", "b"))
+    router.bind(to_queue("b", "q"))
+    assert router.delete("b") == []
+    assert router.delete("b") == []
+    assert router.bindings() == []
+    assert router.get("b") is None
+    assert router.get("a") is not None
+
+
+def test_auto_delete_goes_upwards() -> None:
+    router = router_of("kept:fanout")
+    for name in ("a", "b", "c"):
+        router.declare(name, "fanout", auto_delete=True)
+    router.bind(to_exchange("kept", "a"))
+    router.bind(to_exchange("a", "b"))
+    router.bind(to_exchange("b", "c"))
+    last = to_queue("c", "q")
+    router.bind(last)
+    assert router.unbind(last) == (True, ["c", "b", "a"])
+    assert [exchange.name for exchange in router.exchanges()] == ["kept"]
+    assert router.bindings() == []
+
+
+def test_auto_delete_waits_for_the_last_binding_and_for_a_first() -> None:
+    router = router_of()
+    for name in ("a", "b"):
+        router.declare(name, "fanout", auto_delete=True)
+    for name, queue in itertools.product("ab", ("q", "r")):
+        router.bind(to_queue(name, queue, "1"))
+        router.bind(to_queue(name, queue, "2"))
+    router.declare("never bound", "fanout", auto_delete=True)
+    removed, deleted = router.remove_queue("q")
+    assert (len(removed), deleted) == (4, [])
+    removed, deleted = router.remove_queue("r")
+    assert (len(removed), deleted) == (4, ["a", "b"])
+    assert [exchange.name for exchange in router.exchanges()] == ["never bound"]
+    assert router.remove_queue("r") == ([], [])
+
+
+def test_deleting_the_destination_deletes_auto_delete_sources() -> None:
+    router = router_of("sink:fanout")
+    router.declare("source", "fanout", auto_delete=True)
+    router.bind(to_exchange("source", "sink"))
+    assert router.delete("sink") == ["source"]
+
+
+def test_a_long_chain_of_auto_delete_exchanges() -> None:
+    router = router_of()
+    for number in range(3000):
+        router.declare(f"x{number}", "fanout", auto_delete=True)
+        if number:
+            router.bind(to_exchange(f"x{number - 1}", f"x{number}"))
+    router.bind(to_queue("x2999", "q"))
+    assert router.route("x0", "").queues == ("q",)
+    assert len(router.remove_queue("q")[1]) == 3000
+
+
+def test_an_exchange_bound_to_itself() -> None:
+    router = router_of()
+    router.declare("x", "fanout", auto_delete=True)
+    router.bind(to_exchange("x", "x"))
+    router.bind(to_queue("x", "q"))
+    assert router.route("x", "").queues == ("q",)
+    assert router.delete("x") == []
+    assert router.bindings() == []
+
+
+def test_bindings_are_found_from_each_side() -> None:
+    router = router_of("a:fanout", "b:fanout")
+    one, two, three = to_queue("a", "q"), to_exchange("a", "b"), to_queue("b", "q")
+    for binding in (one, two, three):
+        router.bind(binding)
+    assert router.bindings() == [one, two, three]
+    assert router.bindings(source="a") == [one, two]
+    assert router.bindings(destination="q", kind="queue") == [one, three]
+    assert router.bindings(destination="q", source="b") == [three]
+    assert router.bindings(kind="exchange") == [two]
+    assert router.bindings(destination="b") == [two]
+    assert (router.in_use("a"), router.in_use("missing")) == (True, False)
+
+
+def test_binding_what_is_not_there_is_the_callers_mistake() -> None:
+    router = router_of("a:fanout")
+    for binding in (to_queue("missing", "q"), to_exchange("a", "missing")):
+        with pytest.raises(KeyError):
+            router.bind(binding)
+    assert router.bindings() == []
+
+
+def test_random_follows_the_nonce_and_modulus_the_key() -> None:
+    router = router_of("r:x-random", "l:x-local-random", "m:x-modulus-hash")
+    for exchange, queue in itertools.product("rlm", ("q1", "q2", "q3")):
+        router.bind(to_queue(exchange, queue, "ignored"))
+    for exchange in "rl":
+        picks = [router.route(exchange, "k", nonce=nonce) for nonce in range(6)]
+        assert [pick.queues for pick in picks] == [("q1",), ("q2",), ("q3",)] * 2
+        assert picks[0].depends == Depends.NONCE
+    routes = [router.route("m", f"k{number}") for number in range(60)]
+    assert {route.queues for route in routes} == {("q1",), ("q2",), ("q3",)}
+    assert all(route.depends == Depends.KEY for route in routes)
+    assert routes == [router.route("m", f"k{number}", nonce=9) for number in range(60)]
+
+
+def test_what_a_route_depends_on() -> None:
+    router = router_of(
+        "key:direct", "h:headers", "r:x-random", "beyond:fanout", "key2:direct>h", "r2:x-random>h"
+    )
+    assert router.route("key", "a").depends == Depends.KEY
+    assert router.route("h", "a").depends == Depends.HEADERS
+    router.bind(to_exchange("key", "h", "by-headers"))
+    router.bind(to_exchange("key", "r", "by-chance"))
+    router.bind(to_exchange("beyond", "key"))
+    assert router.route("beyond", "a").depends == Depends.KEY
+    assert router.route("beyond", "by-headers").depends == Depends.HEADERS
+    assert router.route("beyond", "by-chance").depends == Depends.NONCE
+    assert router.route("key2", "a").depends == Depends.HEADERS
+    router.bind(to_queue("key2", "q", "a"))
+    assert router.route("key2", "a").depends == Depends.KEY
+    # Chance could lead to either, and one of them looks at headers, though this message met neither's.
+    router.bind(to_queue("r2", "q"))
+    router.bind(to_exchange("r2", "beyond"))
+    assert router.route("r2", "k", nonce=1).depends == Depends.NONCE | Depends.HEADERS
+    router.bind(Binding("h", "r", "exchange", "", {"needed": 1}))
+    assert router.route("h", "a").depends == Depends.NONCE | Depends.HEADERS
+    assert router.route("h", "a").queues == ()
+
+
+NAMES = "abcde"
+TOPOLOGIES = st.tuples(
+    st.lists(st.sampled_from(EXCHANGE_TYPES), min_size=5, max_size=5),
+    st.lists(st.sampled_from([None, *NAMES]), min_size=5, max_size=5),
+    st.lists(
+        st.tuples(st.sampled_from(NAMES), st.sampled_from([*NAMES, "q1", "q2"]), st.sampled_from(["1", "2"])),
+        max_size=14,
+    ),
+)
+
+
+def built(topology: tuple[list[str], list[str | None], list[tuple[str, str, str]]]) -> Router:
+    types, alternates, edges = topology
+    router = router_of()
+    for name, kind, alternate in zip(NAMES, types, alternates, strict=True):
+        router.declare(name, kind, arguments={"alternate-exchange": alternate} if alternate else {})
+    for source, destination, key in edges:
+        if destination in NAMES:
+            router.bind(to_exchange(source, destination, key, h=key))
+        else:
+            router.bind(to_queue(source, destination, key, h=key))
+    return router
+
+
+@given(TOPOLOGIES)
+def test_an_answer_changes_only_with_what_it_says_it_depends_on(
+    topology: tuple[list[str], list[str | None], list[tuple[str, str, str]]],
+) -> None:
+    router = built(topology)
+    messages: list[dict[str, object] | None] = [None, {"headers": {"h": "1"}}, {"headers": {"h": "2"}}]
+    for name, key in itertools.product(NAMES, ("1", "2")):
+        routes = {
+            (number, nonce): router.route(name, key, message, nonce)
+            for (number, message), nonce in itertools.product(enumerate(messages), range(3))
+        }
+        assert len({route.depends for route in routes.values()}) == 1
+        depends = routes[0, 0].depends
+        for (number, nonce), route in routes.items():
+            assert len(set(route.queues)) == len(route.queues)
+            same = (
+                number if depends & Depends.HEADERS else 0,
+                nonce if depends & Depends.NONCE else 0,
+            )
+            assert route.queues == routes[same].queues
+
+
+@given(TOPOLOGIES)
+def test_the_same_topology_gives_the_same_answers(
+    topology: tuple[list[str], list[str | None], list[tuple[str, str, str]]],
+) -> None:
+    first, second = built(topology), built(topology)
+    for name, key in itertools.product(NAMES, ("1", "2")):
+        assert first.route(name, key, {"headers": {"h": "1"}}, 1) == second.route(
+            name, key, {"headers": {"h": "1"}}, 1
+        )

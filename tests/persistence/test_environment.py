@@ -1,0 +1,213 @@
+"""The data directory: lock, layout, identity, damage."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from persistence.environment import Environment
+from persistence.errors import CorruptRecord, DataDirectoryInUse, DataDirectoryUnusable, SchemaMismatch
+from persistence.flush import flush
+from persistence.journal import Journal
+from persistence.record import CHUNK_BYTES
+from persistence.settled import mask, merge, outside, ranges
+from persistence.transaction import ERASE_KEYS_MAX
+
+ROOT = Path(__file__).parents[2]
+
+
+def open_environment(path: Path) -> Environment:
+    return Environment.open(path / "data", map_bytes=1 << 32)
+
+
+def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
+    environment = open_environment(tmp_path)
+    with pytest.raises(DataDirectoryInUse, match=str(tmp_path / "data")):
+        open_environment(tmp_path)
+    code = (
+        "import sys; from persistence.environment import Environment\n"
+        "from persistence.errors import DataDirectoryInUse\n"
+        "try: Environment.open(sys.argv[1])\n"
+        "except DataDirectoryInUse: sys.exit(42)"
+    )
+    other = [sys.executable, "-c", code, str(tmp_path / "data")]
+    assert subprocess.run(other, cwd=ROOT, check=False).returncode == 42
+    environment.close()
+    open_environment(tmp_path).close()
+
+
+def test_another_layout_is_refused_and_left_alone(tmp_path: Path) -> None:
+    open_environment(tmp_path).close()
+    with pytest.raises(SchemaMismatch, match=r"layout 1.*layout 2"):
+        Environment.open(tmp_path / "data", schema_version=2)
+    open_environment(tmp_path).close()
+
+
+def test_an_unusable_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(DataDirectoryUnusable, match="file"):
+        Environment.open(tmp_path / "file")
+    (tmp_path / "data" / "main").mkdir(parents=True)
+    (tmp_path / "data" / "main" / "data.mdb").write_bytes(b"no LMDB " * 4096)
+    with pytest.raises(DataDirectoryUnusable, match=str(tmp_path / "data")):
+        open_environment(tmp_path)
+
+
+def test_the_identity_stays(tmp_path: Path) -> None:
+    environment = open_environment(tmp_path)
+    node_id = environment.node_id
+    environment.close()
+    environment = open_environment(tmp_path)
+    assert environment.node_id == node_id
+    environment.close()
+
+
+def test_spill_is_wiped_at_start(tmp_path: Path) -> None:
+    environment = open_environment(tmp_path)
+    spill = Journal(environment.spill)
+    spill.append(1, 0, 1, b"spilled")
+    flush(environment.spill)
+    assert [queue.queue_id for queue in spill.recover()] == [1]
+    environment.close()
+    environment = open_environment(tmp_path)
+    assert list(Journal(environment.spill).recover()) == []
+    environment.close()
+
+
+@pytest.mark.parametrize("size", [10, 3000, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES + 5])
+def test_sizes(tmp_path: Path, size: int) -> None:
+    environment = open_environment(tmp_path)
+    journal = Journal(environment)
+    payload = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    journal.append(1, 0, 3, payload)
+    environment.flush()
+    assert journal.read(1, 2, 2) == [(0, 3, payload)]
+    (queue,) = journal.recover()
+    (record,) = queue.records
+    assert record.payload == payload
+    assert payload.startswith(record.prefix)
+    assert not record.corrupt
+    # Dropping the references before the map goes.
+    del record, queue
+    environment.close()
+
+
+@pytest.mark.parametrize("size", [40, 5000, 2 * CHUNK_BYTES])
+def test_a_flipped_bit_is_never_served(tmp_path: Path, size: int) -> None:
+    environment = open_environment(tmp_path)
+    journal = Journal(environment)
+    payload = b"\xa5needle\x5a" + bytes(size)
+    journal.append(1, 0, 2, b"before")
+    journal.append(1, 2, 2, payload)
+    journal.append(1, 4, 2, b"after")
+    environment.flush()
+    environment.close()
+    data = tmp_path / "data" / "main" / "data.mdb"
+    raw = bytearray(data.read_bytes())
+    at = raw.index(b"\xa5needle\x5a")
+    while at >= 0:
+        raw[at + 3] ^= 0x10
+        at = raw.find(b"\xa5needle\x5a", at + 1)
+    data.write_bytes(raw)
+    environment = open_environment(tmp_path)
+    journal = Journal(environment)
+    with pytest.raises(CorruptRecord, match="queue 1, messages 2 to 3") as caught:
+        journal.read(1, 0, 9)
+    assert (caught.value.queue_id, caught.value.first_seq) == (1, 2)
+    assert [record.payload for record in journal.read(1, 4, 4)] == [b"after"]
+    (queue,) = journal.recover()
+    assert [(record.first_seq, record.corrupt) for record in queue.records] == [
+        (0, False),
+        (2, True),
+        (4, False),
+    ]
+    environment.close()
+
+
+def test_a_lost_chunk_is_found(tmp_path: Path) -> None:
+    environment = open_environment(tmp_path)
+    journal = Journal(environment)
+    journal.append(1, 0, 1, bytes(3 * CHUNK_BYTES))
+    environment.flush()
+    txn = environment.begin_write()
+    with txn.cursor(db=environment.tables.records) as cursor:
+        cursor.first()
+        cursor.next()
+        cursor.delete()
+    txn.commit()
+    environment.end_write()
+    with pytest.raises(CorruptRecord, match="lacks its chunk 1"):
+        journal.read(1, 0, 0)
+    environment.close()
+
+
+@pytest.mark.parametrize("reopen", [False, True])
+@pytest.mark.parametrize("how", ["settle", "drop"])
+def test_a_large_erasure_is_durable_at_once_and_carried_on(tmp_path: Path, how: str, reopen: bool) -> None:
+    environment = open_environment(tmp_path)
+    journal = Journal(environment)
+    many = 3 * ERASE_KEYS_MAX
+    for seq in range(many):
+        journal.append(1, seq, 1, b"x")
+    journal.append(1, many, 10, b"tail")
+    journal.append(2, 0, 1, b"other")
+    environment.flush()
+    if how == "settle":
+        journal.settle(1, range(many + 3))
+    else:
+        journal.drop(1)
+    layer = environment.pending.take()
+    transaction = environment.transaction(layer)
+    for _ in transaction.apply():
+        pass
+    transaction.commit()
+    transaction.finish()
+    environment.pending.remove(layer)
+    assert environment.has_erasures()
+    if reopen:
+        environment.close()
+        environment = open_environment(tmp_path)
+        journal = Journal(environment)
+    found = {
+        queue.queue_id: [(record.first_seq, record.settled) for record in queue.records]
+        for queue in journal.recover()
+    }
+    expected: dict[int, list[tuple[int, list[range]]]] = {2: [(0, [])]}
+    if how == "settle":
+        expected[1] = [(many, [range(many, many + 3)])]
+    assert found == expected
+    environment.flush()
+    assert not environment.has_erasures()
+    assert environment.snapshot().stat(environment.tables.records)["entries"] == len(expected)
+    assert environment.snapshot().stat(environment.tables.erasures)["entries"] == 0
+    environment.close()
+
+
+def test_one_writer_and_no_commit_during_recovery(tmp_path: Path) -> None:
+    environment = open_environment(tmp_path)
+    journal = Journal(environment)
+    journal.append(1, 0, 1, b"x")
+    journal.append(2, 0, 1, b"x")
+    environment.flush()
+    txn = environment.begin_write()
+    with pytest.raises(RuntimeError, match="runs already"):
+        environment.begin_write()
+    txn.abort()
+    environment.end_write()
+    queues = journal.recover()
+    next(queues)
+    with pytest.raises(RuntimeError, match="recovered"):
+        environment.begin_write()
+    list(queues)
+    environment.begin_write().abort()
+    environment.end_write()
+    environment.close()
+
+
+def test_intervals() -> None:
+    assert merge([5, 0, 2], [7, 2, 3]) == ([0, 5], [3, 7])
+    assert merge([0, 1], [9, 2]) == ([0], [9])
+    assert list(outside([0, 20], [10, 30], [(2, 4), (6, 8), (9, 25)])) == [(0, 2), (4, 6), (8, 9), (25, 30)]
+    assert ranges(100, mask(100, 8, 102, 105) | mask(100, 8, 107, 300)) == [range(102, 105), range(107, 108)]
+    assert ranges(0, 0) == []
