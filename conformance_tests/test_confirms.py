@@ -121,7 +121,9 @@ def test_transient_and_persistent_are_acked(
     ch.queue_declare(queue, durable=durable)
     client = confirming(raw)
     properties = Basic.Properties(delivery_mode=delivery_mode)
-    client.send(b"".join(client.publish_bytes(b"m", routing_key=queue, properties=properties) for _ in range(100)))
+    client.send(
+        b"".join(client.publish_bytes(b"m", routing_key=queue, properties=properties) for _ in range(100))
+    )
     assert outcomes(client, 100) == dict.fromkeys(range(1, 101), "ack")
 
 
@@ -197,7 +199,9 @@ def test_tx_on_a_confirming_channel(ch: BlockingChannel) -> None:
         ch.tx_select()
 
 
-def test_an_internal_or_dead_letter_hop_gives_no_second_ack(ch: BlockingChannel, raw: Raw, name: Name) -> None:
+def test_an_internal_or_dead_letter_hop_gives_no_second_ack(
+    ch: BlockingChannel, raw: Raw, name: Name
+) -> None:
     dead, queue = name("q"), name("q")
     ch.queue_declare(dead)
     ch.queue_declare(

@@ -85,7 +85,7 @@ def test_vanished_client_frees_its_exclusive_queue_and_its_messages(
         dying.publish(b"held", routing_key=queue)
         dying.call(commands.Basic.Consume(queue=queue), commands.Basic.ConsumeOk)
         assert dying.read_content().body == b"held"
-        other.call(commands.Basic.Consume(queue=queue), commands.Basic.ConsumeOk)
+        other.call(commands.Basic.Consume(queue=queue, consumer_tag="other"), commands.Basic.ConsumeOk)
         dying.abort()
         back = other.read_content()
         assert (back.body, back.redelivered) == (b"held", True)
@@ -98,6 +98,7 @@ def test_vanished_client_frees_its_exclusive_queue_and_its_messages(
 
         eventually(gone)
     finally:
+        other.call(commands.Basic.Cancel("other"), commands.Basic.CancelOk)
         other.call(commands.Queue.Delete(queue=queue), commands.Queue.DeleteOk)
 
 

@@ -98,7 +98,9 @@ def test_expired_by_the_message(ch: BlockingChannel, name: Name, dead: str) -> N
     assert delivery.headers["x-death"][0]["original-expiration"] == "30"
 
 
-def test_the_expiration_of_a_rejected_message_is_removed_too(ch: BlockingChannel, name: Name, dead: str) -> None:
+def test_the_expiration_of_a_rejected_message_is_removed_too(
+    ch: BlockingChannel, name: Name, dead: str
+) -> None:
     queue = source(ch, name, to(dead))
     publish(ch, queue, b"m", expiration="60000")
     reject(ch, queue)

@@ -13,7 +13,8 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from conformance_tests.broker import Broker
+from conformance_tests.broker import Broker, OwnBroker
+from conformance_tests.conftest import delete_named
 from conformance_tests.expect import expect_channel_close
 from conformance_tests.inbox import (
     Inbox,
@@ -30,8 +31,8 @@ from conformance_tests.inbox import (
     wait_get,
 )
 
-QUORUM = {"x-queue-type": "quorum"}
-PERSISTENT = {"delivery_mode": 2}
+QUORUM: dict[str, Any] = {"x-queue-type": "quorum"}
+PERSISTENT: dict[str, Any] = {"delivery_mode": 2}
 
 
 class Names:
@@ -50,10 +51,14 @@ def set_up(ch: BlockingChannel, names: Names) -> None:
     ch.confirm_delivery()
 
     def durable(queue: str, **arguments: Any) -> str:
-        ch.queue_declare(queue, durable=True, arguments={k.replace("_", "-"): v for k, v in arguments.items()})
+        ch.queue_declare(
+            queue, durable=True, arguments={k.replace("_", "-"): v for k, v in arguments.items()}
+        )
         return queue
 
-    publish(ch, durable(names.plain), *numbered(50), headers={"kept": [1, "a"]}, message_id="id", **PERSISTENT)
+    publish(
+        ch, durable(names.plain), *numbered(50), headers={"kept": [1, "a"]}, message_id="id", **PERSISTENT
+    )
     publish(ch, durable(names.mixed), b"transient")
     publish(ch, names.mixed, b"persistent", **PERSISTENT)
     publish(ch, durable(names.large), b"x" * 300_000, **PERSISTENT)
@@ -91,7 +96,9 @@ def set_up(ch: BlockingChannel, names: Names) -> None:
     ch.exchange_bind(names.second, names.exchange, "via.second")
     ch.queue_bind(names.bound, names.second)
     durable(names.headers_bound)
-    ch.queue_bind(names.headers_bound, "amq.headers", "", arguments={"x-match": "any", names.headers_bound: 1})
+    ch.queue_bind(
+        names.headers_bound, "amq.headers", "", arguments={"x-match": "any", names.headers_bound: 1}
+    )
 
     ch.exchange_declare(names.fanout, "fanout", durable=True)
     for queue in (names.copy_a, names.copy_b):
@@ -122,16 +129,15 @@ def open_channel(url: str) -> BlockingChannel:
 def names(request: pytest.FixtureRequest, broker: Broker) -> Iterator[Names]:
     if not broker.has_ctl:
         pytest.skip("needs a control command (--ctl) to restart the broker behind --amqp-url")
+    if request.param == "kill" and not isinstance(broker, OwnBroker):
+        pytest.skip("kill -9 only of a broker that the suite started itself")
     names = Names()
-    ch = open_channel(broker.url)
-    set_up(ch, names)
-    broker.restart(kill=request.param == "kill")
-    yield names
-    cleaner = open_channel(broker.url)
-    for each in names.made:
-        cleaner.queue_delete(each)
-        cleaner.exchange_delete(each)
-    cleaner.connection.close()
+    try:
+        set_up(open_channel(broker.url), names)
+        broker.restart(kill=request.param == "kill")
+        yield names
+    finally:
+        delete_named(broker.url, sorted(names.made))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from pamqp import commands
 from pika.adapters.blocking_connection import BlockingChannel
 
-from conformance_tests.conftest import Connect, Name, Raw
+from conformance_tests.conftest import Name, Raw
 from conformance_tests.expect import expect_channel_close, expect_connection_close
 from conformance_tests.inbox import drain, exchange_exists, publish, sync, wait_for
 
@@ -48,7 +48,9 @@ def test_unknown_type_closes_the_connection(ch: BlockingChannel, name: Name) -> 
 
 
 @pytest.mark.parametrize(("exchange", "kind"), PREDECLARED.items())
-def test_predeclared_exchange_is_durable_and_of_its_type(ch: BlockingChannel, exchange: str, kind: str) -> None:
+def test_predeclared_exchange_is_durable_and_of_its_type(
+    ch: BlockingChannel, exchange: str, kind: str
+) -> None:
     ch.exchange_declare(exchange, kind, durable=True)
 
 
@@ -131,7 +133,9 @@ def test_inequivalent_redeclare(
 
 def test_unknown_arguments_are_accepted_and_not_compared(ch: BlockingChannel, name: Name) -> None:
     exchange = name("x")
-    ch.exchange_declare(exchange, "direct", arguments={"some-argument": "a", "nested": {"deep": [1, None, True]}})
+    ch.exchange_declare(
+        exchange, "direct", arguments={"some-argument": "a", "nested": {"deep": [1, None, True]}}
+    )
     ch.exchange_declare(exchange, "direct", arguments={"some-argument": 2})
     ch.exchange_declare(exchange, "direct")
 
@@ -170,7 +174,9 @@ def test_no_wait_declare_is_answered_by_nothing(raw: Raw, ch: BlockingChannel, n
     exchange = name("x")
     client = raw()
     client.send_method(commands.Exchange.Declare(exchange=exchange, exchange_type="direct", nowait=True))
-    client.call(commands.Exchange.Declare(exchange=exchange, exchange_type="direct"), commands.Exchange.DeclareOk)
+    client.call(
+        commands.Exchange.Declare(exchange=exchange, exchange_type="direct"), commands.Exchange.DeclareOk
+    )
     client.expect_silence()
     assert exchange_exists(ch, exchange)
 
@@ -263,7 +269,9 @@ def test_auto_delete_exchange_goes_with_its_last_queue(ch: BlockingChannel, name
     wait_for(lambda: not exchange_exists(ch, exchange), "the exchange to be deleted")
 
 
-def test_auto_delete_exchange_goes_with_the_last_exchange_bound_to_it(ch: BlockingChannel, name: Name) -> None:
+def test_auto_delete_exchange_goes_with_the_last_exchange_bound_to_it(
+    ch: BlockingChannel, name: Name
+) -> None:
     source, destination = name("x"), name("x")
     ch.exchange_declare(source, "fanout", auto_delete=True)
     ch.exchange_declare(destination, "fanout")

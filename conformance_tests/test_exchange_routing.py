@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
-import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.compat import long
 
-from conformance_tests.conftest import Connect, Name, Raw
+from conformance_tests.conftest import Connect, Name
 from conformance_tests.expect import expect_channel_close
 from conformance_tests.inbox import drain, get, publish, sync
 
@@ -284,7 +284,9 @@ def test_headers_unbind_takes_the_binding_with_the_same_arguments(ch: BlockingCh
 # --- x-consistent-hash ---
 
 
-def test_consistent_hash_gives_each_message_to_one_queue_in_proportion(ch: BlockingChannel, name: Name) -> None:
+def test_consistent_hash_gives_each_message_to_one_queue_in_proportion(
+    ch: BlockingChannel, name: Name
+) -> None:
     exchange = name("x")
     ch.exchange_declare(exchange, "x-consistent-hash")
     light, heavy = (bound_queue(ch, name, exchange, weight) for weight in ("10", "30"))
@@ -342,17 +344,19 @@ def test_consistent_hash_on_a_property(ch: BlockingChannel, name: Name, field: s
     exchange = name("x")
     ch.exchange_declare(exchange, "x-consistent-hash", arguments={"hash-property": field})
     queues = [bound_queue(ch, name, exchange, "1") for _ in range(4)]
-    value = (lambda number: number) if field == "timestamp" else str
+    value: Callable[[int], Any] = (lambda number: number) if field == "timestamp" else str
     for number in range(60):
-        publish(ch, str(number), b"same", exchange=exchange, **{field: value(7)})
+        publish(ch, str(number), b"same", exchange=exchange, **dict[str, Any]({field: value(7)}))
     assert sorted(len(drain(ch, queue)) for queue in queues) == [0, 0, 0, 60]
     for number in range(200):
-        publish(ch, "same", b"differ", exchange=exchange, **{field: value(number)})
+        publish(ch, "same", b"differ", exchange=exchange, **dict[str, Any]({field: value(number)}))
     assert all(drain(ch, queue) for queue in queues)
 
 
 def test_consistent_hash_on_header_and_property_at_once_is_refused(ch: BlockingChannel, name: Name) -> None:
-    with expect_channel_close(406, "PRECONDITION_FAILED - hash-header and hash-property are mutually exclusive"):
+    with expect_channel_close(
+        406, "PRECONDITION_FAILED - hash-header and hash-property are mutually exclusive"
+    ):
         ch.exchange_declare(
             name("x"), "x-consistent-hash", arguments={"hash-header": "a", "hash-property": "message_id"}
         )
@@ -366,8 +370,8 @@ def test_consistent_hash_on_an_unsupported_property_is_refused(ch: BlockingChann
 @pytest.mark.parametrize(
     ("weight", "text"),
     [
-        ("heavy", "The binding key must be an integer: <<\"heavy\">>"),
-        ("1.5", "The binding key must be an integer: <<\"1.5\">>"),
+        ("heavy", 'The binding key must be an integer: <<"heavy">>'),
+        ("1.5", 'The binding key must be an integer: <<"1.5">>'),
         ("", "The binding key must be an integer: <<>>"),
         ("-1", "The binding key must be greater than 0"),
         ("0", "The binding key must be greater than 0"),
@@ -469,7 +473,9 @@ def test_exchange_bind_of_a_missing_exchange(ch: BlockingChannel, name: Name, mi
 
 
 @pytest.mark.parametrize("missing", ["source", "destination"])
-def test_exchange_unbind_of_a_missing_exchange_is_no_error(ch: BlockingChannel, name: Name, missing: str) -> None:
+def test_exchange_unbind_of_a_missing_exchange_is_no_error(
+    ch: BlockingChannel, name: Name, missing: str
+) -> None:
     exchange, gone = name("x"), name("x")
     ch.exchange_declare(exchange, "direct")
     ends = {"source": exchange, "destination": exchange, missing: gone}
@@ -574,7 +580,9 @@ def test_an_alternate_exchange_may_be_declared_later(ch: BlockingChannel, name: 
     assert drain(ch, queue) == [b"m"]
 
 
-def test_a_message_that_the_alternate_exchange_routes_is_not_returned(ch: BlockingChannel, name: Name) -> None:
+def test_a_message_that_the_alternate_exchange_routes_is_not_returned(
+    ch: BlockingChannel, name: Name
+) -> None:
     alternate = name("x")
     ch.exchange_declare(alternate, "fanout")
     exchange = with_alternate(ch, name, alternate)

@@ -45,21 +45,23 @@ def test_many_of_a_megabyte_in_order(ch: BlockingChannel, name: Name) -> None:
         ch.basic_ack(delivery.tag)
 
 
-def test_small_messages_of_another_channel_pass_a_large_one(raw: Raw, ch: BlockingChannel, name: Name) -> None:
-    """Frames of two channels may be mixed on the wire, each content on its own."""
-    queue = name("q")
-    ch.queue_declare(queue)
+def test_frames_of_two_channels_may_be_mixed(raw: Raw, ch: BlockingChannel, name: Name) -> None:
+    queues = name("q"), name("q")
+    for queue in queues:
+        ch.queue_declare(queue)
     client = raw()
     client.open_channel(2)
     body = body_of(MIB)
-    large = client.publish_bytes(body, routing_key=queue)
-    small = client.publish_bytes(b"small", routing_key=queue, channel=2)
+    large = client.publish_bytes(body, routing_key=queues[0])
+    small = client.publish_bytes(b"small", routing_key=queues[1], channel=2)
     # The cut is after the second body frame of the large message.
-    method_and_header = len(client.publish_bytes(b"", routing_key=queue))
+    method_and_header = len(client.publish_bytes(b"", routing_key=queues[0]))
     cut = method_and_header + 2 * client.frame_max
-    client.send(large[:cut] + small + large[cut:])
-    assert wait_get(ch, queue).body == b"small"
-    assert wait_get(ch, queue).body == body
+    client.send(large[:cut] + small)
+    assert wait_get(ch, queues[1]).body == b"small"
+    assert get(ch, queues[0]) is None
+    client.send(large[cut:])
+    assert wait_get(ch, queues[0]).body == body
 
 
 def test_a_message_over_the_limit_closes_the_channel(raw: Raw, ch: BlockingChannel, name: Name) -> None:

@@ -15,7 +15,9 @@ Basic = commands.Basic
 
 @pytest.mark.parametrize("kind", ["transient", "durable", "quorum"])
 @pytest.mark.parametrize("acked", [False, True])
-def test_one_publisher_one_consumer(ch: BlockingChannel, connect: Connect, name: Name, kind: str, acked: bool) -> None:
+def test_one_publisher_one_consumer(
+    ch: BlockingChannel, connect: Connect, name: Name, kind: str, acked: bool
+) -> None:
     queue = name("q")
     ch.queue_declare(
         queue, durable=kind != "transient", arguments={"x-queue-type": "quorum"} if kind == "quorum" else None
@@ -134,7 +136,6 @@ def test_a_publish_is_seen_by_the_get_after_it(ch: BlockingChannel, name: Name) 
 
 
 def test_methods_sent_in_one_go_are_answered_in_order(raw: Raw, name: Name) -> None:
-
 
     queue = name("q")
     client = raw()

@@ -43,7 +43,9 @@ def queue(ch: BlockingChannel, name: Name) -> str:
 
 
 def properties_of(properties: pika.BasicProperties) -> dict[str, Any]:
-    return {field: getattr(properties, field) for field in PROPERTIES if getattr(properties, field) is not None}
+    return {
+        field: getattr(properties, field) for field in PROPERTIES if getattr(properties, field) is not None
+    }
 
 
 def test_all_properties_come_back(ch: BlockingChannel, queue: str) -> None:
@@ -158,7 +160,9 @@ def test_a_named_exchange_returns_too(raw: Raw) -> None:
 def test_returns_come_in_order(raw: Raw, name: Name) -> None:
     key = name("nowhere")
     client = raw()
-    client.send(b"".join(client.publish_bytes(body, routing_key=key, mandatory=True) for body in numbered(20)))
+    client.send(
+        b"".join(client.publish_bytes(body, routing_key=key, mandatory=True) for body in numbered(20))
+    )
     assert [client.read_content(Basic.Return).body for _ in range(20)] == numbered(20)
 
 
@@ -242,7 +246,9 @@ def test_direct_reply_to(ch: BlockingChannel, connect: Connect, queue: str) -> N
     assert answer.routing_key == reply_to
 
 
-def test_a_reply_address_takes_many_replies_in_order(ch: BlockingChannel, connect: Connect, queue: str) -> None:
+def test_a_reply_address_takes_many_replies_in_order(
+    ch: BlockingChannel, connect: Connect, queue: str
+) -> None:
     replies = Inbox(ch, REPLY_TO, auto_ack=True)
     publish(ch, queue, b"question", reply_to=REPLY_TO)
     server = connect().channel()
@@ -277,7 +283,9 @@ def test_asking_for_a_direct_reply_without_a_reply_consumer(ch: BlockingChannel,
         sync(ch)
 
 
-def test_a_reply_to_a_consumer_that_is_gone_is_dropped(ch: BlockingChannel, connect: Connect, queue: str) -> None:
+def test_a_reply_to_a_consumer_that_is_gone_is_dropped(
+    ch: BlockingChannel, connect: Connect, queue: str
+) -> None:
     client = connect()
     asker = client.channel()
     Inbox(asker, REPLY_TO, auto_ack=True)
@@ -296,7 +304,9 @@ def test_a_mandatory_reply_to_nobody_comes_back(raw: Raw) -> None:
     assert client.read_content(Basic.Return).body == b"m"
 
 
-def test_declaring_the_reply_queue_tells_whether_it_is_there(ch: BlockingChannel, connect: Connect, queue: str) -> None:
+def test_declaring_the_reply_queue_tells_whether_it_is_there(
+    ch: BlockingChannel, connect: Connect, queue: str
+) -> None:
     Inbox(ch, REPLY_TO, auto_ack=True)
     publish(ch, queue, b"question", reply_to=REPLY_TO)
     question = get(ch, queue)

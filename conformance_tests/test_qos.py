@@ -138,7 +138,9 @@ def test_a_refused_message_gives_its_credit_back(ch: BlockingChannel, name: Name
     assert inbox.bodies(1) == [b"1"]
 
 
-def test_a_cancelled_consumer_keeps_its_share_of_the_global_limit(ch: BlockingChannel, raw: Raw, name: Name) -> None:
+def test_a_cancelled_consumer_keeps_its_share_of_the_global_limit(
+    ch: BlockingChannel, raw: Raw, name: Name
+) -> None:
     queue = filled(ch, name, 4)
     client = raw()
     client.call(commands.Basic.Qos(prefetch_count=1, global_=True), commands.Basic.QosOk)

@@ -70,7 +70,9 @@ def test_a_server_named_queue_is_known_only_to_a_passive_declare(ch: BlockingCha
 
 
 def test_reserved_name_is_refused(ch: BlockingChannel) -> None:
-    with expect_channel_close(403, r"ACCESS_REFUSED - queue name 'amq\.mine' contains reserved prefix 'amq\.\*'"):
+    with expect_channel_close(
+        403, r"ACCESS_REFUSED - queue name 'amq\.mine' contains reserved prefix 'amq\.\*'"
+    ):
         ch.queue_declare("amq.mine")
 
 
@@ -398,7 +400,8 @@ def test_an_ack_after_the_queue_was_deleted_is_fine(ch: BlockingChannel, name: N
 
 
 @pytest.mark.parametrize(
-    "operation", ["declare", "declare not exclusive", "passive", "bind", "unbind", "consume", "get", "purge", "delete"]
+    "operation",
+    ["declare", "declare not exclusive", "passive", "bind", "unbind", "consume", "get", "purge", "delete"],
 )
 def test_exclusive_queue_is_locked_to_others(
     ch: BlockingChannel, connect: Connect, name: Name, operation: str

@@ -80,6 +80,7 @@ def test_flags_that_a_quorum_queue_refuses(
     [
         {"x-delivery-limit": 5},
         {"x-delivery-limit": 0},
+        {"x-delivery-limit": -1},
         {"x-quorum-initial-group-size": 1},
         {"x-queue-leader-locator": "client-local"},
         {"x-queue-leader-locator": "balanced"},
@@ -91,10 +92,15 @@ def test_flags_that_a_quorum_queue_refuses(
         {"x-expires": 60_000},
         {"x-overflow": "drop-head"},
         {"x-overflow": "reject-publish"},
+        {"x-overflow": "reject-publish-dlx"},
         {"x-single-active-consumer": True},
         {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "k"},
         {"x-dead-letter-exchange": "", "x-dead-letter-strategy": "at-most-once"},
-        {"x-dead-letter-exchange": "", "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"},
+        {
+            "x-dead-letter-exchange": "",
+            "x-dead-letter-strategy": "at-least-once",
+            "x-overflow": "reject-publish",
+        },
     ],
     ids=lambda arguments: "-".join(f"{key}={value}" for key, value in arguments.items()),
 )
@@ -109,13 +115,11 @@ def test_accepted_argument(ch: BlockingChannel, name: Name, arguments: dict[str,
     [
         ("x-max-priority", 5, "invalid arg A for Q"),
         ("x-queue-mode", "lazy", "invalid arg A for Q"),
-        ("x-delivery-limit", -1, "invalid arg A for Q: {value_negative,-1}"),
         ("x-delivery-limit", "5", 'invalid arg A for Q: "expected integer, got longstr"'),
         ("x-quorum-initial-group-size", 0, "invalid arg A for Q: {value_zero,0}"),
         ("x-quorum-initial-group-size", "one", 'invalid arg A for Q: "expected integer, got longstr"'),
         ("x-queue-leader-locator", "nowhere", "invalid arg A for Q: "),
         ("x-dead-letter-strategy", "sometimes", "invalid arg A for Q: "),
-        ("x-overflow", "reject-publish-dlx", "invalid arg A for Q"),
         ("x-message-ttl", -1, "invalid arg A for Q: {value_negative,-1}"),
     ],
 )
@@ -236,7 +240,9 @@ def test_a_closed_channel_returns_what_it_held(ch: BlockingChannel, name: Name) 
     assert [(delivery.body, delivery.redelivered) for delivery in got] == [(b, True) for b in numbered(3)]
 
 
-def test_a_deleted_quorum_queue_cancels_its_consumers(ch: BlockingChannel, connect: Connect, name: Name) -> None:
+def test_a_deleted_quorum_queue_cancels_its_consumers(
+    ch: BlockingChannel, connect: Connect, name: Name
+) -> None:
     queue = quorum(ch, name)
     inbox = Inbox(connect().channel(), queue)
     ch.queue_delete(queue)
@@ -307,8 +313,8 @@ def test_per_message_expiration(ch: BlockingChannel, name: Name) -> None:
 
 def test_queue_expiry(ch: BlockingChannel, name: Name) -> None:
     queue = quorum(ch, name, expires=150)
-    pump(ch, 0.4)
-    wait_for(lambda: not queue_exists(ch, queue), "the queue to expire")
+    # RabbitMQ looks at the lease of a quorum queue every five seconds.
+    wait_for(lambda: not queue_exists(ch, queue), "the queue to expire", timeout=12)
 
 
 def test_the_delivery_limit_drops(ch: BlockingChannel, name: Name) -> None:
@@ -372,7 +378,11 @@ def test_at_least_once_waits_for_a_target(ch: BlockingChannel, name: Name) -> No
     exchange, dead = name("x"), name("dead")
     ch.exchange_declare(exchange, "fanout", durable=True)
     queue = quorum(
-        ch, name, dead_letter_exchange=exchange, dead_letter_strategy="at-least-once", overflow="reject-publish"
+        ch,
+        name,
+        dead_letter_exchange=exchange,
+        dead_letter_strategy="at-least-once",
+        overflow="reject-publish",
     )
     confirmed(ch, queue, b"m")
     ch.basic_reject(wait_get(ch, queue, auto_ack=False).tag, requeue=False)

@@ -208,7 +208,9 @@ def test_a_closed_channel_returns_what_it_had_acked_in_between(ch: BlockingChann
 
 
 @pytest.mark.parametrize("ending", ["close", "abort"])
-def test_an_ended_connection_returns_all_flagged(ch: BlockingChannel, raw: Raw, queue: str, ending: str) -> None:
+def test_an_ended_connection_returns_all_flagged(
+    ch: BlockingChannel, raw: Raw, queue: str, ending: str
+) -> None:
     publish(ch, queue, *numbered(4))
     client = raw()
     client.call(Basic.Qos(prefetch_count=3), Basic.QosOk)
@@ -244,7 +246,9 @@ def test_requeued_messages_come_before_newer_ones(ch: BlockingChannel, queue: st
     assert drain(ch, queue) == [b"0", b"1", b"2", b"new"]
 
 
-def test_redelivered_is_for_the_message_not_the_consumer(ch: BlockingChannel, connect: Connect, queue: str) -> None:
+def test_redelivered_is_for_the_message_not_the_consumer(
+    ch: BlockingChannel, connect: Connect, queue: str
+) -> None:
     publish(ch, queue, b"m")
     ch.basic_reject(hold(ch, queue, 1)[0].tag, requeue=True)
     assert Inbox(connect().channel(), queue, auto_ack=True).one().redelivered

@@ -43,7 +43,9 @@ def test_rollback_forgets_publishes(ch: BlockingChannel, tx: BlockingChannel, qu
     assert drain(ch, queue) == [b"kept"]
 
 
-def test_a_channel_closed_without_commit_forgets(ch: BlockingChannel, tx: BlockingChannel, queue: str) -> None:
+def test_a_channel_closed_without_commit_forgets(
+    ch: BlockingChannel, tx: BlockingChannel, queue: str
+) -> None:
     publish(tx, queue, b"forgotten")
     tx.close()
     assert drain(ch, queue) == []
@@ -163,7 +165,9 @@ def test_a_mandatory_message_comes_back_at_commit(raw: Raw, name: Name) -> None:
     client.read(Tx.CommitOk)
 
 
-def test_a_missing_exchange_is_refused_before_commit(ch: BlockingChannel, tx: BlockingChannel, queue: str) -> None:
+def test_a_missing_exchange_is_refused_before_commit(
+    ch: BlockingChannel, tx: BlockingChannel, queue: str
+) -> None:
     publish(tx, queue, b"forgotten")
     with expect_channel_close(404, "NOT_FOUND - no exchange"):
         publish(tx, "k", b"m", exchange="never-declared")

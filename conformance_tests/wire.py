@@ -19,7 +19,7 @@ from pamqp import commands, decode, header
 METHOD, HEADER, BODY, HEARTBEAT = 1, 2, 3, 8
 FRAME_END = b"\xce"
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
-READ_S = 10.0
+READ_S = 5.0
 
 M = TypeVar("M", bound=pamqp.base.Frame)
 

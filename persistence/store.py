@@ -205,9 +205,9 @@ class LmdbStore:
         if queue_id not in self.erasures:
             return True
         with txn.cursor(db=self.tables.records) as cursor:
-            more = cursor.set_range(KEY.pack(queue_id, 0, 0, 0))
-            while more:
-                owner, first, _, count = KEY.unpack(cursor.key())
+            cursor.set_range(KEY.pack(queue_id, 0, 0, 0))
+            while key := cursor.key():
+                owner, first, _, count = KEY.unpack(key)
                 if owner != queue_id:
                     break
                 ends = [
@@ -215,7 +215,7 @@ class LmdbStore:
                 ]
                 if not ends:
                     return True
-                more = cursor.set_range(KEY.pack(queue_id, max(ends), 0, 0))
+                _seek_overlapping(cursor, queue_id, max(ends))
         return False
 
     def _state(self, txn: "lmdb.Transaction[memoryview]", queue_id: int) -> bytes | None:

@@ -216,7 +216,7 @@ class LmdbTransaction:
                     yield
 
     def _erase_before_reuse(self, queue_id: int, stop: int, start: int) -> Iterator[None]:
-        """A dropped queue's number is used again where its old records are still being erased: finish first."""
+        """A dropped queue's number is used again where old records are still being erased: finish first."""
         if any(low < stop and high > start for low, high in self._erasures[queue_id]):
             self._erase_left += SEQ_MAX
             yield from self._continue_erasure(queue_id)

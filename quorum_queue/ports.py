@@ -66,6 +66,8 @@ class Marks(Protocol):
 
     def free(self, slot: int) -> None: ...
 
+    def retain(self, slots: Iterable[int]) -> None: ...
+
 
 class DeadLetters(Protocol):
     """Takes what a queue discards; returns the messages whose targets did not all take them."""

@@ -78,6 +78,7 @@ def recover(broker: Broker, journal: RecoverableJournal) -> None:
         machine = machines.get(queue_id) or Machine(_settings(record))
         machine.next_seq = max([machine.next_seq, *(broker.services.marks.get(slot) + 1 for slot in record.marks)])
         broker.vhost(record.vhost).restore_queue(record, machine)
+    broker.services.marks.retain(slot for record in queues.values() for slot in record.marks)
     broker.queue_ids_from(max([0, *queues]) + 1)
     for key, value in metadata.items(BINDINGS):
         binding = decode(BINDINGS, key, value, BindingRecord)

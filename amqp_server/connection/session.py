@@ -176,8 +176,10 @@ class Session:
                 elif signature == _ACK and fast:
                     channel = self.channels.get(number)
                     if channel is not None and channel.assembly is None and not channel.closing:
-                        pos = self._acks(data, pos, end, channel)
-                        continue
+                        taken = self._acks(data, pos, end, channel)
+                        if taken > pos:
+                            pos = taken
+                            continue
             if self._held_bytes and self._must_wait(data, pos, kind):
                 self.stalled = True
                 break
@@ -343,11 +345,6 @@ class Session:
 
     def _open_channel(self, number: int, method: base.Frame) -> None:
         if not isinstance(method, commands.Channel.Open):
-            if isinstance(method, (commands.Channel.CloseOk, commands.Channel.Close)):
-                # The channel is gone already, as both sides agree.
-                if isinstance(method, commands.Channel.Close):
-                    self.outbox.put(frames.method_frame(number, commands.Channel.CloseOk()))
-                return
             raise ChannelError("expected 'channel.open'", _ids(method))
         count = len(self.channels)
         if number > self.channel_max or count >= self.channel_max:

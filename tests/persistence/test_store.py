@@ -278,4 +278,4 @@ common = settings(
 TestMemory = MemoryHistories.TestCase
 TestMemory.settings = settings(common, max_examples=150)
 TestLmdb = LmdbHistories.TestCase
-TestLmdb.settings = settings(common, max_examples=150)
+TestLmdb.settings = settings(common, max_examples=80)
