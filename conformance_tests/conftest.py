@@ -19,6 +19,7 @@ from conformance_tests.wire import RawClient
 HERE = Path(__file__).parent
 DEVIATIONS: list[dict[str, str]] = tomllib.loads((HERE / "deviations.toml").read_text()).get("deviation", [])
 TEST_S = 60
+BROKER = pytest.StashKey[Broker]()
 
 Connect = Callable[..., pika.BlockingConnection]
 Name = Callable[[str], str]
@@ -42,8 +43,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def broker(pytestconfig: pytest.Config) -> Iterator[Broker]:
     url = pytestconfig.getoption("--amqp-url")
     broker: Broker = ForeignBroker(url, pytestconfig.getoption("--ctl")) if url else OwnBroker()
+    pytestconfig.stash[BROKER] = broker
     yield broker
     broker.stop()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before all fixtures: the broker that the last test killed, if it did, is replaced here."""
+    if BROKER in item.config.stash:
+        item.config.stash[BROKER].check_alive()
 
 
 COLLECTED: list[str] = []  # node ids of this run, those deselected too
@@ -71,7 +80,6 @@ def deviation_of(nodeid: str, broker: Broker) -> dict[str, str] | None:
 
 @pytest.fixture(autouse=True)
 def _deviation(request: pytest.FixtureRequest, broker: Broker) -> None:
-    broker.check_alive()
     entry = deviation_of(request.node.nodeid, broker)
     if entry is not None:
         # Strict: when the broker no longer differs, the entry has to go.

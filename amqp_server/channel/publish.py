@@ -54,7 +54,7 @@ def make_route(channel: Channel, key: bytes, method: commands.Basic.Publish) -> 
         return route
     found = vhost.router.route(exchange, routing_key)
     if found.depends is Depends.KEY:
-        route.hosts = tuple(vhost.queues[name].host for name in found.queues)
+        route.hosts = session.hosts_of(tuple(vhost.queues[name].host for name in found.queues))
     else:
         route.resolve = _Resolver(channel, route, found.depends)
     return route
@@ -81,7 +81,8 @@ class _Resolver:
         broker.nonce += 1
         view = routing_view(content.Properties.parse(payload))
         found = vhost.router.route(self._route.exchange, self._route.routing_key, view, broker.nonce)
-        route = derived(self._route, tuple(vhost.queues[name].host for name in found.queues))
+        hosts = tuple(vhost.queues[name].host for name in found.queues)
+        route = derived(self._route, self._channel.session.hosts_of(hosts))
         if not self._depends & Depends.NONCE:
             if len(self._known) >= RESOLVED_MAX:
                 self._known.clear()
@@ -203,7 +204,10 @@ def publish(segment: Segment) -> None:
     last = len(hosts) - 1
     for index, host in enumerate(hosts):
         own = contents if index == last else contents.copy()
-        host.pending.append(("enqueue", Run(range(count), own, route.head, segment.attributes), origin, first))
+        run = Run(range(count), own, route.head, segment.attributes)
+        if segment.heads is not None:
+            run.heads = segment.heads if index == last else segment.heads.copy()
+        host.pending.append(("enqueue", run, origin, first))
         dirty[host] = None
 
 

@@ -100,6 +100,7 @@ class Session:
         self.opened: Callable[[], None] = lambda: None
         self._tail = b""
         self._routes: dict[bytes, Route] = {}
+        self._hosts: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         self._generation = broker.generation
         self._segments: list[Segment] = []
         self._held_bytes = 0
@@ -198,7 +199,7 @@ class Session:
             if route is None:
                 return after
         begin = pos
-        pos, outcome = intake.take(data, pos, end, route, self.publisher, self._segments)
+        pos, outcome, route = intake.take(data, pos, end, route, self._routes, self.publisher, self._segments)
         if self.broker.alarms.active and pos != begin:
             self._hold(pos - begin)
         if outcome is Outcome.OTHER:
@@ -206,7 +207,7 @@ class Session:
         if outcome is Outcome.MORE:
             return None if pos == begin else pos
         channel.assembly = Assembly(route)
-        return pos + len(key)
+        return pos + len(route.key)
 
     def _new_route(self, key: bytes, channel: Channel) -> Route | None:
         """Decode, check and route a publish frame not seen before; None if that closed the channel."""
@@ -226,8 +227,13 @@ class Session:
         self._routes[key] = route
         return route
 
+    def hosts_of(self, hosts: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the one tuple for these hosts, so that routes to the same queues are told by identity."""
+        return self._hosts.setdefault(hosts, hosts)
+
     def _forget_routes(self) -> None:
         self._routes.clear()
+        self._hosts.clear()
         self._generation = self.broker.generation
 
     def _acks(self, data: bytes, pos: int, end: int, channel: Channel) -> int:

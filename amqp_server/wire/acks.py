@@ -14,6 +14,8 @@ FRAME_BYTES = 21
 SIGNATURE = b"\x00\x00\x00\x0d\x00\x3c\x00\x50"
 _TAG = struct.Struct(">QH")
 _LOW = [bytes((value,)) for value in range(256)]
+#: Acks in order after which a prediction is tried.
+STREAK = 4
 #: Stands for the tag 0 of a single ack, which is never unacked.
 NO_TAG = 1 << 63
 _SINGLE, _MULTIPLE = 0x00CE, 0x01CE
@@ -30,6 +32,7 @@ def take(data: bytes, pos: int, end: int) -> tuple[int, list[tuple[int, int]]]:
     unpack = _TAG.unpack_from
     startswith = data.startswith
     low = high = -1
+    streak = 0
     while pos + FRAME_BYTES <= end and startswith(prefix, pos):
         tag, tail = unpack(data, pos + 11)
         if tail == _SINGLE:
@@ -44,16 +47,23 @@ def take(data: bytes, pos: int, end: int) -> tuple[int, list[tuple[int, int]]]:
                 if low >= 0:
                     ranges.append((low, high))
                 low = tag
+                streak = 0
+            else:
+                streak += 1
             high = tag
             pos += FRAME_BYTES
+            if streak < STREAK:
+                continue
             ahead = min((end - pos) // FRAME_BYTES, 255 - (tag & 255))
-            if ahead >= 8:
+            if ahead >= STREAK:
                 first = (tag & 255) + 1
                 start = prefix + tag.to_bytes(8, "big")[:7]
                 expected = b"".join(_flatten(zip(repeat(start), _LOW[first : first + ahead], repeat(b"\x00\xce"))))
                 if startswith(expected, pos):
                     high += ahead
                     pos += ahead * FRAME_BYTES
+                else:
+                    streak = 0
         elif tail == _MULTIPLE:
             if low >= 0:
                 ranges.append((low, high))

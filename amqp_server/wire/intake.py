@@ -11,15 +11,17 @@ and finds the right error for it. So this file refuses nothing and answers nothi
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
 
-from amqp_server.wire import tables
+from amqp_server.wire import shapes, tables
 from quorum_queue.machine.run import Attributes
 
 _HEADER = struct.Struct(">BHIHHQH")
 _BODY = struct.Struct(">BHI")
+#: Headers in a row that differ, after which nobody looks for equal ones for a while.
+VARIED = 2
 #: Frames up to this size pass to every consumer uncut (spec 4.2.3: frame-min-size).
 SMALL_FRAME = 4096
 
@@ -77,29 +79,79 @@ class Route:
 
 
 class Segment:
-    """Consecutive messages of one read that go the same way."""
+    """Consecutive messages of one read that go to the same queues.
 
-    __slots__ = ("attributes", "contents", "route")
+    All have the head of `route` unless `heads` holds one for each.
+    """
+
+    __slots__ = ("attributes", "contents", "heads", "route")
 
     def __init__(self, route: Route, attributes: Attributes) -> None:
         self.route = route
         self.attributes = attributes
         self.contents: list[bytes] = []
+        self.heads: list[bytes] | None = None
+
+    def takes(self, route: Route, attributes: Attributes) -> bool:
+        """May messages of another route go on in this segment? It is so if they go to the same queues."""
+        mine = self.route
+        return (
+            self.attributes is attributes
+            and mine.hosts is route.hosts
+            and bool(route.hosts)
+            and mine.publisher is route.publisher
+        )
+
+    def name_heads(self, head: bytes) -> None:
+        """Give all messages that have no head of their own yet this one."""
+        if self.heads is None:
+            self.heads = []
+        self.heads += [head] * (len(self.contents) - len(self.heads))
 
 
 class Publisher:
     """What the scanner knows of the connection."""
 
-    __slots__ = ("_interned", "frame_max", "message_bytes_max", "username")
+    __slots__ = ("_interned", "_misses", "_shapes", "frame_max", "message_bytes_max", "username")
 
     #: Bound on the attribute tuples kept; expirations may all differ.
     INTERNED_MAX = 1024
+    #: Bound on the shapes of content headers kept, and on those learnt in vain before learning stops.
+    SHAPES_MAX = 256
+    MISSES_MAX = 4096
 
     def __init__(self, frame_max: int, username: bytes, message_bytes_max: int) -> None:
         self.frame_max = frame_max
         self.username = username
         self.message_bytes_max = message_bytes_max
         self._interned: dict[tuple[Any, ...], Attributes] = {}
+        #: By size, flags and stamp of a content header: which bits of it decide, and what they were.
+        self._shapes: dict[tuple[int, int, int, bool], tuple[int, int, Attributes]] = {}
+        self._misses = 0
+
+    def properties(
+        self, data: bytes, offset: int, end: int, flags: int, channel: int, large: bool
+    ) -> tuple[Attributes | None, int]:
+        """Say what the properties in data[offset:end], flags first, mean; None where the slow path must look.
+
+        Returns also the mask of what decides among these bytes, 0 if it is not known.
+
+        Headers that differ in nothing but the values of ids, times and texts have the same shape: lengths, field names
+        and types, delivery mode and whatever else decides stand at the same places. One masked comparison finds that.
+        """
+        key = (end - offset, flags, channel, large)
+        shape = self._shapes.get(key)
+        if shape is not None and int.from_bytes(data[offset:end], "big") & shape[0] == shape[1]:
+            return shape[2], shape[0]
+        attributes = self.scan(data, offset + 2, end, flags, channel, large)
+        if attributes is None or self._misses >= self.MISSES_MAX:
+            return attributes, 0
+        self._misses += 1
+        if len(self._shapes) >= self.SHAPES_MAX:
+            self._shapes.clear()
+        mask = shapes.mask(data[offset:end], flags)
+        self._shapes[key] = (mask, int.from_bytes(data[offset:end], "big") & mask, attributes)
+        return attributes, mask
 
     def attributes(
         self, persistent: bool, priority: int, ttl_ms: int | None, channel: int, large: bool
@@ -173,94 +225,148 @@ class Publisher:
 
 
 def take(
-    data: bytes, pos: int, end: int, route: Route, publisher: Publisher, segments: list[Segment]
-) -> tuple[int, Outcome]:
-    """Take the messages at `pos` that are published with this route's frame into `segments`.
+    data: bytes,
+    pos: int,
+    end: int,
+    route: Route,
+    routes: Mapping[bytes, Route],
+    publisher: Publisher,
+    segments: list[Segment],
+) -> tuple[int, Outcome, Route]:
+    """Take the publishes at `pos`, the first of which has this route's frame, into `segments`.
 
-    Returns the offset of the first byte not taken, and why it stopped.
+    Goes on to other known routes of the same channel. Returns the offset of the first byte not taken, why it stopped,
+    and the route it stopped in.
     """
     key = route.key
     key_bytes = len(key)
     channel = route.channel
     startswith = data.startswith
-    unpack_header = _HEADER.unpack_from
+    unpack_header, unpack_body = _HEADER.unpack_from, _BODY.unpack_from
     body_max = publisher.frame_max - 8
-    segment = segments[-1] if segments else None
-    if segment is not None and segment.route is not route:
-        segment = None
-    append: Callable[[bytes], None] = segment.contents.append if segment is not None else _nowhere
+    segment: Segment | None = None
+    target: Route | None = None
+    # The content header of the message before with its body's frame header, and what it was found to mean.
     template = b""
-    stride = 0
+    stride = header_bytes = mask = decisive = 0
+    # How often in a row the header was of the same shape, but not the same.
+    varied = 0
+    attributes: Attributes | None = None
     while True:
         at = pos + key_bytes
         if template and startswith(template, at):
+            varied = 0
             after = at + stride
-            if after > end:
-                outcome = Outcome.MORE
-                break
-            if data[after - 1] != 0xCE:
-                outcome = Outcome.SLOW
-                break
-            append(data[at:after])
-            pos = after
-            if startswith(key, pos):
-                continue
-            outcome = Outcome.OTHER
-            break
-        if at + 22 > end:
-            outcome = Outcome.MORE
-            break
-        kind, stamp, size, class_id, _, body_size, flags = unpack_header(data, at)
-        if kind != 2 or stamp != channel or class_id != 60 or size < 14 or size > body_max or body_size > body_max:
-            outcome = Outcome.SLOW
-            break
-        body_at = at + size + 8
-        if body_at > end:
-            outcome = Outcome.MORE
-            break
-        if data[body_at - 1] != 0xCE or body_size > publisher.message_bytes_max:
-            outcome = Outcome.SLOW
-            break
-        if body_size:
-            after = body_at + 8 + body_size
-            if body_at + 7 > end:
-                outcome = Outcome.MORE
-                break
-            if _BODY.unpack_from(data, body_at) != (3, channel, body_size):
-                outcome = Outcome.SLOW
-                break
-            if after > end:
-                outcome = Outcome.MORE
-                break
-            if data[after - 1] != 0xCE:
-                outcome = Outcome.SLOW
-                break
+        elif mask and int.from_bytes(data[at : at + len(template)], "big") & mask == decisive:
+            varied += 1
+            after = at + stride
         else:
-            after = body_at
-        attributes = publisher.scan(
-            data, at + 21, body_at - 1, flags, channel, size > SMALL_FRAME - 8 or body_size > SMALL_FRAME - 8
-        )
-        if attributes is None:
+            if at + 22 > end:
+                outcome = Outcome.MORE
+                break
+            kind, stamp, size, class_id, _, body_size, flags = unpack_header(data, at)
+            if kind != 2 or stamp != channel or class_id != 60 or size < 14 or size > body_max or body_size > body_max:
+                outcome = Outcome.SLOW
+                break
+            body_at = at + size + 8
+            if body_at > end:
+                outcome = Outcome.MORE
+                break
+            if data[body_at - 1] != 0xCE or body_size > publisher.message_bytes_max:
+                outcome = Outcome.SLOW
+                break
+            if body_size:
+                after = body_at + 8 + body_size
+                if body_at + 7 > end:
+                    outcome = Outcome.MORE
+                    break
+                if unpack_body(data, body_at) != (3, channel, body_size):
+                    outcome = Outcome.SLOW
+                    break
+                tail_bytes = 8
+            else:
+                after = body_at
+                tail_bytes = 1
+            attributes, mask = publisher.properties(
+                data, at + 19, body_at - 1, flags, channel, size > SMALL_FRAME - 8 or body_size > SMALL_FRAME - 8
+            )
+            if attributes is None:
+                outcome = Outcome.SLOW
+                break
+            stride = after - at
+            header_bytes = size
+            template = data[at : body_at - 1 + tail_bytes]
+            if mask:
+                mask = shapes.framed(mask, size - 12, tail_bytes)
+                decisive = int.from_bytes(template, "big") & mask
+        if after > end:
+            outcome = Outcome.MORE
+            break
+        if data[after - 1] != 0xCE:
             outcome = Outcome.SLOW
             break
-        target = route
-        if route.resolve is not None:
-            target = route.resolve(data[at + 7 : body_at - 1])
-        if segment is None or segment.attributes is not attributes or segment.route is not target:
-            segment = Segment(target, attributes)
-            segments.append(segment)
-            append = segment.contents.append
+        assert attributes is not None
+        to = route if route.resolve is None else route.resolve(data[at + 7 : at + 7 + header_bytes])
+        if to is not target or segment is None or segment.attributes is not attributes:
+            segment = _switch(segments, segment, target, to, attributes)
+            target = to
+        append = segment.contents.append
         append(data[at:after])
-        if route.resolve is None:
-            template = data[at : body_at + 7] if body_size else data[at:body_at]
-            stride = after - at
         pos = after
+        if route.resolve is None and varied < VARIED:
+            # Messages exactly like this one but for their bodies.
+            whole = key + template
+            whole_bytes = stride + key_bytes
+            while startswith(whole, pos):
+                after = pos + whole_bytes
+                if after > end or data[after - 1] != 0xCE:
+                    break
+                append(data[pos + key_bytes : after])
+                pos = after
         if startswith(key, pos):
             continue
-        outcome = Outcome.OTHER
-        break
-    return pos, outcome
+        following = _next_key(data, pos, end, body_max)
+        known = routes.get(following)
+        if known is None or known.publisher is not route.publisher:
+            outcome = Outcome.OTHER
+            break
+        route, key = known, following
+        key_bytes = len(key)
+    if segment is not None and segment.heads is not None and target is not None:
+        segment.name_heads(target.head)
+    return pos, outcome, route
 
 
-def _nowhere(content: bytes) -> None:
-    raise AssertionError("the first message of a segment is appended by the general path")
+def _switch(
+    segments: list[Segment], segment: Segment | None, before: Route | None, route: Route, attributes: Attributes
+) -> Segment:
+    """Return the segment for messages of `route`: the last one, if it takes them, or a new one."""
+    if segment is None and segments:
+        segment = segments[-1]
+        before = segment.route
+        if segment.heads is None and segment.route is route and segment.attributes is attributes:
+            return segment
+        if segment.heads is not None and segment.takes(route, attributes):
+            return segment
+    if segment is not None and before is not None:
+        if segment.takes(route, attributes):
+            segment.name_heads(before.head)
+            return segment
+        if segment.heads is not None:
+            segment.name_heads(before.head)
+    segment = Segment(route, attributes)
+    segments.append(segment)
+    return segment
+
+
+def _next_key(data: bytes, pos: int, end: int, frame_bytes_max: int) -> bytes:
+    """Return the publish frame at `pos`, b"" if there is none or not all of it."""
+    if end - pos < 12 or not data.startswith(_PUBLISH, pos + 7) or data[pos] != 1:
+        return b""
+    after = pos + 8 + int.from_bytes(data[pos + 3 : pos + 7], "big")
+    if after > end or after - pos > frame_bytes_max:
+        return b""
+    return data[pos:after]
+
+
+_PUBLISH = b"\x00\x3c\x00\x28"

@@ -1,0 +1,52 @@
+# run     a broker on its defaults: 127.0.0.1:5672, management on 127.0.0.1:15672, data in ./mqd-data
+# test    the tests, and the conformance suite against mqd
+# check   format, lint, types, the direction of imports
+PYTHON ?= python3
+BIN := .venv/bin
+ARGS ?=
+
+.PHONY: run test check conformance clients bench clean
+
+run: .venv/run
+	exec $(BIN)/mqd $(ARGS)
+
+test: .venv/test
+	$(BIN)/python -m pytest tests $(ARGS)
+	$(BIN)/python -m pytest conformance_tests $(ARGS)
+
+check: .venv/test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# Against mqd, and against a RabbitMQ of its own where rabbitmq-server is installed.
+conformance: .venv/test
+	$(BIN)/python -m pytest conformance_tests $(ARGS)
+	$(BIN)/python -m conformance_tests.rabbitmq --if-installed $(ARGS)
+
+# Stock clients of several languages; `make clients ARGS=--require-all` makes a missing toolchain an error.
+clients: .venv/test
+	$(BIN)/python conformance_tests/clients/run.py $(ARGS)
+
+bench: .venv/test
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean:
+	rm -rf .venv *.egg-info build .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf conformance_tests/clients/.cache conformance_tests/clients/node/node_modules conformance_tests/clients/java/target
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Installed in place, so that a change needs no second install.
+.venv/run: pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+.venv/test: pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test]"
+	touch .venv/run $@
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "mqd needs Python 3.11 or later; make PYTHON=python3.12 picks one"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' || { echo "Python's venv is not complete; on Debian: apt-get install python3-venv"; exit 1; }
+	$(PYTHON) -m venv .venv

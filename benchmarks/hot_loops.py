@@ -1,0 +1,116 @@
+"""What the three hot loops cost in process, in ns a message: intake, machine, deliver, and acks.
+
+    python -m benchmarks.hot_loops
+
+A change to one of these files states its figure before and after. Best of several runs, since noise only adds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pamqp import commands
+
+from amqp_server.wire import acks, intake
+from amqp_server.wire.deliver import DeliverTemplate
+from amqp_server.wire.intake import Publisher, Route, Segment
+from benchmarks import frames
+from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.effects import Effects
+from quorum_queue.machine.machine import Machine, Meta
+from quorum_queue.machine.run import Run
+from quorum_queue.machine.settings import Settings
+
+COUNT = 1_000
+ROUNDS = 200
+
+
+def best_ns(work: Callable[[], Any], prepare: Callable[[], Any] = lambda: None) -> float:
+    """Return the best time of one message, in ns."""
+    best = float("inf")
+    for _ in range(ROUNDS):
+        prepare()
+        began = time.perf_counter_ns()
+        work()
+        best = min(best, time.perf_counter_ns() - began)
+    return best / COUNT
+
+
+def route(exchange: str = "", routing_key: str = "queue") -> Route:
+    message = frames.message(exchange, routing_key, b"")
+    size = 8 + int.from_bytes(message[3:7], "big")
+    head = bytes((len(exchange),)) + exchange.encode() + bytes((len(routing_key),)) + routing_key.encode()
+    return Route(
+        key=message[:size],
+        channel=1,
+        publisher=None,
+        exchange=exchange,
+        routing_key=routing_key,
+        head=head,
+        mandatory=False,
+    )
+
+
+def taken(data: bytes) -> list[Segment]:
+    segments: list[Segment] = []
+    publisher = Publisher(131_072, b"guest", 1 << 24)
+    pos, outcome, _ = intake.take(data, 0, len(data), route(), {}, publisher, segments)
+    assert pos == len(data), (pos, outcome)
+    return segments
+
+
+def intake_ns(properties: Callable[[int], commands.Basic.Properties | None], size: int = 128) -> float:
+    data = b"".join(frames.message("", "queue", b"x" * size, properties(index)) for index in range(COUNT))
+    return best_ns(lambda: taken(data))
+
+
+def machine_ns(*, no_ack: bool) -> float:
+    contents = [b"x" * 165] * COUNT
+
+    def work() -> None:
+        machine = Machine(Settings())
+        effects = Effects()
+        machine.apply(Meta(0), [("attach", Consumer(1, no_ack=no_ack))], effects)
+        machine.apply(Meta(0), [("enqueue", Run(range(COUNT), contents.copy(), b"\0\0"), None, 0)], effects)
+        if not no_ack:
+            machine.apply(Meta(0), [("settle", 1, 0, COUNT - 1)], effects)
+
+    return best_ns(work)
+
+
+def deliver_ns(channel: int) -> float:
+    contents = taken(frames.message("", "queue", b"x" * 128) * COUNT)[0].contents
+    template = DeliverTemplate(channel, "ctag", 131_072)
+    run = Run(range(COUNT), contents, b"\x00\x05queue")
+    return best_ns(lambda: template.encode(1, run))
+
+
+def acks_ns(step: int) -> float:
+    data = b"".join(frames.acks(tag, tag).tobytes() for tag in range(1, COUNT * step, step))
+    return best_ns(lambda: acks.take(data, 0, len(data)))
+
+
+def main() -> None:
+    properties = commands.Basic.Properties
+    rows = [
+        ("intake, all alike", intake_ns(lambda index: None)),
+        ("intake, message-id and timestamp differ", intake_ns(lambda index: properties(message_id=str(10**9 + index)))),
+        (
+            "intake, a headers table that differs",
+            intake_ns(lambda index: properties(headers={"id": 10**9 + index, "kind": "a"}, delivery_mode=2)),
+        ),
+        ("machine, enqueue and hand out", machine_ns(no_ack=True)),
+        ("machine, with settle", machine_ns(no_ack=False)),
+        ("deliver, same channel number", deliver_ns(1)),
+        ("deliver, another channel number", deliver_ns(2)),
+        ("acks in order", acks_ns(1)),
+        ("acks of every other tag", acks_ns(2)),
+    ]
+    for name, cost in rows:
+        print(f"{name:<42} {cost:7.0f} ns")
+
+
+if __name__ == "__main__":
+    main()

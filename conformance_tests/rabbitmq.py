@@ -1,0 +1,66 @@
+"""Run the suite against a RabbitMQ of its own: `python -m conformance_tests.rabbitmq [--if-installed] [pytest's arguments]`.
+
+The node is Debian's rabbitmq-server on free ports of the loopback interface, with the plugins that the suite asks
+for; all that it writes goes to a temporary directory. Whatever else runs on this machine is not touched.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.brokers import HOST, RABBITMQ_SERVER, BrokerFailed, RabbitMQ
+
+ROOT = Path(__file__).parents[1]
+RABBITMQCTL = RABBITMQ_SERVER.with_name("rabbitmqctl")
+PLUGINS = ("rabbitmq_consistent_hash_exchange", "rabbitmq_random_exchange", "rabbitmq_sharding")
+
+
+class JudgedRabbitMQ(RabbitMQ):
+    """With the exchange types of the suite, and a control command."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.environment: dict[str, str] = {}
+
+    def _command(self) -> tuple[list[str], dict[str, str]]:
+        command, self.environment = super()._command()
+        (self.directory / "enabled_plugins").write_text(f"[{','.join(PLUGINS)}].\n")
+        return command, self.environment
+
+    @property
+    def ctl(self) -> str:
+        return f"{RABBITMQCTL} -n {self.environment['RABBITMQ_NODENAME']}"
+
+
+def judge(broker: JudgedRabbitMQ, arguments: list[str]) -> int:
+    command = [sys.executable, "-m", "pytest", "conformance_tests"]
+    command += ["--amqp-url", f"amqp://guest:guest@{HOST}:{broker.port}/", "--ctl", broker.ctl]
+    # rabbitmqctl finds the node by the same environment: its port mapper, its cookie.
+    environment = os.environ | broker.environment
+    return subprocess.run([*command, *arguments], cwd=ROOT, env=environment, check=False).returncode
+
+
+def main() -> int:
+    arguments = sys.argv[1:]
+    optional = "--if-installed" in arguments
+    if optional:
+        arguments.remove("--if-installed")
+        if not RABBITMQ_SERVER.exists():
+            print(f"skipped: {RABBITMQ_SERVER} is not installed (apt-get install rabbitmq-server)")
+            return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    broker = JudgedRabbitMQ()
+    try:
+        print(f"RabbitMQ started in {broker.start():.1f} s", flush=True)
+        return judge(broker, arguments)
+    except BrokerFailed as failure:
+        print(failure, file=sys.stderr)
+        return 2
+    finally:
+        broker.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,193 @@
+"""A real mqd process: started, killed, watched."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+READY = re.compile(r"^mqd ready .*\bamqp=127\.0\.0\.1:(\d+) http=127\.0\.0\.1:(\d+)")
+START_S = 30
+STOP_S = 30
+
+
+def command(name: str) -> str:
+    """Return a program of the interpreter's own environment."""
+    return str(Path(sys.executable).parent / name)
+
+
+class Node:
+    """One data directory, and the processes that follow one another on it."""
+
+    def __init__(self, directory: Path, *options: str) -> None:
+        self.data = directory / "data"
+        self._errors = directory / "mqd.log"
+        self._options = options
+        self._process: subprocess.Popen[str] | None = None
+        self._log: IO[str] | None = None
+        self.port = self.http = 0
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def launch(self) -> None:
+        """Start a process, and do not wait for it."""
+        self._log = self._errors.open("a")
+        self._process = subprocess.Popen(
+            [
+                *(command("mqd"), "--data-dir", str(self.data)),
+                *("--amqp", "127.0.0.1:0", "--http", "127.0.0.1:0", *self._options),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+        )
+
+    def start(self) -> None:
+        self.launch()
+        process = self._process
+        assert process is not None and process.stdout is not None
+        readable, _, _ = select.select([process.stdout], [], [], START_S)
+        ready = READY.match(process.stdout.readline()) if readable else None
+        if ready is None:
+            self.kill()
+            raise AssertionError(f"mqd did not start:\n{self.log()[-3000:]}")
+        self.port, self.http = int(ready[1]), int(ready[2])
+
+    def kill(self) -> None:
+        """SIGKILL: nothing is said, nothing is flushed."""
+        if self._process is not None:
+            self._process.kill()
+            self._reap(self._process)
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
+        """Ask it to stop; return the exit code."""
+        process = self._process
+        assert process is not None
+        process.send_signal(how)
+        try:
+            return process.wait(STOP_S)
+        finally:
+            self.kill()
+
+    def _reap(self, process: subprocess.Popen[str]) -> None:
+        process.wait()
+        assert process.stdout is not None and self._log is not None
+        process.stdout.close()
+        self._log.close()
+        self._process = None
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def log(self) -> str:
+        return self._errors.read_text(errors="replace")
+
+    def mqctl(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [command("mqctl"), "--url", f"http://127.0.0.1:{self.http}", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def disk_bytes(self) -> int:
+        """What the data directory takes on the disk."""
+        files = [path.stat() for path in self.data.rglob("*") if path.is_file()]
+        return sum(file.st_blocks * 512 for file in files)
+
+
+def run_once(arguments: Sequence[str], environment: dict[str, str] | None = None) -> tuple[int, str, str]:
+    """Run an mqd that is expected to end by itself: exit code, stdout, stderr."""
+    done = subprocess.run(
+        [command("mqd"), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=START_S,
+        env={**os.environ, **(environment or {})},
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@dataclass
+class Peak:
+    """The highest figures of a process, in bytes."""
+
+    resident: int = 0
+    anonymous: int = 0
+    samples: int = 0
+
+
+class MemoryWatch:
+    """Samples a process's memory in a thread of its own."""
+
+    INTERVAL_S = 0.05
+
+    def __init__(self, pid: int) -> None:
+        self._path = Path(f"/proc/{pid}/status")
+        self.peak = Peak()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._sample()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self.INTERVAL_S):
+            self._sample()
+
+    def _sample(self) -> None:
+        now = memory(self._path)
+        self.peak.samples += 1
+        # VmHWM is the kernel's own high-water mark of the resident set, so no peak between two samples is missed.
+        self.peak.resident = max(self.peak.resident, now["VmHWM"])
+        self.peak.anonymous = max(self.peak.anonymous, now["RssAnon"])
+
+
+def memory(path: Path) -> dict[str, int]:
+    """Read the sizes in /proc/PID/status, in bytes."""
+    found: dict[str, int] = {}
+    for line in path.read_text().splitlines():
+        name, _, value = line.partition(":")
+        if value.endswith(" kB"):
+            found[name] = int(value[:-3]) * 1024
+    return found
+
+
+def wait_until(what: str, holds: object, within_s: float = 20.0) -> None:
+    """Poll a condition of another process; there is no event to wait for."""
+    assert callable(holds)
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {within_s} s: {what}"
+        time.sleep(0.02)
