@@ -145,6 +145,9 @@ class OwnBroker:
             self._process.kill()
             self._process.wait()
             raise AssertionError(f"mqd did not stop within {STOP_S} s:\n{self.log_tail()}") from None
+        finally:
+            if self._process.stdout is not None:
+                self._process.stdout.close()
         if with_signal == signal.SIGTERM:
             assert code == 0, f"mqd ended with {code}:\n{self.log_tail()}"
 

@@ -72,6 +72,8 @@ class LocalHost:
         self.journalled = journalled
         #: Marks' slots, one for each priority level.
         self.marks = marks or []
+        #: What was marked last in each slot: consumers that take turns are served out of order, and a mark only rises.
+        self._marked = [0] * len(self.marks)
         self.resident_bytes = 0
         self.pending: list[Command] = []
         self.closed = False
@@ -195,7 +197,8 @@ class LocalHost:
 
     def _mark(self, run: Run) -> None:
         level = min(run.attributes.priority, len(self.marks) - 1)
-        if level >= 0:
+        if level >= 0 and run.seqs[-1] > self._marked[level]:
+            self._marked[level] = run.seqs[-1]
             self.services.marks.mark(self.marks[level], run.seqs[-1])
 
     def _confirm(self, effects: Effects, wrote: bool) -> None:

@@ -47,7 +47,7 @@ class Queue:
         #: Marks' slots of a durable queue, one for each priority level.
         self.marks: list[int] = []
         self.deleted = False
-        #: Subscriptions by (session id, channel number, consumer tag), in order of arrival.
+        #: Subscriptions by their keys, in order of arrival.
         self.subscriptions: dict[Any, Any] = {}
         self.had_consumer = False
         self.last_used_ms = 0

@@ -24,13 +24,15 @@ if TYPE_CHECKING:
 class Assembly:
     """A message whose frames are still coming."""
 
-    __slots__ = ("body_size", "framed", "header", "received", "route")
+    __slots__ = ("body_size", "framed", "header", "oversized", "received", "route")
 
     def __init__(self, route: Route) -> None:
         self.route = route
         self.header: bytes | None = None
-        #: The content frames as they came.
+        #: The content frames as they came, large ones in pieces.
         self.framed: list[bytes] = []
+        #: Some frame is larger than frame_max.
+        self.oversized = False
         self.body_size = 0
         self.received = 0
 

@@ -18,7 +18,7 @@ from exchanges.router import Depends
 from quorum_queue.machine.run import Run
 
 if TYPE_CHECKING:
-    from amqp_server.channel.channel import Channel
+    from amqp_server.channel.channel import Assembly, Channel
 
 #: Routes remembered for one publish frame of an exchange that looks at headers.
 RESOLVED_MAX = 4096
@@ -104,12 +104,14 @@ def derived(route: Route, hosts: tuple[Any, ...]) -> Route:
     )
 
 
-def slow_segment(channel: Channel, route: Route, payload: bytes, framed: list[bytes], body_size: int) -> Segment:
+def slow_segment(channel: Channel, assembly: Assembly) -> Segment:
     """Make a segment of one message that was put together frame by frame.
 
     Raises PreconditionFailed for a bad user-id, expiration, CC or BCC, FrameError for malformed properties.
     """
     session, broker, vhost = channel.session, channel.broker, channel.vhost
+    route, payload, body_size = assembly.route, assembly.header, assembly.body_size
+    assert payload is not None
     properties = content.Properties.parse(payload)
     user_id = properties.text("user_id")
     if user_id is not None and user_id != session.username:
@@ -137,11 +139,10 @@ def slow_segment(channel: Channel, route: Route, payload: bytes, framed: list[by
     else:
         target = route
     large = body_size > SMALL_FRAME - frames.OVERHEAD or len(payload) > SMALL_FRAME - 512
-    if changed or max(map(len, framed)) > session.frame_max:
-        body = b"".join(frame[7:-1] for frame in framed[1:])
+    item = b"".join(assembly.framed)
+    if changed or assembly.oversized:
+        _, body = content.split(item)
         item = content.build(properties.encode(body_size), body, channel.number, session.frame_max)
-    else:
-        item = b"".join(framed)
     attributes = session.publisher.attributes(
         properties.persistent, properties.octet("priority") or 0, ttl_ms, channel.number, large
     )

@@ -8,7 +8,7 @@ from pamqp import commands
 
 from amqp_server.broker.queue import Queue
 from amqp_server.wire import content, frames, tables
-from amqp_server.wire.deliver import DeliverTemplate
+from amqp_server.wire.deliver import LARGE_BYTES, DeliverTemplate
 from quorum_queue.machine.run import Run
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ class Subscription:
         self.exclusive = exclusive
         self.prefetch = prefetch
         self.arguments: dict[str, object] = {}
-        self.key = (channel.session.number, channel.number, tag)
+        # A tag may be used again while deliveries of its last use are unacked; those moved the delivery tag on.
+        self.key = (channel.session.number, channel.number, tag, channel.next_tag)
         self.template = DeliverTemplate(channel.number, tag, channel.session.frame_max)
 
     def deliver(self, consumer: Any, run: Run, first_id: int) -> None:
@@ -45,7 +46,11 @@ class Subscription:
             count_deliveries(run, channel.session.frame_max)
         channel.delivered_count += count
         outbox = channel.session.outbox
-        outbox.put(self.template.encode(tag, run))
+        if run.size >= LARGE_BYTES * count:
+            for part in self.template.parts(tag, run):
+                outbox.put(part)
+        else:
+            outbox.put(self.template.encode(tag, run))
         if outbox.size > outbox.high_bytes:
             channel.session.pause()
 

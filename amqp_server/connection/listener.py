@@ -142,6 +142,9 @@ class Server:
                     del self.transports[outbox]
         except OSError:
             return
+        except Exception:
+            # A defect of ours; nobody but this client is to suffer.
+            logger.exception("connection from a client ended by an internal error")
         finally:
             opened()
 
@@ -179,11 +182,12 @@ class Server:
             if now - transport.began > handshake_s and session.state is not State.CLOSING:
                 logger.info("connection %s: handshake took longer than %g s", session.name, handshake_s)
                 transport.close()
-            elif session.state is State.CLOSING and now - transport.last_received > handshake_s:
+            elif session.state is State.CLOSING and self.broker.clock() - session.closing_since_ms > 1000 * handshake_s:
                 transport.close()
             return
         interval = session.heartbeat_s
-        if not interval:
+        if not interval or session.stalled:
+            # A blocked publisher is not read from, so nobody can tell whether it sends heartbeats.
             return
         if now - transport.last_received > 2 * interval:
             logger.info("connection %s: missed heartbeats from client, timeout: %ds", session.name, interval)

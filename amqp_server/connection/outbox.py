@@ -12,7 +12,7 @@ class Outbox:
 
     def __init__(self, dirty: dict[Outbox, None], high_bytes: int) -> None:
         self._dirty = dirty
-        self._chunks: list[bytes] = []
+        self._chunks: list[bytes | memoryview] = []
         self._held = 0
         self.size = 0
         #: Above this size its consumers get no more.
@@ -38,13 +38,12 @@ class Outbox:
 
         return release
 
-    def take(self) -> bytes:
-        """Remove and return all that may be sent now."""
+    def take(self) -> list[bytes | memoryview]:
+        """Remove and return all that may be sent now, in chunks."""
         if self._held or not self._chunks:
-            return b""
-        data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
-        self._chunks = []
-        return data
+            return []
+        chunks, self._chunks = self._chunks, []
+        return chunks
 
     def sent(self, count: int) -> None:
         """`count` bytes have left."""

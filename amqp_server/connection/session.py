@@ -11,8 +11,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from pamqp import base, commands, frame
-from pamqp import exceptions as pamqp_exceptions
+from pamqp import base, commands
 
 from amqp_server.channel import basic_methods, exchange_methods, publish, queue_methods
 from amqp_server.channel.channel import Assembly, Channel
@@ -33,10 +32,9 @@ from amqp_server.errors import (
     NotFound,
     PreconditionFailed,
     SoftError,
-    SyntaxError_,
     UnexpectedFrame,
 )
-from amqp_server.wire import acks, frames, intake
+from amqp_server.wire import acks, frames, intake, methods
 from amqp_server.wire.intake import Outcome, Publisher, Route, Segment
 
 if TYPE_CHECKING:
@@ -44,6 +42,8 @@ if TYPE_CHECKING:
     from amqp_server.broker.queue import Queue
     from amqp_server.broker.vhost import VHost
 
+#: Body frames from this size on are taken as they come, not when they are whole.
+LARGE_FRAME = 16 * 1024
 #: Content that is published while publishers are blocked is kept up to here; then reading stops.
 HELD_BYTES_MAX = 1 << 20
 
@@ -83,7 +83,7 @@ class Session:
         self.frame_max = self.config.handshake_frame_bytes_max
         self.channel_max = 0
         self.heartbeat_s = 0
-        self.connected_at_ms = broker.clock()
+        self.connected_at_ms = self.closing_since_ms = broker.clock()
         self.publisher = Publisher(self.frame_max, b"", self.config.message_bytes_max)
         self.channels: dict[int, Channel] = {}
         self.exclusive_queues: dict[Queue, None] = {}
@@ -99,6 +99,9 @@ class Session:
         #: Called when the connection is open; set by the edge.
         self.opened: Callable[[], None] = lambda: None
         self._tail = b""
+        #: Bytes still to come of a large body frame, and its channel.
+        self._body_left = 0
+        self._body_channel: Channel | None = None
         self._routes: dict[bytes, Route] = {}
         self._hosts: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         self._generation = broker.generation
@@ -111,7 +114,51 @@ class Session:
     def receive(self, data: bytes) -> None:
         """Handle what came from the client. Raises nothing: errors become close methods."""
         self.received_bytes += len(data)
+        if self._body_left:
+            data = self._more_body(data)
+            if not data:
+                return
         self._handle(self._tail + data if self._tail else data)
+
+    def _more_body(self, data: bytes) -> bytes:
+        """Add to the body frame that is still coming, as it comes; return what follows it."""
+        channel = self._body_channel
+        assembly = channel.assembly if channel is not None else None
+        taken = min(self._body_left, len(data))
+        self._body_left -= taken
+        if assembly is None:
+            return data[taken:]
+        assembly.framed.append(data if taken == len(data) else data[:taken])
+        if self._body_left:
+            return b""
+        self._body_channel = None
+        try:
+            if data[taken - 1] != frames.END:
+                raise FrameError(f"type 3: {{invalid_frame_end_marker,{data[taken - 1]}}}")
+            assert channel is not None
+            if assembly.received == assembly.body_size:
+                channel.assembly = None
+                self._assembled(channel, assembly)
+        except AMQPError as error:
+            self._flush(hold=False)
+            self.fail(error, (0, 0))
+            return b""
+        if taken == len(data):
+            self._flush()
+        return data[taken:]
+
+    def _begin_body(self, data: bytes, pos: int, number: int, size: int, end: int) -> bool:
+        """Take the beginning of a large body frame without waiting for its end; False if it is not as expected."""
+        channel = self.channels.get(number)
+        assembly = channel.assembly if channel is not None and not channel.closing else None
+        if assembly is None or assembly.header is None or assembly.received + size > assembly.body_size:
+            return False
+        assembly.received += size
+        assembly.oversized = assembly.oversized or size + frames.OVERHEAD > self.frame_max
+        assembly.framed.append(data[pos:])
+        self._body_left = pos + size + frames.OVERHEAD - end
+        self._body_channel = channel
+        return True
 
     def resume(self) -> None:
         """Go on after a stall or a login with what is in the buffer."""
@@ -161,6 +208,8 @@ class Session:
             if after > end:
                 if kind not in _KINDS:
                     raise FrameError(_first_octets(data, pos, "unknown_frame"))
+                if kind == frames.BODY and size >= LARGE_FRAME and self._begin_body(data, pos, number, size, end):
+                    return end
                 break
             if data[after - 1] != frames.END:
                 raise FrameError(_octets(data, pos, size, f"{{invalid_frame_end_marker,{data[after - 1]}}}"))
@@ -212,7 +261,7 @@ class Session:
     def _new_route(self, key: bytes, channel: Channel) -> Route | None:
         """Decode, check and route a publish frame not seen before; None if that closed the channel."""
         self._flush_segments()
-        method = self._decode(key)
+        method = methods.decode(key[7:-1])
         assert isinstance(method, commands.Basic.Publish)
         try:
             route = publish.make_route(channel, key, method)
@@ -257,42 +306,28 @@ class Session:
                     self.send(commands.Connection.CloseOk())
                 self._closed()
             return
-        if kind == frames.METHOD:
-            if number == 0:
-                self._connection_method(payload)
-            else:
-                self._channel_method(number, payload)
-        elif kind == frames.HEARTBEAT:
-            if number or payload:
-                raise UnexpectedFrame(_octets(whole, 0, len(payload), ""))
-        elif kind in (frames.HEADER, frames.BODY):
-            self._content(kind, number, payload, whole)
-        else:
+        if len(payload) < _PAYLOAD_BYTES_MIN.get(kind, 0) or (kind == frames.HEARTBEAT and payload):
             raise FrameError(_octets(whole, 0, len(payload), "unknown_frame"))
-
-    def _decode(self, whole: bytes) -> base.Frame:
-        """Decode a method frame with pamqp. Raises NotImplemented_, SyntaxError_, CommandInvalid."""
-        try:
-            _, _, method = frame.unmarshal(whole)
-        except (pamqp_exceptions.PAMQPException, ValueError, IndexError, RecursionError, OverflowError, OSError) as error:
-            class_id, method_id = int.from_bytes(whole[7:9], "big"), int.from_bytes(whole[9:11], "big")
-            if len(whole) >= 12 and (class_id << 16 | method_id) not in commands.INDEX_MAPPING:
-                raise CommandInvalid(f"unknown class or method ({class_id}, {method_id})") from None
-            raise SyntaxError_(f"malformed method ({class_id}, {method_id})") from error
-        assert isinstance(method, base.Frame)
-        return method
+        if kind == frames.METHOD and number == 0:
+            self._connection_method(payload)
+        elif kind == frames.HEARTBEAT:
+            if number:
+                raise UnexpectedFrame(_octets(whole, 0, len(payload), ""))
+        elif kind not in _KINDS:
+            raise FrameError(_octets(whole, 0, len(payload), "unknown_frame"))
+        elif number == 0 or self.state is not State.RUNNING:
+            raise UnexpectedFrame(_octets(whole, 0, len(payload), ""))
+        elif kind == frames.METHOD:
+            self._channel_method(number, payload)
+        else:
+            self._content(kind, number, payload, whole)
 
     def _connection_method(self, payload: bytes) -> None:
-        method = self._decode(frames.raw_frame(frames.METHOD, 0, payload))
+        method = methods.decode(payload)
         handler = _CONNECTION.get(type(method))
-        where = _ids(method)
+        where = methods.ids(payload)
         if handler is None or self.state is not handler[0]:
-            if isinstance(method, commands.Connection.Close):
-                self.send(commands.Connection.CloseOk())
-                self._closed()
-                return
-            state = self.state.value
-            raise ChannelError(f"unexpected method in connection state {state}", where)
+            raise ChannelError(f"unexpected method in connection state {self.state.value}", where)
         try:
             handler[1](self, method, payload)
         except AMQPError as error:
@@ -300,12 +335,10 @@ class Session:
             raise
 
     def _channel_method(self, number: int, payload: bytes) -> None:
-        if self.state is not State.RUNNING:
-            raise ChannelError(f"unexpected method in connection state {self.state.value}")
-        whole = frames.raw_frame(frames.METHOD, number, payload)
         channel = self.channels.get(number)
+        where = methods.ids(payload)
         if channel is None:
-            self._open_channel(number, self._decode(whole))
+            self._open_channel(number, methods.decode(payload), where)
             return
         if channel.closing:
             if payload[:4] == _CHANNEL_CLOSE_OK:
@@ -313,11 +346,13 @@ class Session:
             elif payload[:4] == _CHANNEL_CLOSE:
                 channel.send(commands.Channel.CloseOk())
             return
-        method = self._decode(whole)
-        where = _ids(method)
         if channel.assembly is not None:
             raise UnexpectedFrame(_expected(channel.assembly), (60, 40))
+        method = methods.decode(payload)
         self._flush_segments()
+        if not isinstance(method, commands.Basic.Publish):
+            # Answers count what was published before them.
+            self.broker.run_dirty()
         channel.raw = payload
         try:
             self._dispatch(channel, method)
@@ -344,14 +379,12 @@ class Session:
         if handler is None:
             if isinstance(method, commands.Channel.Open):
                 raise ChannelError("second 'channel.open' seen")
-            if isinstance(method, (commands.Channel.CloseOk, commands.Channel.FlowOk)):
-                return
-            raise CommandInvalid(f"unexpected method {method.name}")
+            raise CommandInvalid("unimplemented method")
         handler(channel, method)
 
-    def _open_channel(self, number: int, method: base.Frame) -> None:
+    def _open_channel(self, number: int, method: base.Frame, where: tuple[int, int]) -> None:
         if not isinstance(method, commands.Channel.Open):
-            raise ChannelError("expected 'channel.open'", _ids(method))
+            raise ChannelError("expected 'channel.open'", where)
         count = len(self.channels)
         if number > self.channel_max or count >= self.channel_max:
             raise NotAllowed(
@@ -388,6 +421,7 @@ class Session:
             if kind != frames.BODY:
                 raise UnexpectedFrame(_expected(assembly), (60, 40))
             assembly.received += len(payload)
+            assembly.oversized = assembly.oversized or len(whole) > self.frame_max
             if assembly.received > assembly.body_size:
                 raise FrameError(
                     f"body of {assembly.received} bytes is longer than the {assembly.body_size} announced", (60, 40)
@@ -398,13 +432,14 @@ class Session:
             self._assembled(channel, assembly)
 
     def _content_header(self, channel: Channel, assembly: Assembly, payload: bytes, whole: bytes) -> None:
-        if len(payload) < 14:
-            raise FrameError(f"content header of {len(payload)} bytes is too short", (60, 40))
         class_id = int.from_bytes(payload[:2], "big")
         if class_id != 60:
             raise UnexpectedFrame(
                 f"expected content header for class 60, got one for class {class_id} instead", (60, 40)
             )
+        if payload[2:4] != b"\0\0":
+            # The weight, always 0 (spec 4.2.6.1). RabbitMQ takes anything else for no content header at all.
+            raise UnexpectedFrame(_expected(assembly), (60, 40))
         size = int.from_bytes(payload[4:12], "big")
         if size > self.config.message_bytes_max:
             channel.assembly = None
@@ -423,7 +458,7 @@ class Session:
         if self._generation != self.broker.generation:
             self._forget_routes()
         try:
-            segment = publish.slow_segment(channel, route, assembly.header, assembly.framed, assembly.body_size)
+            segment = publish.slow_segment(channel, assembly)
         except SoftError as error:
             self._flush_segments()
             self.close_channel(channel, error, (60, 40))
@@ -558,6 +593,7 @@ class Session:
         self._release()
         self.send(commands.Connection.Close(error.code, error.reply_text(), class_id, method_id))
         self.state = State.CLOSING
+        self.closing_since_ms = self.broker.clock()
         self.frame_max = max(self.frame_max, frames.FRAME_BYTES_MIN)
 
     def force_close(self, reason: str) -> None:
@@ -671,6 +707,8 @@ _CHANNEL: dict[type[base.Frame], Callable[[Channel, Any], None]] = {
 }
 
 _KINDS = (frames.METHOD, frames.HEADER, frames.BODY, frames.HEARTBEAT)
+#: Class and method id; class, weight and body size.
+_PAYLOAD_BYTES_MIN = {frames.METHOD: 4, frames.HEADER: 12}
 _PUBLISH = b"\x00\x3c\x00\x28"
 _ACK = b"\x00\x3c\x00\x50"
 _CLOSE = b"\x00\x0a\x00\x32"
@@ -679,11 +717,6 @@ _CHANNEL_CLOSE = b"\x00\x14\x00\x28"
 _CHANNEL_CLOSE_OK = b"\x00\x14\x00\x29"
 #: basic.publish, ack, reject and nack.
 _PASS_WHILE_HELD = (_PUBLISH, _ACK, b"\x00\x3c\x00\x5a", b"\x00\x3c\x00\x78")
-
-
-def _ids(method: base.Frame) -> tuple[int, int]:
-    """Return class and method id, which in pamqp are the halves of `index`."""
-    return method.index >> 16, method.index & 0xFFFF
 
 
 def _expected(assembly: Assembly) -> str:

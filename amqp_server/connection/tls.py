@@ -61,11 +61,12 @@ class TlsWire:
             except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
                 return b""
 
-    def send(self, data: bytes) -> int:
+    def send(self, chunks: list[bytes | memoryview]) -> int:
         """Encrypt all of it and send what fits now, or nothing while earlier bytes wait."""
         self._push()
         if self._unsent:
             return 0
+        data = b"".join(chunks)
         self._tls.write(data)
         self._push()
         return len(data)

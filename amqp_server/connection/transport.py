@@ -24,6 +24,12 @@ logger = logging.getLogger("mqd.connection")
 CLOSE_TIMEOUT_S = 5.0
 
 
+#: Chunks given to the kernel at once (IOV_MAX is 1,024).
+GATHER_MAX = 512
+#: Chunks from this size on are not copied together first.
+GATHER_BYTES_MIN = 8192
+
+
 class Wire(Protocol):
     """Bytes to and from the peer."""
 
@@ -33,7 +39,7 @@ class Wire(Protocol):
 
     async def receive(self) -> bytes: ...
 
-    def send(self, data: bytes) -> int: ...
+    def send(self, chunks: list[bytes | memoryview]) -> int: ...
 
     async def writable(self) -> None: ...
 
@@ -64,10 +70,14 @@ class PlainWire:
                 continue
             return bytes(memoryview(self._buffer)[:count])
 
-    def send(self, data: bytes) -> int:
-        """Send what fits now; return how much that was."""
+    def send(self, chunks: list[bytes | memoryview]) -> int:
+        """Send what fits now; return how many bytes that was."""
         try:
-            return self._socket.send(data)
+            if len(chunks) == 1:
+                return self._socket.send(chunks[0])
+            if len(chunks[0]) + len(chunks[1]) < GATHER_BYTES_MIN:
+                return self._socket.send(b"".join(chunks[:GATHER_MAX]))
+            return self._socket.sendmsg(chunks[:GATHER_MAX])
         except (BlockingIOError, InterruptedError):
             return 0
 
@@ -87,7 +97,7 @@ class Transport:
         self._wire = wire
         self.session = session
         self.outbox = outbox
-        self._unsent = b""
+        self._unsent: list[bytes | memoryview] = []
         self._draining = False
         self._resumed = trio.Event()
         self.began = self.last_received = self.last_sent = trio.current_time()
@@ -103,9 +113,7 @@ class Transport:
                     self._nursery = nursery
                     await self._read()
                     with trio.move_on_after(CLOSE_TIMEOUT_S):
-                        while self.outbox.size or self._wire.pending:
-                            self.flush()
-                            await self._wire.writable()
+                        await self._send_rest()
                     nursery.cancel_scope.cancel()
         except* (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
             pass
@@ -136,6 +144,15 @@ class Transport:
             ) and session.state is State.RUNNING:
                 await self._wait_for_room()
 
+    async def _send_rest(self) -> None:
+        """Send what waits: for the socket, which `_drain` watches, or for the disk."""
+        while True:
+            self.flush()
+            if not self.outbox.size and not self._wire.pending:
+                return
+            self._resumed = trio.Event()
+            await self._resumed.wait()
+
     async def _wait_for_room(self) -> None:
         if self._server.unsynced_bytes() > self._server.unsynced_high:
             await self._server.barrier()
@@ -159,17 +176,17 @@ class Transport:
         if self._draining:
             return
         outbox = self.outbox
-        data = self._unsent or outbox.take()
+        chunks = self._unsent or outbox.take()
         try:
-            while data:
-                sent = self._wire.send(data)
-                outbox.sent(sent)
-                if sent < len(data):
-                    self._unsent = data[sent:]
+            while chunks:
+                sent = self._wire.send(chunks)
+                if not sent:
+                    self._unsent = chunks
                     self._drain_later()
                     return
-                self._unsent = b""
-                data = outbox.take()
+                outbox.sent(sent)
+                self._unsent = _after(chunks, sent)
+                chunks = self._unsent or outbox.take()
             if self._wire.pending:
                 self._drain_later()
         except OSError:
@@ -190,12 +207,12 @@ class Transport:
         try:
             while True:
                 await self._wire.writable()
-                data = self._unsent or outbox.take()
-                if not data and not self._wire.pending:
+                chunks = self._unsent or outbox.take()
+                if not chunks and not self._wire.pending:
                     break
-                sent = self._wire.send(data)
+                sent = self._wire.send(chunks) if chunks else 0
                 outbox.sent(sent)
-                self._unsent = data[sent:]
+                self._unsent = _after(chunks, sent)
                 self.last_sent = trio.current_time()
                 if outbox.size <= low:
                     self._resumed.set()
@@ -206,6 +223,7 @@ class Transport:
             self._scope.cancel()
         finally:
             self._draining = False
+            self._resumed.set()
 
     def close(self) -> None:
         """End the connection without a word."""
@@ -214,3 +232,15 @@ class Transport:
     def wake(self) -> None:
         """A stalled session may go on."""
         self._resumed.set()
+
+
+def _after(chunks: list[bytes | memoryview], sent: int) -> list[bytes | memoryview]:
+    """Return what is left when `sent` bytes have gone, without copying it."""
+    for index, chunk in enumerate(chunks):
+        if sent < len(chunk):
+            left = chunks[index:]
+            if sent:
+                left[0] = memoryview(chunk)[sent:]
+            return left
+        sent -= len(chunk)
+    return []

@@ -17,7 +17,7 @@ _LOW = [bytes((value,)) for value in range(256)]
 #: Acks in order after which a prediction is tried.
 STREAK = 4
 #: Stands for the tag 0 of a single ack, which is never unacked.
-NO_TAG = 1 << 63
+NO_TAG = -1
 _SINGLE, _MULTIPLE = 0x00CE, 0x01CE
 _flatten = chain.from_iterable
 

@@ -15,6 +15,8 @@ from amqp_server.wire.frames import short_string
 from quorum_queue.machine.run import Run
 
 _PREFIX = struct.Struct(">BHIHH")
+#: Contents from this size on, in bytes, are sent without being copied.
+LARGE_BYTES = 8192
 _LOW = [bytes((value,)) for value in range(256)]
 _flatten = chain.from_iterable
 
@@ -39,15 +41,30 @@ class DeliverTemplate:
             prefix = self._prefixes[head_bytes] = _PREFIX.pack(1, self.channel, size, 60, 60) + self._tag
         return prefix
 
-    def encode(self, tag: int, run: Run) -> bytes:
-        """Encode a run's deliveries, tagged from `tag` on."""
+    def parts(self, tag: int, run: Run) -> list[bytes]:
+        """Encode a run's deliveries like `encode`, but leave the contents, which are large, uncopied."""
+        flag = b"\x01" if run.redelivered else b"\x00"
+        parts: list[bytes] = []
+        for index, item in enumerate(self._stamped(run)):
+            head = run.head_of(index)
+            parts += (b"".join((self.prefix(len(head)), tag.to_bytes(8, "big"), flag, head, b"\xce")), item)
+            tag += 1
+        return parts
+
+    def _stamped(self, run: Run) -> list[bytes]:
+        """Return the contents in frames for this consumer's channel."""
         contents = run.contents
         assert contents is not None
         attributes = run.attributes
         if attributes.frame_bytes > self.frame_max:
-            contents = [content.restamp(item, self.channel, self.frame_max) for item in contents]
-        elif attributes.channel != self.channel:
-            contents = content.restamp_all(contents, self.channel)
+            return [content.restamp(item, self.channel, self.frame_max) for item in contents]
+        if attributes.channel != self.channel:
+            return content.restamp_all(contents, self.channel)
+        return contents
+
+    def encode(self, tag: int, run: Run) -> bytes:
+        """Encode a run's deliveries, tagged from `tag` on."""
+        contents = self._stamped(run)
         flag = b"\x01" if run.redelivered else b"\x00"
         if run.heads is not None:
             return self._encode_mixed(tag, run.heads, contents, flag)

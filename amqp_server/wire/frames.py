@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import struct
 
-from pamqp import base, frame
+from pamqp import base
+
+from amqp_server.wire import methods
 
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 
@@ -24,8 +26,8 @@ prefix = struct.Struct(">BHI")
 
 
 def method_frame(channel: int, method: base.Frame) -> bytes:
-    """Encode a method with pamqp."""
-    return frame.marshal(method, channel)
+    """Encode a method."""
+    return raw_frame(METHOD, channel, methods.encode(method))
 
 
 def raw_frame(kind: int, channel: int, payload: bytes) -> bytes:

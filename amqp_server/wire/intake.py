@@ -180,6 +180,8 @@ class Publisher:
                     return None
             persistent = False
             if flags & DELIVERY_MODE:
+                if data[offset] not in (1, 2):
+                    return None
                 persistent = data[offset] == 2
                 offset += 1
             priority = 0
@@ -262,10 +264,13 @@ def take(
             after = at + stride
         else:
             if at + 22 > end:
-                outcome = Outcome.MORE
+                outcome = Outcome.MORE if _may_be_header(data, at, end, channel) else Outcome.SLOW
                 break
-            kind, stamp, size, class_id, _, body_size, flags = unpack_header(data, at)
+            kind, stamp, size, class_id, weight, body_size, flags = unpack_header(data, at)
             if kind != 2 or stamp != channel or class_id != 60 or size < 14 or size > body_max or body_size > body_max:
+                outcome = Outcome.SLOW
+                break
+            if weight:
                 outcome = Outcome.SLOW
                 break
             body_at = at + size + 8
@@ -357,6 +362,14 @@ def _switch(
     segment = Segment(route, attributes)
     segments.append(segment)
     return segment
+
+
+def _may_be_header(data: bytes, at: int, end: int, channel: int) -> bool:
+    """Can the few bytes at `at` be the beginning of a content header of this channel, more of which is to come?"""
+    known = min(end - at, 3)
+    if data[at : at + known] != (b"\x02" + channel.to_bytes(2, "big"))[:known]:
+        return False
+    return end - at < 7 or int.from_bytes(data[at + 3 : at + 7], "big") >= 14
 
 
 def _next_key(data: bytes, pos: int, end: int, frame_bytes_max: int) -> bytes:

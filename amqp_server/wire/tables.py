@@ -1,20 +1,18 @@
 """Field tables, decoded by offset and bounded in depth.
 
-pamqp decodes the tables of methods; those of messages go through here, because a message's table may be as large as a
-frame and pamqp copies the rest of the buffer for each value, which is quadratic. The types are RabbitMQ's
-(https://www.rabbitmq.com/amqp-0-9-1-errata.html, section 3).
+A table may be as large as a frame, and pamqp copies the rest of the buffer for each value, which is quadratic. The types
+are RabbitMQ's (https://www.rabbitmq.com/amqp-0-9-1-errata.html, section 3).
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 
-from pamqp import encode
-
 TABLE_DEPTH_MAX = 32
+NAME_BYTES_MAX = 255
 
 _FIXED: dict[int, tuple[struct.Struct, Callable[[int | float], object]]] = {
     ord("t"): (struct.Struct(">B"), bool),
@@ -148,9 +146,58 @@ def _timestamp(seconds: int) -> object:
         return seconds
 
 
-def field(name: bytes, item: object) -> bytes:
-    """Encode one field; the value's type is chosen by pamqp."""
-    return bytes((len(name),)) + name + encode.encode_table_value(item)  # type: ignore[arg-type]
+def encode(table: Mapping[str, object]) -> bytes:
+    """Encode a table with its length in front. Takes whatever `decode` returns, so it never fails on a client's values."""
+    parts: list[bytes] = []
+    for name, item in table.items():
+        raw = name.encode(errors="replace")[:NAME_BYTES_MAX]
+        parts += (bytes((len(raw),)), raw, encode_value(item))
+    return _sized(b"".join(parts))
+
+
+def encode_value(item: object) -> bytes:
+    """Encode a value behind its type octet; a number gets the narrowest type that RabbitMQ's clients use for it."""
+    match item:
+        case None:
+            return b"V"
+        case bool():
+            return b"t\x01" if item else b"t\x00"
+        case int():
+            return _encode_integer(item)
+        case float():
+            return b"d" + struct.pack(">d", item)
+        case str():
+            return b"S" + _sized(item.encode(errors="replace"))
+        case bytearray():
+            return b"x" + _sized(bytes(item))
+        case bytes():
+            return b"S" + _sized(item)
+        case Decimal():
+            sign, digits, exponent = item.as_tuple()
+            unscaled = int("".join(map(str, digits))) * (-1 if sign else 1)
+            return b"D" + _DECIMAL.pack(-int(exponent), unscaled)
+        case datetime():
+            return b"T" + _TIMESTAMP.pack(int(item.timestamp()))
+        case Mapping():
+            return b"F" + encode(item)
+        case list() | tuple():
+            return b"A" + _sized(b"".join(map(encode_value, item)))
+        case _:
+            raise TableError(f"no field type for a {type(item).__name__}")
+
+
+def _encode_integer(number: int) -> bytes:
+    if -(1 << 31) <= number < 1 << 31:
+        return b"I" + number.to_bytes(4, "big", signed=True)
+    if -(1 << 63) <= number < 1 << 63:
+        return b"l" + number.to_bytes(8, "big", signed=True)
+    if 0 <= number < 1 << 64:
+        return b"T" + number.to_bytes(8, "big")  # a timestamp beyond the calendar is decoded to its number
+    raise TableError(f"no field type for the number {number}")
+
+
+def _sized(data: bytes) -> bytes:
+    return _U32.pack(len(data)) + data
 
 
 #: Field types by their tag, as RabbitMQ names them in its texts.

@@ -191,18 +191,12 @@ class Consumers:
                 return takers
         return []
 
-    def served(self, next_in_turn: Consumer) -> None:
-        """Turn the group so that `next_in_turn` comes first."""
-        for priority, group in self._groups:
-            if priority == next_in_turn.priority:
-                group.rotate(-group.index(next_in_turn))
-                return
-
-    def served_last(self, consumer: Consumer) -> None:
-        """Put `consumer` at the end of its group."""
+    def served(self, consumer: Consumer) -> None:
+        """Give the turn to the one after `consumer`. However runs are cut, the turn then passes in the same way."""
+        if self.single_active:
+            return
         for priority, group in self._groups:
             if priority == consumer.priority:
                 if len(group) > 1:
-                    group.remove(consumer)
-                    group.append(consumer)
+                    group.rotate(-group.index(consumer) - 1)
                 return

@@ -152,7 +152,7 @@ class Machine:
                 length = max(1, length * BURST_BYTES // head.size)
             if len(takers) == 1:
                 self._hand(takers[0], ready.pop(level, min(takers[0].room(), length)), effects)
-                consumers.served_last(takers[0])
+                consumers.served(takers[0])
                 continue
             turns = len(takers)
             share = min(min(taker.room() for taker in takers), -(-length // turns))
@@ -165,7 +165,7 @@ class Machine:
             else:
                 for index in range(min(turns, count)):
                     self._hand(takers[index], run.every(index, turns), effects)
-            consumers.served(takers[count % len(takers)])
+            consumers.served(takers[(count - 1) % len(takers)])
         self._expire(meta, effects)
 
     def _hand(self, consumer: Consumer, run: Run, effects: Effects) -> None:
@@ -200,9 +200,10 @@ class Machine:
     def _get(self, meta: Meta, command: Command, effects: Effects) -> None:
         self._expire(meta, effects)
         consumer: Consumer = command[1]
-        self.consumers.by_key.setdefault(consumer.key, consumer)
         level = self.ready.head_level()
         if level is not None:
+            if not consumer.no_ack:
+                self.consumers.by_key.setdefault(consumer.key, consumer)
             self._hand(consumer, self.ready.pop(level, 1), effects)
 
     # -- settling --------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ head only), so a level is two lists: `returned`, then `main`.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
 from operator import attrgetter
@@ -49,10 +50,29 @@ class Level:
             pool.extend(run.singles() if run.seqs.step != 1 else (run,))
         for run in pool:
             run.ready = True
-        if self.returned:
-            pool.extend(self.returned)
+        returned = self.returned
+        if len(pool) == 1 and returned and _last(returned[-1]) < pool[0].seqs.start:
+            # Many single returns come in order; sorting each time would take quadratic time.
+            if not returned[-1].absorb(pool[0]):
+                returned.append(pool[0])
+            return
+        if returned and len(pool) < len(returned) >> 4:
+            for run in pool:
+                self._insert(run)
+            return
+        pool.extend(returned)
         pool.sort(key=_by_position)
         self.returned = deque(_joined(_disjoint(pool)))
+
+    def _insert(self, run: Run) -> None:
+        """Put one run among the many that came back before it."""
+        returned = self.returned
+        at = bisect_left(returned, run.seqs.start, key=_by_position)
+        fits_before = at == 0 or _last(returned[at - 1]) < run.seqs.start
+        if fits_before and (at == len(returned) or _last(run) < returned[at].seqs.start):
+            returned.insert(at, run)
+            return
+        self.returned = deque(_disjoint(sorted([*returned, run], key=_by_position)))
 
     def pop(self, count: int) -> Run:
         """Take up to `count` messages of the head run."""
@@ -70,6 +90,10 @@ class Level:
         run = queue.pop()
         run.ready = False
         return run
+
+
+def _last(run: Run) -> int:
+    return run.seqs[-1]
 
 
 def _disjoint(pool: list[Run]) -> list[Run]:

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 #: Longest run that merging makes: long enough to forget its own cost, short enough to page in and out.
 RUN_LENGTH_MAX = 2048
+#: The same in bytes: a run is paged out, and in again, as a whole.
+RUN_BYTES_MAX = 1 << 20
 #: A run at most this long joins a run with other heads, which then keeps one head per message.
 MIXED_LENGTH_MAX = 16
 
@@ -135,9 +137,9 @@ class Run:
     def absorb(self, later: Run) -> bool:
         """Append a run that follows directly, if they may be one; say whether it was done."""
         if (
-            self.contents is None
-            or later.contents is None
-            or self.attributes != later.attributes
+            (self.contents is None) is not (later.contents is None)
+            or self.size + later.size > RUN_BYTES_MAX
+            or not (self.attributes == later.attributes or self._alike(later))
             or self.expires_at != later.expires_at
             or self.attempts != later.attempts
             or self.redelivered != later.redelivered
@@ -154,9 +156,18 @@ class Run:
                 self.heads = [self.head] * len(self.seqs)
             self.heads += later.heads if later.heads is not None else [later.head] * len(later.seqs)
         self.seqs = range(self.seqs.start, later.seqs.stop)
-        self.contents += later.contents
+        if self.contents is not None and later.contents is not None:
+            self.contents += later.contents
+        elif self.sizes is not None and later.sizes is not None:
+            self.sizes += later.sizes
         self.size += later.size
+        if later.attributes.frame_bytes > self.attributes.frame_bytes:
+            self.attributes = later.attributes
         return True
+
+    def _alike(self, later: Run) -> bool:
+        """Do the attributes differ in nothing but the frame size, of which a run keeps the largest?"""
+        return self.attributes._replace(frame_bytes=later.attributes.frame_bytes) == later.attributes
 
     def page_out(self) -> int:
         """Drop the bodies, keep their sizes; return the bytes that this freed."""

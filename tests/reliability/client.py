@@ -197,7 +197,8 @@ class Client:
     def declare(self, queue: str, *, durable: bool = True, **arguments: Any) -> int:
         """Declare a queue; return its ready messages."""
         answer = self.call(
-            commands.Queue.Declare(queue=queue, durable=durable, arguments=arguments), commands.Queue.DeclareOk
+            commands.Queue.Declare(queue=queue, durable=durable, arguments=arguments),
+            commands.Queue.DeclareOk,
         )
         return int(answer.message_count or 0)
 
@@ -240,7 +241,9 @@ def settle(method: int, tag: int, bits: int) -> bytes:
 class Address:
     """Where messages go, and with what properties; only bodies differ."""
 
-    def __init__(self, exchange: str, routing_key: str, *, persistent: bool = True, **properties: Any) -> None:
+    def __init__(
+        self, exchange: str, routing_key: str, *, persistent: bool = True, **properties: Any
+    ) -> None:
         publish = commands.Basic.Publish(exchange=exchange, routing_key=routing_key)
         self._method = frame.marshal(publish, CHANNEL)
         mode = 2 if persistent else 1

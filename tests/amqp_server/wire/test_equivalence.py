@@ -1,0 +1,314 @@
+"""The fast path does what the slow path does: the same bytes out, the same queues, the same errors."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pamqp import base, commands, frame
+
+from ..connection.node import Delivery, MemoryNode, Peer, decoded
+from .published import (
+    BROKEN_TARGETS,
+    TARGETS,
+    Message,
+    acknowledge,
+    harmless,
+    header_payload,
+    heartbeats,
+    large_bodies,
+    message,
+    messages,
+    method,
+    mutated,
+    raw,
+    refused,
+    repeated,
+    short,
+    small_bodies,
+)
+
+#: Channels: 1 publishes and acks, 2 confirms, 3 is transactional. 4 is a plain one with consumers.
+CHANNELS = (1, 2, 3, 4)
+
+
+class Pair:
+    """Two nodes that are sent the same, with the fast path and without."""
+
+    def __init__(self, **options: int) -> None:
+        self.nodes = [MemoryNode(switch_fast_path=fast, **options) for fast in (True, False)]
+        self.publishers = [node.peer() for node in self.nodes]
+        #: Consumers on another connection, with the smallest frames there are.
+        self.readers = [node.peer(frame_max=4096) for node in self.nodes]
+        for publisher, reader in zip(self.publishers, self.readers, strict=True):
+            self._set_up(publisher, reader)
+
+    def _set_up(self, publisher: Peer, reader: Peer) -> None:
+        for channel in CHANNELS:
+            publisher.call(channel, commands.Channel.Open())
+        publisher.call(
+            1,
+            commands.Queue.Declare(queue="q1", durable=True),
+            commands.Queue.Declare(queue="q2"),
+            commands.Queue.Declare(queue="q3"),
+            commands.Queue.Declare(queue="short", arguments={"x-max-length": 2, "x-overflow": "reject-publish"}),
+            commands.Queue.Declare(queue="far"),
+            commands.Exchange.Declare(exchange="alike", exchange_type="direct"),
+            commands.Queue.Bind(queue="q1", exchange="alike", routing_key="k1"),
+            commands.Queue.Bind(queue="q1", exchange="alike", routing_key="k2"),
+            commands.Queue.Bind(queue="q1", exchange="amq.fanout"),
+            commands.Queue.Bind(queue="q2", exchange="amq.fanout"),
+            commands.Queue.Bind(queue="far", exchange="amq.fanout"),
+            commands.Queue.Bind(queue="q3", exchange="amq.topic", routing_key="a.#"),
+            commands.Queue.Bind(queue="far", exchange="amq.topic", routing_key="#"),
+            commands.Queue.Bind(queue="q2", exchange="amq.headers", arguments={"x": "1"}),
+        )
+        publisher.call(2, commands.Confirm.Select())
+        publisher.call(3, commands.Tx.Select())
+        publisher.call(
+            4,
+            commands.Basic.Qos(prefetch_count=3),
+            commands.Basic.Consume(queue="q1", consumer_tag="acked"),
+        )
+        publisher.call(1, commands.Basic.Consume(queue="q2", consumer_tag="plain", no_ack=True))
+        reader.call(9, commands.Channel.Open())
+        reader.call(9, commands.Basic.Consume(queue="far", consumer_tag="far", no_ack=True))
+        answers = publisher.answers() + reader.answers()
+        assert not any(isinstance(answer, commands.Channel.Close) for _, answer in answers)
+
+    def send(self, data: bytes, cuts: Iterable[int] = ()) -> None:
+        """Send the same to both, cut at these offsets."""
+        edges = [0, *sorted(cuts), len(data)]
+        for node, publisher in zip(self.nodes, self.publishers, strict=True):
+            for start, stop in zip(edges, edges[1:], strict=False):
+                publisher.send(data[start:stop])
+            node.sync()
+
+    def check(self) -> None:
+        """Nothing tells the two apart."""
+        fast, slow = self.nodes
+        assert self.publishers[0].output == self.publishers[1].output
+        assert self.readers[0].output == self.readers[1].output
+        assert fast.contents() == slow.contents()
+        assert self.publishers[0].session.state is self.publishers[1].session.state
+        for one, two in zip(self.publishers[0].session.channels.values(), self.publishers[1].session.channels.values()):
+            assert (one.number, one.closing, one.unacked.count) == (two.number, two.closing, two.unacked.count)
+            assert one.published_count == two.published_count
+
+
+# -- streams -------------------------------------------------------------------------------------------------------
+
+_channels = st.sampled_from(CHANNELS)
+
+
+def _publishes(of: st.SearchStrategy[Message]) -> st.SearchStrategy[bytes]:
+    return st.builds(
+        lambda channel, several: b"".join(each.encode(channel) for each in several), _channels, repeated(of)
+    )
+
+
+@st.composite
+def _interleaved(draw: st.DrawFn) -> bytes:
+    """Two messages on two channels, frame by frame, and a heartbeat between."""
+    one, two = (draw(messages()).frames(channel) for channel in draw(st.permutations(CHANNELS))[:2])
+    parts: list[bytes] = []
+    while one or two:
+        source = one if one and (not two or draw(st.booleans())) else two
+        parts.append(source.pop(0))
+        if draw(st.integers(0, 4)) == 0:
+            parts.append(raw(8, 0, b""))
+    return b"".join(parts)
+
+
+_single = st.builds(
+    acknowledge,
+    st.sampled_from([4, 4, 1]),
+    st.integers(0, 12),
+    st.booleans(),
+    st.sampled_from([80, 80, 80, 120, 90]),
+    st.one_of(st.none(), st.integers(0, 3)),
+)
+_acks = st.one_of(
+    st.builds(
+        lambda first, count: b"".join(acknowledge(4, tag) for tag in range(first, first + count)),
+        st.integers(1, 4),
+        st.integers(1, 12),
+    ),
+    _single,
+)
+_methods = st.sampled_from(
+    [
+        (1, commands.Queue.Declare(queue="nowhere")),
+        (1, commands.Queue.Delete(queue="nowhere")),
+        (1, commands.Queue.Purge(queue="q1")),
+        (1, commands.Queue.Unbind(queue="q1", exchange="alike", routing_key="k2")),
+        (3, commands.Tx.Commit()),
+        (3, commands.Tx.Rollback()),
+        (4, commands.Basic.Recover(requeue=True)),
+        (1, commands.Basic.Get(queue="q3", no_ack=True)),
+        (1, commands.Channel.CloseOk()),
+        (2, commands.Channel.Close(200, "", 0, 0)),
+        (2, commands.Channel.Open()),
+    ]
+).map(lambda pair: method(pair[0], pair[1]))
+
+_valid = st.lists(
+    st.one_of(_publishes(messages()), _publishes(messages()), _acks, _methods, _interleaved(), heartbeats), max_size=8
+).map(b"".join)
+_strange = st.lists(
+    st.one_of(
+        _publishes(messages()),
+        _publishes(messages(properties=st.one_of(refused, harmless))),
+        _publishes(messages(targets=[*TARGETS, *BROKEN_TARGETS])),
+        _acks,
+        _methods,
+        _interleaved(),
+    ),
+    max_size=6,
+).map(b"".join)
+_large = st.lists(_publishes(messages(bodies=st.one_of(large_bodies, small_bodies))), min_size=1, max_size=2).map(
+    b"".join
+)
+
+
+def _cuts(draw: st.DrawFn, data: bytes) -> list[int]:
+    return draw(st.lists(st.integers(0, len(data)), max_size=8))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data(), st.one_of(_valid, _strange))
+def test_same_bytes_for_any_stream_and_chunking(data: st.DataObject, stream: bytes) -> None:
+    pair = Pair()
+    pair.send(stream, data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
+    pair.check()
+
+
+@settings(max_examples=40, deadline=None)
+@given(_valid)
+def test_same_bytes_byte_by_byte(stream: bytes) -> None:
+    stream = stream[:1500]
+    pair = Pair()
+    pair.send(stream, range(1, len(stream)))
+    pair.check()
+
+
+@settings(max_examples=250, deadline=None)
+@given(st.data(), mutated(st.one_of(_valid, _strange)))
+def test_same_reply_to_broken_bytes(data: st.DataObject, stream: bytes) -> None:
+    pair = Pair()
+    pair.send(stream, data.draw(st.lists(st.integers(0, len(stream)), max_size=3)))
+    pair.check()
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data(), _large)
+def test_same_bytes_for_large_messages(data: st.DataObject, stream: bytes) -> None:
+    pair = Pair()
+    pair.send(stream, data.draw(st.lists(st.integers(0, len(stream)), max_size=4)))
+    pair.check()
+
+
+# -- chunking, and what was published ------------------------------------------------------------------------------
+
+
+class Seen:
+    """What a client sees of one connection, without what depends on timing: how confirms are gathered."""
+
+    def __init__(self, output: bytes) -> None:
+        self.deliveries: dict[str, list[tuple[object, ...]]] = defaultdict(list)
+        self.returns: dict[int, list[tuple[object, ...]]] = defaultdict(list)
+        self.confirmed: dict[tuple[int, int], bool] = {}
+        self.closes: list[tuple[int, int]] = []
+        low: dict[int, int] = defaultdict(int)
+        for channel, answer in decoded(output):
+            if isinstance(answer, Delivery):
+                sent = (answer.method.exchange, answer.method.routing_key, answer.properties.to_dict(), answer.body)
+                if isinstance(answer.method, commands.Basic.Deliver):
+                    self.deliveries[answer.method.consumer_tag].append((answer.method.redelivered, *sent))
+                else:
+                    self.returns[channel].append(sent)
+            elif isinstance(answer, (commands.Basic.Ack, commands.Basic.Nack)):
+                first = low[channel] + 1 if answer.multiple else answer.delivery_tag
+                for number in range(first, answer.delivery_tag + 1):
+                    assert self.confirmed.setdefault((channel, number), isinstance(answer, commands.Basic.Ack)) is (
+                        isinstance(answer, commands.Basic.Ack)
+                    )
+                while (channel, low[channel] + 1) in self.confirmed:
+                    low[channel] += 1
+            elif isinstance(answer, (commands.Channel.Close, commands.Connection.Close)):
+                self.closes.append((channel, answer.reply_code))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Seen) and vars(self) == vars(other)
+
+    def __repr__(self) -> str:
+        return f"Seen({vars(self)})"
+
+
+_published = st.lists(
+    st.one_of(_publishes(messages(properties=st.one_of(harmless, harmless, refused))), _interleaved(), heartbeats),
+    max_size=6,
+).map(b"".join)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), _published)
+def test_chunking_changes_nothing(data: st.DataObject, stream: bytes) -> None:
+    whole, parts = (MemoryNode() for _ in range(2))
+    seen = []
+    for node, cuts in ((whole, []), (parts, _cuts(data.draw, stream))):
+        pair = Pair.__new__(Pair)
+        publisher, reader = node.peer(), node.peer(frame_max=4096)
+        pair._set_up(publisher, reader)
+        edges = [0, *sorted(cuts), len(stream)]
+        for start, stop in zip(edges, edges[1:], strict=False):
+            publisher.send(stream[start:stop])
+        node.sync()
+        seen.append((Seen(publisher.output), Seen(reader.output), node.contents()))
+    assert seen[0] == seen[1]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        repeated(messages(bodies=st.one_of(small_bodies, small_bodies, small_bodies, large_bodies), targets=[(b"", b"q")])),
+        min_size=1,
+        max_size=4,
+    ),
+    st.sampled_from([131_072, 4096]),
+    st.sampled_from([1, 5]),
+)
+def test_delivered_is_what_was_published(
+    groups: list[list[Message]], frame_max: int, channel: int
+) -> None:
+    sent = [each for group in groups for each in group if b"CC" not in each.header]
+    node = MemoryNode()
+    publisher, consumer = node.peer(), node.peer(frame_max=frame_max)
+    publisher.call(1, commands.Channel.Open(), commands.Queue.Declare(queue="q"))
+    consumer.call(channel, commands.Channel.Open())
+    consumer.call(channel, commands.Basic.Consume(queue="q", consumer_tag="c", no_ack=True))
+    before = len(consumer.output)
+    publisher.send(b"".join(each.encode(1) for each in sent))
+    got = decoded(consumer.output[before:])
+    assert len(got) == len(sent)
+    for number, ((on, delivery), each) in enumerate(zip(got, sent, strict=True), 1):
+        assert isinstance(delivery, Delivery) and on == channel
+        assert isinstance(delivery.method, commands.Basic.Deliver)
+        assert delivery.method.delivery_tag == number
+        assert (delivery.method.exchange, delivery.method.routing_key) == ("", "q")
+        assert delivery.body == each.body
+        _, _, wanted = frame.unmarshal(raw(2, 1, each.header))
+        assert repr(delivery.properties.to_dict()) == repr(wanted.properties.to_dict())  # type: ignore[union-attr]
+    for size in _frame_sizes(consumer.output[before:]):
+        assert size <= frame_max
+
+
+def _frame_sizes(data: bytes) -> list[int]:
+    sizes = []
+    while data:
+        size = int.from_bytes(data[3:7], "big") + 8
+        sizes.append(size)
+        data = data[size:]
+    return sizes

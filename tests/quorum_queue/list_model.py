@@ -1,0 +1,260 @@
+"""What a queue must do, one message at a time, in lists: simple enough to be believed."""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass, field
+
+from quorum_queue.machine.run import Attributes
+from quorum_queue.machine.settings import Settings
+
+UNLIMITED = 1 << 40
+
+
+@dataclass
+class Message:
+    seq: int
+    level: int
+    content: bytes
+    head: bytes
+    attributes: Attributes
+    expires_at: int | None
+    attempts: int = 0
+    redelivered: bool = False
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return -self.level, self.seq
+
+
+@dataclass
+class Holder:
+    """A consumer, or what is left of one: somebody who may hold messages."""
+
+    key: str
+    no_ack: bool = False
+    prefetch: int = 0
+    priority: int = 0
+    windowed: bool = False
+    attached: bool = True
+    next_id: int = 0
+    paused: bool = False
+    held: dict[int, Message] = field(default_factory=dict)
+
+
+@dataclass
+class Outcome:
+    """What one batch led to."""
+
+    accepted: list[int] = field(default_factory=list)
+    deliveries: dict[str, list[tuple[int, int, bool, int]]] = field(default_factory=dict)
+    confirmed: list[int] = field(default_factory=list)
+    refused: list[int] = field(default_factory=list)
+    dead_letters: list[tuple[bytes, str]] = field(default_factory=list)
+    settled: list[int] = field(default_factory=list)
+    returned: list[tuple[int, int]] = field(default_factory=list)
+
+
+class ListModel:
+    """One queue. `ready` is in the order of delivery."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.next_seq = 1
+        self.now = 0
+        self.ready: list[Message] = []
+        self.holders: dict[str, Holder] = {}
+        #: Attached consumers; within a priority the one whose turn it is comes first.
+        self.turns: list[Holder] = []
+        self.window_limit = self.window_used = 0
+        self.dead_lettering: dict[int, Message] = {}
+        self.outcome = Outcome()
+
+    # -- publishing
+
+    def enqueue(self, numbers: range, contents: list[bytes], head: bytes, attributes: Attributes) -> None:
+        limited = self.settings.max_length is not None or self.settings.max_length_bytes is not None
+        if limited and self.settings.overflow != "drop-head":
+            for number, content in zip(numbers, contents, strict=True):
+                if self.is_full():
+                    rest = numbers[number - numbers.start :]
+                    self.outcome.refused += rest
+                    if self.settings.overflow == "reject-publish-dlx":
+                        lost = contents[number - numbers.start :]
+                        self.outcome.dead_letters += [(content, "maxlen") for content in lost]
+                    return
+                self.accept(number, content, head, attributes)
+                self.assign()
+            return
+        for number, content in zip(numbers, contents, strict=True):
+            self.accept(number, content, head, attributes)
+        if limited:
+            self.assign()
+            self.drop_over_limit()
+
+    def accept(self, number: int, content: bytes, head: bytes, attributes: Attributes) -> None:
+        ttls = [ttl for ttl in (self.settings.message_ttl_ms, attributes.ttl_ms) if ttl is not None]
+        expires_at = self.now + min(ttls) if ttls else None
+        level = min(attributes.priority, self.settings.priority_max)
+        self.ready_again(Message(self.next_seq, level, content, head, attributes, expires_at))
+        self.outcome.confirmed.append(number)
+        self.outcome.accepted.append(self.next_seq)
+        self.next_seq += 1
+
+    def ready_again(self, message: Message) -> None:
+        insort(self.ready, message, key=lambda waiting: waiting.place)
+
+    @property
+    def ready_bytes(self) -> int:
+        return sum(len(message.content) for message in self.ready)
+
+    def is_full(self) -> bool:
+        length, size = self.settings.max_length, self.settings.max_length_bytes
+        return (length is not None and len(self.ready) >= length) or (size is not None and self.ready_bytes >= size)
+
+    def drop_over_limit(self) -> None:
+        length, size = self.settings.max_length, self.settings.max_length_bytes
+        while self.ready and (
+            (length is not None and len(self.ready) > length) or (size is not None and self.ready_bytes > size)
+        ):
+            lowest = self.ready[-1].level
+            self.drop(next(message for message in self.ready if message.level == lowest), "maxlen")
+
+    # -- handing out
+
+    def room(self, holder: Holder) -> int:
+        if holder.paused:
+            return 0
+        if holder.no_ack:
+            return UNLIMITED
+        room = holder.prefetch - len(holder.held) if holder.prefetch else UNLIMITED
+        return min(room, self.window_limit - self.window_used) if holder.windowed else room
+
+    def taker(self) -> Holder | None:
+        ordered = sorted(self.turns, key=lambda holder: -holder.priority)
+        if self.settings.single_active_consumer:
+            ordered = ordered[:1]
+        return next((holder for holder in ordered if self.room(holder) > 0), None)
+
+    def assign(self) -> None:
+        while self.ready:
+            head = self.ready[0]
+            if head.expires_at is not None and head.expires_at < self.now:
+                self.drop(head, "expired")
+                continue
+            taker = self.taker()
+            if taker is None:
+                break
+            self.hand(taker, self.ready.pop(0))
+            if not self.settings.single_active_consumer:
+                self.turn_to_the_one_after(taker)
+        self.expire()
+
+    def turn_to_the_one_after(self, taker: Holder) -> None:
+        peers = [holder for holder in self.turns if holder.priority == taker.priority]
+        cut = peers.index(taker) + 1
+        self.turns = [holder for holder in self.turns if holder not in peers] + peers[cut:] + peers[:cut]
+
+    def expire(self) -> None:
+        for level in range(self.settings.priority_max + 1):
+            for message in [message for message in self.ready if message.level == level]:
+                if message.expires_at is None or message.expires_at > self.now:
+                    break
+                self.drop(message, "expired")
+
+    def hand(self, holder: Holder, message: Message) -> None:
+        delivery = holder.next_id, message.seq, message.redelivered, message.attempts
+        self.outcome.deliveries.setdefault(holder.key, []).append(delivery)
+        if holder.no_ack:
+            self.outcome.settled.append(message.seq)
+        else:
+            holder.held[holder.next_id] = message
+            self.window_used += holder.windowed
+        holder.next_id += 1
+
+    def get(self, holder: Holder) -> None:
+        self.expire()
+        if self.ready:
+            if not holder.no_ack:
+                self.holders[holder.key] = holder
+            self.hand(holder, self.ready.pop(0))
+
+    # -- settling
+
+    def take(self, key: str, low: int, high: int) -> list[Message]:
+        holder = self.holders.get(key)
+        if holder is None:
+            return []
+        ids = [delivery_id for delivery_id in holder.held if low <= delivery_id <= high]
+        self.window_used -= len(ids) * holder.windowed
+        messages = [holder.held.pop(delivery_id) for delivery_id in ids]
+        if not holder.attached and not holder.held:
+            del self.holders[key]
+        return messages
+
+    def settle(self, key: str, low: int, high: int) -> None:
+        self.outcome.settled += [message.seq for message in self.take(key, low, high)]
+
+    def discard(self, key: str, low: int, high: int) -> None:
+        for message in self.take(key, low, high):
+            self.gone(message, "rejected")
+
+    def put_back(self, key: str, low: int, high: int) -> None:
+        messages = self.take(key, low, high)
+        limit = self.settings.delivery_limit
+        kept = 0
+        for message in messages:
+            message.redelivered = True
+            if limit is not None:
+                message.attempts += 1
+                if message.attempts > limit:
+                    self.gone(message, "delivery_limit")
+                    continue
+                self.outcome.returned.append((message.seq, message.attempts))
+            self.ready_again(message)
+            kept += 1
+        if kept and self.settings.overflow == "drop-head":
+            self.drop_over_limit()
+
+    def drop(self, message: Message, reason: str) -> None:
+        self.ready.remove(message)
+        self.gone(message, reason)
+
+    def gone(self, message: Message, reason: str) -> None:
+        if self.settings.dead_letter:
+            self.outcome.dead_letters.append((message.content, reason))
+            if self.settings.dead_letter_at_least_once:
+                self.dead_lettering[message.seq] = message
+                return
+        self.outcome.settled.append(message.seq)
+
+    def dead_lettered(self, low: int, high: int) -> None:
+        for seq in [seq for seq in self.dead_lettering if low <= seq <= high]:
+            del self.dead_lettering[seq]
+            self.outcome.settled.append(seq)
+
+    # -- consumers and settings
+
+    def attach(self, holder: Holder) -> None:
+        self.holders[holder.key] = holder
+        self.turns.append(holder)
+
+    def detach(self, key: str, requeue: bool) -> None:
+        holder = self.holders.get(key)
+        if holder is None:
+            return
+        holder.attached = False
+        self.turns = [other for other in self.turns if other is not holder]
+        if requeue:
+            self.put_back(key, 0, UNLIMITED)
+        if not holder.held:
+            self.holders.pop(key, None)
+
+    def set_window(self, limit: int) -> None:
+        for holder in self.turns:
+            holder.windowed = limit > 0
+        self.window_limit = limit
+
+    def purge(self) -> None:
+        self.outcome.settled += [message.seq for message in self.ready]
+        self.ready.clear()

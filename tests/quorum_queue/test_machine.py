@@ -1,0 +1,305 @@
+"""The machine against a model that keeps single messages in lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.effects import Effects
+from quorum_queue.machine.machine import Command, Machine, Meta
+from quorum_queue.machine.run import Attributes, Run
+from quorum_queue.machine.settings import Settings
+from tests.quorum_queue.list_model import Holder, ListModel, Message, Outcome
+
+PRIORITY_MAX = 3
+CONSUMERS = ["c1", "c2", "c3", "c4"]
+GETTERS = ["g1", "g2"]
+TTLS = st.none() | st.sampled_from([0, 3, 10, 40])
+LIMITS = st.none() | st.integers(0, 12)
+PREFETCHES = st.sampled_from([0, 1, 2, 3, 7])
+
+queue_settings = st.builds(
+    Settings,
+    message_ttl_ms=TTLS,
+    max_length=LIMITS,
+    max_length_bytes=st.none() | st.integers(0, 40),
+    overflow=st.sampled_from(["drop-head", "reject-publish", "reject-publish-dlx"]),
+    dead_letter=st.booleans(),
+    dead_letter_at_least_once=st.booleans(),
+    priority_max=st.sampled_from([0, 0, PRIORITY_MAX]),
+    single_active_consumer=st.booleans(),
+    delivery_limit=st.none() | st.integers(0, 2),
+)
+attributes = st.builds(
+    Attributes, persistent=st.booleans(), priority=st.integers(0, PRIORITY_MAX + 1), ttl_ms=TTLS
+)
+
+
+class SharedWindow:
+    """The channel-wide prefetch."""
+
+    def __init__(self) -> None:
+        self.limit = self.used = 0
+
+    def room(self) -> int:
+        return self.limit - self.used
+
+    def use(self, count: int) -> None:
+        self.used += count
+
+
+Plain = tuple[int, bytes, bytes, Attributes, int | None, bool, int]
+
+
+def plain(runs: Iterable[Run]) -> list[Plain]:
+    """The messages of runs, one by one."""
+    found: list[Plain] = []
+    for run in runs:
+        assert run.contents is not None
+        assert len(run.contents) == len(run.seqs)
+        assert run.heads is None or len(run.heads) == len(run.seqs)
+        assert run.size == sum(map(len, run.contents))
+        for index, seq in enumerate(run.seqs):
+            flags = run.expires_at, run.redelivered, run.attempts
+            found.append((seq, run.contents[index], run.head_of(index), run.attributes, *flags))
+    return found
+
+
+def plain_of(message: Message) -> Plain:
+    flags = message.expires_at, message.redelivered, message.attempts
+    return (message.seq, message.content, message.head, message.attributes, *flags)
+
+
+class MachineComparison(RuleBasedStateMachine):
+    """Commands gather in `pending`; a batch of them goes to both sides at once."""
+
+    @initialize(declared=queue_settings)
+    def declare(self, declared: Settings) -> None:
+        self.machine = Machine(declared)
+        self.model = ListModel(declared)
+        self.window = SharedWindow()
+        self.pending: list[tuple[Command, Callable[[], None]]] = []
+        self.next_number = 1
+        self.next_getter_id = 0
+        self.published: dict[int, bytes] = {}
+        self.settled: set[int] = set()
+
+    # -- publishing
+
+    @rule(count=st.integers(1, 9), size=st.integers(0, 6), head=st.sampled_from([b"a", b"bb"]), drawn=attributes,
+          now=st.booleans())  # fmt: skip
+    def enqueue(self, count: int, size: int, head: bytes, drawn: Attributes, now: bool) -> None:
+        numbers = range(self.next_number, self.next_number + count)
+        self.next_number += count
+        contents = [b"%d" % number + b"." * size for number in numbers]
+        run = Run(range(count), list(contents), head, drawn)
+        command = "enqueue", run, "origin", numbers.start
+        self.submit(command, lambda: self.model.enqueue(numbers, contents, head, drawn), now)
+
+    # -- consumers
+
+    @rule(key=st.sampled_from(CONSUMERS), no_ack=st.integers(0, 4), prefetch=PREFETCHES, priority=st.integers(0, 1),
+          paused=st.integers(0, 4))  # fmt: skip
+    def attach(self, key: str, no_ack: int, prefetch: int, priority: int, paused: int) -> None:
+        self.flush()
+        if key in self.model.holders:
+            return
+        windowed = self.model.window_limit > 0
+        consumer = Consumer(key, no_ack=no_ack == 0, prefetch=prefetch, priority=priority,
+                            window=self.window if windowed else None)  # fmt: skip
+        consumer.paused = paused == 0
+        holder = Holder(key, no_ack == 0, prefetch, priority, windowed, paused=paused == 0)
+        self.submit(("attach", consumer), lambda: self.model.attach(holder), True)
+
+    @rule(key=st.sampled_from(CONSUMERS), requeue=st.booleans(), now=st.booleans())
+    def detach(self, key: str, requeue: bool, now: bool) -> None:
+        self.submit(("detach", key, requeue), lambda: self.model.detach(key, requeue), now)
+
+    @rule(key=st.sampled_from(CONSUMERS), paused=st.booleans(), now=st.booleans())
+    def pause(self, key: str, paused: bool, now: bool) -> None:
+        def pause() -> None:
+            if key in self.model.holders:
+                self.model.holders[key].paused = paused
+
+        self.submit(("pause", key, paused), pause, now)
+
+    @rule(key=st.sampled_from(CONSUMERS), count=PREFETCHES, now=st.booleans())
+    def prefetch(self, key: str, count: int, now: bool) -> None:
+        def prefetch() -> None:
+            if key in self.model.holders:
+                self.model.holders[key].prefetch = count
+
+        self.submit(("prefetch", key, count), prefetch, now)
+
+    @rule(limit=st.integers(0, 6))
+    def share_window(self, limit: int) -> None:
+        """As basic.qos with global does: the window counts what its consumers hold, and all of them get it."""
+        self.flush()
+        model = self.model
+        used = sum(len(holder.held) for holder in model.turns)
+        used += sum(len(holder.held) for holder in model.holders.values() if not holder.attached and holder.windowed)
+        self.window.limit, self.window.used = limit, used
+        model.window_used = used
+        model.set_window(limit)
+        window = self.window if limit else None
+        commands: list[Command] = [("window", holder.key, window) for holder in model.turns]
+        self.pending += [(command, lambda: None) for command in commands]
+        self.flush()
+
+    # -- taking and settling
+
+    @rule(key=st.sampled_from(GETTERS))
+    def get(self, key: str) -> None:
+        self.flush()
+        no_ack = key == "g2"
+        consumer = self.machine.consumers.by_key.get(key)
+        holder = self.model.holders.get(key)
+        assert (consumer is None) == (holder is None)
+        if consumer is None or holder is None:
+            consumer = Consumer(key, no_ack=no_ack)
+            consumer.attached = False
+            consumer.next_id = self.next_getter_id
+            holder = Holder(key, no_ack, attached=False, next_id=self.next_getter_id)
+        getter = holder
+        self.submit(("get", consumer), lambda: self.model.get(getter), True)
+        self.next_getter_id = max(self.next_getter_id, consumer.next_id)
+
+    @rule(data=st.data(), verb=st.sampled_from(["settle", "return", "discard"]), now=st.booleans())
+    def settle(self, data: st.DataObject, verb: str, now: bool) -> None:
+        holders = [holder for holder in self.model.holders.values() if holder.next_id]
+        if not holders:
+            return
+        holder = data.draw(st.sampled_from(holders))
+        low = data.draw(st.integers(0, holder.next_id))
+        high = data.draw(st.integers(low, holder.next_id + 1))
+        apply = {"settle": self.model.settle, "return": self.model.put_back, "discard": self.model.discard}[verb]
+        self.submit((verb, holder.key, low, high), lambda: apply(holder.key, low, high), now)
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.model.dead_lettering)
+    def dead_lettered(self, data: st.DataObject) -> None:
+        low = data.draw(st.sampled_from(sorted(self.model.dead_lettering)))
+        high = low + data.draw(st.integers(0, 3))
+        self.submit(("dead_lettered", low, high), lambda: self.model.dead_lettered(low, high), True)
+
+    # -- the rest
+
+    @rule(now=st.booleans())
+    def purge(self, now: bool) -> None:
+        self.submit(("purge",), self.model.purge, now)
+
+    @rule(elapsed=st.sampled_from([1, 3, 20]))
+    def tick(self, elapsed: int) -> None:
+        self.flush()
+        self.model.now += elapsed
+        self.submit(("tick",), lambda: None, True)
+
+    @rule(max_length=LIMITS, ttl=TTLS)
+    def configure(self, max_length: int | None, ttl: int | None) -> None:
+        old = self.model.settings
+        new = Settings(ttl, None, max_length, old.max_length_bytes, old.overflow, old.dead_letter,
+                       old.dead_letter_at_least_once, old.priority_max, old.single_active_consumer,
+                       old.delivery_limit)  # fmt: skip
+
+        def configure() -> None:
+            self.model.settings = new
+            if new.overflow == "drop-head":
+                self.model.drop_over_limit()
+
+        self.submit(("configure", new), configure, True)
+
+    # -- both sides
+
+    def submit(self, command: Command, modelled: Callable[[], None], now: bool) -> None:
+        self.pending.append((command, modelled))
+        if now:
+            self.flush()
+
+    def flush(self) -> None:
+        pending, self.pending = self.pending, []
+        effects = Effects(wants_enqueued=True)
+        self.machine.apply(Meta(self.model.now), [command for command, _ in pending], effects)
+        self.model.outcome = Outcome()
+        for _, modelled in pending:
+            modelled()
+        self.model.assign()
+        self.compare_effects(effects, self.model.outcome)
+        self.compare_state()
+
+    def compare_effects(self, effects: Effects, outcome: Outcome) -> None:
+        for (seq, content, *_), expected in zip(plain(effects.enqueued), outcome.accepted, strict=True):
+            assert seq == expected
+            self.published[seq] = content
+        assert effects.accepted_bytes == sum(len(self.published[seq]) for seq in outcome.accepted)
+        confirmed = [number for _, first, last, _ in effects.confirmed for number in range(first, last + 1)]
+        assert confirmed == outcome.confirmed
+        refused = [number for _, first, last in effects.refused for number in range(first, last + 1)]
+        assert refused == outcome.refused
+        deliveries: dict[str, list[tuple[int, int, bool, int]]] = {}
+        for consumer, run, first_id in effects.deliveries:
+            for delivery_id, message in enumerate(plain([run]), first_id):
+                seq, content, _, _, _, redelivered, attempts = message
+                assert content == self.published[seq]
+                deliveries.setdefault(consumer.key, []).append((delivery_id, seq, redelivered, attempts))
+        assert deliveries == outcome.deliveries
+        letters = [
+            (message[1], reason) for run, reason in effects.dead_letters for message in plain([run])
+        ]  # fmt: skip
+        assert letters == outcome.dead_letters
+        settled = [message[0] for message in plain(effects.settled)]
+        assert sorted(settled) == sorted(outcome.settled)
+        assert self.settled.isdisjoint(settled)
+        self.settled.update(settled)
+        assert [(message[0], message[6]) for message in plain(effects.returned)] == outcome.returned
+        assert not effects.more
+        due = [message.expires_at for message in self.heads() if message.expires_at is not None]
+        if due:
+            assert effects.wake_at is not None
+            assert effects.wake_at <= min(due)
+        assert effects.wake_at is None or effects.wake_at > self.model.now
+
+    def heads(self) -> list[Message]:
+        """The next message of each priority."""
+        heads: dict[int, Message] = {}
+        for message in self.model.ready:
+            heads.setdefault(message.level, message)
+        return list(heads.values())
+
+    def compare_state(self) -> None:
+        machine, model = self.machine, self.model
+        ready = plain(machine.ready.runs())
+        assert ready == [plain_of(message) for message in model.ready]
+        assert (machine.ready.count, machine.ready.bytes) == (len(model.ready), model.ready_bytes)
+        by_key = machine.consumers.by_key
+        assert set(by_key) == set(model.holders)
+        held: list[int] = []
+        for key, holder in model.holders.items():
+            checkout = by_key[key].checkout
+            assert plain(checkout.runs) == [plain_of(message) for message in holder.held.values()]
+            ids = [
+                first + index
+                for first, run in zip(checkout.starts, checkout.runs, strict=True)
+                for index in range(len(run.seqs))
+            ]
+            assert ids == list(holder.held)
+            assert checkout.count == len(ids)
+            assert by_key[key].next_id == holder.next_id
+            held += [message.seq for message in holder.held.values()]
+        assert machine.unacked_count == len(held)
+        assert machine.consumers.count == len(model.turns)
+        if model.window_limit:
+            assert self.window.used == model.window_used
+        assert list(machine.dead_lettering) == list(model.dead_lettering)
+        everywhere = [message[0] for message in ready] + held + list(machine.dead_lettering) + list(self.settled)
+        assert sorted(everywhere) == list(range(1, machine.next_seq))
+
+
+TestMachine = MachineComparison.TestCase
+TestMachine.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
