@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable
@@ -52,6 +53,14 @@ class SpillJournal(Journal):
         super().append(queue_id, first_seq, count, payload)
         self._commits.request()
 
+    def settle(self, queue_id: int, seqs: range) -> None:
+        super().settle(queue_id, seqs)
+        self._commits.request()
+
+    def drop(self, queue_id: int) -> None:
+        super().drop(queue_id)
+        self._commits.request()
+
 
 class Node:
     """One running node."""
@@ -64,6 +73,7 @@ class Node:
         self.commits = Commit(environment, self.marks)
         self.spill_commits = Commit(environment.spill)
         self.journal = Journal(environment)
+        self.spill = SpillJournal(environment, self.spill_commits)
         clock = Clock()
         self.broker = Broker(config, environment, clock)
         self.broker.services = NodeServices(
@@ -72,15 +82,15 @@ class Node:
             timers=self.broker.timers,
             dead_letters=self.broker.dead_letters,
             journal=self.journal,
-            spill=SpillJournal(environment, self.spill_commits),
+            spill=self.spill,
             commits=_TurnCommits(self),
             marks=self.marks,
         )
         self.broker.unsynced = self._unsynced
         self.server = Server(
             self.broker,
-            unsynced_bytes=lambda: self.journal.pending_bytes,
-            barrier=self.commits.barrier,
+            unsynced_bytes=lambda: max(self.journal.pending_bytes, self.spill.pending_bytes),
+            barrier=self._written,
         )
         self.resources = ResourceWatch(config, self.broker, Path(environment.directory))
         self.commits.on_full = lambda full: self.broker.alarms.set("disk", full)
@@ -92,6 +102,13 @@ class Node:
     def _unsynced(self) -> bool:
         pending = self.environment.pending
         return bool(pending.open) or len(pending.layers) > 1
+
+    async def _written(self) -> None:
+        """Wait until what takes up memory because it is on its way to the disk is there."""
+        if self.spill.pending_bytes > self.journal.pending_bytes:
+            await self.spill_commits.barrier()
+        else:
+            await self.commits.barrier()
 
     def first_start(self) -> None:
         """Make the default vhost and user in an empty data directory."""
@@ -108,7 +125,8 @@ class Node:
         config = self.config
         recovery.recover(self.broker, self.journal)
         self.first_start()
-        listening = [(self.server.listen(config.amqp, config.listen_backlog), None)]
+        listening: list[tuple[socket.socket, ssl.SSLContext | None]] = []
+        listening.append((self.server.listen(config.amqp, config.listen_backlog), None))
         self.amqp_address = _address(listening[0][0])
         if config.amqps:
             listening.append((self.server.listen(config.amqps, config.listen_backlog), make_context(config)))
@@ -213,7 +231,9 @@ def serve(config: Config) -> int:
     """Run a node; return the exit code."""
     began = _process_start()
     logging.basicConfig(
-        level=config.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        level=config.log_level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     _raise_file_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)

@@ -161,7 +161,7 @@ def _explain(failure: click.ClickException) -> str:
     return f"{flag}{source}: {failure.message}"
 
 
-def command_line(run: Callable[[Config], int]) -> Callable[[Sequence[str] | None], NoReturn]:
+def command_line(run: Callable[[Config], int]) -> Callable[..., NoReturn]:
     """The entry point of `mqd`: reads the options, calls `run`, exits with what it returns."""
 
     def start(**values: Any) -> int:

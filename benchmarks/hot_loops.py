@@ -96,7 +96,10 @@ def main() -> None:
     properties = commands.Basic.Properties
     rows = [
         ("intake, all alike", intake_ns(lambda index: None)),
-        ("intake, message-id and timestamp differ", intake_ns(lambda index: properties(message_id=str(10**9 + index)))),
+        (
+            "intake, message-id and timestamp differ",
+            intake_ns(lambda index: properties(message_id=str(10**9 + index))),
+        ),
         (
             "intake, a headers table that differs",
             intake_ns(lambda index: properties(headers={"id": 10**9 + index, "kind": "a"}, delivery_mode=2)),

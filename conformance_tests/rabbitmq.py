@@ -10,7 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.brokers import HOST, RABBITMQ_SERVER, BrokerFailed, RabbitMQ
+from benchmarks.brokers import RABBITMQ_SERVER, BrokerFailed, RabbitMQ
+from benchmarks.client import HOST
 
 ROOT = Path(__file__).parents[1]
 RABBITMQCTL = RABBITMQ_SERVER.with_name("rabbitmqctl")

@@ -35,7 +35,7 @@ from persistence.record import (
     unseal,
     verify,
 )
-from persistence.transaction import Erasures, LmdbTransaction, unpack_mask
+from persistence.transaction import FAULT_BYTES, Erasures, LmdbTransaction, unpack_mask
 
 TABLES_MAX = 16
 ENLARGE_BYTES = 4 * 1024 * 1024
@@ -69,6 +69,7 @@ class LmdbStore:
         self._resident_bytes_max = resident_bytes_max
         self._map_bytes = map_bytes
         self._enlarged_bytes = 0
+        self._touched_bytes = 0
         self._snapshot: lmdb.Transaction[memoryview] | None = None
         self._writing = False
         self._recovering = 0
@@ -139,6 +140,13 @@ class LmdbStore:
         if residency.resident_shared_bytes() > self._resident_bytes_max:
             residency.drop_mapped_pages(self._data_file)
 
+    def touched(self, size: int) -> None:
+        """So much of the map was read: at full speed that is more in a second than may stay resident."""
+        self._touched_bytes += size
+        if self._touched_bytes >= self._resident_bytes_max // 4:
+            self._touched_bytes = 0
+            self.tend()
+
     def _disk_free(self) -> int:
         disk = os.statvfs(self._data_file)
         return disk.f_bavail * disk.f_frsize
@@ -167,6 +175,7 @@ class LmdbStore:
                     continue
                 verify(keys, chunks)
                 found.append(Record(first, count, join(chunks)))
+        self.touched(sum(len(record.payload) + FAULT_BYTES for record in found))
         return found
 
     def mask(self, txn: "lmdb.Transaction[memoryview]", queue_id: int, first_seq: int, count: int) -> int:
@@ -232,6 +241,7 @@ class LmdbStore:
                 _, first, _, count = KEY.unpack(keys[0])
                 if self._erased(queue_id, first, count):
                     continue
+                self.touched(FAULT_BYTES)
                 bits = self.mask(txn, queue_id, first, count)
                 yield RecoveredRecord(first, count, keys, chunks, settled.ranges(first, bits))
 

@@ -31,6 +31,8 @@ ERASE_KEYS_MAX = 8192
 # Work between two chances for the loop to do something else: about half a millisecond.
 STEP_WORK = 256 * 1024
 CALL_WORK = 512
+# The kernel maps about this much around a page that is touched, as far as it has it in memory.
+FAULT_BYTES = 256 * 1024
 
 Erasures = dict[int, list[tuple[int, int]]]
 
@@ -169,6 +171,7 @@ class LmdbTransaction:
                 break
             records.delete()
             self._erase_left -= 1
+            self._store.touched(FAULT_BYTES)
             erased_to = first_seq + count
             if self._worked(CALL_WORK):
                 yield

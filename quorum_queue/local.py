@@ -14,6 +14,7 @@ from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.machine import Command, Machine, Meta
 from quorum_queue.machine.run import Run
 from quorum_queue.memory import MemoryBudget
+from quorum_queue.pages import Page, Pages
 from quorum_queue.ports import Commits, DeadLetters, Journal, Marks, Timers
 
 #: One journal record holds at most about this many bytes, so that paging in one does not stall the loop.
@@ -27,7 +28,7 @@ DEAD_LETTER_RETRY_MS = 1_000
 class NodeServices:
     """What every host of the node shares."""
 
-    __slots__ = ("clock", "commits", "dead_letters", "journal", "marks", "memory", "spill", "timers")
+    __slots__ = ("clock", "commits", "dead_letters", "journal", "marks", "memory", "pages", "spill", "timers")
 
     def __init__(
         self,
@@ -49,6 +50,7 @@ class NodeServices:
         self.spill = spill
         self.commits = commits
         self.marks = marks
+        self.pages = Pages()
 
 
 class LocalHost:
@@ -77,13 +79,19 @@ class LocalHost:
         self.resident_bytes = 0
         self.pending: list[Command] = []
         self.closed = False
-        self._spilled = False
+        #: Transient messages behind this one are in memory only.
+        self._spilled_to = -1
         self._wake_at: int | None = None
         self._unsynced: list[tuple[int, int, int]] = []
         self._durable_seq = machine.next_seq - 1
         self.published_count = 0
         self.delivered_count = 0
         services.memory.register(self)
+
+    @property
+    def counts_bytes(self) -> bool:
+        """Does the queue have a limit in bytes? Then it wants to know how many bytes of a content count."""
+        return self.machine.settings.max_length_bytes is not None
 
     # -- commands --------------------------------------------------------------------------------------------------
 
@@ -118,12 +126,16 @@ class LocalHost:
         self.closed = True
         services = self.services
         services.memory.forget(self)
+        for consumer in self.machine.consumers.by_key.values():
+            if consumer.window is not None:
+                consumer.window.use(-consumer.checkout.count)
+        services.pages.forget(self.queue_id)
         services.memory.used -= self.resident_bytes
         self.resident_bytes = 0
         if self.journalled:
             services.journal.drop(self.queue_id)
             services.commits.request()
-        if self._spilled:
+        if self._spilled_to >= 0:
             services.spill.drop(self.queue_id)
         self._refuse_pending()
 
@@ -239,7 +251,7 @@ class LocalHost:
             if self.journalled and run.attributes.persistent:
                 services.journal.settle(self.queue_id, run.seqs)
                 wrote = True
-            elif self._spilled:
+            elif run.seqs.start <= self._spilled_to:
                 services.spill.settle(self.queue_id, run.seqs)
         return wrote
 
@@ -300,7 +312,7 @@ class LocalHost:
         return freed
 
     def _spill(self, run: Run) -> None:
-        self._spilled = True
+        self._spilled_to = max(self._spilled_to, run.seqs[-1])
         for part in _parts(run):
             self.services.spill.append(self.queue_id, part.seqs.start, len(part.seqs), codec.encode([part]))
 
@@ -324,8 +336,16 @@ class LocalHost:
 
     def _load(self, run: Run, *, keep: bool) -> None:
         """Read a run's bodies back. `keep`: it stays in the queue, so its memory counts."""
-        store = self.services.journal if self.journalled and run.attributes.persistent else self.services.spill
-        wanted = run.seqs
+        durable = self.journalled and run.attributes.persistent
+        pages = self.services.pages
+        contents = pages.find(self.queue_id, durable, run.seqs)
+        run.page_in(self._read(run.seqs, durable) if contents is None else contents)
+        if keep:
+            self.resident_bytes += run.size
+            self.services.memory.used += run.size
+
+    def _read(self, wanted: range, durable: bool) -> list[bytes]:
+        store = self.services.journal if durable else self.services.spill
         found: dict[int, bytes] = {}
         for record in store.read(self.queue_id, wanted[0], wanted[-1]):
             contents = codec.decode_contents(record.payload)
@@ -335,10 +355,9 @@ class LocalHost:
                 found.update(zip(range(low, high), contents[low - first : high - first], strict=True))
             else:
                 found.update((seq, contents[seq - first]) for seq in wanted if first <= seq < first + record.count)
-        run.page_in([found[seq] for seq in wanted])
-        if keep:
-            self.resident_bytes += run.size
-            self.services.memory.used += run.size
+            if record.count > 1:
+                self.services.pages.keep(self.queue_id, durable, Page(first, contents), len(record.payload))
+        return [found[seq] for seq in wanted]
 
 
 def _parts(run: Run) -> list[Run]:

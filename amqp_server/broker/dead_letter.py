@@ -8,9 +8,7 @@ rejected in between is dropped.
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
-
-from pamqp import encode
+from typing import TYPE_CHECKING, NamedTuple
 
 from amqp_server.broker.queue import Queue
 from amqp_server.wire import content, tables
@@ -20,6 +18,10 @@ from quorum_queue.machine.run import Attributes, Run
 
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
+
+
+#: Deaths counted for one queue and reason.
+COUNT_MAX = (1 << 63) - 1
 
 
 class Outcome:
@@ -63,7 +65,7 @@ class DeadLetterSender:
         payload, body = content.split(item)
         properties = content.Properties.parse(payload)
         headers = properties.headers or {}
-        deaths = _deaths(headers)
+        deaths = _deaths(properties.raw.get("headers", b""))
         copies = carbon_copies(headers, "CC")
         keys = [routing_key, *copies] if parsed.dead_letter_routing_key is None else [parsed.dead_letter_routing_key]
         queues = self._broker.route_all(vhost, target, keys, properties)
@@ -77,7 +79,7 @@ class DeadLetterSender:
         framed = content.build(properties.encode(len(body)), body, 1, frame_max)
         size = max(len(body), 0) + 8
         largest = FRAME_BYTES_MIN if size <= FRAME_BYTES_MIN and len(payload) < 2048 else frame_max
-        sent = Attributes(attributes.persistent, attributes.priority, None, 1, largest)
+        sent = Attributes(properties.persistent, attributes.priority, None, 1, largest)
         head = short_string(target) + short_string(keys[0])
         return self._enqueue(queue, [vhost.queues[name] for name in queues], framed, head, sent)
 
@@ -86,7 +88,10 @@ class DeadLetterSender:
         certain = queue.host.machine.settings.dead_letter_at_least_once
         outcome = Outcome()
         for target in targets:
-            command = ("enqueue", Run(range(1), [framed], head, sent), outcome, 1)
+            run = Run(range(1), [framed], head, sent)
+            if target.host.counts_bytes:
+                run = content.by_overhead(run)[0]
+            command = ("enqueue", run, outcome, 1)
             if certain and target is not queue:
                 target.host.submit(command)
             else:
@@ -98,63 +103,72 @@ class DeadLetterSender:
         self,
         queue: Queue,
         properties: content.Properties,
-        deaths: list[dict[str, Any]],
+        deaths: list[Death],
         exchange: str,
         routing_keys: list[str],
         reason: Reason,
     ) -> dict[bytes, bytes | None]:
         """Return the header fields that change, encoded."""
         changed: dict[bytes, bytes | None] = {}
-        entry = next((d for d in deaths if d.get("queue") == queue.name and d.get("reason") == reason), None)
-        if entry is None:
-            now = datetime.fromtimestamp(self._broker.clock() // 1000, tz=UTC)
-            entry = {"count": 1, "reason": reason, "queue": queue.name, "time": now, "exchange": exchange}
-            entry["routing-keys"] = routing_keys
+        known = next((death for death in deaths if death.queue == queue.name and death.reason == reason), None)
+        if known is None:
+            fields: dict[str, object] = {
+                "reason": reason,
+                "queue": queue.name,
+                "time": datetime.fromtimestamp(self._broker.clock() // 1000, tz=UTC),
+                "exchange": exchange,
+                "routing-keys": routing_keys,
+            }
             expiration = properties.text("expiration")
             if expiration is not None:
-                entry["original-expiration"] = expiration
-            deaths = [entry, *deaths]
+                fields["original-expiration"] = expiration
+            newest = tables.replaced(tables.encode(fields), {b"count": _long(1)})
         else:
-            count = entry.get("count")
-            entry = {**entry, "count": (count if isinstance(count, int) else 0) + 1}
-            rest = [d for d in deaths if not (d.get("queue") == queue.name and d.get("reason") == reason)]
-            deaths = [entry, *rest]
-        encoded = b"".join(b"F" + _encode_death(death) for death in deaths)
+            newest = tables.replaced(known.table, {b"count": _long(known.times + 1)})
+        encoded = b"".join(b"F" + table for table in (newest, *(d.table for d in deaths if d is not known)))
         changed[b"x-death"] = b"A" + len(encoded).to_bytes(4, "big") + encoded
         headers = properties.headers or {}
         if "x-first-death-reason" not in headers:
-            changed[b"x-first-death-reason"] = encode.encode_table_value(reason)
-            changed[b"x-first-death-queue"] = encode.encode_table_value(queue.name)
-            changed[b"x-first-death-exchange"] = encode.encode_table_value(exchange)
+            changed[b"x-first-death-reason"] = tables.encode_value(reason)
+            changed[b"x-first-death-queue"] = tables.encode_value(queue.name)
+            changed[b"x-first-death-exchange"] = tables.encode_value(exchange)
         return changed
 
 
-def _encode_death(death: dict[str, Any]) -> bytes:
-    """Encode an entry; the count is a long, as RabbitMQ's, whatever its value."""
-    parts: list[bytes] = []
-    for name, item in death.items():
-        key = short_string(name)
-        if name == "count":
-            parts.append(key + b"l" + int(item).to_bytes(8, "big", signed=True))
-        else:
-            parts.append(key + encode.encode_table_value(item))
-    body = b"".join(parts)
-    return len(body).to_bytes(4, "big") + body
+class Death(NamedTuple):
+    """One entry of x-death. A client may have sent it, so its fields may be anything."""
+
+    queue: object
+    reason: object
+    times: int
+    #: The entry as it came, its length in front.
+    table: bytes
 
 
-def _deaths(headers: dict[str, object]) -> list[dict[str, Any]]:
-    deaths = headers.get("x-death")
-    return [death for death in deaths if isinstance(death, dict)] if isinstance(deaths, list) else []
+def _deaths(headers: bytes) -> list[Death]:
+    """Return the entries of x-death in an encoded headers table, newest first."""
+    deaths: list[Death] = []
+    for table in tables.tables_in(headers, b"x-death"):
+        fields = tables.decode(table)
+        count = fields.get("count")
+        counted = count if isinstance(count, int) and 0 <= count < COUNT_MAX else 0
+        deaths.append(Death(fields.get("queue"), fields.get("reason"), counted, table))
+    return deaths
 
 
-def _is_cycle(queue: str, deaths: list[dict[str, Any]], reason: Reason) -> bool:
+def _long(number: int) -> bytes:
+    """The count is a long, as RabbitMQ's, whatever its value."""
+    return b"l" + number.to_bytes(8, "big", signed=True)
+
+
+def _is_cycle(queue: str, deaths: list[Death], reason: Reason) -> bool:
     """Was the message in this queue before, and not rejected since?"""
     if reason == "rejected":
         return False
     for death in deaths:
-        if death.get("reason") == "rejected":
+        if death.reason == "rejected":
             return False
-        if death.get("queue") == queue:
+        if death.queue == queue:
             return True
     return False
 

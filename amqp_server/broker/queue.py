@@ -91,5 +91,6 @@ def settings_of(parsed: QueueArguments) -> Settings:
         and parsed.dead_letter_strategy == "at-least-once",
         priority_max=parsed.max_priority or 0,
         single_active_consumer=parsed.single_active_consumer,
+        keeps_all=parsed.queue_type == "quorum",
         delivery_limit=limit if parsed.queue_type == "quorum" else None,
     )

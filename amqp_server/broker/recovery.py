@@ -83,6 +83,11 @@ def recover(broker: Broker, journal: RecoverableJournal) -> None:
     for key, value in metadata.items(BINDINGS):
         binding = decode(BINDINGS, key, value, BindingRecord)
         broker.vhost(binding.vhost).restore_binding(binding)
+    # Only now: what expired meanwhile may be dead-lettered to any queue.
+    for queue in broker.all_queues():
+        if queue.host.machine.ready.count:
+            queue.host.submit(("tick",))
+    broker.run_dirty()
     broker.changed()
     logger.info("recovered %d queues with %d messages", len(queues), sum(m.ready.count for m in machines.values()))
 
@@ -106,6 +111,7 @@ def _machine(broker: Broker, record: QueueRecord, recovered: RecoveredQueue) -> 
     machine = Machine(_settings(record))
     marks = [broker.services.marks.get(slot) for slot in record.marks]
     returned: list[Run] = []
+    least = 1 if machine.settings.delivery_limit is not None or machine.settings.keeps_all else 0
     for entry in recovered.records:
         try:
             runs = codec.decode_heads(entry.prefix, entry.first_seq)
@@ -120,11 +126,11 @@ def _machine(broker: Broker, record: QueueRecord, recovered: RecoveredQueue) -> 
                 mark = marks[level] if level >= 0 else 0
                 if part.seqs.stop - 1 <= mark:
                     part.redelivered = True
-                    returned += _with_attempts(part, recovered.annotations)
+                    returned += _with_attempts(part, recovered.annotations, least)
                 elif part.seqs.start <= mark:
                     front = part.take(mark - part.seqs.start + 1)
                     front.redelivered = True
-                    returned += _with_attempts(front, recovered.annotations)
+                    returned += _with_attempts(front, recovered.annotations, least)
                     machine.ready.push(part)
                 else:
                     machine.ready.push(part)
@@ -133,13 +139,17 @@ def _machine(broker: Broker, record: QueueRecord, recovered: RecoveredQueue) -> 
     return machine
 
 
-def _with_attempts(run: Run, annotations: dict[int, bytes]) -> list[Run]:
-    """Give messages that had come back before their counts again."""
+def _with_attempts(run: Run, annotations: dict[int, bytes], least: int) -> list[Run]:
+    """Give messages that had been delivered their counts again.
+
+    One that was with a consumer when the node ended was not counted any more; `least` is what is known of all.
+    """
     if not annotations or not any(seq in annotations for seq in run.seqs):
+        run.attempts = least
         return [run]
     singles = run.singles()
     for single in singles:
-        single.attempts = int.from_bytes(annotations.get(single.seqs.start, b""), "big")
+        single.attempts = max(least, int.from_bytes(annotations.get(single.seqs.start, b""), "big"))
     return singles
 
 

@@ -11,6 +11,9 @@ PSEUDO_QUEUE = "amq.rabbitmq.reply-to"
 class ReplyHost:
     """Stands where a queue's host would: what is published to the token goes straight to the consumer."""
 
+    #: See LocalHost.
+    counts_bytes = False
+
     def __init__(self, subscription: Any) -> None:
         self.token = f"{PSEUDO_QUEUE}.g1h{secrets.token_hex(16)}"
         self.subscription = subscription

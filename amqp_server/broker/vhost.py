@@ -15,7 +15,6 @@ from amqp_server.errors import PreconditionFailed, ResourceError
 from amqp_server.wire import tables
 from exchanges.binding import Binding
 from exchanges.router import Exchange, Router
-from pamqp import encode as amqp_encode
 from quorum_queue.local import LocalHost
 from quorum_queue.machine.machine import Machine
 
@@ -321,8 +320,8 @@ class VHost:
 def encoded(arguments: Mapping[str, object]) -> bytes:
     """Encode arguments as the field table that they were. Raises PreconditionFailed for what has no type."""
     try:
-        return amqp_encode.field_table(dict(arguments))  # type: ignore[arg-type]
-    except (TypeError, ValueError) as error:
+        return tables.encode(arguments)
+    except tables.TableError as error:
         raise PreconditionFailed(f"arguments that cannot be stored: {error}") from None
 
 

@@ -57,9 +57,15 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
     if queue is None:
         raise NotFound(f"no queue '{name}' in vhost '{channel.vhost.name}'")
     check_owner(channel, queue)
-    arguments = dict(method.arguments or {})
+    arguments: dict[str, object] = dict(method.arguments or {})
     priority = _consumer_priority(queue.name, channel.vhost.name, arguments)
-    if queue.exclusive_consumer or (method.exclusive and queue.subscriptions):
+    if "x-stream-offset" in arguments:
+        raise PreconditionFailed(
+            f"invalid arg 'x-stream-offset' for queue '{name}' in vhost '{channel.vhost.name}' "
+            f"of queue type rabbit_{queue.type}_queue"
+        )
+    alone = method.exclusive and (queue.subscriptions or queue.parsed.single_active_consumer)
+    if queue.exclusive_consumer or alone:
         raise AccessRefused(f"queue '{name}' in vhost '{channel.vhost.name}' in exclusive use")
     subscription = Subscription(
         channel,
@@ -129,7 +135,7 @@ class _Replies(Subscription):
 
 
 def cancel(channel: Channel, method: commands.Basic.Cancel) -> None:
-    subscription = channel.subscriptions.get(method.consumer_tag)
+    subscription = channel.subscriptions.get(method.consumer_tag or "")
     if subscription is not None:
         channel.cancel(subscription)
     elif channel.reply_host is not None and channel.reply_host.subscription.tag == method.consumer_tag:
@@ -146,8 +152,6 @@ def get(channel: Channel, method: commands.Basic.Get) -> None:
     name = resolve_name(channel, method.queue)
     channel.broker.permissions.check(channel.session.username, channel.vhost.name, "queue", name, "read")
     queue = find(channel, name)
-    if queue.exclusive_consumer:
-        raise AccessRefused(f"queue '{name}' in vhost '{channel.vhost.name}' in exclusive use")
     queue.used(channel.broker.clock())
     no_ack = bool(method.no_ack)
     getter = channel.getters.get((queue, no_ack))
@@ -188,17 +192,17 @@ def _framed(channel: Channel, run: Run) -> bytes:
 
 
 def ack(channel: Channel, method: commands.Basic.Ack) -> None:
-    _acknowledge(channel, "settle", method.delivery_tag, multiple=bool(method.multiple))
+    _acknowledge(channel, "settle", method.delivery_tag or 0, multiple=bool(method.multiple))
 
 
 def nack(channel: Channel, method: commands.Basic.Nack) -> None:
     verb = "return" if method.requeue else "discard"
-    _acknowledge(channel, verb, method.delivery_tag, multiple=bool(method.multiple))
+    _acknowledge(channel, verb, method.delivery_tag or 0, multiple=bool(method.multiple))
 
 
 def reject(channel: Channel, method: commands.Basic.Reject) -> None:
     verb = "return" if method.requeue else "discard"
-    _acknowledge(channel, verb, method.delivery_tag, multiple=False)
+    _acknowledge(channel, verb, method.delivery_tag or 0, multiple=False)
 
 
 def _acknowledge(channel: Channel, verb: str, tag: int, *, multiple: bool) -> None:

@@ -12,7 +12,7 @@ from amqp_server.channel.confirms import Confirms
 from amqp_server.channel.publish import publish
 from amqp_server.channel.subscription import Getter, Subscription
 from amqp_server.channel.tx import Transaction
-from amqp_server.channel.unacked import Piece, UnknownTag, Unacked
+from amqp_server.channel.unacked import Piece, Unacked, UnknownTag
 from amqp_server.channel.window import ChannelWindow
 from amqp_server.wire.frames import method_frame
 from amqp_server.wire.intake import Route, Segment
@@ -137,6 +137,8 @@ class Channel:
             self.tx.rollback()
         self.tx = None
         self.assembly = None
+        if self.confirms is not None:
+            self.confirms.closed = True
         dirty = self.broker.dirty
         for piece in self.unacked.take_all():
             host = piece.holder.queue.host

@@ -20,12 +20,14 @@ class Confirms:
     with `multiple`; what is ready before its turn goes out one by one, so that a slow queue holds up nobody.
     """
 
-    __slots__ = ("_acked", "_answered", "_broker", "_channel", "_low", "_nacked", "_outbox", "next_number")
+    __slots__ = ("_acked", "_answered", "_broker", "_channel", "_low", "_nacked", "_outbox", "closed", "next_number")
 
     def __init__(self, broker: Broker, outbox: Outbox, channel: int) -> None:
         self._broker = broker
         self._outbox = outbox
         self._channel = channel
+        #: The channel is gone: nobody wants the answers that still come.
+        self.closed = False
         #: Number of the next publish.
         self.next_number = 1
         #: Everything up to here has been answered.
@@ -60,6 +62,8 @@ class Confirms:
         """Send the answers of the turn."""
         acked, self._acked = self._acked, []
         nacked, self._nacked = self._nacked, []
+        if self.closed:
+            return
         if len(acked) == 1 and not nacked:
             self._answer(*acked[0], _ACK)
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pamqp import commands
@@ -113,7 +114,8 @@ def delete(channel: Channel, method: commands.Exchange.Delete) -> None:
     name = method.exchange.replace("\r", "").replace("\n", "")
     if name == "":
         raise AccessRefused(DEFAULT_REFUSED)
-    check_name("exchange", name)
+    if name.startswith("amq."):
+        raise AccessRefused(f"deletion of system exchange '{name}' in vhost '{vhost.name}' not allowed")
     channel.broker.permissions.check(channel.session.username, vhost.name, "exchange", name, "configure")
     exchange = vhost.router.get(name)
     if exchange is not None:
@@ -149,7 +151,7 @@ def change_binding(
     destination: str,
     source: str,
     routing_key: str,
-    arguments: dict[str, object] | None,
+    arguments: Mapping[str, object] | None,
     *,
     add: bool,
 ) -> None:

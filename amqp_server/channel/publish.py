@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
 
+from amqp_server.broker.arguments import TIME_MS_MAX
 from amqp_server.broker.broker import routing_view
 from amqp_server.broker.dead_letter import carbon_copies
 from amqp_server.broker.reply import PSEUDO_QUEUE
 from amqp_server.channel.confirms import Copies
 from amqp_server.errors import AccessRefused, NotFound, NotImplemented_, PreconditionFailed
-from amqp_server.wire import content, frames, tables
+from amqp_server.wire import content, frames, methods, tables
 from amqp_server.wire.frames import short_string
 from amqp_server.wire.intake import SMALL_FRAME, Route, Segment
 from exchanges.router import Depends
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 #: Routes remembered for one publish frame of an exchange that looks at headers.
 RESOLVED_MAX = 4096
-#: Longest expiration: RabbitMQ's bound, in ms.
-EXPIRATION_MAX = (1 << 32) - 1
 
 
 def make_route(channel: Channel, key: bytes, method: commands.Basic.Publish) -> Route:
@@ -118,6 +117,9 @@ def slow_segment(channel: Channel, assembly: Assembly) -> Segment:
         raise PreconditionFailed(
             f"user_id property set to '{user_id}' but authenticated user was '{session.username}'"
         )
+    mode = properties.octet("delivery_mode")
+    if mode is not None and mode not in (1, 2):
+        raise PreconditionFailed(f"invalid message: {{delivery_mode_unknown,{mode}}}")
     ttl_ms = expiration_ms(properties.text("expiration"))
     headers = properties.headers
     copies = _copies(headers)
@@ -166,8 +168,8 @@ def expiration_ms(text: str | None) -> int | None:
     number = int(text)
     if number < 0:
         raise PreconditionFailed(f"invalid expiration '{text}': {{value_negative,{number}}}")
-    if number > EXPIRATION_MAX:
-        raise PreconditionFailed(f"invalid expiration '{text}': {{value_too_big,{number}}}")
+    if number > TIME_MS_MAX:
+        raise PreconditionFailed(f"invalid expiration '{text}': {{value_too_large,{number}}}")
     return number
 
 
@@ -208,13 +210,29 @@ def publish(segment: Segment) -> None:
         run = Run(range(count), own, route.head, segment.attributes)
         if segment.heads is not None:
             run.heads = segment.heads if index == last else segment.heads.copy()
-        host.pending.append(("enqueue", run, origin, first))
+        if host.counts_bytes:
+            enqueue_counted(host, run, origin, first)
+        else:
+            host.pending.append(("enqueue", run, origin, first))
         dirty[host] = None
+
+
+def enqueue_counted(host: Any, run: Run, origin: Any, first: int) -> None:
+    """Put messages to a queue with a limit in bytes, which counts bodies: in runs with frames of the same length."""
+    for part in content.by_overhead(run):
+        count = len(part.seqs)
+        host.pending.append(("enqueue", part, origin, first))
+        first += count
 
 
 def return_all(channel: Channel, route: Route, contents: list[bytes]) -> None:
     """Send messages that nobody gets back to their publisher (basic.return, 312)."""
-    method = frames.method_frame(
-        channel.number, commands.Basic.Return(312, "NO_ROUTE", route.exchange, route.routing_key)
+    returned = methods.make(
+        commands.Basic.Return,
+        reply_code=312,
+        reply_text="NO_ROUTE",
+        exchange=route.exchange,
+        routing_key=route.routing_key,
     )
+    method = frames.method_frame(channel.number, returned)
     channel.session.outbox.put(b"".join(method + item for item in contents))

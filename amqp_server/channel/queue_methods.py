@@ -13,6 +13,7 @@ from amqp_server.broker.queue import Queue
 from amqp_server.broker.reply import PSEUDO_QUEUE
 from amqp_server.channel.exchange_methods import argument_types, change_binding, check_name
 from amqp_server.errors import NotFound, PreconditionFailed, ResourceLocked
+from amqp_server.wire import methods
 
 if TYPE_CHECKING:
     from amqp_server.channel.channel import Channel
@@ -62,13 +63,25 @@ def declare(channel: Channel, method: commands.Queue.Declare) -> None:
             raise NotFound(f"no queue '{method.queue}' in vhost '{channel.vhost.name}'")
         queue_name, ready, consumers = method.queue, 0, 1
     else:
-        queue = find(channel, method.queue) if method.passive else _declare(channel, method)
-        queue.used(channel.broker.clock())
+        queue = _passive(channel, method.queue) if method.passive else _declare(channel, method)
+        if not (method.passive and queue.type == "quorum"):
+            # RabbitMQ does not ask the members of a quorum queue for a passive declare, so its lease runs on.
+            queue.used(channel.broker.clock())
         channel.last_queue = queue.name
         queue_name, ready, consumers = queue.name, queue.host.machine.ready.count, len(queue.subscriptions)
     if not method.nowait:
         channel.session.synced()
-        channel.send(commands.Queue.DeclareOk(queue_name, ready, consumers))
+        answer = methods.make(
+            commands.Queue.DeclareOk, queue=queue_name, message_count=ready, consumer_count=consumers
+        )
+        channel.send(answer)
+
+
+def _passive(channel: Channel, name: str) -> Queue:
+    """Raises NotFound, also for an empty name, which elsewhere means the queue declared last."""
+    if not name:
+        raise NotFound(f"no queue '' in vhost '{channel.vhost.name}'")
+    return find(channel, name)
 
 
 def _declare(channel: Channel, method: commands.Queue.Declare) -> Queue:

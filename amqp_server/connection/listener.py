@@ -189,6 +189,9 @@ class Server:
         if not interval or session.stalled:
             # A blocked publisher is not read from, so nobody can tell whether it sends heartbeats.
             return
+        if session.stalled:
+            # Nobody reads its heartbeats now.
+            transport.last_received = now
         if now - transport.last_received > 2 * interval:
             logger.info("connection %s: missed heartbeats from client, timeout: %ds", session.name, interval)
             transport.close()

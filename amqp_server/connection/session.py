@@ -91,6 +91,8 @@ class Session:
         self.login: Credentials | None = None
         #: The client's consumers get nothing until the outbox has drained.
         self.paused = False
+        #: It has published something.
+        self.published = False
         #: connection.blocked was sent.
         self.blocked = False
         #: Nothing more is to be read until `resume`.
@@ -350,8 +352,8 @@ class Session:
             raise UnexpectedFrame(_expected(channel.assembly), (60, 40))
         method = methods.decode(payload)
         self._flush_segments()
-        if not isinstance(method, commands.Basic.Publish):
-            # Answers count what was published before them.
+        if not isinstance(method, (commands.Basic.Publish, commands.Basic.Ack)):
+            # Answers count what was published before them. An ack has none, and the fast path runs nothing for it either.
             self.broker.run_dirty()
         channel.raw = payload
         try:
@@ -453,8 +455,6 @@ class Session:
         assembly.framed.append(whole)
 
     def _assembled(self, channel: Channel, assembly: Assembly) -> None:
-        assert assembly.header is not None
-        route = assembly.route
         if self._generation != self.broker.generation:
             self._forget_routes()
         try:
@@ -477,6 +477,7 @@ class Session:
         if self._held_bytes:
             return
         segments, self._segments = self._segments, []
+        self.published = self.published or bool(segments)
         for segment in segments:
             segment.route.publisher.publish(segment)
 

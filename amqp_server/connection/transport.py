@@ -100,6 +100,7 @@ class Transport:
         self._unsent: list[bytes | memoryview] = []
         self._draining = False
         self._resumed = trio.Event()
+        self._drained = trio.Event()
         self.began = self.last_received = self.last_sent = trio.current_time()
         self._scope = trio.CancelScope()
         self._nursery: trio.Nursery | None = None
@@ -112,8 +113,7 @@ class Transport:
                 async with trio.open_nursery() as nursery:
                     self._nursery = nursery
                     await self._read()
-                    with trio.move_on_after(CLOSE_TIMEOUT_S):
-                        await self._send_rest()
+                    await self._send_rest()
                     nursery.cancel_scope.cancel()
         except* (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
             pass
@@ -123,6 +123,19 @@ class Transport:
             self._server.end_turn()
             with trio.CancelScope(shield=True):
                 await self._wire.close()
+
+    async def _send_rest(self) -> None:
+        """Give the client a moment to take what is still to be sent."""
+        with trio.move_on_after(CLOSE_TIMEOUT_S):
+            while True:
+                self.flush()
+                if not self._draining:
+                    # Whatever waits now is held until the disk has answered, or there is nothing.
+                    if not self.outbox.size:
+                        return
+                    await trio.sleep(0.001)
+                else:
+                    await self._drained.wait()
 
     async def _read(self) -> None:
         session, server = self.session, self._server
@@ -139,22 +152,19 @@ class Transport:
             server.end_turn()
             if session.login is not None:
                 await self._log_in()
-            while (
-                session.stalled or self.outbox.size > 2 * self.outbox.high_bytes or server.unsynced_bytes() > server.unsynced_high
-            ) and session.state is State.RUNNING:
+            while session.state is State.RUNNING and (self._full() or self._ahead_of_disk()):
                 await self._wait_for_room()
 
-    async def _send_rest(self) -> None:
-        """Send what waits: for the socket, which `_drain` watches, or for the disk."""
-        while True:
-            self.flush()
-            if not self.outbox.size and not self._wire.pending:
-                return
-            self._resumed = trio.Event()
-            await self._resumed.wait()
+    def _full(self) -> bool:
+        """Is there no point in reading more: the client does not take what is sent, or publishes against an alarm?"""
+        return self.session.stalled or self.outbox.size > 2 * self.outbox.high_bytes
+
+    def _ahead_of_disk(self) -> bool:
+        """Has this client published, and is more waiting for the disk than may wait? Consumers are always read."""
+        return self.session.published and self._server.unsynced_bytes() > self._server.unsynced_high
 
     async def _wait_for_room(self) -> None:
-        if self._server.unsynced_bytes() > self._server.unsynced_high:
+        if self._ahead_of_disk():
             await self._server.barrier()
             return
         self._resumed = trio.Event()
@@ -200,6 +210,7 @@ class Transport:
     def _drain_later(self) -> None:
         if self._nursery is not None and not self._draining:
             self._draining = True
+            self._drained = trio.Event()
             self._nursery.start_soon(self._drain)
 
     async def _drain(self) -> None:

@@ -67,7 +67,7 @@ class Direct:
     def ask(self, method: base.Frame, *more: bytes) -> list[base.Frame | Content]:
         """Send a method, and frames behind it; return the answers. Raises what closes the channel."""
         self._session.receive(b"".join((_encoded(method), *more)))
-        return list(self._answers(self._outbox.take()))
+        return list(self._answers(b"".join(self._outbox.take())))
 
     def publish(
         self, method: commands.Basic.Publish, properties: commands.Basic.Properties, body: bytes

@@ -29,6 +29,9 @@ def take(data: bytes, pos: int, end: int) -> tuple[int, list[tuple[int, int]]]:
     """
     prefix = data[pos : pos + 11]
     ranges: list[tuple[int, int]] = []
+    if not prefix.endswith(SIGNATURE):
+        # An ack of another size is broken, and its bytes would be read at the wrong places.
+        return pos, ranges
     unpack = _TAG.unpack_from
     startswith = data.startswith
     low = high = -1

@@ -10,6 +10,7 @@ import struct
 
 from amqp_server.errors import FrameError
 from amqp_server.wire import frames, tables
+from quorum_queue.machine.run import Run
 
 #: Property names in the order of their flag bits, from 0x8000 down (spec, class basic).
 PROPERTIES = (
@@ -121,6 +122,31 @@ def split(content: bytes) -> tuple[bytes, bytes]:
         bodies.append(content[offset + 7 : offset + 7 + size])
         offset += size + 8
     return header, bodies[0] if len(bodies) == 1 else b"".join(bodies)
+
+
+def body_bytes(content: bytes) -> int:
+    """Return the size of a content's body, from its header."""
+    return int.from_bytes(content[11:19], "big")
+
+
+def by_overhead(run: Run) -> list[Run]:
+    """Cut a run of new messages wherever the bytes around the body change; each part is told its own."""
+    contents = run.contents
+    assert contents is not None
+    parts: list[Run] = []
+    overheads = [len(content) - body_bytes(content) for content in contents]
+    left: Run = run
+    start = 0
+    for index in range(1, len(contents)):
+        if overheads[index] != overheads[start]:
+            parts.append(left.take(index - start))
+            start = index
+    parts.append(left)
+    start = 0
+    for part in parts:
+        part.attributes = part.attributes._replace(overhead=overheads[start])
+        start += len(part.seqs)
+    return parts
 
 
 def build(header: bytes, body: bytes, channel: int, frame_max: int) -> bytes:

@@ -264,7 +264,7 @@ def take(
             after = at + stride
         else:
             if at + 22 > end:
-                outcome = Outcome.MORE if _may_be_header(data, at, end, channel) else Outcome.SLOW
+                outcome = Outcome.MORE if _may_be_header(data, at, end, channel, body_max) else Outcome.SLOW
                 break
             kind, stamp, size, class_id, weight, body_size, flags = unpack_header(data, at)
             if kind != 2 or stamp != channel or class_id != 60 or size < 14 or size > body_max or body_size > body_max:
@@ -364,12 +364,12 @@ def _switch(
     return segment
 
 
-def _may_be_header(data: bytes, at: int, end: int, channel: int) -> bool:
+def _may_be_header(data: bytes, at: int, end: int, channel: int, size_max: int) -> bool:
     """Can the few bytes at `at` be the beginning of a content header of this channel, more of which is to come?"""
     known = min(end - at, 3)
     if data[at : at + known] != (b"\x02" + channel.to_bytes(2, "big"))[:known]:
         return False
-    return end - at < 7 or int.from_bytes(data[at + 3 : at + 7], "big") >= 14
+    return end - at < 7 or 14 <= int.from_bytes(data[at + 3 : at + 7], "big") <= size_max
 
 
 def _next_key(data: bytes, pos: int, end: int, frame_bytes_max: int) -> bytes:

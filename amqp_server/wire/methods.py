@@ -23,6 +23,8 @@ _INTEGERS = {
     "long": struct.Struct(">I"),
     "longlong": struct.Struct(">Q"),
 }
+#: connection.start-ok, secure-ok and update-secret.
+_SECRETS = ((10, 11), (10, 21), (10, 70))
 
 
 class _Misfit(Exception):
@@ -37,14 +39,15 @@ def ids(payload: bytes) -> tuple[int, int]:
 def decode(payload: bytes) -> base.Frame:
     """Decode a method frame's payload. Raises CommandInvalid, FrameError."""
     where = ids(payload)
-    kind = commands.INDEX_MAPPING.get(where[0] << 16 | where[1])
+    kind: type[base.Frame] | None = commands.INDEX_MAPPING.get(where[0] << 16 | where[1])
     if kind is None:
         raise CommandInvalid(f"unknown class or method ({where[0]}, {where[1]})", where)
     method: base.Frame = kind.__new__(kind)
     try:
         _decode_into(method, payload)
     except (_Misfit, tables.TableError, IndexError, struct.error):
-        octets = ",".join(map(str, payload[4:]))
+        # What was to log somebody in is not repeated.
+        octets = "..." if where in _SECRETS else ",".join(map(str, payload[4:]))
         raise FrameError(f"cannot decode <<{octets}>>", where) from None
     return method
 

@@ -60,7 +60,7 @@ def skip(data: bytes, offset: int, end: int, depth: int) -> int:
     tag = data[offset]
     size = _SIZES.get(tag)
     if size is not None:
-        after = offset + 1 + size
+        after: int = offset + 1 + size
     else:
         if offset + 5 > end:
             raise TableError("a field value ends outside its table")
@@ -105,6 +105,21 @@ def decode(table: bytes) -> dict[str, object]:
     """Decode a table with its length in front."""
     end = check(table, 0, len(table))
     return {name.decode(errors="replace"): value(table, start) for name, start, _ in entries(table, 4, end)}
+
+
+def tables_in(table: bytes, name: bytes) -> list[bytes]:
+    """Return the tables, encoded, in the array that a field of an encoded (and checked) table holds."""
+    found: list[bytes] = []
+    for field, start, after in entries(table, 4, len(table)):
+        if field != name or table[start] != ord("A"):
+            continue
+        at = start + 5
+        while at < after:
+            behind = skip(table, at, after, TABLE_DEPTH_MAX)
+            if table[at] == ord("F"):
+                found.append(table[at + 1 : behind])
+            at = behind
+    return found
 
 
 def value(data: bytes, offset: int) -> object:

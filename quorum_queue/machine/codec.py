@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import struct
 from array import array
+from collections.abc import Iterator
 from itertools import accumulate
+from typing import Any
 
 from quorum_queue.machine.run import Attributes, Run
 
-VERSION = 1
+VERSION = 2
 _PREFIX = struct.Struct(">BI")
-#: messages, mixed heads?, persistent?, priority, ttl_ms (-1 none), channel, frame_bytes, expires_at (-1 none), bytes of heads
-_RUN = struct.Struct(">I??BqHIqI")
+#: messages, mixed heads?, persistent?, priority, ttl_ms (-1 none), channel, frame_bytes, overhead, expires_at (-1 none), bytes of heads
+_RUN = struct.Struct(">I??BqHIIqI")
 
 
 class CodecError(Exception):
@@ -41,6 +43,7 @@ def encode(runs: list[Run]) -> list[bytes]:
                 -1 if attributes.ttl_ms is None else attributes.ttl_ms,
                 attributes.channel,
                 attributes.frame_bytes,
+                attributes.overhead,
                 -1 if run.expires_at is None else run.expires_at,
                 len(routing),
             )
@@ -54,22 +57,18 @@ def encode(runs: list[Run]) -> list[bytes]:
 
 
 def decode_heads(payload: bytes | memoryview, first_seq: int) -> list[Run]:
-    """Return the runs without their bodies; `first_seq` numbers the first message."""
+    """Return the runs without their bodies; `first_seq` numbers the first message. Raises CodecError."""
     head, _ = _head(payload)
     runs: list[Run] = []
-    offset, seq = 0, first_seq
-    while offset < len(head):
-        count, mixed, persistent, priority, ttl_ms, channel, frame_bytes, expires_at, size = _RUN.unpack_from(head, offset)
-        offset += _RUN.size
-        routing = head[offset : offset + size]
-        offset += size
-        sizes = array("I", head[offset : offset + 4 * count])
-        offset += 4 * count
-        attributes = Attributes(persistent, priority, None if ttl_ms < 0 else ttl_ms, channel, frame_bytes)
+    seq = first_seq
+    for fields, routing, sizes in _runs(head):
+        count, mixed, persistent, priority, ttl_ms, channel, frame_bytes, overhead, expires_at, _ = fields
+        ttl = None if ttl_ms < 0 else ttl_ms
+        attributes = Attributes(persistent, priority, ttl, channel, frame_bytes, overhead)
         run = Run(range(seq, seq + count), None, b"", attributes, None if expires_at < 0 else expires_at, sum(sizes))
         run.sizes = sizes
         if mixed:
-            run.heads = _unframed(routing)
+            run.heads = _unframed(routing, count)
         else:
             run.head = routing
         runs.append(run)
@@ -78,17 +77,30 @@ def decode_heads(payload: bytes | memoryview, first_seq: int) -> list[Run]:
 
 
 def decode_contents(payload: bytes | memoryview) -> list[bytes]:
-    """Return the bodies of all messages, in order."""
+    """Return the bodies of all messages, in order. Raises CodecError."""
     head, offset = _head(payload)
     sizes: list[int] = []
-    position = 0
-    while position < len(head):
-        fields = _RUN.unpack_from(head, position)
-        position += _RUN.size + fields[8]
-        sizes += array("I", head[position : position + 4 * fields[0]])
-        position += 4 * fields[0]
+    for _, _, more in _runs(head):
+        sizes += more
     ends = list(accumulate(sizes, initial=offset))
+    if ends[-1] != len(payload):
+        raise CodecError(f"a batch of {len(payload)} bytes should have {ends[-1]}")
     return [bytes(payload[start:end]) for start, end in zip(ends, ends[1:], strict=False)]
+
+
+def _runs(head: bytes) -> Iterator[tuple[tuple[Any, ...], bytes, array[int]]]:
+    """The fields, the routing and the sizes of each run."""
+    offset = 0
+    while offset < len(head):
+        routing_at = offset + _RUN.size
+        if routing_at > len(head):
+            raise CodecError("a batch ends inside the head of a run")
+        fields = _RUN.unpack_from(head, offset)
+        sizes_at = routing_at + fields[-1]
+        offset = sizes_at + 4 * fields[0]
+        if offset > len(head):
+            raise CodecError("a batch ends inside the head of a run")
+        yield fields, head[routing_at:sizes_at], array("I", head[sizes_at:offset])
 
 
 def _head(payload: bytes | memoryview) -> tuple[bytes, int]:
@@ -108,11 +120,13 @@ def _framed(head: bytes) -> bytes:
     return len(head).to_bytes(4, "big") + head
 
 
-def _unframed(routing: bytes) -> list[bytes]:
+def _unframed(routing: bytes, count: int) -> list[bytes]:
     heads: list[bytes] = []
     offset = 0
     while offset < len(routing):
         end = offset + 4 + int.from_bytes(routing[offset : offset + 4], "big")
         heads.append(routing[offset + 4 : end])
         offset = end
+    if offset != len(routing) or len(heads) != count:
+        raise CodecError(f"a run of {count} messages has the routing of {len(heads)}")
     return heads

@@ -18,9 +18,11 @@ Commands are tuples whose first field names them:
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from hashlib import blake2b
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from quorum_queue.machine.consumers import Checkout, Consumer, Consumers
@@ -88,6 +90,8 @@ class Machine:
         if own is not None and (ttl is None or own < ttl):
             ttl = own
         run.expires_at = None if ttl is None else meta.now_ms + ttl
+        if self.settings.keeps_all and not run.attributes.persistent:
+            run.attributes = run.attributes._replace(persistent=True)
         effects.accepted_bytes += run.size
         if effects.wants_enqueued:
             effects.enqueued.append(_as_accepted(run))
@@ -147,9 +151,9 @@ class Machine:
             takers = consumers.takers()
             if not takers:
                 break
-            length = len(head.seqs)
-            if head.size > BURST_BYTES:
-                length = max(1, length * BURST_BYTES // head.size)
+            length = min(len(head.seqs), BURST_MESSAGES - effects.burst_messages)
+            if effects.burst_bytes + head.size > BURST_BYTES:
+                length = min(length, _fitting(head, BURST_BYTES - effects.burst_bytes))
             if len(takers) == 1:
                 self._hand(takers[0], ready.pop(level, min(takers[0].room(), length)), effects)
                 consumers.served(takers[0])
@@ -158,7 +162,7 @@ class Machine:
             share = min(min(taker.room() for taker in takers), -(-length // turns))
             if any(taker.window is not None for taker in takers):
                 share, turns = 1, 1
-            run = ready.pop(level, min(share * turns, len(head.seqs)))
+            run = ready.pop(level, min(share * turns, length))
             count = len(run.seqs)
             if count == 1:
                 self._hand(takers[0], run, effects)
@@ -185,17 +189,20 @@ class Machine:
         effects.deliveries.append((consumer, _as_delivered(run), first_id))
 
     def _expire(self, meta: Meta, effects: Effects) -> None:
-        """Drop expired messages at the head of each level, and say when the next one will be due."""
+        """Drop expired messages at the head of the queue, and say when the next one will be due.
+
+        As in RabbitMQ a message expires only where it would be handed out next: in a priority queue behind no other.
+        """
         ready = self.ready
-        for level in ready.levels:
-            head = level.head()
-            while head is not None and head.expires_at is not None:
-                if head.expires_at > meta.now_ms:
-                    if effects.wake_at is None or head.expires_at < effects.wake_at:
-                        effects.wake_at = head.expires_at
-                    break
-                self._discard(ready.pop(level, len(head.seqs)), "expired", effects)
-                head = level.head()
+        while ready.count:
+            level = ready.head_level()
+            head = level.head() if level is not None else None
+            if level is None or head is None or head.expires_at is None:
+                return
+            if head.expires_at > meta.now_ms:
+                effects.wake_at = head.expires_at
+                return
+            self._discard(ready.pop(level, len(head.seqs)), "expired", effects)
 
     def _get(self, meta: Meta, command: Command, effects: Effects) -> None:
         self._expire(meta, effects)
@@ -285,7 +292,8 @@ class Machine:
             return
         self.consumers.detach(consumer)
         if requeue:
-            runs = consumer.checkout.take_all()
+            # Copies: what was handed out in this batch is still to be sent, and what comes back is joined with others.
+            runs = [run.every(0, 1) for run in consumer.checkout.take_all()]
             self._taken(consumer, runs)
             self._give_back(runs, effects)
         if not consumer.checkout.count:
@@ -397,6 +405,12 @@ class Machine:
         return digest.digest()
 
 
+def _fitting(run: Run, room_bytes: int) -> int:
+    """Return how many messages of a run begin within the room. Where runs are cut must not change what a batch holds."""
+    sizes = map(len, run.contents) if run.contents is not None else run.sizes or ()
+    return 1 + bisect_left(list(accumulate(sizes))[:-1], room_bytes)
+
+
 def _as_delivered(run: Run) -> Run:
     """Return the run as the effect carries it: later settles cut the machine's own copy."""
     copy = Run(run.seqs, run.contents, run.head, run.attributes, run.expires_at, run.size)
@@ -445,13 +459,17 @@ def _sizes(values: list[int]) -> Any:
 
 
 def _digest_run(update: Callable[[bytes], None], plain: list[Any]) -> None:
-    """Feed a run message by message: position, routing, content or its length, flags."""
+    """Feed a run message by message: position, routing, content or its length, flags.
+
+    Without the frame size: a run keeps the largest, so it depends on the cut.
+    """
     run = _run(plain)
+    attributes = tuple(run.attributes._replace(frame_bytes=0))
     sizes = list(map(len, run.contents)) if run.contents is not None else list(run.sizes or ())
     for index, seq in enumerate(run.seqs):
         update(
             repr(
-                (seq, run.head_of(index), sizes[index], tuple(run.attributes), run.expires_at)
+                (seq, run.head_of(index), sizes[index], attributes, run.expires_at)
                 + (run.redelivered, run.attempts)
             ).encode()
         )

@@ -53,7 +53,9 @@ class Level:
         returned = self.returned
         if len(pool) == 1 and returned and _last(returned[-1]) < pool[0].seqs.start:
             # Many single returns come in order; sorting each time would take quadratic time.
-            if not returned[-1].absorb(pool[0]):
+            if returned[-1].absorb(pool[0]):
+                pool[0].ready = False
+            else:
                 returned.append(pool[0])
             return
         if returned and len(pool) < len(returned) >> 4:
@@ -101,7 +103,10 @@ def _disjoint(pool: list[Run]) -> list[Run]:
     overlapping = any(a.seqs[-1] > b.seqs.start for a, b in zip(pool, pool[1:], strict=False))
     if not overlapping:
         return pool
-    singles = [single for run in pool for single in run.singles()]
+    singles: list[Run] = []
+    for run in pool:
+        run.ready = False
+        singles += run.singles()
     for single in singles:
         single.ready = True
     singles.sort(key=_by_position)
@@ -114,6 +119,7 @@ def _joined(pool: list[Run]) -> Iterator[Run]:
     for run in pool:
         if last is not None:
             if last.absorb(run):
+                run.ready = False
                 continue
             yield last
         last = run
@@ -137,13 +143,13 @@ class Ready:
 
     def push(self, run: Run) -> None:
         self.count += len(run.seqs)
-        self.bytes += run.size
+        self.bytes += run.counted_bytes
         self.level_of(run).push(run)
 
     def put_back(self, runs: list[Run]) -> None:
         for run in runs:
             self.count += len(run.seqs)
-            self.bytes += run.size
+            self.bytes += run.counted_bytes
         if self.priority_max == 0:
             self.levels[0].put_back(runs)
             return
@@ -167,15 +173,15 @@ class Ready:
     def pop(self, level: Level, count: int) -> Run:
         run = level.pop(count)
         self.count -= len(run.seqs)
-        self.bytes -= run.size
+        self.bytes -= run.counted_bytes
         return run
 
     def drop_head(self, count: int) -> Run:
-        """Take up to `count` messages from the head of the lowest level, as drop-head does."""
-        for level in self.levels:
-            if level.main or level.returned:
-                return self.pop(level, count)
-        raise IndexError("no ready message")
+        """Take up to `count` messages from the head, which for RabbitMQ is that of the highest level."""
+        level = self.head_level()
+        if level is None:
+            raise IndexError("no ready message")
+        return self.pop(level, count)
 
     def runs(self) -> Iterator[Run]:
         """All ready runs, highest priority first, in order."""

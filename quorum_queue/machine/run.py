@@ -28,6 +28,8 @@ class Attributes(NamedTuple):
     channel: int = 1
     #: Largest frame among the content frames, in bytes.
     frame_bytes: int = 4096
+    #: Bytes of each content that a limit in bytes does not count (told only to queues with such a limit).
+    overhead: int = 0
 
 
 DEFAULT_ATTRIBUTES = Attributes()
@@ -84,6 +86,11 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({self.seqs!r}, {self.size} bytes, attempts={self.attempts})"
+
+    @property
+    def counted_bytes(self) -> int:
+        """Bytes that a limit in bytes counts."""
+        return self.size - self.attributes.overhead * len(self.seqs)
 
     def _like(self, seqs: range) -> Run:
         run = Run(seqs, None, self.head, self.attributes, self.expires_at, 0)

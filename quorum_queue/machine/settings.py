@@ -21,5 +21,7 @@ class Settings:
     dead_letter_at_least_once: bool = False
     priority_max: int = 0
     single_active_consumer: bool = False
+    #: Every message goes to the log, whatever its own delivery mode (quorum queues).
+    keeps_all: bool = False
     #: Returns allowed for one message before it is dropped; None is unlimited.
     delivery_limit: int | None = None

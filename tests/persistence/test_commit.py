@@ -7,6 +7,7 @@ from typing import Any
 import lmdb
 import pytest
 import trio
+import trio.lowlevel
 
 from persistence.commit import Commit
 from persistence.environment import Environment
@@ -106,7 +107,7 @@ async def test_settled_before_written_is_never_written(environment: Any) -> None
     async def body() -> None:
         journal.append(1, 0, 10, b"gone")
         journal.append(1, 10, 10, b"kept")
-        journal.settle(1, range(0, 15))
+        journal.settle(1, range(15))
         await commit.barrier()
 
     await running(commit, body)
@@ -158,7 +159,7 @@ async def test_full_in_memory_is_retried(monkeypatch: pytest.MonkeyPatch) -> Non
         commit.request()
         await alarm.wait()
         journal.append(1, 2, 2, b"b")
-        journal.settle(1, range(0, 1))
+        journal.settle(1, range(1))
         await commit.barrier()
 
     with trio.fail_after(5):
@@ -195,7 +196,7 @@ async def test_full_map_alarms_and_recovers_by_settling(
         for gone in range(seq):
             journal.settle(1, range(gone, gone + 1))
             commit.request()
-            await trio.sleep(0)
+            await trio.lowlevel.checkpoint()
         with trio.fail_after(10):
             await durable.wait()
             await commit.barrier()

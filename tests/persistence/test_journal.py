@@ -57,7 +57,7 @@ def test_annotations_go_with_their_messages(environment: Any) -> None:
     for seq in range(4):
         journal.annotate(1, seq, b"old")
         journal.annotate(1, seq, b"%d" % seq)
-    journal.settle(1, range(0, 1))
+    journal.settle(1, range(1))
     environment.flush()
     (queue,) = journal.recover()
     assert queue.annotations == {1: b"1", 2: b"2", 3: b"3"}

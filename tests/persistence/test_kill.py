@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import trio
+import trio.lowlevel
 
 from persistence.commit import Commit
 from persistence.environment import Environment
@@ -41,7 +42,7 @@ async def write(directory: str) -> None:
     slot = marks.allocate() if marks.get(0) < 0 else 0
     stop = max((r.first_seq + r.count for q in journal.recover() for r in q.records), default=0)
     settled = stop
-    journal.settle(1, range(0, stop))
+    journal.settle(1, range(stop))
     commit = Commit(environment, marks)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(commit.run)
@@ -54,7 +55,7 @@ async def write(directory: str) -> None:
                 settled += 300
             marks.mark(slot, stop)
             commit.request(partial(say, stop, settled))
-            await trio.sleep(0)
+            await trio.lowlevel.checkpoint()
             if journal.pending_bytes > 4_000_000:
                 await commit.barrier()
 

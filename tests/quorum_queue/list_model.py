@@ -93,6 +93,8 @@ class ListModel:
             self.drop_over_limit()
 
     def accept(self, number: int, content: bytes, head: bytes, attributes: Attributes) -> None:
+        if self.settings.keeps_all:
+            attributes = attributes._replace(persistent=True)
         ttls = [ttl for ttl in (self.settings.message_ttl_ms, attributes.ttl_ms) if ttl is not None]
         expires_at = self.now + min(ttls) if ttls else None
         level = min(attributes.priority, self.settings.priority_max)
@@ -106,7 +108,7 @@ class ListModel:
 
     @property
     def ready_bytes(self) -> int:
-        return sum(len(message.content) for message in self.ready)
+        return sum(len(message.content) - message.attributes.overhead for message in self.ready)
 
     def is_full(self) -> bool:
         length, size = self.settings.max_length, self.settings.max_length_bytes
@@ -117,8 +119,7 @@ class ListModel:
         while self.ready and (
             (length is not None and len(self.ready) > length) or (size is not None and self.ready_bytes > size)
         ):
-            lowest = self.ready[-1].level
-            self.drop(next(message for message in self.ready if message.level == lowest), "maxlen")
+            self.drop(self.ready[0], "maxlen")
 
     # -- handing out
 
@@ -156,11 +157,8 @@ class ListModel:
         self.turns = [holder for holder in self.turns if holder not in peers] + peers[cut:] + peers[:cut]
 
     def expire(self) -> None:
-        for level in range(self.settings.priority_max + 1):
-            for message in [message for message in self.ready if message.level == level]:
-                if message.expires_at is None or message.expires_at > self.now:
-                    break
-                self.drop(message, "expired")
+        while self.ready and self.ready[0].expires_at is not None and self.ready[0].expires_at <= self.now:
+            self.drop(self.ready[0], "expired")
 
     def hand(self, holder: Holder, message: Message) -> None:
         delivery = holder.next_id, message.seq, message.redelivered, message.attempts

@@ -145,7 +145,7 @@ class Peer:
 
     def collect(self) -> None:
         """Take what the outbox lets go."""
-        while data := self.outbox.take():
+        while data := b"".join(self.outbox.take()):
             self.output += data
             self.outbox.sent(len(data))
             if self.session.paused:

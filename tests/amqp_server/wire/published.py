@@ -139,7 +139,7 @@ harmless = st.fixed_dictionaries(
         "content_type": _text,
         "content_encoding": _text,
         "headers": st.one_of(field_tables, _copies, st.just(_ROUTED_BY_HEADER)),
-        "delivery_mode": st.sampled_from([b"\0", b"\1", b"\2", b"\xff"]),
+        "delivery_mode": st.sampled_from([b"\1", b"\2"]),
         "priority": st.sampled_from([b"\0", b"\5", b"\xff"]),
         "correlation_id": _text,
         "reply_to": st.one_of(_text, st.just(short(b"amq.other"))),
@@ -155,6 +155,7 @@ harmless = st.fixed_dictionaries(
 #: And what it refuses.
 refused = st.one_of(
     st.just({"user_id": short(b"somebody")}),
+    st.sampled_from([b"\0", b"\3", b"\xff"]).map(lambda mode: {"delivery_mode": mode}),
     st.sampled_from([b"", b"x", b"1x", b"-1", b"99999999999", "١".encode()]).map(lambda text: {"expiration": short(text)}),
     st.just({"headers": long(short(b"CC") + b"S" + long(b"q1"))}),
     st.just({"reply_to": short(b"amq.rabbitmq.reply-to")}),

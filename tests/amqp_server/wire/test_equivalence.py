@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from hypothesis import given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pamqp import base, commands, frame
 
@@ -32,6 +32,13 @@ from .published import (
 
 #: Channels: 1 publishes and acks, 2 confirms, 3 is transactional. 4 is a plain one with consumers.
 CHANNELS = (1, 2, 3, 4)
+
+
+def examples(count: int) -> settings:
+    """So many; without the phase that explains failures, which takes minutes here."""
+    phases = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
+    suppressed = (HealthCheck.too_slow, HealthCheck.data_too_large)
+    return settings(max_examples=count, deadline=None, phases=phases, suppress_health_check=suppressed)
 
 
 class Pair:
@@ -177,7 +184,7 @@ def _cuts(draw: st.DrawFn, data: bytes) -> list[int]:
     return draw(st.lists(st.integers(0, len(data)), max_size=8))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(100)
 @given(st.data(), st.one_of(_valid, _strange))
 def test_same_bytes_for_any_stream_and_chunking(data: st.DataObject, stream: bytes) -> None:
     pair = Pair()
@@ -185,7 +192,7 @@ def test_same_bytes_for_any_stream_and_chunking(data: st.DataObject, stream: byt
     pair.check()
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(_valid)
 def test_same_bytes_byte_by_byte(stream: bytes) -> None:
     stream = stream[:1500]
@@ -194,7 +201,7 @@ def test_same_bytes_byte_by_byte(stream: bytes) -> None:
     pair.check()
 
 
-@settings(max_examples=250, deadline=None)
+@examples(120)
 @given(st.data(), mutated(st.one_of(_valid, _strange)))
 def test_same_reply_to_broken_bytes(data: st.DataObject, stream: bytes) -> None:
     pair = Pair()
@@ -202,7 +209,7 @@ def test_same_reply_to_broken_bytes(data: st.DataObject, stream: bytes) -> None:
     pair.check()
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.data(), _large)
 def test_same_bytes_for_large_messages(data: st.DataObject, stream: bytes) -> None:
     pair = Pair()
@@ -224,7 +231,7 @@ class Seen:
         low: dict[int, int] = defaultdict(int)
         for channel, answer in decoded(output):
             if isinstance(answer, Delivery):
-                sent = (answer.method.exchange, answer.method.routing_key, answer.properties.to_dict(), answer.body)
+                sent = (answer.method.exchange, answer.method.routing_key, repr(dict(answer.properties)), answer.body)
                 if isinstance(answer.method, commands.Basic.Deliver):
                     self.deliveries[answer.method.consumer_tag].append((answer.method.redelivered, *sent))
                 else:
@@ -253,7 +260,7 @@ _published = st.lists(
 ).map(b"".join)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.data(), _published)
 def test_chunking_changes_nothing(data: st.DataObject, stream: bytes) -> None:
     whole, parts = (MemoryNode() for _ in range(2))
@@ -270,7 +277,7 @@ def test_chunking_changes_nothing(data: st.DataObject, stream: bytes) -> None:
     assert seen[0] == seen[1]
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     st.lists(
         repeated(messages(bodies=st.one_of(small_bodies, small_bodies, small_bodies, large_bodies), targets=[(b"", b"q")])),
@@ -300,7 +307,7 @@ def test_delivered_is_what_was_published(
         assert (delivery.method.exchange, delivery.method.routing_key) == ("", "q")
         assert delivery.body == each.body
         _, _, wanted = frame.unmarshal(raw(2, 1, each.header))
-        assert repr(delivery.properties.to_dict()) == repr(wanted.properties.to_dict())  # type: ignore[union-attr]
+        assert repr(dict(delivery.properties)) == repr(dict(wanted.properties))  # type: ignore[union-attr]
     for size in _frame_sizes(consumer.output[before:]):
         assert size <= frame_max
 

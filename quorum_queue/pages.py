@@ -1,0 +1,48 @@
+"""Records that were just paged in.
+
+Messages that come back one by one are runs of their own, but share records on the disk: without this, each of them
+would read and check its whole record again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+
+class Page(NamedTuple):
+    """The bodies of one record."""
+
+    first_seq: int
+    contents: list[bytes]
+
+
+class Pages:
+    """The last record of each of the queues that read last."""
+
+    QUEUES_MAX = 16
+    PAGE_BYTES_MAX = 1 << 20
+
+    def __init__(self) -> None:
+        self._pages: OrderedDict[tuple[int, bool], Page] = OrderedDict()
+
+    def find(self, queue_id: int, durable: bool, seqs: range) -> list[bytes] | None:
+        """Return the bodies of these neighbours if all of them are at hand."""
+        page = self._pages.get((queue_id, durable))
+        if page is None or seqs.step != 1:
+            return None
+        low, high = seqs.start - page.first_seq, seqs.stop - page.first_seq
+        return page.contents[low:high] if low >= 0 and high <= len(page.contents) else None
+
+    def keep(self, queue_id: int, durable: bool, page: Page, size: int) -> None:
+        if size > self.PAGE_BYTES_MAX:
+            return
+        self._pages[queue_id, durable] = page
+        self._pages.move_to_end((queue_id, durable))
+        if len(self._pages) > self.QUEUES_MAX:
+            self._pages.popitem(last=False)
+
+    def forget(self, queue_id: int) -> None:
+        """The queue is gone, or has nothing more to read."""
+        self._pages.pop((queue_id, True), None)
+        self._pages.pop((queue_id, False), None)

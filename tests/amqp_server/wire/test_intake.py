@@ -1,0 +1,230 @@
+"""Publishes out of raw bytes, three ways: whole, byte by byte, and with other data behind them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from amqp_server.wire import intake
+from amqp_server.wire.content import Properties
+from amqp_server.wire.intake import Outcome, Publisher, Route, Segment
+from quorum_queue.machine.run import Attributes
+
+from .published import Message, acknowledge, harmless, message, messages, raw, refused, repeated, short
+
+CHANNEL = 3
+KEYS = [(b"", b"a"), (b"", b"bb"), (b"x", b""), (b"", b"elsewhere")]
+# The first two go to the same queue, so that their messages may share a segment.
+HOST, OTHER = (object(),), (object(),)
+HOSTS = {KEYS[0]: HOST, KEYS[1]: HOST, KEYS[2]: OTHER, KEYS[3]: ()}
+
+
+class Taken(NamedTuple):
+    head: bytes
+    attributes: Attributes
+    content: bytes
+
+
+class Scanner:
+    """Drives `take` as a session does, without a slow path."""
+
+    def __init__(self, frame_max: int = 131_072) -> None:
+        self.publisher = Publisher(frame_max, b"guest", 1 << 24)
+        self.routes: dict[bytes, Route] = {}
+        channel = object()
+        for exchange, key in KEYS:
+            for bits in (0, 1):
+                frame = Message(exchange, key, bits, b"", b"", ()).frames(CHANNEL)[0]
+                self.routes[frame] = Route(
+                    key=frame,
+                    channel=CHANNEL,
+                    publisher=channel,
+                    exchange=exchange.decode(),
+                    routing_key=key.decode(),
+                    head=short(exchange) + short(key),
+                    mandatory=bool(bits),
+                    hosts=HOSTS[exchange, key],
+                )
+        self.segments: list[Segment] = []
+
+    def scan(self, data: bytes) -> tuple[int, Outcome]:
+        """Take all that can be taken; return the offset of what was left, and why."""
+        pos, outcome = 0, Outcome.OTHER
+        while len(data) - pos >= 7:
+            after = pos + 8 + int.from_bytes(data[pos + 3 : pos + 7], "big")
+            route = self.routes.get(data[pos:after])
+            if route is None:
+                return pos, Outcome.OTHER
+            begin = pos
+            pos, outcome, _ = intake.take(
+                data, pos, len(data), route, self.routes, self.publisher, self.segments
+            )
+            if outcome is Outcome.SLOW or pos == begin:
+                return pos, outcome
+        return pos, outcome
+
+    def taken(self) -> list[Taken]:
+        found: list[Taken] = []
+        for segment in self.segments:
+            heads = segment.heads or [segment.route.head] * len(segment.contents)
+            assert len(heads) == len(segment.contents)
+            found += [
+                Taken(head, segment.attributes, item) for head, item in zip(heads, segment.contents, strict=True)
+            ]
+        return found
+
+
+def expected(sent: list[Message], frame_max: int = 131_072) -> list[Taken]:
+    found: list[Taken] = []
+    for each in sent:
+        properties = Properties.parse(each.header)
+        expiration = properties.text("expiration")
+        large = len(each.header) > 4088 or len(each.body) > 4088
+        attributes = Attributes(
+            persistent=properties.persistent,
+            priority=properties.octet("priority") or 0,
+            ttl_ms=None if expiration is None else int(expiration),
+            channel=CHANNEL,
+            frame_bytes=frame_max if large else 4096,
+        )
+        head = short(each.exchange) + short(each.routing_key)
+        found.append(Taken(head, attributes, b"".join(each.frames(CHANNEL)[1:])))
+    return found
+
+
+def _fast(each: Message) -> bool:
+    """Is it one that need not be looked at?"""
+    properties = Properties.parse(each.header)
+    expiration = properties.text("expiration") or "0"
+    return (
+        len(each.cuts) <= 1
+        and b"CC" not in each.header
+        and b"amq." not in each.header
+        and properties.octet("delivery_mode") in (None, 1, 2)
+        and expiration.isdigit()
+        and len(expiration) < 10
+    )
+
+
+_lists = st.lists(repeated(messages(targets=KEYS).filter(_fast)), max_size=5).map(
+    lambda groups: [each for group in groups for each in group]
+)
+
+
+@given(_lists)
+def test_whole(sent: list[Message]) -> None:
+    scanner = Scanner()
+    data = b"".join(each.encode(CHANNEL) for each in sent)
+    assert scanner.scan(data)[0] == len(data)
+    assert scanner.taken() == expected(sent)
+
+
+@settings(deadline=None)
+@given(_lists)
+def test_byte_by_byte(sent: list[Message]) -> None:
+    sent = sent[:12]
+    scanner = Scanner()
+    buffer = b""
+    for octet in b"".join(each.encode(CHANNEL) for each in sent):
+        buffer += bytes((octet,))
+        left, outcome = scanner.scan(buffer)
+        assert outcome is not Outcome.SLOW
+        buffer = buffer[left:]
+    assert buffer == b""
+    assert scanner.taken() == expected(sent)
+
+
+_trailing = st.one_of(
+    st.just(acknowledge(CHANNEL, 1)),
+    st.just(message().encode(CHANNEL + 1)),
+    st.just(raw(8, 0, b"")),
+    st.binary(min_size=7, max_size=30).filter(lambda data: data[0] != 1),
+)
+
+
+@given(_lists, _trailing)
+def test_trailing_data(sent: list[Message], trailing: bytes) -> None:
+    scanner = Scanner()
+    data = b"".join(each.encode(CHANNEL) for each in sent)
+    assert scanner.scan(data + trailing) == (len(data), Outcome.OTHER)
+    assert scanner.taken() == expected(sent)
+
+
+@given(_lists, messages(targets=KEYS, properties=refused), st.booleans())
+def test_what_needs_a_look_is_left(sent: list[Message], odd: Message, again: bool) -> None:
+    scanner = Scanner()
+    data = b"".join(each.encode(CHANNEL) for each in sent)
+    assert scanner.scan(data + odd.encode(CHANNEL) + (data if again else b"")) == (len(data), Outcome.SLOW)
+    assert scanner.taken() == expected(sent)
+
+
+_complete = message("", "a", b"12345")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        raw(8, 0, b""),  # nothing says that frames of other channels may not come between
+        raw(8, 0, b"")[:7],
+        acknowledge(CHANNEL, 1),
+        raw(3, CHANNEL, b"12345"),
+        raw(2, CHANNEL + 1, _complete.header),
+        raw(2, CHANNEL + 1, _complete.header)[:3],
+        raw(2, CHANNEL, b"\x00\x3c")[:9],
+        raw(2, CHANNEL, bytes(131_065))[:8],
+        raw(2, CHANNEL, _complete.header)[:-1] + b"\x00",
+        raw(2, CHANNEL, b"\x00\x0a" + _complete.header[2:]),
+        raw(2, CHANNEL, _complete.header[:-2] + b"\x00\x01") + raw(3, CHANNEL, b"12345"),
+        raw(2, CHANNEL, _complete.header) + raw(3, CHANNEL, b"1234"),
+        raw(2, CHANNEL, _complete.header) + raw(3, CHANNEL, b"123456"),
+        raw(2, CHANNEL, _complete.header) + raw(3, CHANNEL + 1, b"12345"),
+        raw(2, CHANNEL, _complete.header) + raw(1, CHANNEL, b"12345"),
+        raw(2, CHANNEL, _complete.header) + raw(3, CHANNEL, b"12345")[:-1] + b"\xcd",
+    ],
+)
+@pytest.mark.parametrize("before", [0, 1, 3])
+def test_broken_content_is_left(content: bytes, before: int) -> None:
+    """At once, not only when more has come: the client may wait for the answer."""
+    scanner = Scanner()
+    good = _complete.encode(CHANNEL) * before
+    frame = _complete.frames(CHANNEL)[0]
+    assert scanner.scan(good + frame + content) == (len(good), Outcome.SLOW)
+    assert len(scanner.taken()) == before
+
+
+@given(st.lists(harmless, min_size=2, max_size=6))
+def test_shapes_do_not_mistake_one_header_for_another(several: list[dict[str, bytes]]) -> None:
+    """What decides about a message is read from its own header, however like the others it is."""
+    sent = [message("", "a", b"b", **properties) for properties in several * 3]
+    sent = [each for each in sent if _fast(each)]
+    scanner = Scanner()
+    scanner.scan(b"".join(each.encode(CHANNEL) for each in sent))
+    assert scanner.taken() == expected(sent)
+
+
+def test_segments_are_as_long_as_they_can_be() -> None:
+    scanner = Scanner()
+    one, two = message("", "a", b"1").encode(CHANNEL), message("", "bb", b"22").encode(CHANNEL)
+    scanner.scan((one + two) * 10)
+    assert [len(segment.contents) for segment in scanner.segments] == [20]
+
+
+def test_attributes_kept_are_bounded() -> None:
+    publisher = Publisher(131_072, b"guest", 1 << 20)
+    for ttl_ms in range(3 * Publisher.INTERNED_MAX):
+        publisher.attributes(False, 0, ttl_ms, 1, False)
+        assert len(publisher._interned) <= Publisher.INTERNED_MAX
+
+
+def test_shapes_kept_are_bounded() -> None:
+    scanner = Scanner()
+    data = b"".join(
+        message("", "a", b"", message_id=short(b"x" * (index % 200)), type=short(b"y" * (index // 200))).encode(CHANNEL)
+        for index in range(3_000)
+    )
+    scanner.scan(data)
+    assert len(scanner.taken()) == 3_000
+    assert len(scanner.publisher._shapes) <= Publisher.SHAPES_MAX

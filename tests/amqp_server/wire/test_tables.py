@@ -1,0 +1,111 @@
+"""Field tables: every type, three ways, and against pamqp."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pamqp import decode
+
+from amqp_server.wire import tables
+
+from .published import field_tables, long, short
+
+
+@given(field_tables)
+def test_whole(table: bytes) -> None:
+    assert tables.check(table, 0, len(table)) == len(table)
+    assert same(tables.decode(table), decode.field_table(table)[1])
+
+
+@given(field_tables)
+def test_every_cut_is_refused(table: bytes) -> None:
+    for end in range(len(table)):
+        with pytest.raises(tables.TableError):
+            tables.check(table, 0, end)
+        with pytest.raises(tables.TableError):
+            tables.decode(table[:end])
+
+
+@given(field_tables, st.binary(max_size=20), st.binary(max_size=20))
+def test_data_around_it(table: bytes, before: bytes, after: bytes) -> None:
+    data = before + table + after
+    assert tables.check(data, len(before), len(data)) == len(before) + len(table)
+    assert repr(tables.decode(table + after)) == repr(tables.decode(table))
+
+
+@given(st.one_of(st.binary(max_size=60), st.binary(max_size=60).map(long)))
+def test_any_bytes_are_a_table_or_refused(data: bytes) -> None:
+    try:
+        tables.decode(data)
+    except tables.TableError:
+        return
+    assert tables.check(data, 0, len(data)) <= len(data)
+    tables.types(data)
+
+
+@given(field_tables, st.integers(0, 200), st.integers(0, 255))
+def test_a_changed_byte_is_a_table_or_refused(table: bytes, at: int, value: int) -> None:
+    data = bytearray(table)
+    data[at % len(data)] = value
+    try:
+        tables.decode(bytes(data))
+    except tables.TableError:
+        return
+
+
+def nested(depth: int, kind: bytes) -> bytes:
+    """A table with tables (F) or arrays (A) in it, `depth` of them."""
+    value = b"t\x01"
+    for _ in range(depth):
+        value = kind + long(short(b"k") + value if kind == b"F" else value)
+    return long(short(b"k") + value)
+
+
+@pytest.mark.parametrize("kind", [b"F", b"A"])
+def test_depth_is_bounded(kind: bytes) -> None:
+    deepest = nested(tables.TABLE_DEPTH_MAX, kind)
+    assert tables.decode(deepest)
+    for depth in (tables.TABLE_DEPTH_MAX + 1, 5_000):
+        with pytest.raises(tables.TableError, match="deeper"):
+            tables.decode(nested(depth, kind))
+
+
+def test_lengths_are_not_believed() -> None:
+    for value in (b"S", b"x", b"F", b"A"):
+        with pytest.raises(tables.TableError):
+            tables.decode(long(short(b"k") + value + b"\xff\xff\xff\xff"))
+
+
+@given(field_tables, st.binary(min_size=1, max_size=4))
+def test_replaced_keeps_all_other_bytes(table: bytes, name: bytes) -> None:
+    name = b"x-" + name
+    added = tables.replaced(table, {name: b"t\x01"})
+    assert added[4:] == table[4:] + short(name) + b"t\x01"
+    assert tables.replaced(added, {name: None}) == table
+    assert tables.replaced(added, {name: b"V"})[4:] == table[4:] + short(name) + b"V"
+
+
+def test_types() -> None:
+    table = long(b"".join(short(bytes((tag,))) + bytes((tag,)) + bytes(size) for tag, size in SIZES.items()))
+    assert tables.types(table) == {chr(tag): tables.TYPE_NAMES[tag] for tag in SIZES}
+
+
+#: Bytes of a zero of each type.
+SIZES = {ord(tag): size for tag, size in zip("tbBsuIilLfdDSxATFV", (1, 1, 1, 2, 2, 4, 4, 8, 8, 4, 8, 5, 4, 4, 4, 8, 4, 0))}
+
+
+def same(one: object, two: object) -> bool:
+    """Equality, but NaN is NaN, and pamqp's naive or aware times are the same moment."""
+    if isinstance(one, dict) and isinstance(two, dict):
+        return list(one) == list(two) and all(same(one[name], two[name]) for name in one)
+    if isinstance(one, list) and isinstance(two, list):
+        return len(one) == len(two) and all(map(same, one, two))
+    if isinstance(one, float) and isinstance(two, float):
+        return struct.pack(">d", one) == struct.pack(">d", two) or (math.isnan(one) and math.isnan(two))
+    if isinstance(one, (bytes, bytearray)) and isinstance(two, (bytes, bytearray)):
+        return bytes(one) == bytes(two)
+    return one == two

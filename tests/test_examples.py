@@ -1,0 +1,70 @@
+"""What users copy has to work: the example configuration, and the program in the README."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from amqp_server.config import SECRETS, Config
+from amqp_server.example import example
+from amqp_server.options import command_line
+
+ROOT = Path(__file__).parents[1]
+EXAMPLE = ROOT / "deploy" / "mqd.example.toml"
+START_S = 30
+
+
+def test_the_example_is_current() -> None:
+    assert EXAMPLE.read_text() == example(), "python -m amqp_server.example > deploy/mqd.example.toml"
+
+
+def test_all_of_the_example_uncommented_is_the_defaults(tmp_path: Path) -> None:
+    uncommented = re.sub(r"^#(?=\w+ = )", "", EXAMPLE.read_text(), flags=re.MULTILINE)
+    names = {declared.name for declared in fields(Config)}
+    assert tomllib.loads(uncommented).keys() == names
+    file = tmp_path / "mqd.toml"
+    file.write_text(uncommented)
+    read: list[Config] = []
+
+    def keep(config: Config) -> int:
+        read.append(config)
+        return 0
+
+    with pytest.raises(SystemExit) as ended:
+        command_line(keep)(["--config", str(file)])
+    assert ended.value.code == 0
+    default = Config()
+    for name in names - SECRETS:
+        assert getattr(read[0], name) == getattr(default, name), name
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    """Address of an mqd of this environment."""
+    command = [str(Path(sys.executable).with_name("mqd")), "--data-dir", str(tmp_path / "data")]
+    command += ["--amqp", "127.0.0.1:0", "--http", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as mqd:
+        try:
+            assert mqd.stdout is not None
+            ready = re.match(r"mqd ready node=n1 amqp=(\S+) http=", mqd.stdout.readline())
+            assert ready is not None
+            yield ready[1]
+        finally:
+            mqd.terminate()
+            assert mqd.wait(START_S) == 0
+
+
+def test_the_program_in_the_readme(address: str) -> None:
+    [program] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert program.count("127.0.0.1:5672") == 1
+    program = program.replace("127.0.0.1:5672", address)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=START_S, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "received: Hello, world!\n"
