@@ -92,7 +92,9 @@ class Node:
             unsynced_bytes=lambda: max(self.journal.pending_bytes, self.spill.pending_bytes),
             barrier=self._written,
         )
-        self.resources = ResourceWatch(config, self.broker, Path(environment.directory))
+        self.resources = ResourceWatch(
+            config, self.broker, Path(environment.directory), environment.free_bytes
+        )
         self.commits.on_full = lambda full: self.broker.alarms.set("disk", full)
         self.broker.alarms.listeners.append(self.server.alarm_changed)
         self._timer_changed = trio.Event()
@@ -153,6 +155,8 @@ class Node:
                 await _stop_signal()
                 logger.info("stopping")
                 for sock, _ in listening:
+                    # Or the next file to get its number would be waited for in its place.
+                    trio.lowlevel.notify_closing(sock)
                     sock.close()
                 await self._say_goodbye()
                 serving.cancel_scope.cancel()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import trio
@@ -11,18 +13,26 @@ from amqp_server.broker.broker import Broker
 from amqp_server.config import Config
 
 INTERVAL_S = 0.5
+#: From this share of the memory limit on, what the allocator keeps is given back each time it has grown by the other.
+TRIM_FROM = 0.4
+TRIM_STEP = 0.04
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class ResourceWatch:
     """Compares what the process uses with its limits twice a second."""
 
-    def __init__(self, config: Config, broker: Broker, directory: Path) -> None:
+    def __init__(
+        self, config: Config, broker: Broker, directory: Path, reusable_bytes: Callable[[], int] = lambda: 0
+    ) -> None:
         self._broker = broker
+        #: Room within the store's own files, which the file system counts as taken.
+        self._reusable_bytes = reusable_bytes
         self._directory = directory
         self.memory_limit_bytes = config.memory_limit_bytes
         self.disk_free_min_bytes = config.disk_free_min_bytes
         self.memory_bytes = self.disk_free_bytes = 0
+        self._trimmed_bytes = 0
         self.look()
 
     async def run(self) -> None:
@@ -32,16 +42,33 @@ class ResourceWatch:
 
     def look(self) -> None:
         """Measure, and raise or clear the alarms."""
-        self.memory_bytes = private_memory_bytes()
+        self.memory_bytes = self._memory_bytes()
         space = os.statvfs(self._directory)
-        self.disk_free_bytes = space.f_bavail * space.f_frsize
+        self.disk_free_bytes = space.f_bavail * space.f_frsize + self._reusable_bytes()
         self._broker.alarms.set("memory", self.memory_bytes > self.memory_limit_bytes)
         self._broker.alarms.set("disk space", self.disk_free_bytes < self.disk_free_min_bytes)
+
+    def _memory_bytes(self) -> int:
+        """Measure after giving back what is free: else holes in the heap would keep the alarm up for ever."""
+        memory = private_memory_bytes()
+        if memory < self.memory_limit_bytes * TRIM_FROM:
+            self._trimmed_bytes = 0
+        elif memory > min(self._trimmed_bytes + self.memory_limit_bytes * TRIM_STEP, self.memory_limit_bytes):
+            give_back()
+            memory = self._trimmed_bytes = private_memory_bytes()
+        return memory
 
     def set_memory_limit(self, limit_bytes: int) -> None:
         """Change the limit while the node runs."""
         self.memory_limit_bytes = limit_bytes
         self.look()
+
+
+def give_back() -> None:
+    """Let the C library return free pages within its heap to the kernel; nothing, where it is not glibc."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def private_memory_bytes() -> int:

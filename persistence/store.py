@@ -136,6 +136,18 @@ class LmdbStore:
         info = self._env.info()
         return (info["last_pgno"] + 1) * self._env.stat()["psize"]
 
+    def free_bytes(self) -> int:
+        """Pages within the data file that are free: it never gets smaller, but they are used before it grows."""
+        if self._snapshot is None and self._writing:
+            return 0
+        txn = self.snapshot()
+        used = 0
+        for name in Tables.__slots__:
+            stat = txn.stat(getattr(self.tables, name))
+            used += stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
+        stat = self._env.stat()
+        return max(0, self.used_bytes() - used * stat["psize"])
+
     def tend(self) -> None:
         if residency.resident_shared_bytes() > self._resident_bytes_max:
             residency.drop_mapped_pages(self._data_file)

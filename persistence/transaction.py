@@ -76,6 +76,7 @@ class LmdbTransaction:
     def finish(self) -> None:
         self._store.erasures = self._erasures
         self._store.end_write()
+        self._store.tend()
 
     def abort(self) -> None:
         self._txn.abort()
@@ -203,6 +204,7 @@ class LmdbTransaction:
         records.set_range(KEY.pack(queue_id, first_seq, 0, 0))
         while (key := records.key()) and KEY.unpack(key)[:2] == (queue_id, first_seq):
             records.delete()
+            self._store.touched(FAULT_BYTES)
 
     def _put_mask(self, queue_id: int, first_seq: int, count: int, bits: int) -> None:
         position = POSITION.pack(queue_id, first_seq)

@@ -17,7 +17,8 @@ from quorum_queue.memory import MemoryBudget
 from quorum_queue.pages import Page, Pages
 from quorum_queue.ports import Commits, DeadLetters, Journal, Marks, Timers
 
-#: One journal record holds at most about this many bytes, so that paging in one does not stall the loop.
+#: One journal record has at most about this many bytes, so that paging in one does not stall the loop, and a restart
+#: finds all heads at its beginning.
 RECORD_BYTES_MAX = 256 * 1024
 #: Bodies are paged in this far ahead of the head of the queue.
 READ_AHEAD_BYTES = 512 * 1024
@@ -193,11 +194,12 @@ class LocalHost:
             if not run.attributes.persistent:
                 continue
             for part in _parts(run):
-                if batch and (batch[-1].seqs.stop != part.seqs.start or size + part.size > RECORD_BYTES_MAX):
+                part_size = codec.size(part)
+                if batch and (batch[-1].seqs.stop != part.seqs.start or size + part_size > RECORD_BYTES_MAX):
                     self._append(batch)
                     batch, size = [], 0
                 batch.append(part)
-                size += part.size
+                size += part_size
             wrote = True
         if batch:
             self._append(batch)
@@ -332,6 +334,7 @@ class LocalHost:
             self._load(run, keep=True)
             ahead += run.size
             brought.append(run)
+        level.forget_gone()
         level.resident.extendleft(reversed(brought))
 
     def _load(self, run: Run, *, keep: bool) -> None:
@@ -354,7 +357,9 @@ class LocalHost:
                 low, high = max(wanted.start, first), min(wanted.stop, first + record.count)
                 found.update(zip(range(low, high), contents[low - first : high - first], strict=True))
             else:
-                found.update((seq, contents[seq - first]) for seq in wanted if first <= seq < first + record.count)
+                found.update(
+                    (seq, contents[seq - first]) for seq in wanted if first <= seq < first + record.count
+                )
             if record.count > 1:
                 self.services.pages.keep(self.queue_id, durable, Page(first, contents), len(record.payload))
         return [found[seq] for seq in wanted]
@@ -362,16 +367,17 @@ class LocalHost:
 
 def _parts(run: Run) -> list[Run]:
     """Cut a run, which must be a copy of the caller's own, into records of bounded size."""
-    if run.size <= RECORD_BYTES_MAX or len(run.seqs) == 1:
+    if len(run.seqs) == 1 or codec.size(run) <= RECORD_BYTES_MAX:
         return [run]
     assert run.contents is not None
     parts: list[Run] = []
     start = size = 0
     for index, content in enumerate(run.contents):
-        if index > start and size + len(content) > RECORD_BYTES_MAX:
+        more = len(content) + codec.head_size(run, index)
+        if index > start and size + more > RECORD_BYTES_MAX:
             parts.append(_part(run, start, index))
             start, size = index, 0
-        size += len(content)
+        size += more
     parts.append(_part(run, start, len(run.contents)))
     return parts
 

@@ -109,7 +109,7 @@ class _Invalid(Exception):
 
 
 def _integer(value: object, type: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
+    if not isinstance(value, int) or isinstance(value, bool) or type == "timestamp":
         raise _Invalid(f'"expected integer, got {type}"')
     return value
 
@@ -302,7 +302,8 @@ def equivalence_error(
     for prop in ("type", "durable", "auto_delete", "internal"):
         wanted, present = getattr(received, prop), getattr(current, prop)
         if wanted != present:
-            difference = f"received '{_plain(wanted)}' but current is '{_plain(present)}'"
+            shown = _atom if prop == "type" else _plain
+            difference = f"received '{shown(wanted)}' but current is '{shown(present)}'"
             return f"inequivalent arg '{prop}' {place}: {difference}"
     compared: tuple[str, ...] = ("alternate-exchange",)
     if kind == "queue":
@@ -335,6 +336,12 @@ def _described(argument: str, declaration: Declaration) -> str:
     value = declaration.arguments[argument]
     type = declaration.types.get(argument) or type_name(value)
     return f"the value '{_plain(value)}' of type '{type}'"
+
+
+def _atom(value: str) -> str:
+    """Print an exchange type as Erlang prints an atom, which has quotes unless it is a plain word."""
+    plain = value[:1].islower() and value.replace("_", "").replace("@", "").isalnum() and value.isascii()
+    return value if plain else f"'{value}'"
 
 
 def _plain(value: object) -> str:

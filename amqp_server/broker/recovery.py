@@ -85,7 +85,8 @@ def recover(broker: Broker, journal: RecoverableJournal) -> None:
         broker.vhost(binding.vhost).restore_binding(binding)
     # Only now: what expired meanwhile may be dead-lettered to any queue.
     for queue in broker.all_queues():
-        if queue.host.machine.ready.count:
+        head = queue.host.machine.ready.head()
+        if head is not None and head.expires_at is not None:
             queue.host.submit(("tick",))
     broker.run_dirty()
     broker.changed()

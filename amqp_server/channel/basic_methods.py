@@ -9,7 +9,8 @@ from pamqp import commands
 
 from amqp_server.broker.reply import PSEUDO_QUEUE, ReplyHost
 from amqp_server.channel.confirms import Confirms
-from amqp_server.channel.queue_methods import check_owner, find, resolve_name
+from amqp_server.channel.exchange_methods import check_owner
+from amqp_server.channel.queue_methods import find, resolve_name
 from amqp_server.channel.subscription import Getter, Subscription
 from amqp_server.channel.tx import Transaction
 from amqp_server.errors import AccessRefused, NotAllowed, NotFound, NotImplemented_, PreconditionFailed
@@ -29,11 +30,9 @@ def qos(channel: Channel, method: commands.Basic.Qos) -> None:
     if method.prefetch_size:
         raise NotImplemented_(f"prefetch_size!=0 ({method.prefetch_size})")
     if method.global_:
-        window = channel.window
-        window.limit = method.prefetch_count
-        window.used = channel.unacked.count
-        for subscription in channel.subscriptions.values():
-            subscription.queue.host.submit(("window", subscription.key, window if window.limit else None))
+        channel.window.limit = method.prefetch_count or 0
+        for subscription in list(channel.subscriptions.values()):
+            subscription.queue.host.submit(("tick",))
     else:
         channel.prefetch = method.prefetch_count
     channel.send(commands.Basic.QosOk())
@@ -87,7 +86,7 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
         prefetch=subscription.prefetch,
         priority=priority,
         exclusive=subscription.exclusive,
-        window=channel.window if channel.window.limit else None,
+        window=channel.window,
         sink=subscription,
     )
     consumer.paused = session.paused
@@ -179,7 +178,9 @@ def get(channel: Channel, method: commands.Basic.Get) -> None:
         + head
         + queue.host.machine.ready.count.to_bytes(4, "big")
     )
-    channel.session.outbox.put(frames.raw_frame(frames.METHOD, channel.number, payload) + _framed(channel, run))
+    channel.session.outbox.put(
+        frames.raw_frame(frames.METHOD, channel.number, payload) + _framed(channel, run)
+    )
 
 
 def _framed(channel: Channel, run: Run) -> bytes:

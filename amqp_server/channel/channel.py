@@ -24,10 +24,12 @@ if TYPE_CHECKING:
 class Assembly:
     """A message whose frames are still coming."""
 
-    __slots__ = ("body_size", "framed", "header", "oversized", "received", "route")
+    __slots__ = ("body_size", "framed", "generation", "header", "oversized", "received", "route")
 
     def __init__(self, route: Route) -> None:
         self.route = route
+        #: Of the topology when it was routed; the message may be complete much later.
+        self.generation: int = route.publisher.broker.generation
         self.header: bytes | None = None
         #: The content frames as they came, large ones in pieces.
         self.framed: list[bytes] = []
@@ -87,7 +89,8 @@ class Channel:
         if low == 0:
             if high == 0:
                 pieces = self.unacked.take_all()
-            elif self.unacked.holds_up_to(high):
+            elif self.unacked.holds(high):
+                # RabbitMQ wants the tag itself to be unacked, not just some before it.
                 pieces = self.unacked.take(1, high, strict=False)
             else:
                 raise UnknownTag(high, [])

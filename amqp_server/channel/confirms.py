@@ -20,7 +20,17 @@ class Confirms:
     with `multiple`; what is ready before its turn goes out one by one, so that a slow queue holds up nobody.
     """
 
-    __slots__ = ("_acked", "_answered", "_broker", "_channel", "_low", "_nacked", "_outbox", "closed", "next_number")
+    __slots__ = (
+        "_acked",
+        "_answered",
+        "_broker",
+        "_channel",
+        "_low",
+        "_nacked",
+        "_outbox",
+        "closed",
+        "next_number",
+    )
 
     def __init__(self, broker: Broker, outbox: Outbox, channel: int) -> None:
         self._broker = broker
@@ -67,7 +77,9 @@ class Confirms:
         if len(acked) == 1 and not nacked:
             self._answer(*acked[0], _ACK)
             return
-        answers = [(first, last, _ACK) for first, last in acked] + [(first, last, _NACK) for first, last in nacked]
+        answers = [(first, last, _ACK) for first, last in acked] + [
+            (first, last, _NACK) for first, last in nacked
+        ]
         answers.sort()
         run_first, run_last, run_kind = answers[0]
         for first, last, kind in answers[1:]:

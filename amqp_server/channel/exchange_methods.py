@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 from pamqp import commands
 
 from amqp_server.broker.arguments import Declaration, equivalence_error
-from amqp_server.errors import AccessRefused, CommandInvalid, NotFound, PreconditionFailed
+from amqp_server.broker.queue import Queue
+from amqp_server.errors import AccessRefused, CommandInvalid, NotFound, PreconditionFailed, ResourceLocked
 from amqp_server.wire import tables
 from exchanges.binding import Binding, DestinationKind
-from exchanges.router import Exchange, InvalidArgument, UnknownExchangeType
+from exchanges.registry import EXCHANGE_TYPES
+from exchanges.router import Exchange, InvalidArgument
 
 if TYPE_CHECKING:
     from amqp_server.channel.channel import Channel
@@ -52,6 +54,8 @@ def argument_types(channel: Channel) -> dict[str, str]:
 
 def declare(channel: Channel, method: commands.Exchange.Declare) -> None:
     name = method.exchange.replace("\r", "").replace("\n", "")
+    if not method.passive and method.exchange_type not in EXCHANGE_TYPES:
+        raise CommandInvalid(f"unknown exchange type '{method.exchange_type}'")
     if name == "":
         raise AccessRefused(DEFAULT_REFUSED)
     if method.passive:
@@ -92,8 +96,6 @@ def _declare(channel: Channel, method: commands.Exchange.Declare, name: str) -> 
                 internal=bool(method.internal),
                 arguments=arguments,
             )
-        except UnknownExchangeType:
-            raise CommandInvalid(f"unknown exchange type '{method.exchange_type}'") from None
         except InvalidArgument as error:
             raise PreconditionFailed(str(error)) from None
         return
@@ -138,7 +140,13 @@ def bind(channel: Channel, method: commands.Exchange.Bind) -> None:
 
 def unbind(channel: Channel, method: commands.Exchange.Unbind) -> None:
     change_binding(
-        channel, "exchange", method.destination, method.source, method.routing_key, method.arguments, add=False
+        channel,
+        "exchange",
+        method.destination,
+        method.source,
+        method.routing_key,
+        method.arguments,
+        add=False,
     )
     if not method.nowait:
         channel.session.synced()
@@ -163,13 +171,39 @@ def change_binding(
     permissions.check(session.username, vhost.name, kind, destination, "write")
     permissions.check(session.username, vhost.name, "exchange", source, "read")
     binding = Binding(source, destination, kind, routing_key, arguments or {})
+    if add:
+        existing(channel, source)
+    if kind == "queue":
+        _check_queue(channel, destination, must_exist=add)
+    elif add:
+        existing(channel, destination)
     if not add:
         vhost.unbind(binding)
         return
-    existing(channel, source)
-    if kind == "exchange":
-        existing(channel, destination)
     try:
         vhost.bind(binding)
     except InvalidArgument as error:
         raise PreconditionFailed(str(error)) from None
+
+
+def _check_queue(channel: Channel, name: str, *, must_exist: bool) -> None:
+    """Raises NotFound, ResourceLocked."""
+    queue = channel.vhost.queues.get(name)
+    if queue is not None:
+        check_owner(channel, queue)
+    elif must_exist:
+        raise NotFound(f"no queue '{name}' in vhost '{channel.vhost.name}'")
+
+
+def check_owner(channel: Channel, queue: Queue) -> None:
+    """Raises ResourceLocked for the exclusive queue of another connection."""
+    if queue.owner is not None and queue.owner is not channel.session:
+        raise locked(channel, queue)
+
+
+def locked(channel: Channel, queue: Queue) -> ResourceLocked:
+    return ResourceLocked(
+        f"cannot obtain exclusive access to locked queue '{queue.name}' in vhost '{channel.vhost.name}'. It could be "
+        "originally declared on another connection or the exclusive property value does not match that of the "
+        "original declaration."
+    )

@@ -53,7 +53,7 @@ def make_route(channel: Channel, key: bytes, method: commands.Basic.Publish) -> 
         return route
     found = vhost.router.route(exchange, routing_key)
     if found.depends is Depends.KEY:
-        route.hosts = session.hosts_of(tuple(vhost.queues[name].host for name in found.queues))
+        route.hosts = session.incoming.hosts_of(tuple(vhost.queues[name].host for name in found.queues))
     else:
         route.resolve = _Resolver(channel, route, found.depends)
     return route
@@ -81,7 +81,7 @@ class _Resolver:
         view = routing_view(content.Properties.parse(payload))
         found = vhost.router.route(self._route.exchange, self._route.routing_key, view, broker.nonce)
         hosts = tuple(vhost.queues[name].host for name in found.queues)
-        route = derived(self._route, self._channel.session.hosts_of(hosts))
+        route = derived(self._route, self._channel.session.incoming.hosts_of(hosts))
         if not self._depends & Depends.NONCE:
             if len(self._known) >= RESOLVED_MAX:
                 self._known.clear()

@@ -11,8 +11,14 @@ from pamqp import commands
 from amqp_server.broker.arguments import Declaration, equivalence_error
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.reply import PSEUDO_QUEUE
-from amqp_server.channel.exchange_methods import argument_types, change_binding, check_name
-from amqp_server.errors import NotFound, PreconditionFailed, ResourceLocked
+from amqp_server.channel.exchange_methods import (
+    argument_types,
+    change_binding,
+    check_name,
+    check_owner,
+    locked,
+)
+from amqp_server.errors import NotFound, PreconditionFailed
 from amqp_server.wire import methods
 
 if TYPE_CHECKING:
@@ -39,20 +45,6 @@ def resolve_name(channel: Channel, name: str) -> str:
     if not channel.last_queue:
         raise NotFound("no previously declared queue")
     return channel.last_queue
-
-
-def check_owner(channel: Channel, queue: Queue) -> None:
-    """Raises ResourceLocked for the exclusive queue of another connection."""
-    if queue.owner is not None and queue.owner is not channel.session:
-        raise locked(channel, queue)
-
-
-def locked(channel: Channel, queue: Queue) -> ResourceLocked:
-    return ResourceLocked(
-        f"cannot obtain exclusive access to locked queue '{queue.name}' in vhost '{channel.vhost.name}'. It could be "
-        "originally declared on another connection or the exclusive property value does not match that of the "
-        "original declaration."
-    )
 
 
 def declare(channel: Channel, method: commands.Queue.Declare) -> None:
@@ -89,12 +81,16 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> Queue:
     permissions = channel.broker.permissions
     name = check_name("queue", method.queue) or _generated_name()
     arguments = dict(method.arguments or {})
-    durable, auto_delete, exclusive = bool(method.durable), bool(method.auto_delete), bool(method.exclusive)
+    auto_delete, exclusive = bool(method.auto_delete), bool(method.exclusive)
+    # What goes with its connection cannot outlive the node.
+    durable = bool(method.durable) and not exclusive
     types = argument_types(channel)
     permissions.check(session.username, vhost.name, "queue", name, "configure")
     queue = vhost.queues.get(name)
     if queue is not None:
-        _check_equivalent(channel, queue, Declaration(durable, auto_delete, arguments, types), exclusive=exclusive)
+        _check_equivalent(
+            channel, queue, Declaration(durable, auto_delete, arguments, types), exclusive=exclusive
+        )
         return queue
     parsed = vhost.parse_arguments(
         name, arguments, durable=durable, exclusive=exclusive, auto_delete=auto_delete, types=types
@@ -117,17 +113,7 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> Queue:
 
 def _check_equivalent(channel: Channel, queue: Queue, received: Declaration, *, exclusive: bool) -> None:
     """Raises PreconditionFailed, ResourceLocked."""
-    text = equivalence_error(
-        "queue",
-        queue.name,
-        channel.vhost.name,
-        Declaration(received.durable, received.auto_delete, {}),
-        Declaration(queue.durable, queue.auto_delete, {}),
-    )
-    if text is not None:
-        raise PreconditionFailed(text)
-    check_owner(channel, queue)
-    if exclusive != queue.exclusive:
+    if queue.owner is not (channel.session if exclusive else None):
         raise locked(channel, queue)
     current = Declaration(queue.durable, queue.auto_delete, queue.arguments)
     text = equivalence_error("queue", queue.name, channel.vhost.name, received, current)
@@ -158,11 +144,6 @@ def _change(channel: Channel, method: commands.Queue.Bind | commands.Queue.Unbin
     if not routing_key and not method.queue:
         # Both left out: the queue's name is the key (spec, queue.bind, rule "routing-key").
         routing_key = name
-    queue = channel.vhost.queues.get(name)
-    if queue is not None:
-        check_owner(channel, queue)
-    elif add:
-        raise NotFound(f"no queue '{name}' in vhost '{channel.vhost.name}'")
     change_binding(channel, "queue", name, method.exchange, routing_key, method.arguments, add=add)
 
 

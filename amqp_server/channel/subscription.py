@@ -57,7 +57,9 @@ class Subscription:
     def queue_gone(self) -> None:
         """The queue was deleted: tell the client, if it can be told."""
         channel = self.channel
-        if channel.subscriptions.pop(self.tag, None) is not None and channel.session.can("consumer_cancel_notify"):
+        if channel.subscriptions.pop(self.tag, None) is not None and channel.session.can(
+            "consumer_cancel_notify"
+        ):
             channel.send(commands.Basic.Cancel(self.tag, True))
 
 
@@ -92,7 +94,9 @@ def count_deliveries(run: Run, frame_max: int) -> None:
         payload, body = content.split(item)
         properties = content.Properties.parse(payload)
         value = b"l" + run.attempts.to_bytes(8, "big")
-        properties.raw["headers"] = tables.replaced(properties.raw.get("headers", b""), {b"x-delivery-count": value})
+        properties.raw["headers"] = tables.replaced(
+            properties.raw.get("headers", b""), {b"x-delivery-count": value}
+        )
         size = max(run.attributes.frame_bytes, frames.FRAME_BYTES_MIN)
         counted.append(content.build(properties.encode(len(body)), body, run.attributes.channel, size))
     run.contents = counted

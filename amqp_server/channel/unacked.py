@@ -99,9 +99,10 @@ class Unacked:
     def empty(self) -> bool:
         return not self._starts
 
-    def holds_up_to(self, tag: int) -> bool:
-        """Is any tag up to this one unacked?"""
-        return bool(self._starts) and self._starts[0] <= tag
+    def holds(self, tag: int) -> bool:
+        """Is this tag unacked?"""
+        index = bisect_right(self._starts, tag) - 1
+        return index >= 0 and tag < self._starts[index] + self._runs[index][0]
 
 
 class UnknownTag(PreconditionFailed):

@@ -42,6 +42,8 @@ class Server:
         self.dirty: dict[Outbox, None] = {}
         self.transports: dict[Outbox, Transport] = {}
         self._buffer = bytearray(config.receive_bytes)
+        #: Accepted, whether a task serves them yet or not.
+        self._open = 0
         self._half_open = 0
         self._turn_wanted = trio.Event()
 
@@ -89,10 +91,13 @@ class Server:
         return sock
 
     async def serve(self, listening: socket.socket, tls: ssl.SSLContext | None = None) -> None:
-        """Accept connections until cancelled."""
+        """Accept connections until cancelled, or until the socket is closed, and then serve those that are there."""
         async with trio.open_nursery() as nursery:
             while True:
-                await trio.lowlevel.wait_readable(listening)
+                try:
+                    await trio.lowlevel.wait_readable(listening)
+                except trio.ClosedResourceError:
+                    return
                 for _ in range(ACCEPT_BATCH):
                     try:
                         sock, _ = listening.accept()
@@ -106,12 +111,13 @@ class Server:
 
     def _accept(self, nursery: trio.Nursery, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
         config = self.broker.config
-        if len(self.transports) >= config.connections_max or self._half_open >= config.half_open_max:
-            logger.warning("connection refused: %d open, %d logging in", len(self.transports), self._half_open)
+        if self._open >= config.connections_max or self._half_open >= config.half_open_max:
+            logger.warning("connection refused: %d open, %d logging in", self._open, self._half_open)
             sock.close()
             return
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._open += 1
         self._half_open += 1
         nursery.start_soon(self._connection, sock, tls)
 
@@ -146,6 +152,7 @@ class Server:
             # A defect of ours; nobody but this client is to suffer.
             logger.exception("connection from a client ended by an internal error")
         finally:
+            self._open -= 1
             opened()
 
     async def _wire(self, sock: socket.socket, tls: ssl.SSLContext | None) -> Wire | None:
@@ -182,7 +189,10 @@ class Server:
             if now - transport.began > handshake_s and session.state is not State.CLOSING:
                 logger.info("connection %s: handshake took longer than %g s", session.name, handshake_s)
                 transport.close()
-            elif session.state is State.CLOSING and self.broker.clock() - session.closing_since_ms > 1000 * handshake_s:
+            elif (
+                session.state is State.CLOSING
+                and self.broker.clock() - session.closing_since_ms > 1000 * handshake_s
+            ):
                 transport.close()
             return
         interval = session.heartbeat_s

@@ -170,6 +170,10 @@ class Transport:
         self._resumed = trio.Event()
         with trio.move_on_after(0.25):
             await self._resumed.wait()
+        # Its heartbeats stand unread meanwhile. A blocked publisher is not watched; that a consumer takes what it is
+        # sent is a sign of life, too.
+        alive = trio.current_time() if self.session.stalled else self.last_sent
+        self.last_received = max(self.last_received, alive)
 
     async def _log_in(self) -> None:
         login = self.session.login

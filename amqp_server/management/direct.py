@@ -104,14 +104,14 @@ class Direct:
 def _encoded(method: base.Frame) -> bytes:
     try:
         return frames.method_frame(CHANNEL, method)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise PreconditionFailed(f"a name or an argument cannot be encoded: {error}") from None
 
 
 def _marshalled(properties: commands.Basic.Properties) -> bytes:
     try:
         return properties.marshal()
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise PreconditionFailed(f"a property cannot be encoded: {error}") from None
 
 

@@ -56,6 +56,18 @@ def encode(runs: list[Run]) -> list[bytes]:
     return [_PREFIX.pack(VERSION, len(head)), head, *bodies]
 
 
+def size(run: Run) -> int:
+    """Return how many bytes a run takes in a batch."""
+    count = len(run.seqs)
+    routing = len(run.head) if run.heads is None else sum(map(len, run.heads)) + 4 * count
+    return _RUN.size + routing + 4 * count + run.size
+
+
+def head_size(run: Run, index: int) -> int:
+    """Return how many of these one message takes beside its body."""
+    return 4 if run.heads is None else 8 + len(run.heads[index])
+
+
 def decode_heads(payload: bytes | memoryview, first_seq: int) -> list[Run]:
     """Return the runs without their bodies; `first_seq` numbers the first message. Raises CodecError."""
     head, _ = _head(payload)
@@ -65,7 +77,9 @@ def decode_heads(payload: bytes | memoryview, first_seq: int) -> list[Run]:
         count, mixed, persistent, priority, ttl_ms, channel, frame_bytes, overhead, expires_at, _ = fields
         ttl = None if ttl_ms < 0 else ttl_ms
         attributes = Attributes(persistent, priority, ttl, channel, frame_bytes, overhead)
-        run = Run(range(seq, seq + count), None, b"", attributes, None if expires_at < 0 else expires_at, sum(sizes))
+        run = Run(
+            range(seq, seq + count), None, b"", attributes, None if expires_at < 0 else expires_at, sum(sizes)
+        )
         run.sizes = sizes
         if mixed:
             run.heads = _unframed(routing, count)

@@ -25,7 +25,7 @@ from hashlib import blake2b
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from quorum_queue.machine.consumers import Checkout, Consumer, Consumers
+from quorum_queue.machine.consumers import UNLIMITED, Checkout, Consumer, Consumers
 from quorum_queue.machine.effects import Effects, Reason
 from quorum_queue.machine.ready import Ready
 from quorum_queue.machine.run import Attributes, Run
@@ -118,7 +118,7 @@ class Machine:
                 room = min(room, 1 if ready.bytes < settings.max_length_bytes else 0)
             if room <= 0:
                 if settings.overflow == "reject-publish-dlx":
-                    rest.seqs = range(0, len(rest.seqs))
+                    rest.seqs = range(len(rest.seqs))
                     effects.dead_letters.append((rest, "maxlen"))
                 effects.refused.append((origin, first, first + len(rest.seqs) - 1))
                 return
@@ -160,7 +160,7 @@ class Machine:
                 continue
             turns = len(takers)
             share = min(min(taker.room() for taker in takers), -(-length // turns))
-            if any(taker.window is not None for taker in takers):
+            if any(taker.window is not None and taker.window.room() < UNLIMITED for taker in takers):
                 share, turns = 1, 1
             run = ready.pop(level, min(share * turns, length))
             count = len(run.seqs)
@@ -210,7 +210,7 @@ class Machine:
         level = self.ready.head_level()
         if level is not None:
             if not consumer.no_ack:
-                self.consumers.by_key.setdefault(consumer.key, consumer)
+                consumer = self.consumers.by_key.setdefault(consumer.key, consumer)
             self._hand(consumer, self.ready.pop(level, 1), effects)
 
     # -- settling --------------------------------------------------------------------------------------------------
@@ -296,8 +296,10 @@ class Machine:
             runs = [run.every(0, 1) for run in consumer.checkout.take_all()]
             self._taken(consumer, runs)
             self._give_back(runs, effects)
-        if not consumer.checkout.count:
-            self.consumers.by_key.pop(key, None)
+        self.consumers.by_key.pop(key, None)
+        if consumer.checkout.count:
+            # At the end: in the order of detaching, as a snapshot has it.
+            self.consumers.by_key[key] = consumer
 
     def _pause(self, meta: Meta, command: Command, effects: Effects) -> None:
         consumer = self.consumers.by_key.get(command[1])
@@ -421,7 +423,9 @@ def _as_delivered(run: Run) -> Run:
 
 def _as_accepted(run: Run) -> Run:
     """Return a copy of the run for the log: handing out cuts the original within the same batch."""
-    copy = Run(run.seqs, run.contents and list(run.contents), run.head, run.attributes, run.expires_at, run.size)
+    copy = Run(
+        run.seqs, run.contents and list(run.contents), run.head, run.attributes, run.expires_at, run.size
+    )
     copy.heads = run.heads and list(run.heads)
     return copy
 

@@ -38,10 +38,14 @@ class Level:
         if main and main[-1].absorb(run):
             return
         main.append(run)
+        self.forget_gone()
+        self.resident.append(run)
+
+    def forget_gone(self) -> None:
+        """Let go of runs that were handed out, before others come in front of them."""
         resident = self.resident
         while resident and not resident[0].ready:
             resident.popleft()
-        resident.append(run)
 
     def put_back(self, runs: list[Run]) -> None:
         """Return runs to their positions."""

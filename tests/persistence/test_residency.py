@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pages are given
 
 
 def test_pages_are_given_back_and_come_again(tmp_path: Path) -> None:
-    environment = Environment.open(tmp_path, map_bytes=1 << 32)
+    environment = Environment.open(tmp_path, map_bytes=1 << 32, resident_bytes_max=1 << 40)
     journal = Journal(environment)
     payload = b"r" * MEGABYTE
     for seq in range(64):

@@ -112,12 +112,15 @@ class ListModel:
 
     def is_full(self) -> bool:
         length, size = self.settings.max_length, self.settings.max_length_bytes
-        return (length is not None and len(self.ready) >= length) or (size is not None and self.ready_bytes >= size)
+        return (length is not None and len(self.ready) >= length) or (
+            size is not None and self.ready_bytes >= size
+        )
 
     def drop_over_limit(self) -> None:
         length, size = self.settings.max_length, self.settings.max_length_bytes
         while self.ready and (
-            (length is not None and len(self.ready) > length) or (size is not None and self.ready_bytes > size)
+            (length is not None and len(self.ready) > length)
+            or (size is not None and self.ready_bytes > size)
         ):
             self.drop(self.ready[0], "maxlen")
 

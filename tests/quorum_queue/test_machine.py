@@ -152,7 +152,9 @@ class MachineComparison(RuleBasedStateMachine):
         self.flush()
         model = self.model
         used = sum(len(holder.held) for holder in model.turns)
-        used += sum(len(holder.held) for holder in model.holders.values() if not holder.attached and holder.windowed)
+        used += sum(
+            len(holder.held) for holder in model.holders.values() if not holder.attached and holder.windowed
+        )
         self.window.limit, self.window.used = limit, used
         model.window_used = used
         model.set_window(limit)
@@ -189,7 +191,9 @@ class MachineComparison(RuleBasedStateMachine):
         last = holder.next_id - 1 + data.draw(st.sampled_from([0, 0, 0, 500]))
         low = data.draw(st.integers(0, last))
         high = data.draw(st.integers(low, last))
-        apply = {"settle": self.model.settle, "return": self.model.put_back, "discard": self.model.discard}[verb]
+        apply = {"settle": self.model.settle, "return": self.model.put_back, "discard": self.model.discard}[
+            verb
+        ]
         self.submit((verb, holder.key, low, high), lambda: apply(holder.key, low, high), now)
 
     @rule(data=st.data())
@@ -264,7 +268,8 @@ class MachineComparison(RuleBasedStateMachine):
         assert sorted(settled) == sorted(outcome.settled)
         assert self.settled.isdisjoint(settled)
         self.settled.update(settled)
-        assert [(message[0], message[6]) for message in plain(effects.returned)] == outcome.returned
+        returned = [(seq, run.attempts) for run in effects.returned for seq in run.seqs]
+        assert returned == outcome.returned
         assert not effects.more
         due = self.model.ready[0].expires_at if self.model.ready else None
         if due is not None:
@@ -297,11 +302,13 @@ class MachineComparison(RuleBasedStateMachine):
         if model.window_limit:
             assert self.window.used == model.window_used
         assert list(machine.dead_lettering) == list(model.dead_lettering)
-        everywhere = [message[0] for message in ready] + held + list(machine.dead_lettering) + list(self.settled)
+        everywhere = (
+            [message[0] for message in ready] + held + list(machine.dead_lettering) + list(self.settled)
+        )
         assert sorted(everywhere) == list(range(1, machine.next_seq))
 
 
 TestMachine = MachineComparison.TestCase
 TestMachine.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=250, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

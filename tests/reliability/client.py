@@ -119,7 +119,8 @@ class Client:
                     return
                 continue
             if left <= 0:
-                raise TimeoutError(f"nothing came for {TIMEOUT_S} s")
+                said = f", blocked {self.blocked}, unblocked {self.unblocked} times" if self.blocked else ""
+                raise TimeoutError(f"nothing came for {TIMEOUT_S} s{said}")
             self._read(left)
         while self.events:
             yield self.events.popleft()

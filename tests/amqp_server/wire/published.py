@@ -100,7 +100,7 @@ _plain = st.one_of(
         )
     ),
     st.builds(lambda scale, value: b"D" + struct.pack(">Bi", scale, value), st.integers(0, 20), st.integers(-9, 9**9)),
-    st.integers(0, 1 << 32).map(lambda value: b"T" + struct.pack(">Q", value)),
+    st.integers(0, (1 << 32) - 1).map(lambda value: b"T" + struct.pack(">Q", value)),
     st.text(max_size=8).map(lambda value: b"S" + long(value.encode())),
     st.sampled_from([b"CC", b"amq.", b"\xce"]).map(lambda value: b"S" + long(value)),
     st.binary(max_size=8).map(lambda value: b"x" + long(value)),
@@ -145,7 +145,7 @@ harmless = st.fixed_dictionaries(
         "reply_to": st.one_of(_text, st.just(short(b"amq.other"))),
         "expiration": st.sampled_from(["999999999", "4000000000", "+77777777"]).map(lambda text: short(text.encode())),
         "message_id": _text,
-        "timestamp": st.integers(0, 1 << 32).map(lambda value: struct.pack(">Q", value)),
+        "timestamp": st.integers(0, (1 << 32) - 1).map(lambda value: struct.pack(">Q", value)),
         "type": _text,
         "user_id": st.just(short(b"guest")),
         "app_id": _text,

@@ -254,10 +254,8 @@ class Seen:
         return f"Seen({vars(self)})"
 
 
-_published = st.lists(
-    st.one_of(_publishes(messages(properties=st.one_of(harmless, harmless, refused))), _interleaved(), heartbeats),
-    max_size=6,
-).map(b"".join)
+# No refusals: what a channel is still told before it is closed does depend on timing.
+_published = st.lists(st.one_of(_publishes(messages()), _interleaved(), heartbeats), max_size=6).map(b"".join)
 
 
 @examples(60)

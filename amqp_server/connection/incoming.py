@@ -1,0 +1,364 @@
+"""What comes from one client: bytes to frames, and runs of publishes and acks to what they mean.
+
+The buffer is walked by offset and trimmed once. Publishes and acks, which are nearly all frames, go to `wire.intake` and
+`wire.acks` in runs; other content is put together here frame by frame; every other frame is the session's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pamqp import commands
+
+from amqp_server.channel import publish
+from amqp_server.channel.channel import Assembly, Channel
+from amqp_server.connection.frame_errors import expected, first_octets, octets
+from amqp_server.connection.state import State
+from amqp_server.errors import (
+    AMQPError,
+    FrameError,
+    HardError,
+    PreconditionFailed,
+    SoftError,
+    UnexpectedFrame,
+)
+from amqp_server.wire import acks, frames, intake, methods
+from amqp_server.wire.intake import Outcome, Route, Segment
+
+if TYPE_CHECKING:
+    from amqp_server.connection.session import Session
+
+#: Body frames from this size on are taken as they come, not when they are whole.
+LARGE_FRAME = 16 * 1024
+#: Content that is published while publishers are blocked is kept up to here; then reading stops.
+HELD_BYTES_MAX = 1 << 20
+
+KINDS = (frames.METHOD, frames.HEADER, frames.BODY, frames.HEARTBEAT)
+_PUBLISH = b"\x00\x3c\x00\x28"
+_ACK = b"\x00\x3c\x00\x50"
+#: basic.publish, ack, reject and nack.
+_PASS_WHILE_HELD = (_PUBLISH, _ACK, b"\x00\x3c\x00\x5a", b"\x00\x3c\x00\x78")
+
+
+class Incoming:
+    """The reading half of a session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.broker = session.broker
+        self.config = session.config
+        self._tail = b""
+        #: Bytes still to come of a large body frame, and its channel.
+        self._body_left = 0
+        self._body_channel: Channel | None = None
+        #: The memo: publish frames to routes, as of one generation of the topology.
+        self.routes: dict[bytes, Route] = {}
+        self._hosts: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        self.generation = session.broker.generation
+        #: What was published and not yet handed to the queues.
+        self.segments: list[Segment] = []
+        self._held_bytes = 0
+
+    def receive(self, data: bytes) -> None:
+        """Handle what came from the client. Raises nothing: errors become close methods."""
+        self._session.received_bytes += len(data)
+        if self._body_left:
+            data = self._more_body(data)
+            if not data:
+                return
+        self._handle(self._tail + data if self._tail else data)
+
+    def _more_body(self, data: bytes) -> bytes:
+        """Add to the body frame that is still coming, as it comes; return what follows it."""
+        channel = self._body_channel
+        assembly = channel.assembly if channel is not None else None
+        taken = min(self._body_left, len(data))
+        self._body_left -= taken
+        if assembly is None:
+            return data[taken:]
+        assembly.framed.append(data if taken == len(data) else data[:taken])
+        if self._body_left:
+            return b""
+        self._body_channel = None
+        try:
+            if data[taken - 1] != frames.END:
+                raise FrameError(f"type 3: {{invalid_frame_end_marker,{data[taken - 1]}}}")
+            assert channel is not None
+            if assembly.received == assembly.body_size:
+                channel.assembly = None
+                self._assembled(channel, assembly)
+        except AMQPError as error:
+            self.flush(hold=False)
+            self._session.fail(error, (0, 0))
+            return b""
+        if taken == len(data):
+            self.flush()
+        return data[taken:]
+
+    def _begin_body(self, data: bytes, pos: int, number: int, size: int, end: int) -> bool:
+        """Take the beginning of a large body frame without waiting for its end; False if it is not as expected."""
+        channel = self._session.channels.get(number)
+        assembly = channel.assembly if channel is not None and not channel.closing else None
+        if assembly is None or assembly.header is None or assembly.received + size > assembly.body_size:
+            return False
+        assembly.received += size
+        assembly.oversized = assembly.oversized or size + frames.OVERHEAD > self._session.frame_max
+        assembly.framed.append(data[pos:])
+        self._body_left = pos + size + frames.OVERHEAD - end
+        self._body_channel = channel
+        return True
+
+    def resume(self) -> None:
+        """Go on after a stall or a login with what is in the buffer."""
+        self._session.stalled = False
+        self._handle(self._tail)
+
+    def _handle(self, data: bytes) -> None:
+        position = 0
+        try:
+            if self.generation != self.broker.generation:
+                self.forget_routes()
+            if self._session.state is State.HEADER:
+                position = self._session.protocol_header(data)
+            position = self._frames(data, position)
+        except AMQPError as error:
+            self.flush(hold=False)
+            self._session.fail(error, (0, 0))
+            position = len(data)
+        self._tail = data[position:] if self._session.state is not State.CLOSED else b""
+        self.flush()
+
+    def _frames(self, data: bytes, pos: int) -> int:
+        """Handle the whole frames in data[pos:]; return the offset of the first byte left."""
+        end = len(data)
+        unpack = frames.prefix.unpack_from
+        fast = self.config.switch_fast_path
+        while end - pos >= 7 and not self._session.stalled:
+            state = self._session.state
+            if state is State.CLOSED or state is State.AUTHENTICATING or state is State.HEADER:
+                break
+            kind, number, size = unpack(data, pos)
+            # RabbitMQ lets 8 bytes more pass than its text says, and clients rely on it.
+            if size > self._session.frame_max:
+                raise FrameError(
+                    octets(data, pos, size, f"{{frame_too_large,{size},{self._session.frame_max - 8}}}")
+                )
+            after = pos + size + frames.OVERHEAD
+            if after > end:
+                if kind not in KINDS:
+                    raise FrameError(first_octets(data, pos, "unknown_frame"))
+                if (
+                    kind == frames.BODY
+                    and size >= LARGE_FRAME
+                    and self._begin_body(data, pos, number, size, end)
+                ):
+                    return end
+                break
+            if data[after - 1] != frames.END:
+                raise FrameError(octets(data, pos, size, f"{{invalid_frame_end_marker,{data[after - 1]}}}"))
+            if state is State.RUNNING and kind == frames.METHOD and number:
+                signature = data[pos + 7 : pos + 11]
+                if signature == _PUBLISH and fast:
+                    channel = self._session.channels.get(number)
+                    if channel is not None and channel.assembly is None and not channel.closing:
+                        taken = self._publishes(data, pos, after, end, channel)
+                        if taken is None:
+                            break
+                        pos = taken
+                        continue
+                elif signature == _ACK and fast:
+                    channel = self._session.channels.get(number)
+                    if channel is not None and channel.assembly is None and not channel.closing:
+                        taken = self._acks(data, pos, end, channel)
+                        if taken > pos:
+                            pos = taken
+                            continue
+            if self._held_bytes and self._must_wait(data, pos, kind):
+                self._session.stalled = True
+                break
+            self._session.frame(kind, number, data[pos + 7 : after - 1], data[pos:after])
+            pos = after
+        return pos
+
+    def _publishes(self, data: bytes, pos: int, after: int, end: int, channel: Channel) -> int | None:
+        """Take the publishes at `pos`; None if the next one is not complete."""
+        if self.generation != self.broker.generation:
+            self.forget_routes()
+        key = data[pos:after]
+        route = self.routes.get(key)
+        if route is None:
+            route = self._new_route(key, channel)
+            if route is None:
+                return after
+        begin = pos
+        pos, outcome, route = intake.take(
+            data, pos, end, route, self.routes, self._session.publisher, self.segments
+        )
+        if self.broker.alarms.active and pos != begin:
+            self._hold(pos - begin)
+        if outcome is Outcome.OTHER:
+            return pos
+        if outcome is Outcome.MORE:
+            return None if pos == begin else pos
+        channel.assembly = Assembly(route)
+        return pos + len(route.key)
+
+    def _new_route(self, key: bytes, channel: Channel) -> Route | None:
+        """Decode, check and route a publish frame not seen before; None if that closed the channel."""
+        self.flush_segments()
+        method = methods.decode(key[7:-1])
+        assert isinstance(method, commands.Basic.Publish)
+        try:
+            route = publish.make_route(channel, key, method)
+        except SoftError as error:
+            self._session.close_channel(channel, error, (60, 40))
+            return None
+        except HardError as error:
+            error.method = (60, 40)
+            raise
+        if len(self.routes) >= self.config.memo_entries_max:
+            self.routes.clear()
+        self.routes[key] = route
+        return route
+
+    def hosts_of(self, hosts: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the one tuple for these hosts, so that routes to the same queues are told by identity."""
+        return self._hosts.setdefault(hosts, hosts)
+
+    def forget_routes(self) -> None:
+        self.routes.clear()
+        self._hosts.clear()
+        self.generation = self.broker.generation
+
+    def _acks(self, data: bytes, pos: int, end: int, channel: Channel) -> int:
+        pos, ranges = acks.take(data, pos, end)
+        try:
+            for low, high in ranges:
+                if low == acks.NO_TAG:
+                    raise PreconditionFailed("unknown delivery tag 0")
+                channel.acknowledge("settle", low, high)
+        except SoftError as error:
+            self.flush_segments()
+            self._session.close_channel(channel, error, (60, 80))
+        return pos
+
+    def content(self, kind: int, number: int, payload: bytes, whole: bytes) -> None:
+        channel = self._session.channels.get(number)
+        if channel is not None and channel.closing:
+            return
+        if channel is None:
+            raise UnexpectedFrame("expected method frame, got non method frame instead")
+        assembly = channel.assembly
+        if assembly is None:
+            raise UnexpectedFrame("expected method frame, got non method frame instead")
+        if assembly.header is None:
+            if kind != frames.HEADER:
+                raise UnexpectedFrame(expected(assembly), (60, 40))
+            self._content_header(channel, assembly, payload, whole)
+        else:
+            if kind != frames.BODY:
+                raise UnexpectedFrame(expected(assembly), (60, 40))
+            assembly.received += len(payload)
+            assembly.oversized = assembly.oversized or len(whole) > self._session.frame_max
+            if assembly.received > assembly.body_size:
+                raise FrameError(
+                    f"body of {assembly.received} bytes is longer than the {assembly.body_size} announced",
+                    (60, 40),
+                )
+            assembly.framed.append(whole)
+        if assembly.header is not None and assembly.received == assembly.body_size:
+            channel.assembly = None
+            self._assembled(channel, assembly)
+
+    def _content_header(self, channel: Channel, assembly: Assembly, payload: bytes, whole: bytes) -> None:
+        class_id = int.from_bytes(payload[:2], "big")
+        if class_id != 60:
+            raise UnexpectedFrame(
+                f"expected content header for class 60, got one for class {class_id} instead", (60, 40)
+            )
+        if payload[2:4] != b"\0\0":
+            # The weight, always 0 (spec 4.2.6.1). RabbitMQ takes anything else for no content header at all.
+            raise UnexpectedFrame(expected(assembly), (60, 40))
+        size = int.from_bytes(payload[4:12], "big")
+        if size > self.config.message_bytes_max:
+            channel.assembly = None
+            limit = self.config.message_bytes_max
+            error = PreconditionFailed(f"message size {size} is larger than configured max size {limit}")
+            self._session.close_channel(channel, error, (60, 40))
+            # Its body frames are skipped like everything else for a closing channel.
+            return
+        assembly.header = payload
+        assembly.body_size = size
+        assembly.framed.append(whole)
+
+    def _assembled(self, channel: Channel, assembly: Assembly) -> None:
+        if self.generation != self.broker.generation:
+            self.forget_routes()
+        try:
+            if assembly.generation != self.broker.generation:
+                key = assembly.route.key
+                method = methods.decode(key[7:-1])
+                assert isinstance(method, commands.Basic.Publish)
+                assembly.route = publish.make_route(channel, key, method)
+            segment = publish.slow_segment(channel, assembly)
+        except SoftError as error:
+            self.flush_segments()
+            self._session.close_channel(channel, error, (60, 40))
+            return
+        except HardError as error:
+            error.method = (60, 40)
+            raise
+        self.segments.append(segment)
+        if self.broker.alarms.active:
+            self._hold(assembly.body_size)
+
+    def flush_segments(self) -> None:
+        """Hand what was published to the channels."""
+        if self._held_bytes:
+            return
+        segments, self.segments = self.segments, []
+        self._session.published = self._session.published or bool(segments)
+        for segment in segments:
+            segment.route.publisher.publish(segment)
+
+    def flush(self, *, hold: bool = True) -> None:
+        """End the turn: hand over what was published, and apply all that is pending."""
+        if not hold:
+            self._held_bytes = 0
+        self.flush_segments()
+        self.broker.run_dirty()
+
+    def _hold(self, size: int) -> None:
+        """An alarm stands: keep what is published, and tell the client once."""
+        self._held_bytes += size
+        if not self._session.blocked:
+            self._session.blocked = True
+            if self._session.can("connection.blocked"):
+                self._session.send(commands.Connection.Blocked(self.broker.alarms.reason))
+        if self._held_bytes > HELD_BYTES_MAX:
+            self._session.stalled = True
+
+    def _must_wait(self, data: bytes, pos: int, kind: int) -> bool:
+        """While publishes are held only acks, heartbeats and content pass: the rest could overtake them."""
+        if kind != frames.METHOD:
+            return False
+        return data[pos + 7 : pos + 11] not in _PASS_WHILE_HELD
+
+    def drop_channel(self, channel: Channel) -> None:
+        """Forget the routes of a channel that is gone."""
+        self.routes = {key: route for key, route in self.routes.items() if route.publisher is not channel}
+
+    def drop_segments(self, channel: Channel) -> None:
+        """Forget what an alarm holds back of a channel's transaction."""
+        self.segments = [segment for segment in self.segments if segment.route.publisher is not channel]
+
+    def release_held(self) -> None:
+        """The alarm is over."""
+        self._held_bytes = 0
+
+    def clear(self) -> None:
+        """The connection is over."""
+        self.segments = []
+        self._held_bytes = 0
+        self._tail = b""
+        self.routes.clear()

@@ -1,0 +1,19 @@
+"""Where a connection stands (spec 2.2.4)."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class State(Enum):
+    """Where the connection stands."""
+
+    HEADER = "header"
+    STARTING = "starting"
+    AUTHENTICATING = "authenticating"
+    TUNING = "tuning"
+    OPENING = "opening"
+    RUNNING = "running"
+    #: We sent connection.close and wait for close-ok.
+    CLOSING = "closing"
+    CLOSED = "closed"

@@ -1,0 +1,154 @@
+"""Publisher confirms as their client reads them: every message is answered, once, and not before its time."""
+
+from __future__ import annotations
+
+import struct
+from random import Random
+from typing import Any, cast
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from amqp_server.channel.confirms import Confirms, Copies
+
+CHANNEL = 5
+FRAME = struct.Struct(">BHIHHQBB")
+
+
+class FakeBroker:
+    def __init__(self) -> None:
+        self.answers: dict[Any, None] = {}
+
+
+class Client:
+    """Keeps what is outstanding, and takes the frames apart as a client does."""
+
+    def __init__(self) -> None:
+        self.outstanding: set[int] = set()
+        #: What the queues have said so far.
+        self.known: dict[int, str] = {}
+        self.frames = 0
+
+    def put(self, data: bytes) -> None:
+        for fields in FRAME.iter_unpack(data):
+            frame_type, channel, size, class_id, method_id, number, multiple, end = fields
+            assert (frame_type, channel, size, class_id, end) == (1, CHANNEL, 13, 60, 0xCE)
+            assert multiple in (0, 1)
+            kind = {80: "ack", 120: "nack"}[method_id]
+            covered = {one for one in self.outstanding if one <= number} if multiple else {number}
+            assert number in self.outstanding
+            assert covered <= self.outstanding
+            for one in covered:
+                assert self.known.get(one) == kind
+            self.outstanding -= covered
+            self.frames += 1
+
+
+class Fixture:
+    def __init__(self, count: int) -> None:
+        self.broker = FakeBroker()
+        self.client = Client()
+        self.confirms = Confirms(cast(Any, self.broker), cast(Any, self.client), CHANNEL)
+        assert self.confirms.number(count) == 1
+        self.client.outstanding = set(range(1, count + 1))
+
+    def tell(self, first: int, last: int, kind: str) -> None:
+        for number in range(first, last + 1):
+            assert number not in self.client.known
+            self.client.known[number] = kind
+        (self.confirms.confirmed if kind == "ack" else self.confirms.refused)(first, last)
+
+    def flush(self) -> None:
+        """The end of a turn."""
+        answers, self.broker.answers = self.broker.answers, {}
+        for confirms in answers:
+            confirms.flush()
+        assert self.client.outstanding.isdisjoint(self.client.known)
+        assert self.confirms.unconfirmed_count == len(self.client.outstanding)
+
+
+def ranges(lengths: list[int]) -> list[tuple[int, int]]:
+    """Cut the numbers from 1 on into ranges of these lengths."""
+    found = []
+    first = 1
+    for length in lengths:
+        found.append((first, first + length - 1))
+        first += length
+    return found
+
+
+lengths = st.lists(st.integers(1, 5), min_size=1, max_size=15)
+
+
+@given(lengths, st.data())
+def test_every_message_is_answered_once(lengths: list[int], data: st.DataObject) -> None:
+    fixture = Fixture(sum(lengths))
+    for first, last in data.draw(st.permutations(ranges(lengths))):
+        fixture.tell(first, last, data.draw(st.sampled_from(["ack", "ack", "nack"])))
+        if data.draw(st.booleans()):
+            fixture.flush()
+    fixture.flush()
+    assert fixture.client.outstanding == set()
+    assert fixture.confirms.unconfirmed_count == 0
+
+
+@given(lengths)
+def test_answers_in_order_are_one_frame(lengths: list[int]) -> None:
+    fixture = Fixture(sum(lengths))
+    for first, last in ranges(lengths):
+        fixture.tell(first, last, "ack")
+    fixture.flush()
+    assert fixture.client.frames == 1
+
+
+def test_a_slow_queue_holds_up_nobody() -> None:
+    fixture = Fixture(4)
+    fixture.tell(3, 4, "ack")
+    fixture.flush()
+    assert fixture.client.outstanding == {1, 2}
+    fixture.tell(1, 1, "nack")
+    fixture.flush()
+    fixture.tell(2, 2, "ack")
+    fixture.flush()
+    assert fixture.client.outstanding == set()
+
+
+@given(st.integers(1, 12), st.integers(2, 4), st.data())
+def test_copies(count: int, targets: int, data: st.DataObject) -> None:
+    """A message for several queues is taken when all of them took it; one that refuses is enough."""
+    fixture = Fixture(count)
+    copies = Copies(fixture.confirms, 1, count, targets)
+    #: The queues answer in ranges of their own, in their own order.
+    answers: list[tuple[int, int, bool]] = []
+    for _ in range(targets):
+        first = 1
+        while first <= count:
+            last = data.draw(st.integers(first, count))
+            answers.append((first, last, data.draw(st.integers(0, 3)) > 0))
+            first = last + 1
+    left = dict.fromkeys(range(1, count + 1), targets)
+    refused: set[int] = set()
+    for first, last, taken in data.draw(st.permutations(answers)):
+        for number in range(first, last + 1):
+            left[number] -= 1
+            if not taken:
+                refused.add(number)
+            if not left[number]:
+                fixture.client.known[number] = "nack" if number in refused else "ack"
+        (copies.confirmed if taken else copies.refused)(first, last)
+        if data.draw(st.booleans()):
+            fixture.flush()
+    fixture.flush()
+    assert fixture.client.outstanding == set()
+
+
+def test_many_windows_leave_nothing_behind() -> None:
+    """However confirms mix over time, nothing of the answered is kept."""
+    random = Random(3)
+    fixture = Fixture(1000)
+    pending = ranges([10] * 100)
+    while pending:
+        first, last = pending.pop(random.randrange(min(4, len(pending))))
+        fixture.tell(first, last, "ack")
+        fixture.flush()
+    assert fixture.confirms._answered == {}

@@ -1,0 +1,115 @@
+"""Clients come and go, and leave nothing behind."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import trio
+from pamqp import commands, frame
+
+from amqp_server.app import Node
+
+from ..wire.published import message, method
+from .node import CAPABILITIES
+from .served import connect, served, until
+
+CYCLES = 2_000
+#: Clients at a time.
+AT_ONCE = 8
+
+#: All that a client says, in one write: nothing here needs an answer first.
+_HELLO = b"AMQP\x00\x00\x09\x01" + b"".join(
+    frame.marshal(each, 0)
+    for each in (
+        commands.Connection.StartOk({"capabilities": dict(CAPABILITIES)}, "PLAIN", "\0guest\0guest", "en_US"),  # type: ignore[dict-item]
+        commands.Connection.TuneOk(2047, 131_072, 0),
+        commands.Connection.Open("/"),
+    )
+)
+_WORK = method(
+    1,
+    commands.Channel.Open(),
+    commands.Confirm.Select(),
+    commands.Queue.Declare(queue="", exclusive=True),
+    commands.Queue.Bind(queue="", exchange="amq.fanout", routing_key="x"),
+    commands.Basic.Consume(queue=""),
+    commands.Basic.Consume(queue="amq.rabbitmq.reply-to", no_ack=True),
+)
+_CLOSE = frame.marshal(commands.Connection.Close(200, "", 0, 0), 0)
+
+
+async def _cycle(node: Node, number: int) -> None:
+    """Connect, declare, consume, publish to oneself, take it, and go: in order, abruptly, or thrown out."""
+    client = await connect(node)
+    await client.send(_HELLO + _WORK + message("amq.fanout", "x").encode(1))
+    await client.deliveries(1)
+    if number % 4 == 0:
+        await trio.aclose_forcefully(client.stream)
+        return
+    if number % 4 == 1:
+        await client.send(method(1, commands.Basic.Ack(99)))
+    elif number % 4 == 2:
+        await client.send(method(1, commands.Basic.Publish(0, "missing", "", False, True)))
+    await client.send(_CLOSE)
+    assert await client.ended()
+    await client.stream.aclose()
+
+
+async def _cycles(node: Node, count: int) -> None:
+    async def some(first: int) -> None:
+        for number in range(first, count, AT_ONCE):
+            await _cycle(node, number)
+
+    async with trio.open_nursery() as nursery:
+        for first in range(AT_ONCE):
+            nursery.start_soon(some, first)
+    await until(lambda: not node.server.transports)
+
+
+def _figures(node: Node) -> dict[str, int]:
+    """What the node keeps count of."""
+    broker = node.broker
+    return {
+        "sessions": len(broker.sessions),
+        "queues": broker.queue_count,
+        "channels": broker.channel_count,
+        "bindings": broker.binding_count,
+        "reply hosts": len(broker.reply_hosts),
+        "transports": len(node.server.transports),
+        "unsent": len(node.server.dirty),
+        "hosts with work": len(broker.dirty),
+        "answers": len(broker.answers),
+        "half open": node.server._half_open,
+        "open": node.server._open,
+        "bodies": broker.services.memory.used,
+        "queues with bodies": len(broker.services.memory._queues),
+        "timers": len(broker.timers._heap),
+    }
+
+
+def _objects() -> Counter[str]:
+    """Objects that the collector sees, by type, of the node's own types and all together."""
+    gc.collect()
+    return Counter(type(each).__qualname__ for each in gc.get_objects())
+
+
+@pytest.mark.timeout(300)
+async def test_clients_leave_nothing_behind(tmp_path: Path) -> None:
+    async with served(tmp_path, login_memory_s=3_600) as node:
+        # What is made once and kept is made before the first look.
+        await _cycles(node, 200)
+        figures, tasks = _figures(node), trio.lowlevel.current_statistics().tasks_living
+        gc.unfreeze()
+        before = _objects()
+        await _cycles(node, CYCLES)
+        await until(lambda: trio.lowlevel.current_statistics().tasks_living <= tasks)
+        assert _figures(node) == figures
+        assert set(figures.values()) == {0}
+        after = _objects()
+        grown = {name: after[name] - before[name] for name in after if after[name] - before[name] > CYCLES // 20}
+        assert not grown, f"{CYCLES} clients left these behind"
+        for name in ("Session", "Channel", "Transport", "Outbox", "Queue", "LocalHost", "Machine", "Subscription"):
+            assert after[name] == 0, name

@@ -1,0 +1,167 @@
+"""amqps with a certificate made here."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trustme
+from pamqp import commands
+
+from amqp_server.app import Node
+
+from ..wire.published import message, method
+from .node import Delivery
+from .served import Client, connect, served, until
+
+
+@dataclass(frozen=True)
+class Authority:
+    options: dict[str, Any]
+    trusting: ssl.SSLContext
+    with_certificate: ssl.SSLContext
+    strange: ssl.SSLContext
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    directory = tmp_path_factory.mktemp("tls")
+    ours, theirs = trustme.CA(), trustme.CA()
+    server = ours.issue_cert("127.0.0.1")
+    certificate, key, ca = (str(directory / name) for name in ("certificate.pem", "key.pem", "ca.pem"))
+    for index, part in enumerate(server.cert_chain_pems):
+        part.write_to_path(certificate, append=index > 0)
+    server.private_key_pem.write_to_path(key)
+    ours.cert_pem.write_to_path(ca)
+    contexts = [ssl.create_default_context() for _ in range(3)]
+    for context in contexts:
+        ours.configure_trust(context)
+    ours.issue_cert("client@example.org").configure_cert(contexts[1])
+    theirs.issue_cert("client@example.org").configure_cert(contexts[2])
+    options = {"amqps": "127.0.0.1:0", "tls_cert_file": certificate, "tls_key_file": key, "tls_ca_file": ca}
+    return Authority(options, *contexts)
+
+
+def tls_port(node: Node) -> int:
+    return int(node.amqps_address.rpartition(":")[2])
+
+
+async def connect_tls(node: Node, context: ssl.SSLContext, **options: Any) -> Client:
+    made = await connect(node, tls=context, port=tls_port(node), **options)
+    assert isinstance(made.stream, trio.SSLStream)
+    with trio.fail_after(10):
+        await made.stream.do_handshake()
+    return made
+
+
+async def test_publish_and_consume(tmp_path: Path, authority: Authority) -> None:
+    async with served(tmp_path, **authority.options) as node:
+        client = await connect_tls(node, authority.trusting)
+        await client.log_in()
+        await client.ask(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
+        await client.ask(1, commands.Basic.Consume(queue="q", no_ack=True), commands.Basic.ConsumeOk)
+        bodies = [index.to_bytes(2, "big") * (1 + index * 97) for index in range(300)]
+        await client.send(b"".join(message(routing_key="q", body=body).encode(1) for body in bodies))
+        assert [delivery.body for delivery in await client.deliveries(300)] == bodies
+        await client.close()
+        await until(lambda: not node.server.transports)
+
+
+async def test_slow_reader_gets_all(tmp_path: Path, authority: Authority) -> None:
+    """Records that do not fit in the socket wait, and no byte of them is lost."""
+    async with served(tmp_path, outbox_high_bytes=65_536, outbox_low_bytes=16_384, **authority.options) as node:
+        publisher = await connect_tls(node, authority.trusting)
+        await publisher.log_in()
+        await publisher.ask(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
+        reader = await connect_tls(node, authority.trusting, receive_buffer_bytes=4096)
+        await reader.log_in()
+        await reader.ask(1, commands.Basic.Consume(queue="q", no_ack=True), commands.Basic.ConsumeOk)
+        count = 1_000
+        bodies = [index.to_bytes(4, "big") * 1_024 for index in range(count)]
+        for start in range(0, count, 100):
+            await publisher.send(
+                b"".join(message(routing_key="q", body=body).encode(1) for body in bodies[start : start + 100])
+            )
+        queue = node.broker.vhost("/").queues["q"]
+        await until(lambda: queue.host.published_count == count)
+        assert queue.host.machine.ready.count > 0
+        got: list[bytes] = []
+        with trio.fail_after(30):
+            while len(got) < count:
+                await reader.read(3_000)
+                got += [each.body for _, each in reader.received if isinstance(each, Delivery)]
+                reader.received.clear()
+        assert got == bodies
+        for each in (publisher, reader):
+            await trio.aclose_forcefully(each.stream)
+
+
+async def test_answer_before_the_end_is_sent(tmp_path: Path, authority: Authority) -> None:
+    async with served(tmp_path, **authority.options) as node:
+        reader = await connect_tls(node, authority.trusting, receive_buffer_bytes=4096)
+        await reader.log_in()
+        await reader.ask(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
+        await reader.send(message(routing_key="q", body=b"x" * 4_000).encode(1) * 200)
+        await reader.send(
+            method(1, commands.Basic.Consume(queue="q", no_ack=True)), method(0, commands.Connection.Close(200, "", 0, 0))
+        )
+        assert await reader.ended()
+        assert isinstance(reader.received[-1][1], commands.Connection.CloseOk)
+        assert len([each for _, each in reader.received if isinstance(each, Delivery)]) == 200
+        await trio.aclose_forcefully(reader.stream)
+
+
+async def test_plain_bytes_and_silence_on_the_tls_port(tmp_path: Path, authority: Authority) -> None:
+    async with served(tmp_path, handshake_timeout_s=0.5, **authority.options) as node:
+        plain, silent = [await connect(node, port=tls_port(node)) for _ in range(2)]
+        await plain.send(b"AMQP\x00\x00\x09\x01")
+        with trio.fail_after(5):
+            for each in (plain, silent):
+                try:
+                    while await each.stream.receive_some():
+                        pass
+                except trio.BrokenResourceError:
+                    pass
+                await each.stream.aclose()
+        # They count no more among those that have not logged in.
+        await until(lambda: node.server._half_open == 0)
+        client = await connect_tls(node, authority.trusting)
+        await client.log_in()
+        await client.close()
+
+
+@pytest.mark.parametrize(("which", "allowed"), [("with_certificate", True), ("trusting", False), ("strange", False)])
+async def test_client_certificate_demanded(tmp_path: Path, authority: Authority, which: str, allowed: bool) -> None:
+    async with served(tmp_path, tls_client_certificate=True, **authority.options) as node:
+        client = await connect(node, tls=getattr(authority, which), port=tls_port(node))
+        if allowed:
+            await client.log_in()
+            await client.close()
+            return
+        # In TLS 1.3 the client learns of it with the first bytes that it reads.
+        with pytest.raises(trio.BrokenResourceError):
+            await client.log_in()
+        await trio.aclose_forcefully(client.stream)
+        await until(lambda: not node.server.transports)
+
+
+async def test_old_protocols_are_refused(tmp_path: Path, authority: Authority) -> None:
+    async with served(tmp_path, **authority.options) as node:
+        # A ClientHello of TLS 1.1, by hand: this machine's OpenSSL may not offer that any more.
+        hello = bytes.fromhex("0302") + bytes(32) + b"\x00" + bytes.fromhex("0004002f0035") + b"\x01\x00"
+        handshake = b"\x01" + len(hello).to_bytes(3, "big") + hello
+        old = await connect(node, port=tls_port(node))
+        await old.send(b"\x16\x03\x01" + len(handshake).to_bytes(2, "big") + handshake)
+        with trio.fail_after(5):
+            try:
+                data = await old.stream.receive_some()
+            except trio.BrokenResourceError:
+                data = b""
+        assert data[:1] in (b"", b"\x15")  # closed, or an alert first; no ServerHello
+        await old.stream.aclose()
+
+

@@ -1,0 +1,164 @@
+"""Logs of commands drawn at random, and what applying them does, as plain data.
+
+Run as a program it prints the digest after each batch: the same in every process, whatever its hash seed.
+"""
+
+from __future__ import annotations
+
+import sys
+from random import Random
+from typing import Any
+
+from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.effects import Effects
+from quorum_queue.machine.machine import Command, Machine, Meta
+from quorum_queue.machine.run import Attributes, Run
+from quorum_queue.machine.settings import Settings
+
+KEYS = ["alpha", "beta", "gamma", "delta"]
+GETTER = "getter"
+
+Plain = tuple[Any, ...]
+Batch = tuple[int, list[Plain]]
+
+
+def random_settings(random: Random) -> Settings:
+    return Settings(
+        message_ttl_ms=random.choice([None, None, 0, 5, 30]),
+        max_length=random.choice([None, None, 3, 10]),
+        max_length_bytes=random.choice([None, None, 60]),
+        overflow=random.choice(["drop-head", "reject-publish", "reject-publish-dlx"]),
+        dead_letter=random.random() < 0.5,
+        dead_letter_at_least_once=random.random() < 0.5,
+        priority_max=random.choice([0, 2]),
+        single_active_consumer=random.random() < 0.2,
+        delivery_limit=random.choice([None, 0, 1, 3]),
+    )
+
+
+def random_log(random: Random, batches: int) -> list[Batch]:
+    """Batches of plain commands with their times."""
+    log: list[Batch] = []
+    now = 0
+    for _ in range(batches):
+        now += random.choice([0, 0, 1, 4])
+        log.append((now, [_random_command(random) for _ in range(random.randint(1, 4))]))
+    return log
+
+
+def _random_command(random: Random) -> Plain:
+    verb = random.choice(
+        ["enqueue"] * 6 + ["settle", "return", "return", "discard"] * 2
+        + ["attach"] * 3 + ["detach", "pause", "prefetch", "get", "purge", "tick", "dead_lettered"]
+    )  # fmt: skip
+    key = random.choice(KEYS)
+    if verb == "enqueue":
+        ttl_ms = random.choice([None, None, None, 2, 20])
+        head = random.choice([b"one", b"two"])
+        return verb, random.randint(1, 7), random.randint(0, 9), random.randint(0, 3), ttl_ms, head
+    if verb == "attach":
+        return verb, key, random.random() < 0.2, random.choice([0, 1, 2, 5]), random.choice([0, 0, 1])
+    if verb == "detach":
+        return verb, key, random.random() < 0.5
+    if verb == "pause":
+        return verb, key, random.random() < 0.3
+    if verb == "prefetch":
+        return verb, key, random.choice([0, 1, 4])
+    if verb in ("settle", "return", "discard"):
+        low = random.randint(0, 20)
+        return verb, random.choice([*KEYS, GETTER]), low, low + random.choice([0, 1, 5, 40])
+    if verb == "dead_lettered":
+        low = random.randint(1, 30)
+        return verb, low, low + random.randint(0, 9)
+    if verb == "purge" and random.random() < 0.8:
+        return ("tick",)
+    return (verb,)
+
+
+class Replica:
+    """A machine fed from a log."""
+
+    def __init__(self, machine: Machine, number: int = 1, getter_id: int = 0) -> None:
+        self.machine = machine
+        #: The publisher's next number, also what the contents say.
+        self.number = number
+        self.getter_id = getter_id
+
+    def apply(self, batch: Batch) -> dict[str, Any]:
+        """Apply a batch; return its effects, told message by message."""
+        now, plain = batch
+        effects = Effects()
+        attached = {consumer.key for consumer in self.machine.consumers.by_key.values()}
+        commands = [built for command in plain if (built := self._build(command, attached)) is not None]
+        self.machine.apply(Meta(now), commands, effects)
+        self.getter_id += 1000
+        return told(effects)
+
+    def _build(self, command: Plain, attached: set[str]) -> Command | None:
+        verb = command[0]
+        if verb == "enqueue":
+            _, count, size, priority, ttl_ms, head = command
+            contents = [b"%d" % (self.number + index) + b"." * size for index in range(count)]
+            run = Run(range(count), contents, head, Attributes(priority=priority, ttl_ms=ttl_ms))
+            self.number += count
+            return verb, run, "publisher", self.number - count
+        if verb == "attach":
+            _, key, no_ack, prefetch, priority = command
+            if key in attached:
+                return None
+            attached.add(key)
+            return verb, Consumer(key, no_ack=no_ack, prefetch=prefetch, priority=priority)
+        if verb == "get":
+            consumer = self.machine.consumers.by_key.get(GETTER)
+            if consumer is None:
+                consumer = Consumer(GETTER)
+                consumer.attached = False
+                consumer.next_id = self.getter_id
+                self.getter_id += 1
+            return verb, consumer
+        if verb in ("settle", "return", "discard"):
+            # Nobody can know a delivery of the very batch that his command is in.
+            _, key, low, high = command
+            held = self.machine.consumers.by_key.get(key)
+            return (verb, key, low, min(high, held.next_id - 1)) if held is not None else None
+        return command
+
+
+def told(effects: Effects) -> dict[str, Any]:
+    """Effects without regard to how runs are cut."""
+    deliveries: dict[str, list[Plain]] = {}
+    for consumer, run, first_id in effects.deliveries:
+        deliveries.setdefault(consumer.key, []).extend(
+            (first_id + index, seq, run.contents and run.contents[index], run.head_of(index), run.redelivered,
+             run.attempts, run.expires_at)
+            for index, seq in enumerate(run.seqs)
+        )  # fmt: skip
+    return {
+        "deliveries": deliveries,
+        "confirmed": [number for _, first, last, _ in effects.confirmed for number in range(first, last + 1)],
+        "refused": [number for _, first, last in effects.refused for number in range(first, last + 1)],
+        "dead_letters": [
+            (run.contents and run.contents[index], reason)
+            for run, reason in effects.dead_letters
+            for index in range(len(run.seqs))
+        ],
+        "settled": sorted(seq for run in effects.settled for seq in run.seqs),
+        "returned": [(seq, run.attempts) for run in effects.returned for seq in run.seqs],
+        "wake_at": effects.wake_at,
+        "more": effects.more,
+    }
+
+
+def digests(seed: int, batches: int) -> list[str]:
+    random = Random(seed)
+    replica = Replica(Machine(random_settings(random)))
+    found = []
+    for batch in random_log(random, batches):
+        replica.apply(batch)
+        found.append(replica.machine.digest().hex())
+    return found
+
+
+if __name__ == "__main__":
+    for seed in range(int(sys.argv[1])):
+        print(*digests(seed, 25))

@@ -1,0 +1,198 @@
+"""A node without sockets and disk: what the hosts of queues need, over the store in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+from amqp_server.broker import recovery
+from amqp_server.broker.vhost import QueueRecord, encoded
+from persistence.journal import Journal
+from persistence.memory import MemoryEnvironment
+from quorum_queue.local import LocalHost, NodeServices
+from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.effects import Reason
+from quorum_queue.machine.machine import Machine
+from quorum_queue.machine.run import Attributes, Run
+from quorum_queue.machine.settings import Settings
+from quorum_queue.memory import MemoryBudget
+
+QUEUE_ID = 7
+PERSISTENT = Attributes(persistent=True)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0
+
+    def __call__(self) -> int:
+        return self.now
+
+
+class Wakes:
+    """Timers: a list of who wants to be woken when."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, Any]] = []
+
+    def wake(self, host: Any, at_ms: int) -> None:
+        self.asked.append((at_ms, host))
+
+    def run(self, now: int) -> None:
+        due = [host for at_ms, host in self.asked if at_ms <= now]
+        self.asked = [(at_ms, host) for at_ms, host in self.asked if at_ms > now]
+        for host in due:
+            host.wake()
+
+
+class Letters:
+    """The dead-letter sender: keeps what it is given, if its target is there."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[bytes, str]] = []
+        self.takes = True
+
+    def dead_letter(self, queue: Any, run: Run, reason: Reason) -> bool:
+        assert run.contents is not None
+        if self.takes:
+            self.taken += [(content, reason) for content in run.contents]
+        return self.takes
+
+
+class Requests:
+    """The commit task: `commit` of the node is its one step."""
+
+    def __init__(self, environment: MemoryEnvironment) -> None:
+        self._environment = environment
+
+    def request(self, done: Callable[[], None] | None = None) -> None:
+        if done is not None:
+            self._environment.pending.open.done.append(done)
+
+
+class Marks:
+    """As persistence.marks: what was marked last, whatever was marked before."""
+
+    def __init__(self) -> None:
+        self.slots: dict[int, int] = {}
+
+    def mark(self, slot: int, seq: int) -> None:
+        self.slots[slot] = seq
+
+    def get(self, slot: int) -> int:
+        return self.slots.get(slot, -1)
+
+    def allocate(self) -> int:
+        slot = len(self.slots)
+        self.slots[slot] = -1
+        return slot
+
+    def free(self, slot: int) -> None:
+        del self.slots[slot]
+
+    def retain(self, slots: Iterable[int]) -> None:
+        self.slots = {slot: self.get(slot) for slot in slots}
+
+
+class Publisher:
+    """Counts what it is answered; no number twice."""
+
+    def __init__(self) -> None:
+        self.confirms: set[int] = set()
+        self.refusals: set[int] = set()
+
+    def _answer(self, first: int, last: int, answers: set[int]) -> None:
+        numbers = set(range(first, last + 1))
+        assert numbers
+        assert numbers.isdisjoint(self.confirms | self.refusals)
+        answers |= numbers
+
+    def confirmed(self, first: int, last: int) -> None:
+        self._answer(first, last, self.confirms)
+
+    def refused(self, first: int, last: int) -> None:
+        self._answer(first, last, self.refusals)
+
+
+class Receiver:
+    """A consumer's sink: (delivery id, content, redelivered) as they came."""
+
+    def __init__(self) -> None:
+        self.received: list[tuple[int, bytes, bool]] = []
+
+    def deliver(self, consumer: Consumer, run: Run, first_id: int) -> None:
+        assert run.contents is not None
+        assert len(run.contents) == len(run.seqs)
+        self.received += [
+            (first_id + index, content, run.redelivered) for index, content in enumerate(run.contents)
+        ]
+
+    @property
+    def contents(self) -> list[bytes]:
+        return [content for _, content, _ in self.received]
+
+
+class Node:
+    def __init__(self, budget_bytes: int = 1 << 30) -> None:
+        self.environment = MemoryEnvironment()
+        self.clock = Clock()
+        self.wakes = Wakes()
+        self.letters = Letters()
+        self.marks = Marks()
+        self.budget_bytes = budget_bytes
+        self.services = self._services()
+
+    def _services(self) -> NodeServices:
+        return NodeServices(
+            clock=self.clock,
+            memory=MemoryBudget(self.budget_bytes),
+            timers=self.wakes,
+            dead_letters=self.letters,
+            journal=Journal(self.environment),
+            spill=Journal(self.environment.spill),
+            commits=Requests(self.environment),
+            marks=self.marks,
+        )
+
+    def host(self, settings: Settings, *, journalled: bool) -> LocalHost:
+        slots = [self.marks.allocate() for _ in range(settings.priority_max + 1)] if journalled else []
+        return LocalHost(None, QUEUE_ID, Machine(settings), self.services, journalled=journalled, marks=slots)
+
+    def commit(self) -> None:
+        """Make all that was submitted durable; the waiting confirms follow."""
+        self.environment.flush()
+        self.environment.spill.flush()
+
+    def crash(self, arguments: dict[str, object]) -> LocalHost:
+        """Kill -9 and start again: what was not committed is gone, the marks are not."""
+        self.environment.crash()
+        self.wakes = Wakes()
+        self.services = self._services()
+        record = QueueRecord("/", "q", QUEUE_ID, False, encoded(arguments), list(self.marks.slots))
+        broker: Any = SimpleNamespace(services=self.services)
+        machine = Machine(recovery._settings(record))
+        for recovered in Journal(self.environment).recover():
+            assert recovered.queue_id == QUEUE_ID
+            machine = recovery._machine(broker, record, recovered)
+        machine.next_seq = max([machine.next_seq, *(self.marks.get(slot) + 1 for slot in record.marks)])
+        return LocalHost(None, QUEUE_ID, machine, self.services, journalled=True, marks=record.marks)
+
+
+def publish(
+    host: LocalHost,
+    contents: list[bytes],
+    origin: Publisher | None = None,
+    first: int = 1,
+    attributes: Attributes = PERSISTENT,
+) -> None:
+    host.submit(("enqueue", Run(range(len(contents)), list(contents), b"head", attributes), origin, first))
+
+
+def resident_bytes(host: LocalHost) -> int:
+    """The bodies that the queue really has in memory."""
+    machine = host.machine
+    runs = list(machine.ready.runs())
+    runs += [run for consumer in machine.consumers.by_key.values() for run in consumer.checkout.runs]
+    runs += [run for run, _ in machine.dead_lettering.values()]
+    return sum(sum(map(len, run.contents)) for run in runs if run.contents is not None)

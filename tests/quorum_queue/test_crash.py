@@ -1,0 +1,163 @@
+"""A durable queue under commands, commits, paging and crashes, against a model of single messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.run import Attributes, Run
+from quorum_queue.machine.settings import Settings
+from tests.quorum_queue.node import Node, Publisher, Receiver, resident_bytes
+
+
+@dataclass
+class Sent:
+    seq: int
+    content: bytes
+    persistent: bool
+    delivered: bool = False
+    attempts: int = 0
+
+
+class QueueOnDisk(RuleBasedStateMachine):
+    """`left` are the messages that the queue has now, `durable` those that a restart must find, with their attempts."""
+
+    @initialize(budget=st.sampled_from([0, 100, 1 << 30]), priorities=st.booleans(), quorum=st.booleans())
+    def start(self, budget: int, priorities: bool, quorum: bool) -> None:
+        self.node = Node(budget)
+        self.quorum = quorum
+        self.priority_max = 1 if priorities and not quorum else 0
+        self.arguments: dict[str, object] = {}
+        if quorum:
+            self.arguments["x-queue-type"] = "quorum"
+        elif self.priority_max:
+            self.arguments["x-max-priority"] = 1
+        declared = Settings(
+            priority_max=self.priority_max, delivery_limit=20 if quorum else None, keeps_all=quorum
+        )
+        self.host = self.node.host(declared, journalled=True)
+        self.publisher = Publisher()
+        self.left: dict[int, Sent] = {}
+        self.durable: dict[int, int] = {}
+        self.by_content: dict[bytes, Sent] = {}
+        self.next_number = 1
+        self.acknowledged: set[int] = set()
+        self.settled_durably: set[int] = set()
+        self.receivers: dict[str, Receiver] = {}
+        self.held: dict[str, dict[int, Sent]] = {}
+
+    @rule(counts=st.lists(st.integers(1, 5), min_size=1, max_size=3), size=st.integers(0, 40),
+          persistent=st.booleans(), priority=st.integers(0, 1))  # fmt: skip
+    def publish(self, counts: list[int], size: int, persistent: bool, priority: int) -> None:
+        for count in counts:
+            first = self.next_number
+            self.next_number += count
+            contents = [b"%d" % number + b"." * size for number in range(first, first + count)]
+            seq = self.host.machine.next_seq + sum(
+                len(command[1].seqs) for command in self.host.pending if command[0] == "enqueue"
+            )
+            for offset, content in enumerate(contents):
+                sent = Sent(seq + offset, content, persistent or self.quorum)
+                self.left[sent.seq] = self.by_content[content] = sent
+            run = Run(range(count), contents, b"head", Attributes(persistent=persistent, priority=priority))
+            self.host.pending.append(("enqueue", run, self.publisher, first))
+        self.turn()
+
+    @rule(key=st.sampled_from(["a", "b"]), prefetch=st.integers(1, 4))
+    def attach(self, key: str, prefetch: int) -> None:
+        if key in self.host.machine.consumers.by_key:
+            self.host.pending.append(("prefetch", key, prefetch))
+        else:
+            self.receivers[key] = Receiver()
+            self.held[key] = {}
+            self.host.pending.append(("attach", Consumer(key, prefetch=prefetch, sink=self.receivers[key])))
+        self.turn()
+
+    @rule(key=st.sampled_from(["a", "b"]), data=st.data(), requeue=st.booleans())
+    def settle(self, key: str, data: st.DataObject, requeue: bool) -> None:
+        held = self.held.get(key)
+        if not held:
+            return
+        ids = list(held)
+        low = data.draw(st.sampled_from(ids))
+        high = data.draw(st.sampled_from(ids[ids.index(low) :]))
+        verb = "return" if requeue else "settle"
+        for delivery_id in [delivery_id for delivery_id in ids if low <= delivery_id <= high]:
+            sent = held.pop(delivery_id)
+            if requeue:
+                sent.attempts += 1
+            else:
+                del self.left[sent.seq]
+                self.acknowledged.add(sent.seq)
+        self.host.pending.append((verb, key, low, high))
+        self.turn()
+
+    @rule()
+    def page_out(self) -> None:
+        self.host.page_out(1 << 30)
+        self.check_memory()
+
+    @rule()
+    def commit(self) -> None:
+        self.node.commit()
+        self.durable = {
+            sent.seq: sent.attempts if self.quorum else 0 for sent in self.left.values() if sent.persistent
+        }
+        self.settled_durably |= self.acknowledged
+        assert self.publisher.confirms == set(range(1, self.next_number))
+        self.check_memory()
+
+    @rule()
+    def crash(self) -> None:
+        self.host = self.node.crash(self.arguments)
+        self.publisher = Publisher()
+        self.publisher.confirms = set(range(1, self.next_number))
+        self.receivers, self.held = {}, {}
+        by_seq = {sent.seq: sent for sent in self.by_content.values() if sent.seq in self.durable}
+        expected = {}
+        for seq, attempts in self.durable.items():
+            sent = by_seq[seq]
+            sent.attempts = max(attempts, 1) if self.quorum and sent.delivered else attempts
+            expected[seq] = sent.delivered, sent.attempts
+        found = {
+            seq: (run.redelivered, run.attempts) for run in self.host.machine.ready.runs() for seq in run.seqs
+        }
+        assert found == expected
+        assert self.settled_durably.isdisjoint(found)
+        self.left = {seq: by_seq[seq] for seq in self.durable}
+        self.acknowledged = set(self.settled_durably)
+        # Numbers of messages that never reached the disk are given again.
+        self.by_content = {sent.content: sent for sent in self.left.values()}
+        self.check_memory()
+
+    def turn(self) -> None:
+        self.host.turn()
+        for key, receiver in self.receivers.items():
+            for delivery_id, content, redelivered in receiver.received:
+                sent = self.by_content[content]
+                assert sent.seq in self.left
+                assert redelivered == sent.delivered
+                sent.delivered = True
+                self.held[key][delivery_id] = sent
+            assert [seen[0] for seen in receiver.received] == sorted(seen[0] for seen in receiver.received)
+            receiver.received.clear()
+        ready = [seq for run in self.host.machine.ready.runs() for seq in run.seqs]
+        held = [sent.seq for holding in self.held.values() for sent in holding.values()]
+        assert sorted(ready + held) == sorted(self.left)
+        self.check_memory()
+
+    def check_memory(self) -> None:
+        memory = self.node.services.memory
+        assert memory.used == self.host.resident_bytes == resident_bytes(self.host)
+        if not self.left:
+            assert memory.used == 0
+
+
+TestQueueOnDisk = QueueOnDisk.TestCase
+TestQueueOnDisk.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)

@@ -1,0 +1,354 @@
+"""A queue on its node: when it confirms, what it writes, what it keeps in memory, and how it comes back."""
+
+from __future__ import annotations
+
+import pytest
+
+from persistence.journal import Journal
+from quorum_queue import local as local_module
+from quorum_queue.local import LocalHost
+from quorum_queue.machine import run as run_module
+from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.run import Attributes, Run
+from quorum_queue.machine.settings import Settings
+from tests.quorum_queue.node import PERSISTENT, QUEUE_ID, Node, Publisher, Receiver, publish, resident_bytes
+
+TRANSIENT = Attributes()
+
+
+def numbered(first: int, last: int, size: int = 0) -> list[bytes]:
+    return [b"%d" % number + b"." * size for number in range(first, last + 1)]
+
+
+def attach(host: LocalHost, key: str = "c", prefetch: int = 0, no_ack: bool = False) -> Receiver:
+    receiver = Receiver()
+    host.submit(("attach", Consumer(key, prefetch=prefetch, no_ack=no_ack, sink=receiver)))
+    return receiver
+
+
+def records(node: Node) -> list[tuple[int, int]]:
+    """(first number, messages) of the records on disk."""
+    return [(record.first_seq, record.count) for record in node.environment.records(QUEUE_ID, 0, 1 << 40)]
+
+
+# -- confirms
+
+
+def test_a_persistent_message_is_confirmed_by_the_commit() -> None:
+    node = Node()
+    host = node.host(Settings(), journalled=True)
+    publisher = Publisher()
+    publish(host, numbered(1, 3), publisher)
+    publish(host, numbered(4, 4), publisher, 4, TRANSIENT)
+    assert publisher.confirms == {4}
+    publish(host, numbered(5, 5), publisher, 5)
+    node.commit()
+    assert publisher.confirms == {1, 2, 3, 4, 5}
+    assert records(node) == [(1, 3), (5, 1)]
+
+
+def test_delivery_does_not_wait_for_the_commit_nor_confirm_before_it() -> None:
+    node = Node()
+    host = node.host(Settings(), journalled=True)
+    publisher, receiver = Publisher(), attach(host)
+    publish(host, numbered(1, 3), publisher)
+    assert receiver.contents == numbered(1, 3)
+    host.submit(("settle", "c", 0, 2))
+    assert publisher.confirms == set()
+    node.commit()
+    assert publisher.confirms == {1, 2, 3}
+
+
+def test_what_is_settled_before_the_commit_is_not_written() -> None:
+    node = Node()
+    host = node.host(Settings(), journalled=True)
+    attach(host)
+    publish(host, numbered(1, 3))
+    host.submit(("settle", "c", 0, 2))
+    node.commit()
+    assert records(node) == []
+    assert list(Journal(node.environment).recover()) == []
+
+
+def test_without_a_journal_confirms_are_at_once() -> None:
+    node = Node()
+    host = node.host(Settings(), journalled=False)
+    publisher = Publisher()
+    publish(host, numbered(1, 3), publisher)
+    assert publisher.confirms == {1, 2, 3}
+    node.commit()
+    assert records(node) == []
+
+
+def test_refusals_are_at_once_and_are_not_written() -> None:
+    node = Node()
+    host = node.host(Settings(max_length=2, overflow="reject-publish"), journalled=True)
+    publisher = Publisher()
+    publish(host, numbered(1, 5), publisher)
+    assert publisher.refusals == {3, 4, 5}
+    node.commit()
+    assert publisher.confirms == {1, 2}
+    assert records(node) == [(1, 2)]
+
+
+def test_a_queue_that_goes_confirms_what_was_on_its_way() -> None:
+    node = Node()
+    host = node.host(Settings(), journalled=True)
+    publisher = Publisher()
+    publish(host, numbered(1, 2, 100), publisher)
+    host.pending.append(("settle", "nobody", 0, 0))
+    host.pending.append(("enqueue", Run(range(2), numbered(3, 4), b"head"), publisher, 3))
+    host.close()
+    assert publisher.confirms == {3, 4}
+    node.commit()
+    assert publisher.confirms == {1, 2, 3, 4}
+    assert records(node) == []
+    assert node.services.memory.used == 0
+    publish(host, numbered(5, 5), publisher, 5)
+    assert 5 in publisher.confirms
+    host.wake()
+    assert node.services.memory.used == 0
+
+
+# -- memory
+
+
+@pytest.mark.parametrize("attributes", [PERSISTENT, TRANSIENT])
+@pytest.mark.parametrize("journalled", [True, False])
+def test_a_queue_larger_than_memory(
+    monkeypatch: pytest.MonkeyPatch, attributes: Attributes, journalled: bool
+) -> None:
+    # Small runs, so that a small queue has many.
+    monkeypatch.setattr(run_module, "RUN_BYTES_MAX", 3_000)
+    monkeypatch.setattr(local_module, "READ_AHEAD_BYTES", 4_000)
+    budget = 20_000
+    node = Node(budget)
+    host = node.host(Settings(), journalled=journalled)
+    sent = numbered(1, 300, 1000)
+    for start in range(0, 300, 10):
+        publish(host, sent[start : start + 10], attributes=attributes)
+        node.commit()
+        assert node.services.memory.used <= budget
+        assert node.services.memory.used == host.resident_bytes == resident_bytes(host)
+    assert host.machine.ready.count == 300
+    receiver = attach(host, prefetch=7)
+    while len(receiver.received) < 300:
+        last = receiver.received[-1][0]
+        # Some come back and are delivered again, in their place.
+        if last % 3 == 0 and not receiver.received[-1][2]:
+            host.submit(("return", "c", last, last))
+            assert receiver.received[-1][1:] == (receiver.received[-2][1], True)
+            del receiver.received[-2]
+        host.submit(("settle", "c", 0, receiver.received[-1][0]))
+        node.commit()
+        assert node.services.memory.used == host.resident_bytes == resident_bytes(host)
+        # Beside the budget: what the consumer holds, and what is read ahead for it.
+        assert node.services.memory.used <= budget + 7_000 + 4_000 + 3_000
+    assert receiver.contents == sent
+    host.submit(("settle", "c", 0, 1 << 40))
+    assert host.machine.unacked_count == 0
+    assert node.services.memory.used == host.resident_bytes == 0
+    node.commit()
+    assert records(node) == []
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_paged_out_messages_come_back_one_by_one(persistent: bool) -> None:
+    """Single returns are joined into runs; what was joined must not be paged out twice."""
+    node = Node(0)
+    host = node.host(Settings(), journalled=True)
+    receiver = attach(host, prefetch=6)
+    for content in numbered(1, 6, 50):
+        publish(host, [content], attributes=Attributes(persistent=persistent))
+    node.commit()
+    host.submit(("pause", "c", True))
+    for delivery_id in (3, 1, 2, 5, 0, 4):
+        host.submit(("return", "c", delivery_id, delivery_id))
+        assert node.services.memory.used == host.resident_bytes == resident_bytes(host)
+    publish(host, numbered(7, 9, 50), attributes=Attributes(persistent=persistent))
+    node.commit()
+    node.services.memory.relieve()
+    assert node.services.memory.used == host.resident_bytes == resident_bytes(host)
+    receiver.received.clear()
+    host.submit(("prefetch", "c", 0), ("pause", "c", False))
+    assert receiver.contents == numbered(1, 9, 50)
+    assert [redelivered for *_, redelivered in receiver.received] == [True] * 6 + [False] * 3
+    host.submit(("settle", "c", 0, 1 << 40))
+    assert node.services.memory.used == host.resident_bytes == 0
+
+
+def test_purge_and_expiry_give_memory_back() -> None:
+    node = Node()
+    host = node.host(Settings(message_ttl_ms=10), journalled=True)
+    publish(host, numbered(1, 3, 100))
+    host.submit(("purge",))
+    assert node.services.memory.used == host.resident_bytes == 0
+    publish(host, numbered(4, 6, 100))
+    assert node.services.memory.used > 300
+    node.clock.now = 10
+    node.wakes.run(10)
+    assert host.machine.ready.count == 0
+    assert node.services.memory.used == host.resident_bytes == 0
+    node.commit()
+    assert records(node) == []
+
+
+def test_a_way_that_fills_up_is_served_in_bursts() -> None:
+    node = Node()
+    host = node.host(Settings(), journalled=False)
+    publish(host, numbered(1, 10_000))
+    receiver = attach(host, no_ack=True)
+    bursts = 0
+    while node.wakes.asked:
+        bursts += 1
+        node.wakes.run(0)
+    assert bursts == 2
+    assert receiver.contents == numbered(1, 10_000)
+
+
+# -- dead letters
+
+
+def test_dead_letters_leave_at_once_or_when_they_are_taken() -> None:
+    node = Node()
+    host = node.host(Settings(dead_letter=True, dead_letter_at_least_once=True), journalled=True)
+    node.letters.takes = False
+    attach(host)
+    publish(host, numbered(1, 3, 10))
+    node.commit()
+    host.submit(("discard", "c", 0, 2))
+    node.commit()
+    assert records(node) == [(1, 3)]
+    assert node.services.memory.used > 0
+    node.clock.now = 1_000
+    node.wakes.run(1_000)
+    assert records(node) == [(1, 3)]
+    node.letters.takes = True
+    node.clock.now = 2_000
+    node.wakes.run(2_000)
+    node.commit()
+    assert node.letters.taken == [(content, "rejected") for content in numbered(1, 3, 10)]
+    assert records(node) == []
+    assert node.services.memory.used == host.resident_bytes == 0
+    assert host.machine.dead_lettering == {}
+
+
+def test_a_dead_letter_that_is_paged_out_is_sent_whole() -> None:
+    node = Node(0)
+    host = node.host(Settings(dead_letter=True, max_length=4), journalled=True)
+    publish(host, numbered(1, 4, 30))
+    node.commit()
+    host.machine.ready.levels[0].main[0].page_out()
+    host.resident_bytes = node.services.memory.used = 0
+    publish(host, numbered(5, 6, 30))
+    assert node.letters.taken == [(content, "maxlen") for content in numbered(1, 2, 30)]
+    node.commit()
+    assert node.services.memory.used == host.resident_bytes == resident_bytes(host)
+
+
+# -- after a crash
+
+
+def state(host: LocalHost) -> list[tuple[int, bool, int]]:
+    return [(seq, run.redelivered, run.attempts) for run in host.machine.ready.runs() for seq in run.seqs]
+
+
+def test_marks_tell_what_was_delivered() -> None:
+    node = Node()
+    host = node.host(Settings(), journalled=True)
+    attach(host, prefetch=3)
+    publish(host, numbered(1, 6))
+    node.commit()
+    host.submit(("settle", "c", 1, 1))
+    node.commit()
+    host = node.crash({})
+    assert state(host) == [(1, True, 0), (3, True, 0), (4, True, 0), (5, False, 0), (6, False, 0)]
+    assert node.services.memory.used == host.resident_bytes == 0
+    receiver = attach(host)
+    assert receiver.contents == [b"1", b"3", b"4", b"5", b"6"]
+    publish(host, [b"7"])
+    assert receiver.contents[-1] == b"7"
+    host.submit(("settle", "c", 0, 10))
+    assert node.services.memory.used == host.resident_bytes == 0
+    node.commit()
+    assert records(node) == []
+
+
+def test_consumers_in_turn_are_marked_to_the_last() -> None:
+    """An odd number of messages: the consumer served last does not hold the newest."""
+    node = Node()
+    host = node.host(Settings(), journalled=True)
+    attach(host, "a")
+    attach(host, "b")
+    publish(host, numbered(1, 5))
+    node.commit()
+    assert state(node.crash({})) == [(seq, True, 0) for seq in range(1, 6)]
+
+
+def test_each_priority_has_its_mark() -> None:
+    node = Node()
+    host = node.host(Settings(priority_max=2), journalled=True)
+    for priority in (0, 2, 1):
+        publish(host, numbered(1, 2), attributes=Attributes(persistent=True, priority=priority))
+    attach(host, prefetch=3)
+    node.commit()
+    host = node.crash({"x-max-priority": 2})
+    assert state(host) == [
+        (3, True, 0),
+        (4, True, 0),
+        (5, True, 0),
+        (6, False, 0),
+        (1, False, 0),
+        (2, False, 0),
+    ]
+
+
+def test_attempts_outlive_a_crash() -> None:
+    node = Node()
+    host = node.host(Settings(delivery_limit=20, keeps_all=True), journalled=True)
+    attach(host, prefetch=2)
+    publish(host, numbered(1, 4), attributes=TRANSIENT)
+    for delivery_id in (0, 2, 3):
+        host.submit(("return", "c", delivery_id, delivery_id))
+    node.commit()
+    host = node.crash({"x-queue-type": "quorum"})
+    # A delivery that the crash ended counts as one.
+    assert state(host) == [(1, True, 3), (2, True, 1), (3, False, 0), (4, False, 0)]
+
+
+def test_numbers_are_not_used_twice() -> None:
+    node = Node()
+    host = node.host(Settings(), journalled=True)
+    attach(host)
+    publish(host, numbered(1, 5))
+    host.submit(("settle", "c", 0, 4))
+    node.commit()
+    host = node.crash({})
+    publish(host, [b"6"])
+    node.commit()
+    assert state(host) == [(6, False, 0)]
+
+
+@pytest.mark.parametrize("mixed", [True, False])
+def test_long_routing_keys_do_not_make_records_that_cannot_be_recovered(mixed: bool) -> None:
+    """A restart sees the beginning of a record only; all heads have to be in it."""
+    node = Node()
+    host = node.host(Settings(), journalled=True)
+    contents = numbered(1, 9_000)
+    heads = [b"%04d" % index * 60 for index in range(len(contents))]
+    if mixed:
+        run = Run(range(len(contents)), list(contents), b"", PERSISTENT)
+        run.heads = heads
+        host.pending.append(("enqueue", run, None, 1))
+    for content, head in () if mixed else zip(contents, heads, strict=True):
+        run = Run(range(1), [content], head, PERSISTENT)
+        host.pending.append(("enqueue", run, None, 1))
+    host.turn()
+    node.commit()
+    assert len(records(node)) > 1
+    host = node.crash({})
+    assert [seq for seq, *_ in state(host)] == list(range(1, 9_001))
+    receiver = attach(host, no_ack=True)
+    while node.wakes.asked:
+        node.wakes.run(0)
+    assert receiver.contents == contents

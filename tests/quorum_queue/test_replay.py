@@ -1,0 +1,150 @@
+"""One log, one state: in every process, and from every snapshot on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import hypothesis.strategies as st
+import msgspec
+import pytest
+from hypothesis import given, settings
+
+from quorum_queue.machine import machine as machine_module
+from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.effects import Effects
+from quorum_queue.machine.machine import Machine, Meta
+from quorum_queue.machine.run import Attributes, Run
+from quorum_queue.machine.settings import Settings
+from tests.quorum_queue.command_log import Replica, random_log, random_settings
+
+ROOT = Path(__file__).parents[2]
+LOGS = 12
+
+
+def digests_of(hash_seed: str) -> str:
+    """The digests of the same logs, from a process of their own."""
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.quorum_queue.command_log", str(LOGS)]
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True, cwd=ROOT
+    ).stdout
+
+
+def test_two_processes_reach_the_same_state() -> None:
+    first, second = digests_of("1"), digests_of("2")
+    assert len(first.splitlines()) == LOGS
+    assert len(set(first.split())) > LOGS
+    assert first == second
+
+
+def through_bytes(state: dict[str, Any]) -> Machine:
+    """A machine restored from an encoded snapshot, which must be the same bytes when it is taken again."""
+    encoded = msgspec.msgpack.encode(state)
+    restored = Machine.restore(msgspec.msgpack.decode(encoded))
+    return restored
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.integers(0, 1 << 32).map(Random), st.integers(1, 10))
+def test_a_snapshot_at_every_split(random: Random, batches: int) -> None:
+    declared = random_settings(random)
+    log = random_log(random, batches)
+    original = Replica(Machine(declared))
+    told: list[tuple[dict[str, Any], bytes]] = []
+    copies: list[Replica] = []
+    for batch in log:
+        effects = original.apply(batch)
+        digest = original.machine.digest()
+        for copy in copies:
+            # Effects first: a digest cannot tell what was handed out where.
+            assert copy.apply(batch) == effects
+            assert copy.machine.digest() == digest
+            assert copy.machine.unacked_count == original.machine.unacked_count
+            assert copy.machine.ready.count == original.machine.ready.count
+            assert copy.machine.ready.bytes == original.machine.ready.bytes
+        told.append((effects, digest))
+        restored = through_bytes(original.machine.snapshot())
+        assert restored.digest() == digest
+        copies.append(Replica(restored, original.number, original.getter_id))
+    assert len(copies) == len(log)
+
+
+def test_a_digest_sees_every_field() -> None:
+    """What a replica could have wrong shows in its digest."""
+
+    def machine() -> Machine:
+        machine = Machine(Settings(priority_max=1, delivery_limit=3))
+        for name in ("a", "b"):
+            machine.apply(Meta(1), [("attach", Consumer(name, prefetch=1))], Effects())
+        run = Run(range(4), [b"w", b"x", b"y", b"z"], b"head", Attributes(ttl_ms=50))
+        machine.apply(Meta(1), [("enqueue", run, None, 0)], Effects())
+        machine.apply(Meta(1), [("pause", "a", True), ("return", "a", 0, 0)], Effects())
+        return machine
+
+    def changes() -> Iterator[Machine]:
+        changed = machine()
+        changed.ready.levels[0].returned[0].attempts += 1
+        yield changed
+        changed = machine()
+        changed.ready.levels[0].returned[0].redelivered = False
+        yield changed
+        changed = machine()
+        changed.ready.levels[0].main[0].head = b"tail"
+        yield changed
+        changed = machine()
+        changed.ready.levels[0].main[0].expires_at = 52
+        yield changed
+        changed = machine()
+        changed.ready.levels[0].main[0].contents = [b"y", b"longer"]
+        yield changed
+        changed = machine()
+        changed.apply(Meta(1), [("pause", "a", False)], Effects())
+        yield changed
+        changed = machine()
+        changed.apply(Meta(1), [("settle", "b", 0, 0)], Effects())
+        yield changed
+        changed = machine()
+        changed.next_seq += 1
+        yield changed
+        changed = machine()
+        changed.consumers.by_key["b"].next_id += 1
+        yield changed
+
+    expected = machine().digest()
+    assert machine().digest() == expected
+    digests = [changed.digest() for changed in changes()]
+    assert expected not in digests
+    assert len(set(digests)) == len(digests)
+
+
+@pytest.mark.parametrize("consumers", [1, 3])
+@pytest.mark.parametrize("size", [1, 700])
+def test_bursts_do_not_depend_on_how_runs_are_cut(
+    monkeypatch: pytest.MonkeyPatch, consumers: int, size: int
+) -> None:
+    monkeypatch.setattr(machine_module, "BURST_MESSAGES", 100)
+    monkeypatch.setattr(machine_module, "BURST_BYTES", 10_000)
+
+    def burst(lengths: list[int]) -> list[tuple[str, list[int]]]:
+        machine = Machine(Settings())
+        for index, length in enumerate(lengths):
+            run = Run(range(length), [bytes(size)] * length, b"", Attributes(priority=index % 2))
+            machine.apply(Meta(0), [("enqueue", run, None, 0)], Effects())
+        for index in range(consumers):
+            machine.consumers.attach(Consumer(f"c{index}"))
+        effects = Effects()
+        machine.apply(Meta(0), [], effects)
+        assert effects.more
+        assert effects.burst_messages == (100 if size == 1 else 15)
+        handed: dict[str, list[int]] = {}
+        for consumer, run, _ in effects.deliveries:
+            handed.setdefault(consumer.key, []).extend(run.seqs)
+        return sorted(handed.items())
+
+    assert burst([300]) == burst([7] * 40 + [20]) == burst([1, 99, 90, 110])

@@ -1,0 +1,69 @@
+"""The longer proofs: `python -m tests.reliability.chaos`.
+
+4 GB of messages through one queue while the whole process keeps within 400 MB, durable and transient; then many rounds
+of kill -9 under load with seeds of their own. Prints what it saw; the exit code says whether all held.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+from tests.reliability.flow import Row, limited, through
+from tests.reliability.node import Node
+from tests.reliability.test_kill import BUDGET, rounds
+
+MIB = 1 << 20
+LIMIT_BYTES = 400_000_000
+
+
+def memory(directory: Path, total_bytes: int) -> None:
+    """Raises AssertionError unless the resident set stayed below the limit throughout, mapped files included."""
+    print(Row.HEADING)
+    for persistent in (True, False):
+        name = "durable" if persistent else "transient"
+        place = directory / name
+        place.mkdir()
+        with limited(place, "--memory-limit", str(LIMIT_BYTES)) as (node, watch):
+            first = through(node, name, total_bytes, persistent=persistent, watch=watch, backlog_share=0.6)
+            print(first.text, flush=True)
+            disk = node.disk_bytes()
+            again = through(
+                node, f"{name}, again", total_bytes, persistent=persistent, watch=watch, backlog_share=0.6
+            )
+            print(again.text, flush=True)
+            assert watch.peak.resident < LIMIT_BYTES, f"{watch.peak.resident:,} bytes resident"
+            assert node.disk_bytes() < disk * 1.1, "the space of what was consumed is not used again"
+
+
+def kills(directory: Path, seeds: int, how_many: int) -> None:
+    for seed in range(seeds):
+        place = directory / f"seed{seed}"
+        place.mkdir()
+        began = time.monotonic()
+        with Node(place, *BUDGET) as node:
+            world = rounds(node, seed, how_many)
+        messages = next(world.numbers) - 1
+        print(
+            f"seed {seed}: {how_many} kills, {messages:,} messages, {time.monotonic() - began:.1f} s",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--megabytes", type=int, default=4096, help="size of each flow; 0: none")
+    parser.add_argument("--seeds", type=int, default=5, help="data directories; 0: none")
+    parser.add_argument("--rounds", type=int, default=12, help="kills on each of them")
+    parser.add_argument("--directory", type=Path, help="where data goes; default: a temporary directory")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="mqd-chaos-", dir=chosen.directory) as directory:
+        if chosen.megabytes:
+            memory(Path(directory), chosen.megabytes * MIB)
+        kills(Path(directory), chosen.seeds, chosen.rounds)
+
+
+if __name__ == "__main__":
+    main()
