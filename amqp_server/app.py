@@ -38,6 +38,8 @@ logger = logging.getLogger("mqd")
 GC_FIRST_THRESHOLD = 100_000
 #: A thread that ends a commit gets the interpreter back within this time, s.
 SWITCH_INTERVAL_S = 0.001
+#: With however small a memory budget, so much may wait for the disk, or publishers would wait for each sync.
+UNSYNCED_MIN_BYTES = 1 << 20
 #: Time that clients have to take their last bytes when the node stops, s.
 STOP_TIMEOUT_S = 5.0
 
@@ -92,6 +94,9 @@ class Node:
             unsynced_bytes=lambda: max(self.journal.pending_bytes, self.spill.pending_bytes),
             barrier=self._written,
         )
+        # What is on its way to the disk is in memory, too, whatever the budget says.
+        room = max(config.body_budget_bytes // 4, UNSYNCED_MIN_BYTES)
+        self.server.unsynced_high = min(config.unsynced_high_bytes, room)
         self.resources = ResourceWatch(
             config, self.broker, Path(environment.directory), environment.free_bytes
         )
@@ -99,7 +104,7 @@ class Node:
         self.broker.alarms.listeners.append(self.server.alarm_changed)
         self._timer_changed = trio.Event()
         self.broker.timers.changed = lambda: self._timer_changed.set()
-        self.amqp_address = self.http_address = ""
+        self.amqp_address = self.amqps_address = self.http_address = ""
 
     def _unsynced(self) -> bool:
         pending = self.environment.pending
@@ -132,6 +137,7 @@ class Node:
         self.amqp_address = _address(listening[0][0])
         if config.amqps:
             listening.append((self.server.listen(config.amqps, config.listen_backlog), make_context(config)))
+            self.amqps_address = _address(listening[-1][0])
         http = None
         if config.http:
             http = self.server.listen(config.http, config.listen_backlog)

@@ -22,6 +22,8 @@ from quorum_queue.ports import Commits, DeadLetters, Journal, Marks, Timers
 RECORD_BYTES_MAX = 256 * 1024
 #: Bodies are paged in this far ahead of the head of the queue.
 READ_AHEAD_BYTES = 512 * 1024
+#: Runs that consumers hold and that one relief looks at; most may be paged out already.
+PAGE_OUT_LOOKS_MAX = 1_000
 #: A dead letter that found no taker is tried again after this time.
 DEAD_LETTER_RETRY_MS = 1_000
 
@@ -305,16 +307,33 @@ class LocalHost:
                     if run.seqs[-1] > self._durable_seq:
                         held_back.append(run)
                         continue
-                else:
+                elif not run.spilled:
                     self._spill(run)
                 freed += run.page_out()
             resident.extend(reversed(held_back))
+        if freed < bytes_wanted:
+            freed += self._page_out_handed_out(bytes_wanted - freed)
         self.resident_bytes -= freed
         self.services.memory.used -= freed
         return freed
 
+    def _page_out_handed_out(self, bytes_wanted: int) -> int:
+        """Drop bodies that consumers hold, or gave back: they are needed again only if something goes wrong."""
+        freed = looked_at = 0
+        held = [consumer.checkout.runs for consumer in self.machine.consumers.by_key.values()]
+        for runs in (*held, *(level.returned for level in self.machine.ready.levels)):
+            for run in reversed(runs):
+                looked_at += 1
+                if freed >= bytes_wanted or looked_at > PAGE_OUT_LOOKS_MAX:
+                    return freed
+                durable = self.journalled and run.attributes.persistent
+                if run.contents is not None and durable and run.seqs[-1] <= self._durable_seq:
+                    freed += run.page_out()
+        return freed
+
     def _spill(self, run: Run) -> None:
         self._spilled_to = max(self._spilled_to, run.seqs[-1])
+        run.spilled = True
         for part in _parts(run):
             self.services.spill.append(self.queue_id, part.seqs.start, len(part.seqs), codec.encode([part]))
 

@@ -55,7 +55,13 @@ class DeadLetterSender:
         return taken
 
     def _send(
-        self, queue: Queue, item: bytes, attributes: Attributes, exchange: str, routing_key: str, reason: Reason
+        self,
+        queue: Queue,
+        item: bytes,
+        attributes: Attributes,
+        exchange: str,
+        routing_key: str,
+        reason: Reason,
     ) -> bool:
         parsed = queue.parsed
         vhost = queue.vhost
@@ -67,7 +73,11 @@ class DeadLetterSender:
         headers = properties.headers or {}
         deaths = _deaths(properties.raw.get("headers", b""))
         copies = carbon_copies(headers, "CC")
-        keys = [routing_key, *copies] if parsed.dead_letter_routing_key is None else [parsed.dead_letter_routing_key]
+        keys = (
+            [routing_key, *copies]
+            if parsed.dead_letter_routing_key is None
+            else [parsed.dead_letter_routing_key]
+        )
         queues = self._broker.route_all(vhost, target, keys, properties)
         queues = [name for name in queues if not _is_cycle(name, deaths, reason)]
         changed = self._headers(queue, properties, deaths, exchange, [routing_key, *copies], reason)
@@ -83,7 +93,9 @@ class DeadLetterSender:
         head = short_string(target) + short_string(keys[0])
         return self._enqueue(queue, [vhost.queues[name] for name in queues], framed, head, sent)
 
-    def _enqueue(self, queue: Queue, targets: list[Queue], framed: bytes, head: bytes, sent: Attributes) -> bool:
+    def _enqueue(
+        self, queue: Queue, targets: list[Queue], framed: bytes, head: bytes, sent: Attributes
+    ) -> bool:
         """Hand the message to its targets. Where one is told to hold on to it, the answer counts."""
         certain = queue.host.machine.settings.dead_letter_at_least_once
         outcome = Outcome()
@@ -110,7 +122,9 @@ class DeadLetterSender:
     ) -> dict[bytes, bytes | None]:
         """Return the header fields that change, encoded."""
         changed: dict[bytes, bytes | None] = {}
-        known = next((death for death in deaths if death.queue == queue.name and death.reason == reason), None)
+        known = next(
+            (death for death in deaths if death.queue == queue.name and death.reason == reason), None
+        )
         if known is None:
             fields: dict[str, object] = {
                 "reason": reason,

@@ -76,7 +76,9 @@ def recover(broker: Broker, journal: RecoverableJournal) -> None:
         machines[recovered.queue_id] = _machine(broker, found, recovered)
     for queue_id, record in queues.items():
         machine = machines.get(queue_id) or Machine(_settings(record))
-        machine.next_seq = max([machine.next_seq, *(broker.services.marks.get(slot) + 1 for slot in record.marks)])
+        machine.next_seq = max(
+            [machine.next_seq, *(broker.services.marks.get(slot) + 1 for slot in record.marks)]
+        )
         broker.vhost(record.vhost).restore_queue(record, machine)
     broker.services.marks.retain(slot for record in queues.values() for slot in record.marks)
     broker.queue_ids_from(max([0, *queues]) + 1)
@@ -90,7 +92,9 @@ def recover(broker: Broker, journal: RecoverableJournal) -> None:
             queue.host.submit(("tick",))
     broker.run_dirty()
     broker.changed()
-    logger.info("recovered %d queues with %d messages", len(queues), sum(m.ready.count for m in machines.values()))
+    logger.info(
+        "recovered %d queues with %d messages", len(queues), sum(m.ready.count for m in machines.values())
+    )
 
 
 def _settings(record: QueueRecord):  # type: ignore[no-untyped-def]
@@ -117,8 +121,13 @@ def _machine(broker: Broker, record: QueueRecord, recovered: RecoveredQueue) -> 
         try:
             runs = codec.decode_heads(entry.prefix, entry.first_seq)
         except codec.CodecError as error:
-            logger.error("queue '%s' lost messages %d to %d: %s", record.name, entry.first_seq,
-                         entry.first_seq + entry.count - 1, error)
+            logger.error(
+                "queue '%s' lost messages %d to %d: %s",
+                record.name,
+                entry.first_seq,
+                entry.first_seq + entry.count - 1,
+                error,
+            )
             continue
         machine.next_seq = max(machine.next_seq, entry.first_seq + entry.count)
         for run in runs:

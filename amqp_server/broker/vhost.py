@@ -78,7 +78,9 @@ class VHost:
         """Make an exchange that isn't there. Raises UnknownExchangeType, InvalidArgument, ResourceError."""
         broker = self.broker
         if broker.exchange_count >= broker.config.exchanges_max:
-            raise ResourceError(f"there are {broker.exchange_count} exchanges, no more are allowed (exchanges_max)")
+            raise ResourceError(
+                f"there are {broker.exchange_count} exchanges, no more are allowed (exchanges_max)"
+            )
         exchange = self.router.declare(
             name, kind, durable=durable, auto_delete=auto_delete, internal=internal, arguments=arguments
         )
@@ -117,7 +119,9 @@ class VHost:
         """Raises InvalidArgument, ResourceError."""
         broker = self.broker
         if broker.binding_count >= broker.config.bindings_max:
-            raise ResourceError(f"there are {broker.binding_count} bindings, no more are allowed (bindings_max)")
+            raise ResourceError(
+                f"there are {broker.binding_count} bindings, no more are allowed (bindings_max)"
+            )
         if not self.router.bind(binding):
             return
         broker.binding_count += 1
@@ -287,7 +291,13 @@ class VHost:
             record.name, arguments, durable=True, exclusive=False, auto_delete=record.auto_delete, types={}
         )
         queue = Queue(
-            self, record.name, record.queue_id, parsed, arguments, durable=True, auto_delete=record.auto_delete
+            self,
+            record.name,
+            record.queue_id,
+            parsed,
+            arguments,
+            durable=True,
+            auto_delete=record.auto_delete,
         )
         queue.marks = record.marks
         self._add(queue, machine or Machine(settings_of(parsed)), journalled=True)

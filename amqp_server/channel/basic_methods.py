@@ -30,12 +30,20 @@ def qos(channel: Channel, method: commands.Basic.Qos) -> None:
     if method.prefetch_size:
         raise NotImplemented_(f"prefetch_size!=0 ({method.prefetch_size})")
     if method.global_:
-        channel.window.limit = method.prefetch_count or 0
-        for subscription in list(channel.subscriptions.values()):
-            subscription.queue.host.submit(("tick",))
+        _limit_window(channel, method.prefetch_count or 0)
     else:
-        channel.prefetch = method.prefetch_count
+        # RabbitMQ lifts the channel's limit with it; who wants both sets the consumers' first.
+        _limit_window(channel, 0)
+        channel.prefetch = method.prefetch_count or 0
     channel.send(commands.Basic.QosOk())
+
+
+def _limit_window(channel: Channel, limit: int) -> None:
+    if channel.window.limit == limit:
+        return
+    channel.window.limit = limit
+    for subscription in list(channel.subscriptions.values()):
+        subscription.queue.host.submit(("tick",))
 
 
 def consume(channel: Channel, method: commands.Basic.Consume) -> None:

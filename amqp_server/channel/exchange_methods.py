@@ -174,7 +174,7 @@ def change_binding(
     if add:
         existing(channel, source)
     if kind == "queue":
-        _check_queue(channel, destination, must_exist=add)
+        _check_queue(channel, binding, add=add)
     elif add:
         existing(channel, destination)
     if not add:
@@ -186,13 +186,15 @@ def change_binding(
         raise PreconditionFailed(str(error)) from None
 
 
-def _check_queue(channel: Channel, name: str, *, must_exist: bool) -> None:
-    """Raises NotFound, ResourceLocked."""
-    queue = channel.vhost.queues.get(name)
-    if queue is not None:
+def _check_queue(channel: Channel, binding: Binding, *, add: bool) -> None:
+    """Raises NotFound, ResourceLocked. As in RabbitMQ nothing is checked for an unbind of what is not bound."""
+    vhost = channel.vhost
+    queue = vhost.queues.get(binding.destination)
+    if queue is None:
+        if add:
+            raise NotFound(f"no queue '{binding.destination}' in vhost '{vhost.name}'")
+    elif add or binding in vhost.router.bindings(destination=queue.name, kind="queue"):
         check_owner(channel, queue)
-    elif must_exist:
-        raise NotFound(f"no queue '{name}' in vhost '{channel.vhost.name}'")
 
 
 def check_owner(channel: Channel, queue: Queue) -> None:

@@ -48,6 +48,8 @@ class Incoming:
         self.broker = session.broker
         self.config = session.config
         self._tail = b""
+        #: Offset behind the frame that is being handled.
+        self._after = 0
         #: Bytes still to come of a large body frame, and its channel.
         self._body_left = 0
         self._body_channel: Channel | None = None
@@ -124,9 +126,18 @@ class Incoming:
         except AMQPError as error:
             self.flush(hold=False)
             self._session.fail(error, (0, 0))
-            position = len(data)
+            position = self._rest(data, error)
         self._tail = data[position:] if self._session.state is not State.CLOSED else b""
         self.flush()
+
+    def _rest(self, data: bytes, error: AMQPError) -> int:
+        """The client may have closed the connection itself behind what was wrong: look, if frames can be told apart."""
+        if isinstance(error, FrameError):
+            return len(data)
+        try:
+            return self._frames(data, self._after)
+        except AMQPError:
+            return len(data)
 
     def _frames(self, data: bytes, pos: int) -> int:
         """Handle the whole frames in data[pos:]; return the offset of the first byte left."""
@@ -143,7 +154,7 @@ class Incoming:
                 raise FrameError(
                     octets(data, pos, size, f"{{frame_too_large,{size},{self._session.frame_max - 8}}}")
                 )
-            after = pos + size + frames.OVERHEAD
+            after = self._after = pos + size + frames.OVERHEAD
             if after > end:
                 if kind not in KINDS:
                     raise FrameError(first_octets(data, pos, "unknown_frame"))

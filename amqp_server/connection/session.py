@@ -214,7 +214,7 @@ class Session:
             )
         self.channels[number] = channel = Channel(self, number)
         self.broker.channel_count += 1
-        channel.send(commands.Channel.OpenOk())
+        channel.send(methods.make(commands.Channel.OpenOk))
 
     def _drop_channel(self, channel: Channel) -> None:
         if self.channels.pop(channel.number, None) is not None:

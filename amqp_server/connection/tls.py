@@ -42,6 +42,10 @@ class TlsWire:
                 if not await self._read_more():
                     raise ConnectionResetError("the client left during the TLS handshake") from None
                 continue
+            except ssl.SSLError:
+                # The alert, so that the client can say what is wrong.
+                self._push()
+                raise
             await self._send_all()
             return
 

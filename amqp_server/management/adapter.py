@@ -131,7 +131,7 @@ class ManagedBroker:
     def _queue(self, queue: Queue) -> QueueView:
         machine = queue.host.machine
         ready, unacked = machine.ready.count, machine.unacked_count
-        active = machine.consumers.active() if queue.parsed.single_active_consumer else None
+        active = machine.consumers.active if queue.parsed.single_active_consumer else None
         return QueueView(
             name=queue.name,
             vhost=queue.vhost.name,
@@ -231,7 +231,7 @@ class ManagedBroker:
     def consumers(self, vhost: str) -> Iterable[ConsumerView]:
         for queue in list(self._broker.vhost(vhost).queues.values()):
             consumers = queue.host.machine.consumers
-            active = consumers.active() if queue.parsed.single_active_consumer else None
+            active = consumers.active if queue.parsed.single_active_consumer else None
             for subscription in list(queue.subscriptions.values()):
                 session, channel = subscription.channel.session, subscription.channel
                 is_active = active is None or active.key == subscription.key

@@ -61,7 +61,9 @@ def take(data: bytes, pos: int, end: int) -> tuple[int, list[tuple[int, int]]]:
             if ahead >= STREAK:
                 first = (tag & 255) + 1
                 start = prefix + tag.to_bytes(8, "big")[:7]
-                expected = b"".join(_flatten(zip(repeat(start), _LOW[first : first + ahead], repeat(b"\x00\xce"))))
+                expected = b"".join(
+                    _flatten(zip(repeat(start), _LOW[first : first + ahead], repeat(b"\x00\xce")))
+                )
                 if startswith(expected, pos):
                     high += ahead
                     pos += ahead * FRAME_BYTES

@@ -171,7 +171,11 @@ def restamp_all(contents: list[bytes], channel: int) -> list[bytes]:
     restamped: list[bytes] = []
     for content in contents:
         # 8 bytes around the header's payload, whose length is in bytes 3 to 7.
-        at = 8 + (content[5] << 8 | content[6]) if not content[3] and not content[4] else 8 + int.from_bytes(content[3:7])
+        at = (
+            8 + (content[5] << 8 | content[6])
+            if not content[3] and not content[4]
+            else 8 + int.from_bytes(content[3:7])
+        )
         if at == len(content):
             restamped.append(header + content[3:])
         elif at + 8 + int.from_bytes(content[at + 3 : at + 7]) == len(content):

@@ -80,7 +80,9 @@ class DeliverTemplate:
             part = min(256 - low, count - done)
             start = prefix + (tag >> 8).to_bytes(7, "big")
             batch = contents if part == count else contents[done : done + part]
-            parts.append(b"".join(_flatten(zip(repeat(start), _LOW[low : low + part], repeat(suffix), batch))))
+            parts.append(
+                b"".join(_flatten(zip(repeat(start), _LOW[low : low + part], repeat(suffix), batch)))
+            )
             tag += part
             done += part
         return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -48,7 +48,17 @@ class Outcome(Enum):
 class Route:
     """Where the messages of one publish frame go, as of one generation of the topology."""
 
-    __slots__ = ("channel", "exchange", "head", "hosts", "key", "mandatory", "publisher", "resolve", "routing_key")
+    __slots__ = (
+        "channel",
+        "exchange",
+        "head",
+        "hosts",
+        "key",
+        "mandatory",
+        "publisher",
+        "resolve",
+        "routing_key",
+    )
 
     def __init__(
         self,
@@ -166,7 +176,9 @@ class Publisher:
             attributes = self._interned[key] = Attributes(persistent, priority, ttl_ms, channel, frame_bytes)
         return attributes
 
-    def scan(self, data: bytes, offset: int, end: int, flags: int, channel: int, large: bool) -> Attributes | None:
+    def scan(
+        self, data: bytes, offset: int, end: int, flags: int, channel: int, large: bool
+    ) -> Attributes | None:
         """Walk the properties in data[offset:end]; None where the slow path must look."""
         try:
             if flags & CONTENT_TYPE:
@@ -267,7 +279,14 @@ def take(
                 outcome = Outcome.MORE if _may_be_header(data, at, end, channel, body_max) else Outcome.SLOW
                 break
             kind, stamp, size, class_id, weight, body_size, flags = unpack_header(data, at)
-            if kind != 2 or stamp != channel or class_id != 60 or size < 14 or size > body_max or body_size > body_max:
+            if (
+                kind != 2
+                or stamp != channel
+                or class_id != 60
+                or size < 14
+                or size > body_max
+                or body_size > body_max
+            ):
                 outcome = Outcome.SLOW
                 break
             if weight:
@@ -293,7 +312,12 @@ def take(
                 after = body_at
                 tail_bytes = 1
             attributes, mask = publisher.properties(
-                data, at + 19, body_at - 1, flags, channel, size > SMALL_FRAME - 8 or body_size > SMALL_FRAME - 8
+                data,
+                at + 19,
+                body_at - 1,
+                flags,
+                channel,
+                size > SMALL_FRAME - 8 or body_size > SMALL_FRAME - 8,
             )
             if attributes is None:
                 outcome = Outcome.SLOW
@@ -343,7 +367,11 @@ def take(
 
 
 def _switch(
-    segments: list[Segment], segment: Segment | None, before: Route | None, route: Route, attributes: Attributes
+    segments: list[Segment],
+    segment: Segment | None,
+    before: Route | None,
+    route: Route,
+    attributes: Attributes,
 ) -> Segment:
     """Return the segment for messages of `route`: the last one, if it takes them, or a new one."""
     if segment is None and segments:

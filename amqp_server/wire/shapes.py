@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from amqp_server.wire import tables
 
-_LENGTH_ONLY = ("content_type", "content_encoding", "correlation_id", "message_id", "type", "app_id", "cluster_id")
+_LENGTH_ONLY = (
+    "content_type",
+    "content_encoding",
+    "correlation_id",
+    "message_id",
+    "type",
+    "app_id",
+    "cluster_id",
+)
 _NAMES = (
     "content_type",
     "content_encoding",

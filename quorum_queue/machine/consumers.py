@@ -133,7 +133,7 @@ class Consumer:
 class Consumers:
     """The consumers of a queue, in turns within each priority."""
 
-    __slots__ = ("_groups", "by_key", "count", "single_active")
+    __slots__ = ("_groups", "active", "by_key", "count", "single_active")
 
     def __init__(self, *, single_active: bool = False) -> None:
         self.by_key: dict[Any, Consumer] = {}
@@ -141,10 +141,14 @@ class Consumers:
         self._groups: list[tuple[int, deque[Consumer]]] = []
         self.count = 0
         self.single_active = single_active
+        #: The single active consumer stays so until it goes, whatever the priority of those that come after it.
+        self.active: Consumer | None = None
 
     def attach(self, consumer: Consumer) -> None:
         self.by_key[consumer.key] = consumer
         self.count += 1
+        if self.single_active and self.active is None:
+            self.active = consumer
         for priority, group in self._groups:
             if priority == consumer.priority:
                 group.append(consumer)
@@ -163,23 +167,19 @@ class Consumers:
                 group.remove(consumer)
                 if not group:
                     del self._groups[index]
-                return
+                break
+        if consumer is self.active:
+            self.active = next(self.attached(), None)
 
     def attached(self) -> Iterator[Consumer]:
         """The attached consumers, in turn."""
         for _, group in self._groups:
             yield from group
 
-    def active(self) -> Consumer | None:
-        """Return the single active consumer: the one attached first among the highest priority."""
-        for _, group in self._groups:
-            return group[0]
-        return None
-
     def takers(self) -> list[Consumer]:
         """Return those whose turn it is: all with room in the highest priority that has any."""
         if self.single_active:
-            active = self.active()
+            active = self.active
             return [active] if active is not None and active.room() > 0 else []
         for _, group in self._groups:
             if len(group) == 1:

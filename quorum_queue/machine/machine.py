@@ -160,7 +160,7 @@ class Machine:
                 continue
             turns = len(takers)
             share = min(min(taker.room() for taker in takers), -(-length // turns))
-            if any(taker.window is not None and taker.window.room() < UNLIMITED for taker in takers):
+            if _one_by_one(takers):
                 share, turns = 1, 1
             run = ready.pop(level, min(share * turns, length))
             count = len(run.seqs)
@@ -336,6 +336,7 @@ class Machine:
             "next_seq": self.next_seq,
             "ready": [_plain(run) for run in self.ready.runs()],
             "dead_lettering": [[reason, _plain(run)] for run, reason in self.dead_lettering.values()],
+            "active": None if self.consumers.active is None else self.consumers.active.key,
             "consumers": [
                 {
                     "key": consumer.key,
@@ -389,6 +390,8 @@ class Machine:
             else:
                 consumer.attached = False
                 machine.consumers.by_key[consumer.key] = consumer
+        if state["active"] is not None:
+            machine.consumers.active = machine.consumers.by_key[state["active"]]
         return machine
 
     def digest(self) -> bytes:
@@ -411,6 +414,15 @@ def _fitting(run: Run, room_bytes: int) -> int:
     """Return how many messages of a run begin within the room. Where runs are cut must not change what a batch holds."""
     sizes = map(len, run.contents) if run.contents is not None else run.sizes or ()
     return 1 + bisect_left(list(accumulate(sizes))[:-1], room_bytes)
+
+
+def _one_by_one(takers: list[Consumer]) -> bool:
+    """Must messages go out singly? So it is where room is shared, and for consumers of one channel: what a publisher
+    sent through one queue arrives on one channel in order (AMQP 0-9-1, 4.7), whichever of its consumers gets it."""
+    windows = [taker.window for taker in takers if taker.window is not None]
+    if any(window.room() < UNLIMITED for window in windows):
+        return True
+    return len({id(window): None for window in windows}) < len(windows)
 
 
 def _as_delivered(run: Run) -> Run:

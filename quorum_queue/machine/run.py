@@ -54,6 +54,7 @@ class Run:
         "seqs",
         "size",
         "sizes",
+        "spilled",
     )
 
     def __init__(
@@ -80,6 +81,8 @@ class Run:
         self.size = sum(map(len, contents)) if size < 0 and contents is not None else size
         #: Stands in the queue, not with a consumer.
         self.ready = False
+        #: All bodies are in the spill, whether they are in memory or not: no position is written there twice.
+        self.spilled = False
 
     def __len__(self) -> int:
         return len(self.seqs)
@@ -96,6 +99,7 @@ class Run:
         run = Run(seqs, None, self.head, self.attributes, self.expires_at, 0)
         run.redelivered = self.redelivered
         run.attempts = self.attempts
+        run.spilled = self.spilled
         return run
 
     def take(self, count: int) -> Run:
@@ -150,6 +154,7 @@ class Run:
             or self.expires_at != later.expires_at
             or self.attempts != later.attempts
             or self.redelivered != later.redelivered
+            or self.spilled is not later.spilled
             or self.seqs.step != 1
             or later.seqs.step != 1
             or self.seqs.stop != later.seqs.start

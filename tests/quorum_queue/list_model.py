@@ -66,6 +66,8 @@ class ListModel:
         self.holders: dict[str, Holder] = {}
         #: Attached consumers; within a priority the one whose turn it is comes first.
         self.turns: list[Holder] = []
+        #: With a single active consumer: the one, until it goes.
+        self.active: Holder | None = None
         self.window_limit = self.window_used = 0
         self.dead_lettering: dict[int, Message] = {}
         self.outcome = Outcome()
@@ -137,7 +139,7 @@ class ListModel:
     def taker(self) -> Holder | None:
         ordered = sorted(self.turns, key=lambda holder: -holder.priority)
         if self.settings.single_active_consumer:
-            ordered = ordered[:1]
+            ordered = [self.active] if self.active is not None else []
         return next((holder for holder in ordered if self.room(holder) > 0), None)
 
     def assign(self) -> None:
@@ -239,6 +241,8 @@ class ListModel:
     def attach(self, holder: Holder) -> None:
         self.holders[holder.key] = holder
         self.turns.append(holder)
+        if self.active is None:
+            self.active = holder
 
     def detach(self, key: str, requeue: bool) -> None:
         holder = self.holders.get(key)
@@ -246,6 +250,8 @@ class ListModel:
             return
         holder.attached = False
         self.turns = [other for other in self.turns if other is not holder]
+        if holder is self.active:
+            self.active = max(self.turns, key=lambda other: other.priority, default=None)
         if requeue:
             self.put_back(key, 0, UNLIMITED)
         if not holder.held:

@@ -9,7 +9,7 @@ from typing import Any
 from amqp_server.broker import recovery
 from amqp_server.broker.vhost import QueueRecord, encoded
 from persistence.journal import Journal
-from persistence.memory import MemoryEnvironment
+from persistence.memory import MemoryEnvironment, MemoryStore
 from quorum_queue.local import LocalHost, NodeServices
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Reason
@@ -133,6 +133,20 @@ class Receiver:
         return [content for _, content, _ in self.received]
 
 
+class OnceOnly(Journal):
+    """A journal that sees to its own rule: a sequence number is written once in a queue's life."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store)
+        self._written: set[int] = set()
+
+    def append(self, queue_id: int, first_seq: int, count: int, payload: bytes | list[bytes]) -> None:
+        seqs = set(range(first_seq, first_seq + count))
+        assert seqs.isdisjoint(self._written)
+        self._written |= seqs
+        super().append(queue_id, first_seq, count, payload)
+
+
 class Node:
     def __init__(self, budget_bytes: int = 1 << 30) -> None:
         self.environment = MemoryEnvironment()
@@ -149,8 +163,8 @@ class Node:
             memory=MemoryBudget(self.budget_bytes),
             timers=self.wakes,
             dead_letters=self.letters,
-            journal=Journal(self.environment),
-            spill=Journal(self.environment.spill),
+            journal=OnceOnly(self.environment),
+            spill=OnceOnly(self.environment.spill),
             commits=Requests(self.environment),
             marks=self.marks,
         )

@@ -177,6 +177,51 @@ def test_paged_out_messages_come_back_one_by_one(persistent: bool) -> None:
     assert node.services.memory.used == host.resident_bytes == 0
 
 
+def test_what_was_spilled_is_not_spilled_again() -> None:
+    """The newest run comes back into memory, more is published behind it, and memory gets short again."""
+    node = Node()
+    host = node.host(Settings(), journalled=False)
+    publish(host, numbered(1, 3), attributes=TRANSIENT)
+    # Another time to live, so that these are runs of their own.
+    publish(host, numbered(4, 6), attributes=TRANSIENT._replace(ttl_ms=1_000))
+    publish(host, numbered(7, 9), attributes=TRANSIENT)
+    assert host.page_out(1 << 30) == 6
+    receiver = attach(host, prefetch=3)
+    # Read ahead.
+    assert resident_bytes(host) == 9
+    publish(host, numbered(10, 12), attributes=TRANSIENT)
+    assert host.page_out(1 << 30) == 9
+    assert node.services.memory.used == host.resident_bytes == resident_bytes(host)
+    host.submit(("prefetch", "c", 0))
+    assert receiver.contents == numbered(1, 12)
+    host.submit(("settle", "c", 0, 11))
+    assert node.services.memory.used == host.resident_bytes == 0
+    node.commit()
+    assert node.environment.spill.records(QUEUE_ID, 0, 100) == []
+
+
+def test_what_was_joined_is_paged_out_once() -> None:
+    """Two runs that were apart only while one was on disk come back together and become one."""
+    node = Node()
+    host = node.host(Settings(), journalled=True)
+    later = PERSISTENT._replace(ttl_ms=1_000)
+    publish(host, numbered(1, 3))
+    publish(host, numbered(4, 6), attributes=later)
+    node.commit()
+    assert host.page_out(1 << 30) == 3
+    publish(host, numbered(7, 9), attributes=later)
+    node.commit()
+    receiver = attach(host, prefetch=3)
+    host.submit(("prefetch", "c", 0))
+    assert receiver.contents == numbered(1, 9)
+    host.submit(("pause", "c", True), ("return", "c", 3, 8))
+    assert len(host.machine.ready.levels[0].returned) == 1
+    host.page_out(1 << 30)
+    assert node.services.memory.used == host.resident_bytes == resident_bytes(host)
+    host.submit(("purge",), ("settle", "c", 0, 2))
+    assert node.services.memory.used == host.resident_bytes == 0
+
+
 def test_purge_and_expiry_give_memory_back() -> None:
     node = Node()
     host = node.host(Settings(message_ttl_ms=10), journalled=True)

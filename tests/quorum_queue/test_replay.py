@@ -44,10 +44,8 @@ def test_two_processes_reach_the_same_state() -> None:
 
 
 def through_bytes(state: dict[str, Any]) -> Machine:
-    """A machine restored from an encoded snapshot, which must be the same bytes when it is taken again."""
-    encoded = msgspec.msgpack.encode(state)
-    restored = Machine.restore(msgspec.msgpack.decode(encoded))
-    return restored
+    """A machine restored from an encoded snapshot."""
+    return Machine.restore(msgspec.msgpack.decode(msgspec.msgpack.encode(state)))
 
 
 @settings(deadline=None, max_examples=80)
@@ -73,6 +71,22 @@ def test_a_snapshot_at_every_split(random: Random, batches: int) -> None:
         assert restored.digest() == digest
         copies.append(Replica(restored, original.number, original.getter_id))
     assert len(copies) == len(log)
+
+
+def test_holders_are_in_the_order_of_detaching_whatever_came_before() -> None:
+    machine = Machine(Settings())
+    getter = Consumer("getter")
+    getter.attached = False
+    consumers = [("attach", Consumer(name, prefetch=1)) for name in ("a", "b")]
+    run = Run(range(3), [b"x"] * 3, b"head")
+    machine.apply(Meta(0), [*consumers, ("enqueue", run, None, 0)], Effects())
+    machine.apply(Meta(0), [("get", getter)], Effects())
+    restored = through_bytes(machine.snapshot())
+    for batch in ([("detach", "b", False)], [("detach", "a", False)]):
+        for replica in (machine, restored):
+            replica.apply(Meta(0), batch, Effects())
+        assert restored.digest() == machine.digest()
+    assert [holder["key"] for holder in machine.snapshot()["consumers"]] == ["getter", "b", "a"]
 
 
 def test_a_digest_sees_every_field() -> None:

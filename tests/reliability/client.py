@@ -74,7 +74,7 @@ class Client:
     def _log_in(self, heartbeat_s: int) -> None:
         self.send(header.ProtocolHeader().marshal())
         self.expect(commands.Connection.Start)
-        properties = {"capabilities": {"connection.blocked": True, "basic.nack": True}}
+        properties: dict[str, Any] = {"capabilities": {"connection.blocked": True, "basic.nack": True}}
         self.method(commands.Connection.StartOk(properties, "PLAIN", "\0guest\0guest", "en_US"), 0)
         self.expect(commands.Connection.Tune)
         self.method(commands.Connection.TuneOk(10, FRAME_MAX, heartbeat_s), 0)
@@ -164,7 +164,7 @@ class Client:
             (tag,) = struct.unpack_from(">Q", data, tag_at)
             self._content = _Content(tag, bool(data[tag_at + 8]))
             return
-        if name == _ACK or name == _NACK:
+        if name in (_ACK, _NACK):
             _, _, _, _, _, tag, bits, _ = _SETTLE.unpack_from(data, at)
             self.events.append(Confirm(tag, bool(bits & 1), name == _NACK))
             return

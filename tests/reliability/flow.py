@@ -63,7 +63,7 @@ class Flow:
             assert callable(work)
             try:
                 work()
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001  it is raised where the test waits
                 self.errors.append(error)
                 self.failed.set()
 

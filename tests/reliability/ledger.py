@@ -1,17 +1,14 @@
 """What a queue must hold after a crash, by what its clients were told before it.
 
 A message must be there if it was confirmed and no ack for it was sent. It may be there if its confirm or the effect of
-its ack was still on the way. It must not be there if it was never published, or was acked long enough ago.
+its ack was still on the way. It must not be there if it was never published, or was acked for good: an answer that
+follows the sync came after the ack, on the same channel.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
-
-#: An ack goes to the disk with the next commit. One that was taken this long before the kill must hold.
-ACK_DURABLE_S = 1.0
 
 
 class Found(NamedTuple):
@@ -30,32 +27,29 @@ class Ledger:
         self.confirmed: set[int] = set()
         #: Messages that clients have seen.
         self.received: set[int] = set()
-        #: Acks sent, and when the broker was known to have them.
-        self.acked: dict[int, float] = {}
+        #: Acks sent, and those of them that are on disk for certain.
+        self.acked: set[int] = set()
+        self.gone: set[int] = set()
 
     def sent_acks(self, seqs: Sequence[int]) -> None:
-        for seq in seqs:
-            self.acked[seq] = float("inf")
+        self.acked.update(seqs)
 
     def taken_acks(self, seqs: Sequence[int]) -> None:
-        now = time.monotonic()
-        for seq in seqs:
-            self.acked[seq] = now
+        self.gone.update(seqs)
 
-    def check(self, found: Sequence[Found], ended: float, flagged_max: int, *, gentle: bool = False) -> None:
-        """Compare with what is found; `gentle`: the broker was asked to stop, so every ack it had holds."""
+    def check(self, found: Sequence[Found], flagged_max: int) -> None:
+        """Compare with what is found."""
         name = self.queue
         seqs = [message.seq for message in found]
         there = set(seqs)
         assert len(there) == len(seqs), (
             f"{name}: {_some(seqs, lambda seq: seqs.count(seq) > 1)} more than once"
         )
-        lost = self.confirmed - self.acked.keys() - there
+        lost = self.confirmed - self.acked - there
         assert not lost, f"{name}: {len(lost)} confirmed messages lost, such as {sorted(lost)[:10]}"
         strange = there - self.published
         assert not strange, f"{name}: {len(strange)} messages from nowhere, such as {sorted(strange)[:10]}"
-        durable_by = ended if gentle else ended - ACK_DURABLE_S
-        back = {seq for seq in there if self.acked.get(seq, float("inf")) < durable_by}
+        back = there & self.gone
         assert not back, f"{name}: {len(back)} acked messages came back, such as {sorted(back)[:10]}"
         assert seqs == sorted(seqs, key=self.order), f"{name}: out of order"  # type: ignore[arg-type]
         unflagged = [m.seq for m in found if not m.redelivered and m.seq in self.received]
@@ -68,7 +62,7 @@ class Ledger:
         self.published = {message.seq for message in found}
         self.confirmed = set(self.published)
         self.received = set(self.published)
-        self.acked = {}
+        self.acked, self.gone = set(), set()
 
 
 def _some(seqs: Sequence[int], wanted: Callable[[int], bool]) -> list[int]:

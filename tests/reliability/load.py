@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import count
+from typing import Any
 
 from pamqp import commands
 
@@ -36,7 +37,7 @@ class Worker:
         try:
             with contextlib.suppress(Gone):
                 self.run()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  it is raised where the test waits
             self.error = error
         finally:
             self.client.close()
@@ -133,8 +134,13 @@ class Consumer(Worker):
     PREFETCH = 50
 
     def __init__(
-        self, port: int, ledger: Ledger, settling: Callable[[Consumer, Delivery, int], None]
+        self,
+        port: int,
+        ledger: Ledger,
+        settling: Callable[[Consumer, Delivery, int], None],
+        **arguments: Any,
     ) -> None:
+        self._arguments = arguments
         self.ledger = ledger
         self._settling = settling
         #: Acked, and the broker may not have seen it yet.
@@ -154,7 +160,8 @@ class Consumer(Worker):
                 self._settling(self, event, seq)
             if time.monotonic() - synced > SYNC_EVERY_S:
                 acks, self.in_flight = self.in_flight, []
-                self.client.sync(self.PREFETCH)
+                # Declared again, it changes nothing; but its answer waits for the disk.
+                self.client.declare(self.ledger.queue, **self._arguments)
                 self.ledger.taken_acks(acks)
                 synced = time.monotonic()
 

@@ -118,9 +118,8 @@ def test_publisher_blocked_in_the_middle_of_a_stream_continues_where_it_was(tmp_
         for _ in range(3):
             publisher.publish(100)
             node.mqctl("set_vm_memory_high_watermark", LOW)
-            blocked = len(publisher.client.blocked)
             publisher.publish(300)
-            publisher.saw(lambda before=blocked: len(publisher.client.blocked) > before)  # type: ignore[misc]
+            publisher.saw(lambda: len(publisher.client.blocked) > publisher.client.unblocked)
             assert publisher.confirmed < publisher.sent
             node.mqctl("set_vm_memory_high_watermark", HIGH)
             publisher.saw(lambda: publisher.confirmed == publisher.sent)
@@ -162,15 +161,12 @@ def test_full_disk_blocks_publishers_until_there_is_room(small_disk: Path, floor
         confirmed = publisher.confirmed
         assert confirmed > 100, "the alarm came before the disk was used"
 
-        wait_until(
-            "unblocked, and all confirmed",
-            lambda: (
-                drain.take(),
-                publisher.look(),
-                publisher.client.unblocked and publisher.confirmed == publisher.sent,
-            )[-1],
-            60,
-        )
+        def settled() -> bool:
+            drain.take()
+            publisher.look()
+            return publisher.client.unblocked > 0 and publisher.confirmed == publisher.sent
+
+        wait_until("unblocked, and all confirmed", settled, 60)
         while drain.received < publisher.sent:
             assert drain.take(5.0), f"{drain.received} of {publisher.sent} received"
         assert drain.take(0.3) == 0

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.reliability.bodies import body, number
-from tests.reliability.client import Address, Client
+from tests.reliability.client import Address, Client, Gone
 from tests.reliability.node import Node, command, run_once
 
 ANY_PORTS = ("--amqp", "127.0.0.1:0", "--http", "127.0.0.1:0")
@@ -105,8 +105,8 @@ def test_ctrl_c_stops_in_order(tmp_path: Path) -> None:
     with Node(tmp_path) as node:
         client = Client(node.port)
         assert node.stop(signal.SIGINT) == 0
-        with pytest.raises(Exception, match="320 CONNECTION_FORCED"):
-            client.receive().__iter__().__next__()  # type: ignore[attr-defined]
+        with pytest.raises(Gone, match="320 CONNECTION_FORCED"):
+            list(client.receive())
         client.close()
         assert "Traceback" not in node.log()
 

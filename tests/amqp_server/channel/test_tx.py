@@ -53,13 +53,13 @@ def test_a_rollback_gives_the_tags_back(runs: list[tuple[str, int]], acks: list[
     for holder, count in runs:
         channel.unacked.add(tag, count, holder, ids[holder])
         tag, ids[holder] = tag + count, ids[holder] + count
-    before = peek(channel.unacked)
+    before = list(peek(channel.unacked).items())
     segment: Any = object()
     transaction.segments.append(segment)
     for low, more in acks:
         transaction.settlements.append(("settle", channel.unacked.take(low, low + more, strict=False)))
     transaction.rollback()
-    assert peek(channel.unacked) == before
+    assert list(peek(channel.unacked).items()) == before
     assert channel.unacked.count == tag - 1
     transaction.commit()
     assert channel.done == []

@@ -18,7 +18,11 @@ from persistence.memory import MemoryEnvironment
 from quorum_queue.local import NodeServices
 from quorum_queue.memory import MemoryBudget
 
-CAPABILITIES = {"consumer_cancel_notify": True, "connection.blocked": True, "authentication_failure_close": True}
+CAPABILITIES = {
+    "consumer_cancel_notify": True,
+    "connection.blocked": True,
+    "authentication_failure_close": True,
+}
 
 
 class Marks:
@@ -164,7 +168,9 @@ def decoded(data: bytes) -> list[tuple[int, base.Frame | Delivery]]:
         used, channel, method = frame.unmarshal(data)
         data = data[used:]
         if not isinstance(method, base.Frame) or method.index not in _WITH_CONTENT:
-            assert not isinstance(method, (header.ContentHeader, body.ContentBody)), "content without a method"
+            assert not isinstance(method, (header.ContentHeader, body.ContentBody)), (
+                "content without a method"
+            )
             if isinstance(method, base.Frame):
                 found.append((channel, method))
             continue
@@ -184,4 +190,6 @@ def decoded(data: bytes) -> list[tuple[int, base.Frame | Delivery]]:
     return found
 
 
-_WITH_CONTENT = {method.index for method in (commands.Basic.Deliver, commands.Basic.GetOk, commands.Basic.Return)}
+_WITH_CONTENT = {
+    method.index for method in (commands.Basic.Deliver, commands.Basic.GetOk, commands.Basic.Return)
+}

@@ -9,7 +9,7 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import trio
 from pamqp import base, commands, frame
@@ -30,7 +30,7 @@ async def served(directory: Path, **options: Any) -> AsyncIterator[Node]:
     """A node that serves; it is stopped as an operator does, by SIGTERM."""
     options = {"amqp": "127.0.0.1:0", "http": "", "disk_free_min_bytes": 0, "memory_limit": "64GiB"} | options
     environment = Environment.open(directory / "data", map_bytes=1 << 28)
-    node = Node(Config(data_dir=str(directory / "data"), **options), environment)
+    node = Node(Config(data_dir=str(directory / "data"), **cast(Any, options)), environment)
     ready, stopped = trio.Event(), trio.Event()
 
     async def run() -> None:
@@ -125,7 +125,9 @@ class Client:
             return True
         return False
 
-    async def log_in(self, *, heartbeat_s: int = 0, frame_max: int = 131_072, channels: tuple[int, ...] = (1,)) -> None:
+    async def log_in(
+        self, *, heartbeat_s: int = 0, frame_max: int = 131_072, channels: tuple[int, ...] = (1,)
+    ) -> None:
         await self.send(b"AMQP\x00\x00\x09\x01")
         await self.wait_for(commands.Connection.Start)
         properties: Any = {"capabilities": dict(CAPABILITIES)}
@@ -181,7 +183,9 @@ def _whole(data: bytes) -> int:
 _WITH_CONTENT = tuple(b"\x00\x3c" + bytes((0, method)) for method in (50, 60, 71))
 
 
-async def connect(node: Node, *, receive_buffer_bytes: int = 0, tls: ssl.SSLContext | None = None, port: int = 0) -> Client:
+async def connect(
+    node: Node, *, receive_buffer_bytes: int = 0, tls: ssl.SSLContext | None = None, port: int = 0
+) -> Client:
     """Connect to the node; no login yet."""
     sock = trio.socket.socket()
     if receive_buffer_bytes:

@@ -24,7 +24,7 @@ AT_ONCE = 8
 _HELLO = b"AMQP\x00\x00\x09\x01" + b"".join(
     frame.marshal(each, 0)
     for each in (
-        commands.Connection.StartOk({"capabilities": dict(CAPABILITIES)}, "PLAIN", "\0guest\0guest", "en_US"),  # type: ignore[dict-item]
+        commands.Connection.StartOk({"capabilities": dict(CAPABILITIES)}, "PLAIN", "\0guest\0guest", "en_US"),
         commands.Connection.TuneOk(2047, 131_072, 0),
         commands.Connection.Open("/"),
     )
@@ -91,9 +91,15 @@ def _figures(node: Node) -> dict[str, int]:
 
 
 def _objects() -> Counter[str]:
-    """Objects that the collector sees, by type, of the node's own types and all together."""
-    gc.collect()
+    """Objects that the collector sees, by type."""
+    while gc.collect():
+        pass  # what was kept by a generator that the last round closed
     return Counter(type(each).__qualname__ for each in gc.get_objects())
+
+
+def _allowed(name: str) -> int:
+    """Trio forgets a thousand expired deadlines at a time, each a scope in a tuple."""
+    return 1_100 if name in ("CancelScope", "tuple") else CYCLES // 20
 
 
 @pytest.mark.timeout(300)
@@ -109,7 +115,18 @@ async def test_clients_leave_nothing_behind(tmp_path: Path) -> None:
         assert _figures(node) == figures
         assert set(figures.values()) == {0}
         after = _objects()
-        grown = {name: after[name] - before[name] for name in after if after[name] - before[name] > CYCLES // 20}
+        grown = {
+            name: after[name] - before[name] for name in after if after[name] - before[name] > _allowed(name)
+        }
         assert not grown, f"{CYCLES} clients left these behind"
-        for name in ("Session", "Channel", "Transport", "Outbox", "Queue", "LocalHost", "Machine", "Subscription"):
+        for name in (
+            "Session",
+            "Channel",
+            "Transport",
+            "Outbox",
+            "Queue",
+            "LocalHost",
+            "Machine",
+            "Subscription",
+        ):
             assert after[name] == 0, name

@@ -105,7 +105,11 @@ async def test_heartbeats_are_sent(tmp_path: Path) -> None:
 
 
 async def test_a_silent_client_is_dropped(tmp_path: Path) -> None:
-    async with served(tmp_path) as node, client(node, heartbeat_s=1) as silent, client(node, heartbeat_s=0) as free:
+    async with (
+        served(tmp_path) as node,
+        client(node, heartbeat_s=1) as silent,
+        client(node, heartbeat_s=0) as free,
+    ):
         began = trio.current_time()
         assert await silent.ended()
         assert 1.5 < trio.current_time() - began < 6
@@ -172,7 +176,10 @@ async def test_sigterm_closes_connections_in_order(tmp_path: Path) -> None:
         for each in (one, two):
             close = await each.wait_for(commands.Connection.Close)
             assert close.reply_code == 320
-            assert close.reply_text == "CONNECTION_FORCED - broker forced connection closure with reason 'shutdown'"
+            assert (
+                close.reply_text
+                == "CONNECTION_FORCED - broker forced connection closure with reason 'shutdown'"
+            )
             await each.send(method(0, commands.Connection.CloseOk()))
         for each in (one, two, idle):
             assert await each.ended()

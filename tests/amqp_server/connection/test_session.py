@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from pamqp import base, commands
+
+from amqp_server.connection.session import State
 
 from ..wire.published import message, method
 from .node import Delivery, MemoryNode, Peer
 
-DURABLE = {"delivery_mode": b"\x02"}
+DURABLE: dict[str, Any] = {"delivery_mode": b"\x02"}
 
 
 def names(answers: list[tuple[int, base.Frame | Delivery]]) -> list[str]:
@@ -22,7 +26,9 @@ def node(request: pytest.FixtureRequest) -> MemoryNode:
 
 def confirming(node: MemoryNode) -> Peer:
     peer = node.peer()
-    peer.call(1, commands.Channel.Open(), commands.Confirm.Select(), commands.Queue.Declare(queue="q", durable=True))
+    peer.call(
+        1, commands.Channel.Open(), commands.Confirm.Select(), commands.Queue.Declare(queue="q", durable=True)
+    )
     peer.answers()
     return peer
 
@@ -99,14 +105,44 @@ def test_content_on_two_channels_may_alternate(node: MemoryNode) -> None:
     assert len(node.contents()["q"]) == 1
 
 
+@pytest.mark.parametrize("reads", [1, 2])
+def test_a_close_behind_an_error_is_answered(node: MemoryNode, reads: int) -> None:
+    """Both sides close at the same time; the client must not wait for an answer until it gives up."""
+    peer = node.peer()
+    peer.call(1, commands.Channel.Open())
+    peer.answers()
+    parts = [
+        method(1, commands.Basic.Publish(0, "", "q", False, True)),
+        method(0, commands.Connection.Close(200, "", 0, 0)),
+    ]
+    for part in parts if reads == 2 else [b"".join(parts)]:
+        peer.send(part)
+    assert names(peer.answers()) == ["Connection.Close", "Connection.CloseOk"]
+    assert peer.session.state is State.CLOSED
+
+
 def test_a_closed_session_leaves_nothing(node: MemoryNode) -> None:
     broker = node.broker
     peer = node.peer()
     peer.call(1, commands.Channel.Open(), commands.Queue.Declare(queue="mine", exclusive=True))
-    peer.call(1, commands.Basic.Consume(queue="mine"), commands.Basic.Consume(queue="amq.rabbitmq.reply-to", no_ack=True))
+    peer.call(
+        1,
+        commands.Basic.Consume(queue="mine"),
+        commands.Basic.Consume(queue="amq.rabbitmq.reply-to", no_ack=True),
+    )
     peer.send(message(routing_key="mine").encode(1))
-    assert (len(broker.sessions), len(broker.reply_hosts), broker.queue_count, broker.channel_count) == (1, 1, 1, 1)
+    assert (len(broker.sessions), len(broker.reply_hosts), broker.queue_count, broker.channel_count) == (
+        1,
+        1,
+        1,
+        1,
+    )
     peer.session.lost()
-    assert (len(broker.sessions), len(broker.reply_hosts), broker.queue_count, broker.channel_count) == (0, 0, 0, 0)
+    assert (len(broker.sessions), len(broker.reply_hosts), broker.queue_count, broker.channel_count) == (
+        0,
+        0,
+        0,
+        0,
+    )
     assert broker.services.memory.used == 0
     assert not broker.dirty

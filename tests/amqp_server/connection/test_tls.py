@@ -73,7 +73,9 @@ async def test_publish_and_consume(tmp_path: Path, authority: Authority) -> None
 
 async def test_slow_reader_gets_all(tmp_path: Path, authority: Authority) -> None:
     """Records that do not fit in the socket wait, and no byte of them is lost."""
-    async with served(tmp_path, outbox_high_bytes=65_536, outbox_low_bytes=16_384, **authority.options) as node:
+    async with served(
+        tmp_path, outbox_high_bytes=65_536, outbox_low_bytes=16_384, **authority.options
+    ) as node:
         publisher = await connect_tls(node, authority.trusting)
         await publisher.log_in()
         await publisher.ask(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
@@ -84,7 +86,9 @@ async def test_slow_reader_gets_all(tmp_path: Path, authority: Authority) -> Non
         bodies = [index.to_bytes(4, "big") * 1_024 for index in range(count)]
         for start in range(0, count, 100):
             await publisher.send(
-                b"".join(message(routing_key="q", body=body).encode(1) for body in bodies[start : start + 100])
+                b"".join(
+                    message(routing_key="q", body=body).encode(1) for body in bodies[start : start + 100]
+                )
             )
         queue = node.broker.vhost("/").queues["q"]
         await until(lambda: queue.host.published_count == count)
@@ -107,7 +111,8 @@ async def test_answer_before_the_end_is_sent(tmp_path: Path, authority: Authorit
         await reader.ask(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
         await reader.send(message(routing_key="q", body=b"x" * 4_000).encode(1) * 200)
         await reader.send(
-            method(1, commands.Basic.Consume(queue="q", no_ack=True)), method(0, commands.Connection.Close(200, "", 0, 0))
+            method(1, commands.Basic.Consume(queue="q", no_ack=True)),
+            method(0, commands.Connection.Close(200, "", 0, 0)),
         )
         assert await reader.ended()
         assert isinstance(reader.received[-1][1], commands.Connection.CloseOk)
@@ -134,8 +139,12 @@ async def test_plain_bytes_and_silence_on_the_tls_port(tmp_path: Path, authority
         await client.close()
 
 
-@pytest.mark.parametrize(("which", "allowed"), [("with_certificate", True), ("trusting", False), ("strange", False)])
-async def test_client_certificate_demanded(tmp_path: Path, authority: Authority, which: str, allowed: bool) -> None:
+@pytest.mark.parametrize(
+    ("which", "allowed"), [("with_certificate", True), ("trusting", False), ("strange", False)]
+)
+async def test_client_certificate_demanded(
+    tmp_path: Path, authority: Authority, which: str, allowed: bool
+) -> None:
     async with served(tmp_path, tls_client_certificate=True, **authority.options) as node:
         client = await connect(node, tls=getattr(authority, which), port=tls_port(node))
         if allowed:
@@ -163,5 +172,3 @@ async def test_old_protocols_are_refused(tmp_path: Path, authority: Authority) -
                 data = b""
         assert data[:1] in (b"", b"\x15")  # closed, or an alert first; no ServerHello
         await old.stream.aclose()
-
-

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import trio
 from pamqp import commands
@@ -20,13 +21,19 @@ COUNT = 4_000
 
 async def test_partial_sends_lose_and_change_nothing(tmp_path: Path) -> None:
     """16 MB through a socket of a few KB, some hundred bytes at a time."""
-    async with served(tmp_path) as node, client(node) as publisher, client(node, receive_buffer_bytes=4096) as reader:
+    async with (
+        served(tmp_path) as node,
+        client(node) as publisher,
+        client(node, receive_buffer_bytes=4096) as reader,
+    ):
         await publisher.ask(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
         await reader.ask(1, commands.Basic.Consume(queue="q", no_ack=True), commands.Basic.ConsumeOk)
         bodies = [index.to_bytes(4, "big") + BODY for index in range(COUNT)]
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(publisher.send, b"".join(message(routing_key="q", body=body).encode(1) for body in bodies))
-            got = []
+            nursery.start_soon(
+                publisher.send, b"".join(message(routing_key="q", body=body).encode(1) for body in bodies)
+            )
+            got: list[Any] = []
             with trio.fail_after(60):
                 while len(got) < COUNT:
                     await reader.read(7_000)
@@ -101,7 +108,8 @@ async def test_answer_before_the_end_is_sent(tmp_path: Path) -> None:
         reader = await connect(node, receive_buffer_bytes=4096)
         await reader.log_in()
         await reader.send(
-            method(1, commands.Basic.Consume(queue="q", no_ack=True)), method(0, commands.Connection.Close(200, "", 0, 0))
+            method(1, commands.Basic.Consume(queue="q", no_ack=True)),
+            method(0, commands.Connection.Close(200, "", 0, 0)),
         )
         assert await reader.ended()
         assert isinstance(reader.received[-1][1], commands.Connection.CloseOk)

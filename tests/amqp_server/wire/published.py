@@ -42,7 +42,9 @@ def method(channel: int, *methods: base.Frame) -> bytes:
     return b"".join(frame.marshal(each, channel) for each in methods)
 
 
-def acknowledge(channel: int, tag: int, multiple: bool = False, method_id: int = 80, flags: int | None = None) -> bytes:
+def acknowledge(
+    channel: int, tag: int, multiple: bool = False, method_id: int = 80, flags: int | None = None
+) -> bytes:
     """basic.ack; 120 is nack, 90 reject."""
     bits = int(multiple) if flags is None else flags
     return raw(1, channel, struct.pack(">HHQB", 60, method_id, tag, bits))
@@ -80,7 +82,12 @@ class Message:
 
 
 def message(
-    exchange: str = "", routing_key: str = "q", body: bytes = b"body", *, mandatory: bool = False, **properties: bytes
+    exchange: str = "",
+    routing_key: str = "q",
+    body: bytes = b"body",
+    *,
+    mandatory: bool = False,
+    **properties: bytes,
 ) -> Message:
     """A message by hand; its body in one frame."""
     cuts = (len(body),) if body else ()
@@ -143,7 +150,9 @@ harmless = st.fixed_dictionaries(
         "priority": st.sampled_from([b"\0", b"\5", b"\xff"]),
         "correlation_id": _text,
         "reply_to": st.one_of(_text, st.just(short(b"amq.other"))),
-        "expiration": st.sampled_from(["999999999", "4000000000", "+77777777"]).map(lambda text: short(text.encode())),
+        "expiration": st.sampled_from(["999999999", "4000000000", "+77777777"]).map(
+            lambda text: short(text.encode())
+        ),
         "message_id": _text,
         "timestamp": st.integers(0, (1 << 32) - 1).map(lambda value: struct.pack(">Q", value)),
         "type": _text,
@@ -156,7 +165,9 @@ harmless = st.fixed_dictionaries(
 refused = st.one_of(
     st.just({"user_id": short(b"somebody")}),
     st.sampled_from([b"\0", b"\3", b"\xff"]).map(lambda mode: {"delivery_mode": mode}),
-    st.sampled_from([b"", b"x", b"1x", b"-1", b"99999999999", "١".encode()]).map(lambda text: {"expiration": short(text)}),
+    st.sampled_from([b"", b"x", b"1x", b"-1", b"99999999999", "١".encode()]).map(
+        lambda text: {"expiration": short(text)}
+    ),
     st.just({"headers": long(short(b"CC") + b"S" + long(b"q1"))}),
     st.just({"reply_to": short(b"amq.rabbitmq.reply-to")}),
 )

@@ -40,16 +40,18 @@ def take_all(data: bytes) -> tuple[int, list[Ack]]:
 
 _tags = st.one_of(
     st.integers(0, 20),
-    st.sampled_from([254, 255, 256, 257, 511, 512, 65_535, 65_536, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]),
+    st.sampled_from(
+        [254, 255, 256, 257, 511, 512, 65_535, 65_536, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
+    ),
 )
 _sequences = st.builds(
     lambda first, count: [(min(tag, (1 << 64) - 1), False) for tag in range(first, first + count)],
     _tags,
     st.integers(1, 40),
 )
-_streams = st.lists(st.one_of(_sequences, st.tuples(_tags, st.booleans()).map(lambda ack: [ack])), max_size=6).map(
-    lambda parts: [ack for part in parts for ack in part]
-)
+_streams = st.lists(
+    st.one_of(_sequences, st.tuples(_tags, st.booleans()).map(lambda ack: [ack])), max_size=6
+).map(lambda parts: [ack for part in parts for ack in part])
 
 
 @given(_streams, st.sampled_from([1, 2, 0x60, 2047, 65_535]))

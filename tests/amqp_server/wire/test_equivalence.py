@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from pamqp import base, commands, frame
+from pamqp import commands, frame
 
 from ..connection.node import Delivery, MemoryNode, Peer, decoded
 from .published import (
@@ -16,17 +17,14 @@ from .published import (
     Message,
     acknowledge,
     harmless,
-    header_payload,
     heartbeats,
     large_bodies,
-    message,
     messages,
     method,
     mutated,
     raw,
     refused,
     repeated,
-    short,
     small_bodies,
 )
 
@@ -60,7 +58,9 @@ class Pair:
             commands.Queue.Declare(queue="q1", durable=True),
             commands.Queue.Declare(queue="q2"),
             commands.Queue.Declare(queue="q3"),
-            commands.Queue.Declare(queue="short", arguments={"x-max-length": 2, "x-overflow": "reject-publish"}),
+            commands.Queue.Declare(
+                queue="short", arguments={"x-max-length": 2, "x-overflow": "reject-publish"}
+            ),
             commands.Queue.Declare(queue="far"),
             commands.Exchange.Declare(exchange="alike", exchange_type="direct"),
             commands.Queue.Bind(queue="q1", exchange="alike", routing_key="k1"),
@@ -100,8 +100,13 @@ class Pair:
         assert self.readers[0].output == self.readers[1].output
         assert fast.contents() == slow.contents()
         assert self.publishers[0].session.state is self.publishers[1].session.state
-        for one, two in zip(self.publishers[0].session.channels.values(), self.publishers[1].session.channels.values()):
-            assert (one.number, one.closing, one.unacked.count) == (two.number, two.closing, two.unacked.count)
+        first, second = (publisher.session.channels.values() for publisher in self.publishers)
+        for one, two in zip(first, second, strict=True):
+            assert (one.number, one.closing, one.unacked.count) == (
+                two.number,
+                two.closing,
+                two.unacked.count,
+            )
             assert one.published_count == two.published_count
 
 
@@ -162,7 +167,8 @@ _methods = st.sampled_from(
 ).map(lambda pair: method(pair[0], pair[1]))
 
 _valid = st.lists(
-    st.one_of(_publishes(messages()), _publishes(messages()), _acks, _methods, _interleaved(), heartbeats), max_size=8
+    st.one_of(_publishes(messages()), _publishes(messages()), _acks, _methods, _interleaved(), heartbeats),
+    max_size=8,
 ).map(b"".join)
 _strange = st.lists(
     st.one_of(
@@ -175,12 +181,12 @@ _strange = st.lists(
     ),
     max_size=6,
 ).map(b"".join)
-_large = st.lists(_publishes(messages(bodies=st.one_of(large_bodies, small_bodies))), min_size=1, max_size=2).map(
-    b"".join
-)
+_large = st.lists(
+    _publishes(messages(bodies=st.one_of(large_bodies, small_bodies))), min_size=1, max_size=2
+).map(b"".join)
 
 
-def _cuts(draw: st.DrawFn, data: bytes) -> list[int]:
+def _cuts(draw: Callable[[st.SearchStrategy[list[int]]], list[int]], data: bytes) -> list[int]:
     return draw(st.lists(st.integers(0, len(data)), max_size=8))
 
 
@@ -231,21 +237,22 @@ class Seen:
         low: dict[int, int] = defaultdict(int)
         for channel, answer in decoded(output):
             if isinstance(answer, Delivery):
-                sent = (answer.method.exchange, answer.method.routing_key, repr(dict(answer.properties)), answer.body)
-                if isinstance(answer.method, commands.Basic.Deliver):
-                    self.deliveries[answer.method.consumer_tag].append((answer.method.redelivered, *sent))
+                method: Any = answer.method
+                sent = (method.exchange, method.routing_key, repr(dict(answer.properties)), answer.body)
+                if isinstance(method, commands.Basic.Deliver):
+                    self.deliveries[str(method.consumer_tag)].append((method.redelivered, *sent))
                 else:
                     self.returns[channel].append(sent)
             elif isinstance(answer, (commands.Basic.Ack, commands.Basic.Nack)):
                 first = low[channel] + 1 if answer.multiple else answer.delivery_tag
                 for number in range(first, answer.delivery_tag + 1):
-                    assert self.confirmed.setdefault((channel, number), isinstance(answer, commands.Basic.Ack)) is (
-                        isinstance(answer, commands.Basic.Ack)
-                    )
+                    assert self.confirmed.setdefault(
+                        (channel, number), isinstance(answer, commands.Basic.Ack)
+                    ) is (isinstance(answer, commands.Basic.Ack))
                 while (channel, low[channel] + 1) in self.confirmed:
                     low[channel] += 1
             elif isinstance(answer, (commands.Channel.Close, commands.Connection.Close)):
-                self.closes.append((channel, answer.reply_code))
+                self.closes.append((channel, int(answer.reply_code or 0)))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Seen) and vars(self) == vars(other)
@@ -278,16 +285,19 @@ def test_chunking_changes_nothing(data: st.DataObject, stream: bytes) -> None:
 @examples(100)
 @given(
     st.lists(
-        repeated(messages(bodies=st.one_of(small_bodies, small_bodies, small_bodies, large_bodies), targets=[(b"", b"q")])),
+        repeated(
+            messages(
+                bodies=st.one_of(small_bodies, small_bodies, small_bodies, large_bodies),
+                targets=[(b"", b"q")],
+            )
+        ),
         min_size=1,
         max_size=4,
     ),
     st.sampled_from([131_072, 4096]),
     st.sampled_from([1, 5]),
 )
-def test_delivered_is_what_was_published(
-    groups: list[list[Message]], frame_max: int, channel: int
-) -> None:
+def test_delivered_is_what_was_published(groups: list[list[Message]], frame_max: int, channel: int) -> None:
     sent = [each for group in groups for each in group if b"CC" not in each.header]
     node = MemoryNode()
     publisher, consumer = node.peer(), node.peer(frame_max=frame_max)

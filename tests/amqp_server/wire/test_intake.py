@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -72,7 +72,8 @@ class Scanner:
             heads = segment.heads or [segment.route.head] * len(segment.contents)
             assert len(heads) == len(segment.contents)
             found += [
-                Taken(head, segment.attributes, item) for head, item in zip(heads, segment.contents, strict=True)
+                Taken(head, segment.attributes, item)
+                for head, item in zip(heads, segment.contents, strict=True)
             ]
         return found
 
@@ -196,7 +197,7 @@ def test_broken_content_is_left(content: bytes, before: int) -> None:
 
 
 @given(st.lists(harmless, min_size=2, max_size=6))
-def test_shapes_do_not_mistake_one_header_for_another(several: list[dict[str, bytes]]) -> None:
+def test_shapes_do_not_mistake_one_header_for_another(several: list[dict[str, Any]]) -> None:
     """What decides about a message is read from its own header, however like the others it is."""
     sent = [message("", "a", b"b", **properties) for properties in several * 3]
     sent = [each for each in sent if _fast(each)]
@@ -222,7 +223,9 @@ def test_attributes_kept_are_bounded() -> None:
 def test_shapes_kept_are_bounded() -> None:
     scanner = Scanner()
     data = b"".join(
-        message("", "a", b"", message_id=short(b"x" * (index % 200)), type=short(b"y" * (index // 200))).encode(CHANNEL)
+        message(
+            "", "a", b"", message_id=short(b"x" * (index % 200)), type=short(b"y" * (index // 200))
+        ).encode(CHANNEL)
         for index in range(3_000)
     )
     scanner.scan(data)

@@ -17,7 +17,7 @@ def counted(node: MemoryNode) -> dict[str, int]:
     return {name: len(messages) for name, messages in node.contents().items()}
 
 
-def closes(peer: Peer) -> list[int]:
+def closes(peer: Peer) -> list[int | None]:
     """The reply codes of channels that were closed since the last look."""
     peer.node.sync()
     return [answer.reply_code for _, answer in peer.answers() if isinstance(answer, commands.Channel.Close)]
@@ -218,7 +218,10 @@ def test_channels_do_not_share_frames(node: MemoryNode, peer: Peer) -> None:
 
 def test_a_closed_channel_is_forgotten(node: MemoryNode, peer: Peer) -> None:
     old = peer.session.channels[1]
-    peer.send(method(1, commands.Channel.Close(200, "", 0, 0), commands.Channel.Open(), commands.Confirm.Select()), PUBLISH)
+    peer.send(
+        method(1, commands.Channel.Close(200, "", 0, 0), commands.Channel.Open(), commands.Confirm.Select()),
+        PUBLISH,
+    )
     assert peer.session.channels[1] is not old
     assert all(route.publisher is not old for route in peer.session.incoming.routes.values())
     acks = [answer for _, answer in peer.answers() if isinstance(answer, commands.Basic.Ack)]

@@ -95,7 +95,12 @@ def test_types() -> None:
 
 
 #: Bytes of a zero of each type.
-SIZES = {ord(tag): size for tag, size in zip("tbBsuIilLfdDSxATFV", (1, 1, 1, 2, 2, 4, 4, 8, 8, 4, 8, 5, 4, 4, 4, 8, 4, 0))}
+SIZES = {
+    ord(tag): size
+    for tag, size in zip(
+        "tbBsuIilLfdDSxATFV", (1, 1, 1, 2, 2, 4, 4, 8, 8, 4, 8, 5, 4, 4, 4, 8, 4, 0), strict=True
+    )
+}
 
 
 def same(one: object, two: object) -> bool:
