@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: run test check conformance clients bench clean
+.PHONY: run test check conformance clients bench chaos clean
 
 run: .venv/run
 	exec $(BIN)/mqd $(ARGS)
@@ -31,6 +31,10 @@ clients: .venv/test
 
 bench: .venv/test
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# Kills, and 4 GB of messages through a small memory; minutes, not seconds.
+chaos: .venv/test
+	$(BIN)/python -m tests.reliability.chaos $(ARGS)
 
 clean:
 	rm -rf .venv *.egg-info build .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

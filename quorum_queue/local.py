@@ -104,17 +104,18 @@ class LocalHost:
         self.turn()
 
     def turn(self) -> None:
-        """Apply all pending commands as one batch and carry out the effects."""
-        if self.closed:
-            self._refuse_pending()
-            return
-        commands, self.pending = self.pending, []
-        effects = Effects(wants_enqueued=self.journalled)
-        self.machine.apply(Meta(self.services.clock()), commands, effects)
-        self._perform(effects)
-        if self.pending:
+        """Apply all pending commands as one batch and carry out the effects; then what that made pending."""
+        while True:
+            if self.closed:
+                self._refuse_pending()
+                return
+            commands, self.pending = self.pending, []
+            effects = Effects(wants_enqueued=self.journalled)
+            self.machine.apply(Meta(self.services.clock()), commands, effects)
+            self._perform(effects)
+            if not self.pending:
+                return
             # A dead letter came straight back, or its targets took it.
-            self.turn()
 
     def wake(self) -> None:
         """A time that the machine asked for has come."""

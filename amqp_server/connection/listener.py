@@ -176,12 +176,15 @@ class Server:
 
     async def watch(self) -> None:
         """Send heartbeats, and end connections whose client is gone or never logs in. Looks once a second."""
-        handshake = self.broker.config.handshake_timeout_s
         while True:
             await trio.sleep(1.0)
-            now = trio.current_time()
-            for transport in list(self.transports.values()):
-                self._check(transport, now, handshake)
+            self._check_all()
+
+    def _check_all(self) -> None:
+        # A function of its own, so that no connection outlives its end in a variable of `watch`.
+        handshake, now = self.broker.config.handshake_timeout_s, trio.current_time()
+        for transport in list(self.transports.values()):
+            self._check(transport, now, handshake)
 
     def _check(self, transport: Transport, now: float, handshake_s: float) -> None:
         session = transport.session

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -184,10 +184,12 @@ def memory(path: Path) -> dict[str, int]:
     return found
 
 
-def wait_until(what: str, holds: object, within_s: float = 20.0) -> None:
+def wait_until(
+    what: str, holds: object, within_s: float = 20.0, state: Callable[[], str] = lambda: ""
+) -> None:
     """Poll a condition of another process; there is no event to wait for."""
     assert callable(holds)
     deadline = time.monotonic() + within_s
     while not holds():
-        assert time.monotonic() < deadline, f"not within {within_s} s: {what}"
+        assert time.monotonic() < deadline, f"not within {within_s} s: {what}; {state()}"
         time.sleep(0.02)

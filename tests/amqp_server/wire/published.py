@@ -97,7 +97,7 @@ def message(
 
 # -- tables --------------------------------------------------------------------------------------------------------
 
-names = st.text("abCDé-", min_size=1, max_size=6).map(str.encode)
+names = st.text("abCDé-", min_size=1, max_size=6).filter(lambda name: name != "CC").map(str.encode)
 _plain = st.one_of(
     st.booleans().map(lambda value: b"t" + bytes((value,))),
     *(

@@ -199,7 +199,7 @@ def test_broken_content_is_left(content: bytes, before: int) -> None:
 @given(st.lists(harmless, min_size=2, max_size=6))
 def test_shapes_do_not_mistake_one_header_for_another(several: list[dict[str, Any]]) -> None:
     """What decides about a message is read from its own header, however like the others it is."""
-    sent = [message("", "a", b"b", **properties) for properties in several * 3]
+    sent = [message("", "a", b"b", mandatory=False, **properties) for properties in several * 3]
     sent = [each for each in sent if _fast(each)]
     scanner = Scanner()
     scanner.scan(b"".join(each.encode(CHANNEL) for each in sent))
@@ -231,3 +231,37 @@ def test_shapes_kept_are_bounded() -> None:
     scanner.scan(data)
     assert len(scanner.taken()) == 3_000
     assert len(scanner.publisher._shapes) <= Publisher.SHAPES_MAX
+
+
+_VARIANTS: list[dict[str, bytes]] = [
+    {"delivery_mode": b"\x01", "priority": b"\x00", "expiration": short(b"10"), "message_id": short(b"a")},
+    {"delivery_mode": b"\x02", "priority": b"\x00", "expiration": short(b"10"), "message_id": short(b"b")},
+    {"delivery_mode": b"\x01", "priority": b"\x07", "expiration": short(b"10"), "message_id": short(b"c")},
+    {"delivery_mode": b"\x01", "priority": b"\x00", "expiration": short(b"99"), "message_id": short(b"d")},
+]
+
+
+def test_headers_of_one_length_that_mean_different_things() -> None:
+    sent = [message("", "a", b"b", mandatory=False, **properties) for properties in _VARIANTS * 5]
+    scanner = Scanner()
+    scanner.scan(b"".join(each.encode(CHANNEL) for each in sent))
+    assert scanner.taken() == expected(sent)
+
+
+@pytest.mark.parametrize(
+    ("good", "odd"),
+    [
+        ({"user_id": short(b"guest")}, {"user_id": short(b"other")}),
+        ({"expiration": short(b"10")}, {"expiration": short(b"1x")}),
+        ({"reply_to": short(b"abc.x")}, {"reply_to": short(b"amq.x")}),
+        ({"headers": b"\0\0\0\x05\x02XYt\x01"}, {"headers": b"\0\0\0\x05\x02CCt\x01"}),
+        ({"delivery_mode": b"\x02"}, {"delivery_mode": b"\x03"}),
+    ],
+)
+def test_odd_header_behind_good_ones_of_its_length(good: dict[str, bytes], odd: dict[str, bytes]) -> None:
+    scanner = Scanner()
+    first = message("", "a", b"b", mandatory=False, **good).encode(CHANNEL) * 5
+    assert scanner.scan(first + message("", "a", b"b", mandatory=False, **odd).encode(CHANNEL)) == (
+        len(first),
+        Outcome.SLOW,
+    )
