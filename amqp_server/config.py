@@ -112,7 +112,7 @@ class Config:
         60, "Heartbeat offered in connection.tune; 0: none.", unit="s", low=0, high=65_535
     )
     receive_bytes: int = option(
-        256 * KIB, "Most that is read from a socket at once.", unit="bytes", low=4 * KIB, high=16 * MIB
+        MIB, "Most that is read from a socket at once.", unit="bytes", low=4 * KIB, high=16 * MIB
     )
     outbox_high_bytes: int = option(
         MIB,
