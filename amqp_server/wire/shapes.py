@@ -7,7 +7,7 @@ that agree under the mask are walked the same way, so what was found for the one
 
 from __future__ import annotations
 
-from amqp_server.wire import tables
+from amqp_server.wire import content, tables
 
 _LENGTH_ONLY = (
     "content_type",
@@ -15,22 +15,6 @@ _LENGTH_ONLY = (
     "correlation_id",
     "message_id",
     "type",
-    "app_id",
-    "cluster_id",
-)
-_NAMES = (
-    "content_type",
-    "content_encoding",
-    "headers",
-    "delivery_mode",
-    "priority",
-    "correlation_id",
-    "reply_to",
-    "expiration",
-    "message_id",
-    "timestamp",
-    "type",
-    "user_id",
     "app_id",
     "cluster_id",
 )
@@ -44,7 +28,7 @@ def mask(payload: bytes, flags: int) -> int:
     """Return the mask for properties that were found well formed; `payload` begins with the flags."""
     bits = bytearray(b"\xff" * len(payload))
     offset = 2
-    for bit, name in enumerate(_NAMES):
+    for bit, name in enumerate(content.PROPERTIES):
         if not flags & (0x8000 >> bit):
             continue
         if name == "headers":
