@@ -85,7 +85,6 @@ class LocalHost:
         #: Transient messages behind this one are in memory only.
         self._spilled_to = -1
         self._wake_at: int | None = None
-        self._unsynced: list[tuple[int, int, int]] = []
         self._durable_seq = machine.next_seq - 1
         self.published_count = 0
         self.delivered_count = 0

@@ -8,7 +8,7 @@ from collections.abc import Callable
 class Outbox:
     """Chunks in order. The first chunk of a turn puts the outbox on the list of those to flush."""
 
-    __slots__ = ("_chunks", "_dirty", "_held", "high_bytes", "on_put", "size")
+    __slots__ = ("_chunks", "_dirty", "_held", "high_bytes", "size")
 
     def __init__(self, dirty: dict[Outbox, None], high_bytes: int) -> None:
         self._dirty = dirty
@@ -17,8 +17,6 @@ class Outbox:
         self.size = 0
         #: Above this size its consumers get no more.
         self.high_bytes = high_bytes
-        #: Told to flush; set by the transport.
-        self.on_put: Callable[[], None] = lambda: None
 
     def put(self, data: bytes) -> None:
         """Add bytes behind the others."""
@@ -48,7 +46,3 @@ class Outbox:
     def sent(self, count: int) -> None:
         """`count` bytes have left."""
         self.size -= count
-
-    @property
-    def held(self) -> bool:
-        return self._held > 0
