@@ -1,11 +1,12 @@
 # run     a broker on its defaults: 127.0.0.1:5672, management on 127.0.0.1:15672, data in ./mqd-data
 # test    the tests, and the conformance suite against mqd
+# example a pipeline of Spark's through the broker of `make run`; ends with a picture
 # check   format, lint, types, the direction of imports
 PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: run test check conformance clients bench chaos clean
+.PHONY: run test example check conformance clients bench chaos clean
 
 run: .venv/run
 	exec $(BIN)/mqd $(ARGS)
@@ -13,6 +14,9 @@ run: .venv/run
 test: .venv/test
 	$(BIN)/python -m pytest tests $(ARGS)
 	$(BIN)/python -m pytest conformance_tests $(ARGS)
+
+example: .venv/test
+	$(BIN)/python examples/sensors/run.py $(ARGS)
 
 check: .venv/test
 	$(BIN)/ruff format --check .

@@ -13,12 +13,18 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import trio
 
 from amqp_server.broker import recovery
 from amqp_server.broker.broker import Broker
+from amqp_server.broker.operations import PutUser, PutVhost, SetPermission
+from amqp_server.broker.permissions import Permission
+from amqp_server.broker.users import hashed
 from amqp_server.clock import Clock
+from amqp_server.cluster.belonging import check_alone
+from amqp_server.cluster.errors import ClusterError
 from amqp_server.config import Config
 from amqp_server.connection.listener import ListenError, Server
 from amqp_server.connection.tls import make_context
@@ -32,6 +38,9 @@ from persistence.marks import DeliveredMarks
 from quorum_queue.local import NodeServices
 from quorum_queue.memory import MemoryBudget
 
+if TYPE_CHECKING:
+    from amqp_server.cluster.node import ClusterNode
+
 logger = logging.getLogger("mqd")
 
 #: The collector walks every queued message otherwise: 700 objects are allocated in no time.
@@ -40,6 +49,8 @@ GC_FIRST_THRESHOLD = 100_000
 SWITCH_INTERVAL_S = 0.001
 #: With however small a memory budget, so much may wait for the disk, or publishers would wait for each sync.
 UNSYNCED_MIN_BYTES = 1 << 20
+#: Between two looks at whether what was sent to other nodes has arrived, s.
+FLIGHT_WAIT_S = 0.005
 #: Time that clients have to take their last bytes when the node stops, s.
 STOP_TIMEOUT_S = 5.0
 
@@ -85,33 +96,62 @@ class Node:
             dead_letters=self.broker.dead_letters,
             journal=self.journal,
             spill=self.spill,
-            commits=_TurnCommits(self),
+            commits=self.commits,
             marks=self.marks,
         )
         self.broker.unsynced = self._unsynced
-        self.server = Server(
-            self.broker,
-            unsynced_bytes=lambda: max(self.journal.pending_bytes, self.spill.pending_bytes),
-            barrier=self._written,
-        )
+        self.server = Server(self.broker, unsynced_bytes=self._unsynced_bytes, barrier=self._written)
+        self.broker.want_turn = self.server.want_turn
+        self.cluster = self._join_cluster(environment) if config.peers else None
+        self.administration = None if self.cluster is None else self.cluster.administration
         # What is on its way to the disk is in memory, too, whatever the budget says.
         room = max(config.body_budget_bytes // 4, UNSYNCED_MIN_BYTES)
         self.server.unsynced_high = min(config.unsynced_high_bytes, room)
         self.resources = ResourceWatch(
             config, self.broker, Path(environment.directory), environment.free_bytes
         )
-        self.commits.on_full = lambda full: self.broker.alarms.set("disk", full)
+        self.commits.on_full = self._disk_full
+        # The confirms that a commit brings go out with the same turn as all else that it led to.
+        self.commits.on_durable = self.server.end_turn
         self.broker.alarms.listeners.append(self.server.alarm_changed)
         self._timer_changed = trio.Event()
         self.broker.timers.changed = lambda: self._timer_changed.set()
         self.amqp_address = self.amqps_address = self.http_address = ""
+
+    def _join_cluster(self, environment: Environment) -> ClusterNode:
+        """Make what this node is to others. Raises ListenError, ClusterError."""
+        from amqp_server.cluster.node import ClusterNode
+
+        config, broker = self.config, self.broker
+        host, port = config.peer_addresses[config.node]
+        address = config.cluster_listen or (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        listening = self.server.listen(address, config.listen_backlog)
+        commits = broker.services.commits
+        cluster = ClusterNode(config, broker, environment, commits, listening, end_turn=self.server.end_turn)
+        broker.replication, broker.hosts = cluster.replication, cluster.hosts
+        broker.replicate, broker.flush = cluster.turn, cluster.flush
+        return cluster
+
+    def _disk_full(self, full: bool) -> None:
+        self.broker.alarms.set("disk", full)
+        if self.cluster is not None:
+            self.cluster.replicas.disk_full(full)
+
+    def _unsynced_bytes(self) -> int:
+        """What this node's clients have published and is not safe yet."""
+        waiting = max(self.journal.pending_bytes, self.spill.pending_bytes)
+        return waiting if self.cluster is None else max(waiting, self.cluster.replicas.flight_bytes)
 
     def _unsynced(self) -> bool:
         pending = self.environment.pending
         return bool(pending.open) or len(pending.layers) > 1
 
     async def _written(self) -> None:
-        """Wait until what takes up memory because it is on its way to the disk is there."""
+        """Wait until what takes up memory because it is on its way to the disk, or to other nodes, is there."""
+        cluster = self.cluster
+        if cluster is not None and cluster.replicas.flight_bytes > self.server.unsynced_high:
+            await trio.sleep(FLIGHT_WAIT_S)
+            return
         if self.spill.pending_bytes > self.journal.pending_bytes:
             await self.spill_commits.barrier()
         else:
@@ -127,11 +167,34 @@ class Node:
             broker.permissions.set(config.default_user, config.default_vhost, ".*", ".*", ".*")
         self.environment.flush()
 
+    async def _first_start_of_cluster(self, cluster: ClusterNode) -> None:
+        """See to the default vhost and user: the node that leads the topology makes them, the others wait."""
+        broker, config = self.broker, self.config
+        if broker.permissions.all() or len(broker.users) > 1:
+            return
+        proposed = False
+        while broker.permissions.get(config.default_user, config.default_vhost) is None:
+            if cluster.leads_topology and not proposed:
+                proposed = True
+                user = broker.users.prepare(
+                    config.default_user, hashed(config.default_password), ("administrator",)
+                )
+                broker.propose(PutVhost(broker.vhost_records.prepare(config.default_vhost)))
+                broker.propose(PutUser(user))
+                broker.propose(SetPermission(Permission(user.name, config.default_vhost, ".*", ".*", ".*")))
+                self.server.end_turn()
+            await trio.sleep(FLIGHT_WAIT_S)
+
     async def run(self, announce: Callable[[Node], None]) -> None:
         """Serve until SIGTERM or SIGINT. Raises ListenError, CommitFailed."""
         config = self.config
         recovery.recover(self.broker, self.journal)
-        self.first_start()
+        if self.cluster is None:
+            check_alone(self.broker.metadata, config.data_dir)
+            self.first_start()
+        else:
+            self.cluster.check_directory()
+            self.cluster.start()
         listening: list[tuple[socket.socket, ssl.SSLContext | None]] = []
         listening.append((self.server.listen(config.amqp, config.listen_backlog), None))
         self.amqp_address = _address(listening[0][0])
@@ -152,6 +215,10 @@ class Node:
             background.start_soon(self._run_timers)
             background.start_soon(self.server.watch)
             background.start_soon(self.resources.run)
+            if self.cluster is not None:
+                background.start_soon(self.cluster.run)
+                await self.cluster.joined()
+                await self._first_start_of_cluster(self.cluster)
             async with trio.open_nursery() as serving:
                 for sock, tls in listening:
                     serving.start_soon(self.server.serve, sock, tls)
@@ -160,6 +227,8 @@ class Node:
                 announce(self)
                 await _stop_signal()
                 logger.info("stopping")
+                if self.cluster is not None:
+                    await self.cluster.drain(config.drain_timeout_s)
                 for sock, _ in listening:
                     # Or the next file to get its number would be waited for in its place.
                     trio.lowlevel.notify_closing(sock)
@@ -199,24 +268,6 @@ class Node:
                 continue
             with trio.move_on_after(max(0.0, (due - clock()) / 1000)):
                 await self._timer_changed.wait()
-
-
-class _TurnCommits:
-    """Commits whose callbacks are followed by the end of a turn, so that the confirms they make go out."""
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-
-    def request(self, done: Callable[[], None] | None = None) -> None:
-        if done is None:
-            self._node.commits.request()
-            return
-
-        def then_end_turn() -> None:
-            done()
-            self._node.server.want_turn()
-
-        self._node.commits.request(then_end_turn)
 
 
 async def _stop_signal() -> None:
@@ -265,6 +316,9 @@ def serve(config: Config) -> int:
     try:
         trio.run(run)
     except* ListenError as group:
+        print(f"mqd: {_first(group)}", file=sys.stderr)
+        code = 1
+    except* ClusterError as group:
         print(f"mqd: {_first(group)}", file=sys.stderr)
         code = 1
     except* CommitFailed as group:

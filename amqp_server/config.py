@@ -89,6 +89,103 @@ class Config:
     tls_client_certificate: bool = option(False, "Refuse TLS clients without a trusted certificate.")
     listen_backlog: int = option(1024, "Connections that wait to be accepted.", low=1, high=65_535)
 
+    peers: tuple[str, ...] = option(
+        (),
+        "Nodes of the cluster, this one among them, as name=host:port; empty: this node stands alone.",
+        unit="names and addresses, with commas between",
+        section="Cluster",
+    )
+    cluster_listen: str = option(
+        "",
+        "Listener for the other nodes; empty: this node's address among the peers.",
+        unit="host:port",
+        kind="address or off",
+    )
+    cluster_secret_file: str = option(
+        "", "File with the secret that all nodes share, at least 16 bytes.", unit="file"
+    )
+    cluster_tls_cert_file: str = option(
+        "", "Certificate of this node for the links between nodes; empty: links without TLS.", unit="PEM file"
+    )
+    cluster_tls_key_file: str = option("", "Its private key.", unit="PEM file")
+    cluster_tls_ca_file: str = option("", "Authority that signed the nodes' certificates.", unit="PEM file")
+    cluster_frame_bytes_max: int = option(
+        192 * MIB, "Largest frame between nodes.", unit="bytes", low=MIB, high=GIB
+    )
+    cluster_queue_bytes_max: int = option(
+        256 * MIB,
+        "Unsent bytes to one node; above it its link is closed.",
+        unit="bytes",
+        low=MIB,
+        high=64 * GIB,
+    )
+    cluster_heartbeat_ms: int = option(
+        100, "Time between two beats of a link.", unit="ms", low=10, high=60_000
+    )
+    cluster_dead_ms: int = option(
+        1_000, "Silence after which a link counts as dead.", unit="ms", low=50, high=600_000
+    )
+    cluster_strangers_max: int = option(
+        32, "Connections of nodes that have not shown the secret yet.", low=1, high=10_000
+    )
+    election_ms: int = option(
+        500, "Time without a leader after which a node stands for election.", unit="ms", low=50, high=600_000
+    )
+    node_down_ms: int = option(
+        1_500,
+        "Time that a lost node has to come back before its consumers' messages go to others.",
+        unit="ms",
+        low=0,
+        high=3_600_000,
+    )
+    disk_stall_ms: int = option(
+        2_000,
+        "Duration of a write after which this node gives up leadership.",
+        unit="ms",
+        low=100,
+        high=600_000,
+    )
+    change_timeout_ms: int = option(
+        10_000,
+        "Time after which a change of the topology without a majority is refused.",
+        unit="ms",
+        low=100,
+        high=600_000,
+    )
+    drain_timeout_s: float = option(
+        10.0, "Time to hand over what this node leads before it stops.", unit="s", low=0, high=600
+    )
+    rebalance_ms: int = option(
+        2_000, "Time between two looks at whether leaders should move.", unit="ms", low=100, high=3_600_000
+    )
+    group_size: int = option(
+        3, "Nodes that keep a quorum queue, unless it is declared otherwise.", low=1, high=99
+    )
+    queue_leader_locator: str = option(
+        "balanced", "Where the leader of a new quorum queue is placed.", choices=("client-local", "balanced")
+    )
+    snapshot_bytes: int = option(
+        4 * MIB,
+        "Log of a quorum queue after which its state is written anew.",
+        unit="bytes",
+        low=64 * KIB,
+        high=GIB,
+    )
+    snapshot_entries: int = option(2_048, "The same in entries of the log.", low=16, high=10_000_000)
+    log_bytes_max: int = option(
+        64 * MIB,
+        "Log kept for a node that lags; beyond it, it gets a snapshot.",
+        unit="bytes",
+        low=MIB,
+        high=64 * GIB,
+    )
+    transfer_bytes_max: int = option(
+        8 * MIB, "Snapshot on its way to one node at a time.", unit="bytes", low=MIB, high=GIB
+    )
+    bodies_bytes: int = option(
+        64 * MIB, "Bodies of quorum queues kept in memory.", unit="bytes", low=MIB, high=1 << 40
+    )
+
     connections_max: int = option(
         20_000, "Open connections.", low=1, high=1_000_000, section="Connections and channels"
     )
@@ -133,6 +230,11 @@ class Config:
     queues_max: int = option(100_000, "Queues of the node.", low=1, high=10_000_000)
     exchanges_max: int = option(100_000, "Exchanges of the node.", low=1, high=10_000_000)
     bindings_max: int = option(1_000_000, "Bindings of the node.", low=1, high=100_000_000)
+    default_queue_type: str = option(
+        "classic",
+        "Type of durable queues declared without one, where their vhost has no default of its own.",
+        choices=("classic", "quorum"),
+    )
     consumers_per_channel_max: int = option(10_000, "Consumers of one channel.", low=1, high=1_000_000)
     topic_hashes_max: int = option(16, "Words # in one topic binding key.", low=1, high=64)
     unsynced_high_bytes: int = option(
@@ -204,6 +306,36 @@ class Config:
             raise InvalidOption("amqps", self.amqps, "empty unless tls_cert_file and tls_key_file are given")
         if self.tls_client_certificate and not self.tls_ca_file:
             raise InvalidOption("tls_client_certificate", True, "off unless tls_ca_file is given")
+        self._check_cluster()
+
+    def _check_cluster(self) -> None:
+        addresses = self.peer_addresses
+        if len(addresses) != len(self.peers):
+            raise InvalidOption("peers", ",".join(self.peers), "made of name=host:port, each name once")
+        if not self.peers:
+            return
+        if self.node not in addresses:
+            raise InvalidOption(
+                "peers", ",".join(self.peers), f"such that this node, {self.node}, is among them"
+            )
+        if not self.cluster_secret_file:
+            raise InvalidOption("cluster_secret_file", "", "given when there are peers")
+        tls = (self.cluster_tls_cert_file, self.cluster_tls_key_file, self.cluster_tls_ca_file)
+        if any(tls) and not all(tls):
+            raise InvalidOption(
+                "cluster_tls_cert_file", tls[0], "given with its key and its authority, or none of them"
+            )
+
+    @property
+    def peer_addresses(self) -> dict[str, tuple[str, int]]:
+        """The nodes of the cluster by name; what is malformed is left out."""
+        found: dict[str, tuple[str, int]] = {}
+        for peer in self.peers:
+            name, _, address = peer.partition("=")
+            parsed = parse_address(address)
+            if parsed is not None and _allowed_text("name", (), name):
+                found[name] = parsed
+        return found
 
     def __repr__(self) -> str:
         return f"Config({', '.join(f'{name}={value!r}' for name, value in self.shown())})"

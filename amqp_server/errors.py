@@ -61,6 +61,12 @@ class PreconditionFailed(SoftError):
     code, name = 406, "PRECONDITION_FAILED"
 
 
+class Unavailable(SoftError):
+    """It cannot be done now, and may be tried again: the connection stays."""
+
+    code, name = 506, "RESOURCE_ERROR"
+
+
 class LoginRefused(HardError):
     code, name = 403, "ACCESS_REFUSED"
 

@@ -7,20 +7,21 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from . import report
 from .brokers import BROKERS, Broker, BrokerFailed
 from .ceiling import Ceiling, ceilings
+from .clusters import CLUSTERS
 from .plot import write_plot
 from .pump import Pace
 from .rounds import Outcomes, take_turns
 from .scenarios import SCENARIOS
 from .scenarios.scenario import Scenario
 
-FULL, QUICK = Pace(warm_s=0.7, run_s=3.0), Pace(warm_s=0.4, run_s=1.0)
+FULL, QUICK = Pace(warm_s=0.7, run_s=3.0), Pace(warm_s=0.4, run_s=1.0, share=0.05)
 
 
 def arguments() -> argparse.Namespace:
@@ -50,9 +51,23 @@ def rounds_of(scenario: Scenario, options: argparse.Namespace) -> int:
     return 1 if options.quick else scenario.rounds or 3
 
 
-def run(options: argparse.Namespace, brokers: Sequence[Broker]) -> list[tuple[Scenario, Outcomes]]:
+def measured(
+    options: argparse.Namespace, kinds: Mapping[str, type[Broker]], scenarios: Sequence[Scenario]
+) -> list[tuple[Scenario, Outcomes]]:
+    """All brokers run at the same time, and take turns."""
+    with ExitStack() as running:
+        brokers = [kinds[name]() for name in options.brokers.split(",")]
+        for broker in brokers:
+            running.callback(broker.close)
+            print(f"{broker.name} started in {broker.start():.2f} s", flush=True)
+        return run(options, brokers, scenarios)
+
+
+def run(
+    options: argparse.Namespace, brokers: Sequence[Broker], scenarios: Sequence[Scenario]
+) -> list[tuple[Scenario, Outcomes]]:
     results = []
-    for scenario in chosen(options):
+    for scenario in scenarios:
         began = time.perf_counter()
         outcomes = take_turns(
             scenario, brokers, rounds_of(scenario, options), QUICK if options.quick else FULL
@@ -77,16 +92,17 @@ def main() -> int:
         f"The client alone, against a peer that decodes nothing (128 B):\n{report.ceiling_lines(found)}",
         flush=True,
     )
-    with ExitStack() as running:
-        brokers = [BROKERS[name]() for name in options.brokers.split(",")]
-        try:
-            for broker in brokers:
-                running.callback(broker.close)
-                print(f"{broker.name} started in {broker.start():.2f} s", flush=True)
-        except BrokerFailed as failure:
-            print(failure, file=sys.stderr)
-            return 2
-        results = run(options, brokers)
+    results = []
+    try:
+        for kinds, scenarios in (
+            (BROKERS, [one for one in chosen(options) if one.nodes == 1]),
+            (CLUSTERS, [one for one in chosen(options) if one.nodes > 1]),
+        ):
+            if scenarios:
+                results += measured(options, kinds, scenarios)
+    except BrokerFailed as failure:
+        print(failure, file=sys.stderr)
+        return 2
     return conclude(options, results, found, time.perf_counter() - began)
 
 

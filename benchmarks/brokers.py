@@ -33,10 +33,48 @@ def free_port() -> int:
 
 
 class Broker(ABC):
-    name: str
+    """One node or several; `port` is that of the first."""
 
+    name: str
+    port = 0
+
+    @abstractmethod
+    def start(self) -> float:
+        """With nothing; how long it took until clients were served."""
+
+    @abstractmethod
+    def stop(self) -> None: ...
+
+    @abstractmethod
+    def pids(self) -> list[int]: ...
+
+    def restart(self) -> float:
+        """Begin again with nothing; how long the start took."""
+        self.stop()
+        return self.start()
+
+    def close(self) -> None:
+        """End for good, with all that outlives a restart."""
+        self.stop()
+
+    def cpu_seconds(self) -> float:
+        return processes.cpu_seconds(self.pids())
+
+    def rss_bytes(self) -> int:
+        return processes.rss_bytes(self.pids())
+
+    def settle(self, limit_s: float = 5.0) -> None:
+        """Wait until the broker has nothing more to do, so that no run pays for the one before."""
+        deadline = time.perf_counter() + limit_s
+        while time.perf_counter() < deadline:
+            before = self.cpu_seconds()
+            time.sleep(0.2)
+            if self.cpu_seconds() - before < 0.025:
+                return
+
+
+class OneNode(Broker):
     def __init__(self) -> None:
-        self.port = 0
         self.directory = Path()
         self._process: subprocess.Popen[bytes] | None = None
         self._pids: list[int] = []
@@ -105,32 +143,11 @@ class Broker(ABC):
                 os.kill(pid, signal.SIGKILL)
         process.wait()
 
-    def restart(self) -> float:
-        """Begin again with nothing; how long the start took."""
-        self.stop()
-        return self.start()
-
-    def close(self) -> None:
-        """End for good, with all that outlives a restart."""
-        self.stop()
-
-    def cpu_seconds(self) -> float:
-        return processes.cpu_seconds(self._pids)
-
-    def rss_bytes(self) -> int:
-        return processes.rss_bytes(self._pids)
-
-    def settle(self, limit_s: float = 5.0) -> None:
-        """Wait until the broker has nothing more to do, so that no run pays for the one before."""
-        deadline = time.perf_counter() + limit_s
-        while time.perf_counter() < deadline:
-            before = self.cpu_seconds()
-            time.sleep(0.2)
-            if self.cpu_seconds() - before < 0.025:
-                return
+    def pids(self) -> list[int]:
+        return self._pids
 
 
-class Mqd(Broker):
+class Mqd(OneNode):
     name = "mqd"
 
     @staticmethod
@@ -145,7 +162,7 @@ class Mqd(Broker):
         return [str(self.path()), "--data-dir", data, "--amqp", amqp, "--http", http], {}
 
 
-class RabbitMQ(Broker):
+class RabbitMQ(OneNode):
     """Debian's rabbitmq-server as it comes, but for its places and ports: nothing outside the temporary directory
     and the loopback interface is used, not even the machine's epmd."""
 

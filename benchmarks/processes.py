@@ -39,6 +39,19 @@ def rss_bytes(pids: list[int]) -> int:
     return sum(_rss(pid) for pid in pids)
 
 
+def anonymous_bytes(pids: list[int]) -> int:
+    """Memory of its own, without mapped files."""
+    return sum(_status_bytes(pid, "RssAnon") for pid in pids)
+
+
+def _status_bytes(pid: int, field: str) -> int:
+    try:
+        lines = (PROC / str(pid) / "status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
+
+
 def _stat(pid: int) -> list[str]:
     try:
         return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()

@@ -171,6 +171,8 @@ class Pace:
 
     warm_s: float
     run_s: float
+    #: Counts of queues and messages are this part of their full size.
+    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from pamqp import commands
 
@@ -51,11 +51,13 @@ class Terms:
 class OpenStream:
     """The connections of one route. Probes before and after the run keep the counting honest."""
 
-    def __init__(self, port: int, route: Route, terms: Terms, connections: ExitStack) -> None:
+    def __init__(
+        self, port: int, route: Route, terms: Terms, connections: ExitStack, consumer_port: int | None = None
+    ) -> None:
         self._route = route
         self._terms = terms
         self._publisher = connections.enter_context(Connection(port))
-        self._consumers = [connections.enter_context(Connection(port)) for _ in route.queues]
+        self._consumers = [connections.enter_context(Connection(consumer_port or port)) for _ in route.queues]
         for connection, queue in zip(self._consumers, route.queues, strict=True):
             connection.consume(queue, terms.prefetch)
 
@@ -120,8 +122,8 @@ class Topology:
         self.connection = Connection(self._port)
         return self
 
-    def queue(self, name: str, durable: bool = False) -> str:
-        self.connection.queue(name, durable)
+    def queue(self, name: str, durable: bool = False, **arguments: Any) -> str:
+        self.connection.queue(name, durable, **arguments)
         self._queues.append(name)
         return name
 

@@ -173,8 +173,9 @@ def queue_exists(ch: BlockingChannel, queue: str) -> bool:
     try:
         probe.queue_declare(queue, passive=True)
     except pika.exceptions.ChannelClosedByBroker as error:
-        assert error.reply_code == 404, error
-        return False
+        # 405: it is there, and another connection's own.
+        assert error.reply_code in (404, 405), error
+        return error.reply_code == 405
     probe.close()
     return True
 
@@ -184,8 +185,9 @@ def exchange_exists(ch: BlockingChannel, exchange: str) -> bool:
     try:
         probe.exchange_declare(exchange, passive=True)
     except pika.exceptions.ChannelClosedByBroker as error:
-        assert error.reply_code == 404, error
-        return False
+        # 405: it is there, and another connection's own.
+        assert error.reply_code in (404, 405), error
+        return error.reply_code == 405
     probe.close()
     return True
 

@@ -27,6 +27,8 @@ TEND_SECONDS = 1.0
 class Commit:
     def __init__(self, store: Store, marks: DeliveredMarks | None = None) -> None:
         self.on_full: Callable[[bool], None] = lambda full: None
+        #: Called when all done()s of a transaction were: what they led to can be sent on at once.
+        self.on_durable: Callable[[], None] = lambda: None
         self._store = store
         self._pending = store.pending
         self._marks = marks
@@ -86,7 +88,7 @@ class Commit:
         if now - self._tended >= TEND_SECONDS:
             self._tended = now
             self._store.tend()
-            if self._marks is not None:
+            if self._marks is not None and self._marks.changed:
                 await trio.to_thread.run_sync(self._marks.flush, limiter=self._worker)
 
     async def _commit_all(self) -> None:
@@ -113,6 +115,8 @@ class Commit:
         self._pending.remove(layer)
         for done in layer.done:
             done()
+        if layer.done:
+            self.on_durable()
 
     async def _write(self, layer: Layer) -> None:
         transaction = self._store.transaction(layer)
@@ -141,10 +145,7 @@ class Commit:
         They stay where they are, too: settling twice is the same as once, and the batches that are not yet
         written need it.
         """
-        erasing = Layer()
-        for layer in layers:
-            if layer.only_erases():
-                erasing.absorb(layer)
+        erasing = self._pending.erasures(layers, self._store.groups.snapshot_index)
         # An empty transaction follows, which lets LMDB use the pages that were freed.
         turns = 2
         while turns or self._store.has_erasures():

@@ -18,6 +18,7 @@ import lmdb
 from persistence.errors import DataDirectoryInUse, DataDirectoryUnusable, SchemaMismatch
 from persistence.flush import flush
 from persistence.metadata import Metadata, unpack_entry
+from persistence.record import seal, unseal
 from persistence.store import LmdbStore
 
 SCHEMA_VERSION = 1
@@ -29,6 +30,7 @@ class Environment(Metadata, LmdbStore):
 
     directory: Path
     node_id: str
+    incarnation: int  # one more at each start
     spill: LmdbStore
     _lock: int
 
@@ -88,14 +90,16 @@ class Environment(Metadata, LmdbStore):
         flush(self)
 
     def _identify(self, schema_version: int) -> None:
-        found = self.snapshot().get(b"schema_version", db=self.tables.about)
+        about = self.tables.about
+        found = self.snapshot().get(b"schema_version", db=about)
         if found is None:
             self.node_id = str(uuid.uuid4())
-            txn = self.begin_write()
-            txn.put(b"schema_version", b"%d" % schema_version, db=self.tables.about)
-            txn.put(b"node_id", self.node_id.encode(), db=self.tables.about)
-            txn.commit()
-            self.end_write()
+            self.incarnation = 1
+            self._note(
+                schema_version=b"%d" % schema_version,
+                node_id=self.node_id.encode(),
+                incarnation=seal(b"incarnation", b"1"),
+            )
             return
         if bytes(found) != b"%d" % schema_version:
             raise SchemaMismatch(
@@ -103,8 +107,31 @@ class Environment(Metadata, LmdbStore):
                 f"this program reads layout {schema_version}. Start the version that wrote it, "
                 f"or choose an empty directory with --data-dir."
             )
-        node_id = self.snapshot().get(b"node_id", db=self.tables.about)
+        node_id = self.snapshot().get(b"node_id", db=about)
         self.node_id = bytes(node_id or b"").decode()
+        incarnation = self.snapshot().get(b"incarnation", db=about)
+        before = (
+            b"0" if incarnation is None else unseal(b"incarnation", incarnation, lambda: "the incarnation")
+        )
+        self.incarnation = int(before) + 1
+        self._note(incarnation=seal(b"incarnation", b"%d" % self.incarnation))
+
+    def _note(self, **values: bytes) -> None:
+        """Durable at once. A full map gets a little larger for it: a node must start to be drained."""
+        while True:
+            txn = self.begin_write()
+            try:
+                for name, value in values.items():
+                    txn.put(name.encode(), value, db=self.tables.about)
+                txn.commit()
+            except lmdb.MapFullError:
+                txn.abort()
+                self.end_write()
+                if not self.enlarge():
+                    raise
+            else:
+                self.end_write()
+                return
 
     def _fetch(self, stored: bytes) -> bytes | None:
         entry = self.snapshot().get(stored, db=self.tables.metadata)

@@ -32,3 +32,20 @@ class CorruptRecord(PersistenceError):
         super().__init__(what)
         self.queue_id = queue_id
         self.first_seq = first_seq
+
+
+class EntryLost(PersistenceError):
+    """An entry of a Raft group is missing or damaged. It is never served; a peer may have it."""
+
+    def __init__(self, group: int, index: int, what: str = "is missing") -> None:
+        super().__init__(f"entry {index} of Raft group {group} {what}")
+        self.group = group
+        self.index = index
+
+
+class CorruptSnapshot(PersistenceError):
+    """The snapshot of a Raft group is damaged. It is never served; a peer may have one."""
+
+    def __init__(self, group: int, what: str) -> None:
+        super().__init__(f"the snapshot of Raft group {group} {what}")
+        self.group = group

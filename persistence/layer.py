@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from operator import itemgetter
 
+from persistence.group_changes import GroupChanges
 from persistence.record import Payload
 
 LAYER_BYTES_MAX = 32 * 1024 * 1024
@@ -76,10 +77,11 @@ class QueueChanges:
 
 
 class Layer:
-    __slots__ = ("appended", "bytes", "done", "metadata", "queues")
+    __slots__ = ("appended", "bytes", "done", "groups", "metadata", "queues")
 
     def __init__(self) -> None:
         self.queues: dict[int, QueueChanges] = {}
+        self.groups: dict[int, GroupChanges] = {}
         self.metadata: dict[
             bytes, tuple[str, bytes | None]
         ] = {}  # stored key → key, value or None if deleted
@@ -88,7 +90,7 @@ class Layer:
         self.appended = 0
 
     def __bool__(self) -> bool:
-        return bool(self.queues or self.metadata)
+        return bool(self.queues or self.groups or self.metadata)
 
     def changes(self, queue_id: int) -> QueueChanges:
         changes = self.queues.get(queue_id)
@@ -96,16 +98,28 @@ class Layer:
             changes = self.queues[queue_id] = QueueChanges()
         return changes
 
+    def group(self, group: int) -> GroupChanges:
+        changes = self.groups.get(group)
+        if changes is None:
+            changes = self.groups[group] = GroupChanges()
+        return changes
+
     def only_erases(self) -> bool:
         """Does it nothing but settle and drop?"""
-        return not self.metadata and not any(
-            changes.appends or changes.annotations or changes.state is not None
-            for changes in self.queues.values()
+        return (
+            not self.metadata
+            and all(changes.only_erases() for changes in self.groups.values())
+            and not any(
+                changes.appends or changes.annotations or changes.state is not None
+                for changes in self.queues.values()
+            )
         )
 
     def absorb(self, later: "Layer") -> None:
         for queue_id, changes in later.queues.items():
             self.changes(queue_id).absorb(changes)
+        for group, group_changes in later.groups.items():
+            self.group(group).absorb(group_changes)
         self.metadata.update(later.metadata)
         self.done += later.done
         self.bytes += later.bytes
@@ -157,6 +171,30 @@ class Pending:
         """All that was submitted after the oldest layer, in closed layers."""
         self.close_layer()
         return [layer for layer in self.layers if layer is not self.layers[0] and layer is not self.open]
+
+    def erasures(self, behind: list[Layer], durable_snapshot: Callable[[int], int]) -> Layer:
+        """What of these layers, the next ones after the oldest, may be committed ahead of it.
+
+        Of a Raft group that is only entries at and below the snapshot that is on disk (`durable_snapshot`). An
+        entry above it belongs to the log there, even if a snapshot that waits in the oldest layer covers it.
+        Votes, snapshots and whole groups go in their order. Where an older layer drops the group, and its number
+        is perhaps used again, nothing is known of the indexes.
+        """
+        erasing = Layer()
+        renewed = {group for group, changes in self.layers[0].groups.items() if changes.dropped}
+        for layer in behind:
+            if layer.only_erases():
+                for queue_id, changes in layer.queues.items():
+                    erasing.changes(queue_id).absorb(changes)
+                for group, group_changes in layer.groups.items():
+                    end = 0 if group in renewed else durable_snapshot(group) + 1
+                    if group_changes.dropped:
+                        erasing.group(group).erase(0, end)
+                    for start, stop in zip(group_changes.starts, group_changes.stops, strict=True):
+                        if start < min(stop, end):
+                            erasing.group(group).erase(start, min(stop, end))
+            renewed |= {group for group, changes in layer.groups.items() if changes.dropped}
+        return erasing
 
     def merge(self, behind: list[Layer]) -> Layer:
         """Put these layers, the next ones after the oldest, into it."""

@@ -26,6 +26,8 @@ class DeliveredMarks:
     """Slots are numbered from 0; the caller remembers which is whose."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        #: Something may not be on disk yet.
+        self.changed = True
         self._file = os.open(Path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         size = os.fstat(self._file).st_size
         slots = max(-(-size // SLOT.size), GROW_SLOTS)
@@ -41,6 +43,7 @@ class DeliveredMarks:
     def mark(self, slot: int, seq: int) -> None:
         """All messages up to seq were delivered at least once."""
         SLOT.pack_into(self._map, slot * 8, seq + FIRST)
+        self.changed = True
 
     def get(self, slot: int) -> int:
         """The last mark, or -1."""
@@ -51,15 +54,18 @@ class DeliveredMarks:
             self._grow()
         slot = self._free.pop()
         SLOT.pack_into(self._map, slot * SLOT.size, TAKEN)
+        self.changed = True
         return slot
 
     def free(self, slot: int) -> None:
         if self._value(slot):
             SLOT.pack_into(self._map, slot * SLOT.size, 0)
             self._free.append(slot)
+            self.changed = True
 
     def retain(self, slots: Iterable[int]) -> None:
         """After a restart: these slots are known to their queues, all others are free."""
+        self.changed = True
         keep = set(slots)
         while keep and max(keep) >= self._slots():
             self._grow()
@@ -72,7 +78,8 @@ class DeliveredMarks:
                 SLOT.pack_into(self._map, slot * SLOT.size, TAKEN)
 
     def flush(self) -> None:
-        """Write to disk, for the case that the machine fails."""
+        """Write to disk, for the case that the machine fails. May run in a thread: what changes meanwhile is written next time."""
+        self.changed = False
         self._map.flush()
 
     def _value(self, slot: int) -> int:

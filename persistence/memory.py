@@ -12,6 +12,7 @@ from persistence import settled
 from persistence.errors import CommitFailed, StorageFull
 from persistence.flush import flush
 from persistence.layer import Layer, Pending, QueueChanges
+from persistence.memory_groups import MemoryGroups
 from persistence.metadata import Metadata
 from persistence.record import Record, RecoveredQueue, RecoveredRecord, pack
 
@@ -59,6 +60,7 @@ class MemoryStore(Metadata):
         self.pending = Pending()
         self.faults = faults or Faults()
         self.queues: dict[int, MemoryQueue] = {}
+        self.groups = MemoryGroups(self.faults.random)
         self.entries: dict[bytes, tuple[str, bytes]] = {}
         self.writing = False
 
@@ -110,10 +112,12 @@ class MemoryEnvironment(MemoryStore):
     def __init__(self, faults: Faults | None = None, node_id: str = "memory") -> None:
         super().__init__(faults)
         self.node_id = node_id
+        self.incarnation = 1
         self.spill = MemoryStore()
 
     def crash(self) -> None:
         super().crash()
+        self.incarnation += 1
         self.spill = MemoryStore()
 
 
@@ -149,6 +153,7 @@ class MemoryTransaction:
     def finish(self) -> None:
         self._store.queues = self._queues
         self._store.entries = self._entries
+        self._store.groups.apply(self._layer)
         self._store.writing = False
 
     def abort(self) -> None:

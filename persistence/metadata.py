@@ -13,6 +13,7 @@ from persistence.layer import Pending
 from persistence.record import seal, unseal
 
 KEY_BYTES_MAX = 480
+ABOUT = "about"
 LENGTH = struct.Struct(">I")
 
 
@@ -66,6 +67,13 @@ class Metadata:
                 if stored.startswith(prefix):
                     entries[stored] = entry
         return iter([(key, value) for _, (key, value) in sorted(entries.items()) if value is not None])
+
+    def about(self, name: str) -> bytes | None:
+        """What is noted of the data directory itself, such as the cluster that it belongs to."""
+        return self.get(ABOUT, name)
+
+    def set_about(self, name: str, value: bytes) -> None:
+        self.put(ABOUT, name, value)
 
     def _fetch(self, stored: bytes) -> bytes | None:
         raise NotImplementedError

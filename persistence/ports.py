@@ -1,8 +1,9 @@
-"""What the journal and the commit task need of a store. There are two: LMDB (environment) and memory."""
+"""What the journal, the groups and the commit task need of a store. There are two: LMDB (environment) and memory."""
 
 from collections.abc import Iterator
 from typing import Protocol
 
+from persistence.group_record import RecoveredGroup, StoredEntry
 from persistence.layer import Layer, Pending
 from persistence.record import Record, RecoveredQueue
 
@@ -24,8 +25,29 @@ class Transaction(Protocol):
         """Undo; also after a commit that failed."""
 
 
+class GroupStore(Protocol):
+    """What is durable of the Raft groups."""
+
+    def entries(self, group: int, low: int, high: int, max_bytes: int) -> list[StoredEntry]:
+        """Entries from low on, until max_bytes or high is reached; at least one. Raises EntryLost."""
+
+    def bounds(self, group: int) -> tuple[int, int]:
+        """The index of the snapshot, or 0, and that of the last entry."""
+
+    def snapshot_index(self, group: int) -> int:
+        """0 if there is none."""
+
+    def state(self, group: int) -> tuple[int, int, bytes] | None:
+        """Index, term and state of the snapshot. Raises CorruptSnapshot."""
+
+    def recover(self) -> Iterator[RecoveredGroup]: ...
+
+
 class Store(Protocol):
     pending: Pending
+
+    @property
+    def groups(self) -> GroupStore: ...
 
     def transaction(self, layer: Layer) -> Transaction: ...
 

@@ -90,15 +90,21 @@ def pack(
     queue_id: int, first_seq: int, count: int, payload: Payload
 ) -> Iterator[tuple[bytes, bytes | bytearray]]:
     """Keys and values of a record. The payload is copied once, into the value."""
+    return pack_chunks(lambda chunk: KEY.pack(queue_id, first_seq, chunk, count), payload)
+
+
+def pack_chunks(
+    key_of: Callable[[int], bytes], payload: Payload
+) -> Iterator[tuple[bytes, bytes | bytearray]]:
+    """Keys and values of a payload that is cut into chunks. `key_of` makes the key of a chunk."""
     parts = [payload] if isinstance(payload, bytes) else payload
     size = sum(map(len, parts))
     if size <= CHUNK_BYTES:
-        yield _pack_chunk(KEY.pack(queue_id, first_seq, 0, count), size, parts)
+        yield _pack_chunk(key_of(0), size, parts)
         return
     whole = memoryview(parts[0] if len(parts) == 1 else b"".join(parts))
     for chunk, start in enumerate(range(0, size, CHUNK_BYTES)):
-        part = whole[start : start + CHUNK_BYTES]
-        yield _pack_chunk(KEY.pack(queue_id, first_seq, chunk, count), size, [part])
+        yield _pack_chunk(key_of(chunk), size, [whole[start : start + CHUNK_BYTES]])
 
 
 def _pack_chunk(key: bytes, size: int, parts: Sequence[bytes | memoryview]) -> tuple[bytes, bytearray]:
@@ -113,20 +119,28 @@ def _pack_chunk(key: bytes, size: int, parts: Sequence[bytes | memoryview]) -> t
 def verify(keys: Sequence[bytes], chunks: Sequence[memoryview | bytes]) -> None:
     """Raise CorruptRecord unless these are all the chunks of one record, as they were written."""
     queue_id, first_seq, _, count = KEY.unpack(keys[0])
-    found = 0
+    fault = find_fault(lambda chunk: KEY.pack(queue_id, first_seq, chunk, count), keys, chunks)
+    if fault is not None:
+        raise _corrupt(queue_id, first_seq, count, fault)
+
+
+def find_fault(
+    key_of: Callable[[int], bytes], keys: Sequence[bytes], chunks: Sequence[memoryview | bytes]
+) -> str | None:
+    """What is wrong with these chunks, which should be all of one payload, as they were packed."""
+    found = size = 0
     for chunk, (key, value) in enumerate(zip(keys, chunks, strict=True)):
         if len(value) < HEADER.size:
-            raise _corrupt(queue_id, first_seq, count, "is cut off")
+            return "is cut off"
         version, checksum, size = HEADER.unpack_from(value)
         if version != RECORD_VERSION:
-            raise _corrupt(queue_id, first_seq, count, f"has the unknown version {version}")
-        if key != KEY.pack(queue_id, first_seq, chunk, count):
-            raise _corrupt(queue_id, first_seq, count, f"lacks its chunk {chunk}")
+            return f"has the unknown version {version}"
+        if key != key_of(chunk):
+            return f"lacks its chunk {chunk}"
         if crc32(memoryview(value)[SEALED.size :], crc32(key)) != checksum:
-            raise _corrupt(queue_id, first_seq, count, "does not match its checksum")
+            return "does not match its checksum"
         found += len(value) - HEADER.size
-    if found != size:
-        raise _corrupt(queue_id, first_seq, count, f"has {found} of its {size} bytes")
+    return None if found == size else f"has {found} of its {size} bytes"
 
 
 def _corrupt(queue_id: int, first_seq: int, count: int, what: str) -> CorruptRecord:

@@ -22,6 +22,7 @@ import lmdb
 
 from persistence import residency, settled
 from persistence.errors import CommitFailed, PersistenceError, StorageFull
+from persistence.group_tables import GroupTables, owners
 from persistence.layer import Layer, Pending
 from persistence.record import (
     KEY,
@@ -35,7 +36,8 @@ from persistence.record import (
     unseal,
     verify,
 )
-from persistence.transaction import FAULT_BYTES, Erasures, LmdbTransaction, unpack_mask
+from persistence.residency import FAULT_BYTES
+from persistence.transaction import Erasures, LmdbTransaction, unpack_mask
 
 TABLES_MAX = 16
 ENLARGE_BYTES = 4 * 1024 * 1024
@@ -52,6 +54,12 @@ class Tables:
     erasures: "lmdb._Database"
     annotations: "lmdb._Database"
     states: "lmdb._Database"
+    entries: "lmdb._Database"
+    entry_chunks: "lmdb._Database"
+    entry_erasures: "lmdb._Database"
+    snapshots: "lmdb._Database"
+    snapshot_chunks: "lmdb._Database"
+    hard: "lmdb._Database"
 
     @classmethod
     def open(cls, env: lmdb.Environment) -> "Tables":
@@ -84,6 +92,7 @@ class LmdbStore:
         )
         self.tables = Tables.open(self._env)
         self._load()
+        self.groups = GroupTables(self)
 
     def close(self) -> None:
         self._drop_snapshot()
@@ -113,7 +122,7 @@ class LmdbStore:
         self._drop_snapshot()
 
     def has_erasures(self) -> bool:
-        return bool(self.erasures)
+        return bool(self.erasures or self.groups.erasures)
 
     def failure(self, error: lmdb.Error, wanted_bytes: int) -> PersistenceError:
         if isinstance(error, lmdb.MapFullError | lmdb.DiskError) or _says(error, errno.EDQUOT):
@@ -130,6 +139,11 @@ class LmdbStore:
         self._enlarged_bytes += ENLARGE_BYTES
         self._env.set_mapsize(self._map_bytes + self._enlarged_bytes)
         return True
+
+    @property
+    def written(self) -> int:
+        """Transactions that this store has taken since it was made: on the disk, where it is synced."""
+        return int(self._env.info()["last_txnid"])
 
     def used_bytes(self) -> int:
         """The size of the data file; pages within it that are free are used again."""
@@ -209,8 +223,8 @@ class LmdbStore:
         try:
             txn = self.snapshot()
             tables = self.tables
-            found = _owners(txn, tables.states) | _owners(txn, tables.annotations)
-            found |= {owner for owner in _owners(txn, tables.records) if self._has_records(txn, owner)}
+            found = owners(txn, tables.states) | owners(txn, tables.annotations)
+            found |= {owner for owner in owners(txn, tables.records) if self._has_records(txn, owner)}
             for queue_id in sorted(found):
                 yield RecoveredQueue(
                     queue_id,
@@ -271,7 +285,7 @@ class LmdbStore:
 
     def _load(self) -> None:
         txn = self.snapshot()
-        self.annotated = _owners(txn, self.tables.annotations)
+        self.annotated = owners(txn, self.tables.annotations)
         with txn.cursor(db=self.tables.erasures) as cursor:
             for key, value in cursor:
                 queue_id, start = POSITION.unpack(key)
@@ -282,18 +296,6 @@ class LmdbStore:
 def _says(error: lmdb.Error, number: int) -> bool:
     """Has the error this errno? Those without a class of their own are known by their text only."""
     return os.strerror(number) in str(error)
-
-
-def _owners(txn: "lmdb.Transaction[memoryview]", table: "lmdb._Database") -> set[int]:
-    """The queues that have keys in the table: one seek each."""
-    found = set()
-    with txn.cursor(db=table) as cursor:
-        more = cursor.first()
-        while more:
-            (queue_id,) = QUEUE.unpack_from(cursor.key())
-            found.add(queue_id)
-            more = cursor.set_range(QUEUE.pack(queue_id + 1))
-    return found
 
 
 def _seek_overlapping(cursor: "lmdb.Cursor[memoryview]", queue_id: int, seq: int) -> None:

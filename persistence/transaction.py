@@ -18,9 +18,11 @@ import lmdb
 
 from persistence import settled
 from persistence.errors import CorruptRecord
+from persistence.group_writer import GroupWriter
 from persistence.layer import Layer, QueueChanges
 from persistence.metadata import pack_entry
 from persistence.record import KEY, POSITION, QUEUE, SEQ_MAX, pack, seal, unseal
+from persistence.residency import FAULT_BYTES
 
 if TYPE_CHECKING:
     from persistence.store import LmdbStore
@@ -31,8 +33,6 @@ ERASE_KEYS_MAX = 8192
 # Work between two chances for the loop to do something else: about half a millisecond.
 STEP_WORK = 256 * 1024
 CALL_WORK = 512
-# The kernel maps about this much around a page that is touched, as far as it has it in memory.
-FAULT_BYTES = 256 * 1024
 
 Erasures = dict[int, list[tuple[int, int]]]
 
@@ -47,8 +47,11 @@ class LmdbTransaction:
         self._erasures: Erasures = {queue_id: list(spans) for queue_id, spans in store.erasures.items()}
         self._erase_left = ERASE_KEYS_MAX
         self._work = 0
+        self._group_erasures = store.groups.erasures
 
     def apply(self) -> Iterator[None]:
+        # Not kept: it calls back, and in a cycle the layer would stay in memory until the collector comes.
+        groups = GroupWriter(self._store, self._txn, self._called)
         try:
             for key, (name, value) in self._layer.metadata.items():
                 if value is None:
@@ -59,7 +62,11 @@ class LmdbTransaction:
                     yield
             for queue_id, changes in self._layer.queues.items():
                 yield from self._apply_queue(queue_id, changes)
+            for group, group_changes in self._layer.groups.items():
+                yield from groups.apply(group, group_changes)
             yield from self._continue_erasures()
+            yield from groups.continue_erasures()
+            self._group_erasures = groups.erasures
             if not self._layer:
                 # LMDB uses the pages that a transaction freed in the one after the next, and counts only
                 # those that changed something.
@@ -75,8 +82,9 @@ class LmdbTransaction:
 
     def finish(self) -> None:
         self._store.erasures = self._erasures
+        self._store.groups.set_erasures(self._group_erasures)
         self._store.end_write()
-        self._store.tend()
+        self._store.touched(self._layer.bytes)
 
     def abort(self) -> None:
         self._txn.abort()
@@ -88,6 +96,9 @@ class LmdbTransaction:
             return False
         self._work = 0
         return True
+
+    def _called(self, size: int) -> bool:
+        return self._worked(CALL_WORK + size)
 
     def _apply_queue(self, queue_id: int, changes: QueueChanges) -> Iterator[None]:
         txn, tables = self._txn, self._tables

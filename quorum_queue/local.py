@@ -10,20 +10,27 @@ from collections.abc import Callable
 from typing import Any
 
 from quorum_queue.machine import codec
-from quorum_queue.machine.effects import Effects
+from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.effects import Effects, Reason
 from quorum_queue.machine.machine import Command, Machine, Meta
 from quorum_queue.machine.run import Run
 from quorum_queue.memory import MemoryBudget
-from quorum_queue.pages import Page, Pages
-from quorum_queue.ports import Commits, DeadLetters, Journal, Marks, Timers
+from quorum_queue.names import NameJournal
+from quorum_queue.pages import Pages
+from quorum_queue.paging import RECORD_BYTES_MAX, Paging, parts_of
+from quorum_queue.ports import (
+    EXCLUSIVE,
+    Commits,
+    ConsumerState,
+    DeadLetters,
+    Hosted,
+    Journal,
+    Marks,
+    Refused,
+    Sink,
+    Timers,
+)
 
-#: One journal record has at most about this many bytes, so that paging in one does not stall the loop, and a restart
-#: finds all heads at its beginning.
-RECORD_BYTES_MAX = 256 * 1024
-#: Bodies are paged in this far ahead of the head of the queue.
-READ_AHEAD_BYTES = 512 * 1024
-#: Runs that consumers hold and that one relief looks at; most may be paged out already.
-PAGE_OUT_LOOKS_MAX = 1_000
 #: A dead letter that found no taker is tried again after this time.
 DEAD_LETTER_RETRY_MS = 1_000
 
@@ -56,12 +63,12 @@ class NodeServices:
         self.pages = Pages()
 
 
-class LocalHost:
+class LocalHost(Paging):
     """Runs one queue's machine on this node."""
 
     def __init__(
         self,
-        queue: Any,
+        queue: Hosted | None,
         queue_id: int,
         machine: Machine,
         services: NodeServices,
@@ -88,12 +95,63 @@ class LocalHost:
         self._durable_seq = machine.next_seq - 1
         self.published_count = 0
         self.delivered_count = 0
+        #: At the end of the last turn.
+        self._consumer_count = 0
+        #: Dead letters, by position, whose targets have not answered yet.
+        self._letters_sent: dict[int, None] = {}
+        dedup = machine.dedup
+        self._names = (
+            NameJournal(services.journal, queue_id, dedup) if journalled and dedup is not None else None
+        )
         services.memory.register(self)
 
     @property
     def counts_bytes(self) -> bool:
         """Does the queue have a limit in bytes? Then it wants to know how many bytes of a content count."""
         return self.machine.settings.max_length_bytes is not None
+
+    @property
+    def wants_ids(self) -> bool:
+        """Does the queue look for messages that it has taken before? Then it wants to know how they are called."""
+        return self.machine.settings.deduplicates
+
+    # -- what it holds ---------------------------------------------------------------------------------------------
+
+    @property
+    def certain(self) -> bool:
+        """Are dead letters held until their targets have them?"""
+        return self.machine.settings.dead_letter_at_least_once
+
+    @property
+    def ready_count(self) -> int:
+        return self.machine.ready.count
+
+    @property
+    def ready_bytes(self) -> int:
+        return self.machine.ready.bytes
+
+    @property
+    def unacked_count(self) -> int:
+        return self.machine.unacked_count
+
+    @property
+    def consumer_count(self) -> int:
+        return self.machine.consumers.count
+
+    def consumers(self) -> list[ConsumerState]:
+        consumers = self.machine.consumers
+        active = consumers.active if consumers.single_active else None
+        return [
+            ConsumerState(
+                consumer.key,
+                consumer.no_ack,
+                consumer.exclusive,
+                consumer.prefetch,
+                consumer.priority,
+                active is None or active is consumer,
+            )
+            for consumer in consumers.attached()
+        ]
 
     # -- commands --------------------------------------------------------------------------------------------------
 
@@ -110,11 +168,62 @@ class LocalHost:
                 return
             commands, self.pending = self.pending, []
             effects = Effects(wants_enqueued=self.journalled)
-            self.machine.apply(Meta(self.services.clock()), commands, effects)
-            self._perform(effects)
+            now_ms = self.services.clock()
+            self.machine.apply(Meta(now_ms), commands, effects)
+            self._perform(effects, now_ms)
+            count = self.machine.consumers.count
+            if count != self._consumer_count:
+                gone = count < self._consumer_count
+                self._consumer_count = count
+                if gone and self.queue is not None:
+                    self.queue.consumer_gone(count)
             if not self.pending:
                 return
             # A dead letter came straight back, or its targets took it.
+
+    def touch(self) -> None:
+        """Somebody used the queue: the lease of an expiring one begins anew."""
+        if self.queue is not None:
+            self.queue.renew()
+
+    def barrier(self, done: Callable[..., None]) -> None:
+        """All that was submitted is applied, or will be before anything else is seen."""
+        if self.pending:
+            self.turn()
+        done()
+
+    def attach(self, consumer: Consumer, done: Callable[[str | None], None]) -> None:
+        """Attach a consumer, unless it or another one wants the queue for itself."""
+        if self.pending:
+            self.turn()
+        # One that is exclusive is always alone.
+        other = next(self.machine.consumers.attached(), None)
+        alone = other is not None or self.machine.settings.single_active_consumer
+        if (other is not None and other.exclusive) or (consumer.exclusive and alone):
+            done(EXCLUSIVE)
+            return
+        done(None)
+        self.submit(("attach", consumer))
+
+    def get(self, consumer: Consumer, done: Callable[[Run | Refused | None], None]) -> None:
+        """Hand one message to a consumer that is not attached: basic.get."""
+        held = self.machine.consumers.by_key.get(consumer.key)
+        if held is None:
+            consumer.attached = False
+            held = consumer
+        sink = held.sink
+        held.sink = got = _Got(sink)
+        self.submit(("get", held))
+        held.sink = sink
+        done(got.run)
+
+    def purge(self, done: Callable[[int | Refused], None]) -> None:
+        """Drop all ready messages."""
+        if self.pending:
+            self.turn()
+        count = self.machine.ready.count
+        self.submit(("purge",))
+        done(count)
 
     def wake(self) -> None:
         """A time that the machine asked for has come."""
@@ -146,18 +255,21 @@ class LocalHost:
         """What was on its way to a queue that has just been deleted went nowhere: that is a confirm, not a refusal."""
         commands, self.pending = self.pending, []
         for command in commands:
-            if command[0] == "enqueue" and command[2] is not None:
+            if command[0] in ("enqueue", "enqueue_once") and command[2] is not None:
                 command[2].confirmed(command[3], command[3] + len(command[1].seqs) - 1)
 
     # -- effects ---------------------------------------------------------------------------------------------------
 
-    def _perform(self, effects: Effects) -> None:
+    def _perform(self, effects: Effects, now_ms: int) -> None:
         services = self.services
         self.resident_bytes += effects.accepted_bytes
         services.memory.used += effects.accepted_bytes
         wrote = False
         if effects.enqueued:
             wrote = self._journal_enqueued(effects.enqueued)
+        if effects.names and self._names is not None:
+            self._names.note(now_ms, effects.names)
+            wrote = True
         for consumer, run, first_id in effects.deliveries:
             if run.contents is None:
                 self._load(run, keep=False)
@@ -174,7 +286,8 @@ class LocalHost:
             self._send_dead_letters(effects)
         if effects.settled:
             wrote = self._forget(effects.settled) or wrote
-        self._confirm(effects, wrote)
+        # What is there already may still wait for the sync that it came with.
+        self._confirm(effects, wrote or bool(effects.duplicates))
         for origin, first, last in effects.refused:
             if origin is not None:
                 origin.refused(first, last)
@@ -195,7 +308,7 @@ class LocalHost:
         for run in runs:
             if not run.attributes.persistent:
                 continue
-            for part in _parts(run):
+            for part in parts_of(run):
                 part_size = codec.size(part)
                 if batch and (batch[-1].seqs.stop != part.seqs.start or size + part_size > RECORD_BYTES_MAX):
                     self._append(batch)
@@ -262,24 +375,35 @@ class LocalHost:
     # -- dead letters ----------------------------------------------------------------------------------------------
 
     def _send_dead_letters(self, effects: Effects) -> None:
-        at_least_once = self.machine.settings.dead_letter_at_least_once
+        held = self.machine.dead_lettering
         for run, reason in effects.dead_letters:
             if run.contents is None:
                 self._load(run, keep=True)
-            taken = self.services.dead_letters.dead_letter(self.queue, run, reason)
-            if not at_least_once or run.seqs.start not in self.machine.dead_lettering:
-                continue
+            if self.certain and run.seqs.start in held:
+                self._send_certainly(run, reason)
+            else:
+                self.services.dead_letters.dead_letter(self.queue, run, reason, None)
+
+    def _send_certainly(self, run: Run, reason: Reason) -> None:
+        """Send a dead letter that is held until its targets have it."""
+        first, last = run.seqs[0], run.seqs[-1]
+        self._letters_sent[first] = None
+
+        def done(taken: bool) -> None:
+            self._letters_sent.pop(first, None)
+            if self.closed:
+                return
             if taken:
-                self.pending.append(("dead_lettered", run.seqs[0], run.seqs[-1]))
+                self.pending.append(("dead_lettered", first, last))
             else:
                 self._wake_later()
 
+        self.services.dead_letters.dead_letter(self.queue, run, reason, done)
+
     def _retry_dead_letters(self) -> None:
         for seq, (run, reason) in list(self.machine.dead_lettering.items()):
-            if self.services.dead_letters.dead_letter(self.queue, run, reason):
-                self.pending.append(("dead_lettered", seq, seq))
-        if self.machine.dead_lettering:
-            self._wake_later()
+            if seq not in self._letters_sent:
+                self._send_certainly(run, reason)
 
     def _wake_later(self) -> None:
         at = self.services.clock() + DEAD_LETTER_RETRY_MS
@@ -287,122 +411,16 @@ class LocalHost:
             self._wake_at = at
             self.services.timers.wake(self, at)
 
-    # -- paging ----------------------------------------------------------------------------------------------------
 
-    def page_out(self, bytes_wanted: int) -> int:
-        """Drop the newest bodies from memory, which are the last to be delivered; return the bytes freed."""
-        freed = 0
-        for level in self.machine.ready.levels:
-            held_back: list[Run] = []
-            resident = level.resident
-            keep = level.main[0] if level.main else None
-            while resident and freed < bytes_wanted:
-                run = resident.pop()
-                if not run.ready or run.contents is None:
-                    continue
-                if run is keep:
-                    held_back.append(run)
-                    break
-                if self.journalled and run.attributes.persistent:
-                    if run.seqs[-1] > self._durable_seq:
-                        held_back.append(run)
-                        continue
-                elif not run.spilled:
-                    self._spill(run)
-                freed += run.page_out()
-            resident.extend(reversed(held_back))
-        if freed < bytes_wanted:
-            freed += self._page_out_handed_out(bytes_wanted - freed)
-        self.resident_bytes -= freed
-        self.services.memory.used -= freed
-        return freed
+class _Got:
+    """Notes what one basic.get brought, on its way to the sink."""
 
-    def _page_out_handed_out(self, bytes_wanted: int) -> int:
-        """Drop bodies that consumers hold, or gave back: they are needed again only if something goes wrong."""
-        freed = looked_at = 0
-        held = [consumer.checkout.runs for consumer in self.machine.consumers.by_key.values()]
-        for runs in (*held, *(level.returned for level in self.machine.ready.levels)):
-            for run in reversed(runs):
-                looked_at += 1
-                if freed >= bytes_wanted or looked_at > PAGE_OUT_LOOKS_MAX:
-                    return freed
-                durable = self.journalled and run.attributes.persistent
-                if run.contents is not None and durable and run.seqs[-1] <= self._durable_seq:
-                    freed += run.page_out()
-        return freed
+    __slots__ = ("_sink", "run")
 
-    def _spill(self, run: Run) -> None:
-        self._spilled_to = max(self._spilled_to, run.seqs[-1])
-        run.spilled = True
-        for part in _parts(run):
-            self.services.spill.append(self.queue_id, part.seqs.start, len(part.seqs), codec.encode([part]))
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self.run: Run | None = None
 
-    def _read_ahead(self) -> None:
-        """Bring back the bodies that will be wanted next."""
-        level = self.machine.ready.head_level()
-        if level is None:
-            return
-        head = level.head()
-        if head is None or head.contents is not None:
-            return
-        ahead = 0
-        brought: list[Run] = []
-        for run in level.main if head is (level.main[0] if level.main else None) else [head]:
-            if run.contents is not None or ahead > READ_AHEAD_BYTES:
-                break
-            self._load(run, keep=True)
-            ahead += run.size
-            brought.append(run)
-        level.forget_gone()
-        level.resident.extendleft(reversed(brought))
-
-    def _load(self, run: Run, *, keep: bool) -> None:
-        """Read a run's bodies back. `keep`: it stays in the queue, so its memory counts."""
-        durable = self.journalled and run.attributes.persistent
-        pages = self.services.pages
-        contents = pages.find(self.queue_id, durable, run.seqs)
-        run.page_in(self._read(run.seqs, durable) if contents is None else contents)
-        if keep:
-            self.resident_bytes += run.size
-            self.services.memory.used += run.size
-
-    def _read(self, wanted: range, durable: bool) -> list[bytes]:
-        store = self.services.journal if durable else self.services.spill
-        found: dict[int, bytes] = {}
-        for record in store.read(self.queue_id, wanted[0], wanted[-1]):
-            contents = codec.decode_contents(record.payload)
-            first = record.first_seq
-            if wanted.step == 1:
-                low, high = max(wanted.start, first), min(wanted.stop, first + record.count)
-                found.update(zip(range(low, high), contents[low - first : high - first], strict=True))
-            else:
-                found.update(
-                    (seq, contents[seq - first]) for seq in wanted if first <= seq < first + record.count
-                )
-            if record.count > 1:
-                self.services.pages.keep(self.queue_id, durable, Page(first, contents), len(record.payload))
-        return [found[seq] for seq in wanted]
-
-
-def _parts(run: Run) -> list[Run]:
-    """Cut a run, which must be a copy of the caller's own, into records of bounded size."""
-    if len(run.seqs) == 1 or codec.size(run) <= RECORD_BYTES_MAX:
-        return [run]
-    assert run.contents is not None
-    parts: list[Run] = []
-    start = size = 0
-    for index, content in enumerate(run.contents):
-        more = len(content) + codec.head_size(run, index)
-        if index > start and size + more > RECORD_BYTES_MAX:
-            parts.append(_part(run, start, index))
-            start, size = index, 0
-        size += more
-    parts.append(_part(run, start, len(run.contents)))
-    return parts
-
-
-def _part(run: Run, start: int, stop: int) -> Run:
-    assert run.contents is not None
-    part = Run(run.seqs[start:stop], run.contents[start:stop], run.head, run.attributes, run.expires_at)
-    part.heads = run.heads and run.heads[start:stop]
-    return part
+    def deliver(self, consumer: Consumer, run: Run, first_id: int) -> None:
+        self.run = run
+        self._sink.deliver(consumer, run, first_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Reason
@@ -70,9 +70,15 @@ class Marks(Protocol):
 
 
 class DeadLetters(Protocol):
-    """Takes what a queue discards; returns the messages whose targets did not all take them."""
+    """Takes what a queue discards.
 
-    def dead_letter(self, queue: Any, run: Run, reason: Reason) -> bool: ...
+    `done`, where there is one, is told later or at once whether every message has a target and all targets took it;
+    then the sender sees to a turn of the queue's host. Without it a dead letter is sent and forgotten.
+    """
+
+    def dead_letter(
+        self, queue: Any, run: Run, reason: Reason, done: Callable[[bool], None] | None
+    ) -> None: ...
 
 
 class Timers(Protocol):
@@ -81,4 +87,124 @@ class Timers(Protocol):
     def wake(self, host: Any, at_ms: int) -> None: ...
 
 
-__all__ = ["Commits", "DeadLetters", "Iterable", "Journal", "Marks", "Origin", "Record", "Sink", "Timers"]
+class Refused(NamedTuple):
+    """What cannot be done now. The text is for the client."""
+
+    text: str
+
+
+#: Why a consumer was not attached: it or another one wants the queue for itself.
+EXCLUSIVE = "exclusive"
+
+
+class ConsumerState(NamedTuple):
+    """A consumer as management lists it, wherever its client is.
+
+    Its key is the one that it has on its own node, in a cluster with that node and its incarnation in front.
+    """
+
+    key: Any
+    no_ack: bool
+    exclusive: bool
+    prefetch: int
+    priority: int
+    active: bool
+
+
+class Hosted(Protocol):
+    """The topology's queue, as the host at its home tells it what happened."""
+
+    def renew(self) -> None:
+        """It was used: its lease begins anew."""
+
+    def consumer_gone(self, left: int) -> None:
+        """A consumer went, and so many are left."""
+
+
+class Host(Protocol):
+    """One queue on this node, whether its machine runs here, on several nodes, or on another one.
+
+    Commands go into `pending` and are applied by `turn`, in order, after all that was asked for before. Every `done`
+    is called once: at once where the machine is here, later elsewhere, and also when the host closes.
+    """
+
+    pending: list[Any]
+    closed: bool
+    published_count: int
+    delivered_count: int
+
+    @property
+    def counts_bytes(self) -> bool:
+        """Does the queue have a limit in bytes? Then it wants to know how many bytes of a content count."""
+
+    @property
+    def wants_ids(self) -> bool:
+        """Does the queue look for messages that it took before? Then it wants to know how they are called."""
+
+    @property
+    def certain(self) -> bool:
+        """Are dead letters held until their targets have them?"""
+
+    @property
+    def ready_count(self) -> int: ...
+
+    @property
+    def ready_bytes(self) -> int: ...
+
+    @property
+    def unacked_count(self) -> int: ...
+
+    @property
+    def consumer_count(self) -> int:
+        """Consumers of all nodes."""
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bodies in this node's memory."""
+
+    def consumers(self) -> list[ConsumerState]: ...
+
+    def submit(self, *commands: Any) -> None: ...
+
+    def turn(self) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def close(self) -> None:
+        """The queue is gone, with all that it holds."""
+
+    def touch(self) -> None:
+        """Somebody used the queue: the lease of an expiring one begins anew."""
+
+    def barrier(self, done: Callable[..., None]) -> None:
+        """`done()` when all that was submitted here so far is applied and visible here; `done(Refused)` if not."""
+
+    def attach(self, consumer: Consumer, done: Callable[[str | None], None]) -> None:
+        """`done(None)` before its first delivery, or `done(reason)`: EXCLUSIVE, or a text for the client.
+
+        It is handed over at once, ahead of what is pending, so that a detach can always follow.
+        """
+
+    def get(self, consumer: Consumer, done: Callable[[Run | Refused | None], None]) -> None:
+        """Hand one message to the consumer's sink, then `done(run)`; `done(None)` if the queue is empty."""
+
+    def purge(self, done: Callable[[int | Refused], None]) -> None:
+        """Drop all ready messages; `done(count)`."""
+
+
+__all__ = [
+    "EXCLUSIVE",
+    "Commits",
+    "ConsumerState",
+    "DeadLetters",
+    "Host",
+    "Hosted",
+    "Iterable",
+    "Journal",
+    "Marks",
+    "Origin",
+    "Record",
+    "Refused",
+    "Sink",
+    "Timers",
+]

@@ -16,6 +16,8 @@ NO_TYPES: Mapping[str, str] = {}
 # Ten years: what RabbitMQ takes for the longest time that somebody can mean.
 TIME_MS_MAX = 315_360_000_000
 PRIORITY_MAX = 255
+# What one queue may be asked to remember: about 250 MB.
+DEDUPLICATION_COUNT_MAX = 1_000_000
 
 # Arguments that only some queue types know. What nobody knows is accepted and ignored.
 _UNSUPPORTED: dict[str, frozenset[str]] = {
@@ -25,6 +27,7 @@ _UNSUPPORTED: dict[str, frozenset[str]] = {
             "x-max-in-memory-length",
             "x-max-in-memory-bytes",
             "x-quorum-initial-group-size",
+            "x-quorum-target-group-size",
             "x-delivery-limit",
             "x-max-age",
             "x-stream-max-segment-size-bytes",
@@ -59,6 +62,9 @@ _COMPARED: dict[str, tuple[str, ...]] = {
         "x-queue-version",
         "x-single-active-consumer",
         "x-queue-type",
+        "x-deduplication",
+        "x-deduplication-window-ms",
+        "x-deduplication-count",
     ),
     "quorum": (
         "x-dead-letter-exchange",
@@ -76,6 +82,9 @@ _COMPARED: dict[str, tuple[str, ...]] = {
         "x-delivery-limit",
         "x-message-ttl",
         "x-queue-leader-locator",
+        "x-deduplication",
+        "x-deduplication-window-ms",
+        "x-deduplication-count",
     ),
 }
 
@@ -95,12 +104,18 @@ class QueueArguments:
     single_active_consumer: bool = False
     # As declared; below zero stands for no limit at all, None for the queue type's own.
     delivery_limit: int | None = None
+    # None where nothing was said; a window or a count says yes.
+    deduplication: bool | None = None
+    deduplication_window_ms: int | None = None
+    deduplication_count: int | None = None
     # Accepted, without effect here.
     queue_mode: Literal["default", "lazy"] | None = None
     queue_version: int | None = None
     max_in_memory_length: int | None = None
     max_in_memory_bytes: int | None = None
+    # Where the nodes of a quorum queue are chosen; no more than wishes.
     initial_group_size: int | None = None
+    target_group_size: int | None = None
     leader_locator: str | None = None
 
 
@@ -146,6 +161,15 @@ def _priority(value: object, type: str) -> int:
     number = _natural(value, type)
     if number > PRIORITY_MAX:
         raise _Invalid(f"{{max_value_exceeded,{number}}}")
+    return number
+
+
+def _deduplication_count(value: object, type: str) -> int:
+    number = _natural(value, type)
+    if not number:
+        raise _Invalid("{value_zero,0}")
+    if number > DEDUPLICATION_COUNT_MAX:
+        raise _Invalid(f"{{value_too_large,{number}}}")
     return number
 
 
@@ -206,6 +230,7 @@ _CHECKS: tuple[tuple[str, str, Callable[[object, str], object]], ...] = (
     ("x-queue-version", "queue_version", _version),
     ("x-single-active-consumer", "single_active_consumer", _boolean),
     ("x-quorum-initial-group-size", "initial_group_size", _group_size),
+    ("x-quorum-target-group-size", "target_group_size", _group_size),
     (
         "x-queue-leader-locator",
         "leader_locator",
@@ -213,6 +238,10 @@ _CHECKS: tuple[tuple[str, str, Callable[[object, str], object]], ...] = (
     ),
     # RabbitMQ 3.10 takes anything here, and what is no integer then means nothing.
     ("x-delivery-limit", "delivery_limit", _integer),
+    # Not RabbitMQ's.
+    ("x-deduplication", "deduplication", _boolean),
+    ("x-deduplication-window-ms", "deduplication_window_ms", _lease_ms),
+    ("x-deduplication-count", "deduplication_count", _deduplication_count),
 )
 _queue_type = _one_of("classic", "quorum", otherwise="\"unsupported queue type '{}'\"")
 
@@ -226,9 +255,13 @@ def parse_queue_arguments(
     exclusive: bool,
     auto_delete: bool,
     types: Mapping[str, str] = NO_TYPES,
+    default_type: str = "classic",
 ) -> QueueArguments:
-    """Raises PreconditionFailed with RabbitMQ's texts. `types` has the arguments' AMQP types, where known."""
-    if not arguments:
+    """Raises PreconditionFailed with RabbitMQ's texts. `types` has the arguments' AMQP types, where known.
+
+    `default_type` is the queue's type if the arguments do not say it.
+    """
+    if not arguments and default_type == "classic":
         return QueueArguments()
     place = f"queue '{name}' in vhost '{vhost}'"
 
@@ -244,7 +277,7 @@ def parse_queue_arguments(
         values["dead_letter_exchange"] = _dead_letter_exchange(arguments, types, place)
     if "x-queue-type" in arguments:
         values["queue_type"] = checked("x-queue-type", _queue_type)
-    queue_type = values.get("queue_type", "classic")
+    queue_type = values.setdefault("queue_type", default_type)
     unsupported = _UNSUPPORTED[queue_type]
     for argument, attribute, check in _CHECKS:
         if argument not in arguments or argument in unsupported:
@@ -289,6 +322,8 @@ class Declaration:
     # Exchanges only.
     type: str = ""
     internal: bool = False
+    # Queues only: the type where the arguments do not say it.
+    queue_type: str = "classic"
 
 
 def equivalence_error(
@@ -307,7 +342,8 @@ def equivalence_error(
             return f"inequivalent arg '{prop}' {place}: {difference}"
     compared: tuple[str, ...] = ("alternate-exchange",)
     if kind == "queue":
-        compared = _COMPARED["quorum" if current.arguments.get("x-queue-type") == "quorum" else "classic"]
+        told = current.arguments.get("x-queue-type", current.queue_type)
+        compared = _COMPARED["quorum" if told == "quorum" else "classic"]
     for argument in compared:
         found = _difference(argument, received, current)
         if found is not None:
@@ -324,8 +360,8 @@ def _difference(argument: str, received: Declaration, current: Declaration) -> s
         return f"received '{_plain(wanted)}' but current is '{_plain(present)}'"
     if in_received == in_current:
         return None
-    given = received if in_received else current
-    if argument == "x-queue-type" and given.arguments[argument] == "classic":
+    given, other = (received, current) if in_received else (current, received)
+    if argument == "x-queue-type" and given.arguments[argument] == other.queue_type:
         return None  # as good as not given
     return f"received {_described(argument, received)} but current is {_described(argument, current)}"
 

@@ -8,11 +8,15 @@ from typing import Any
 
 from amqp_server.broker.alarms import Alarms
 from amqp_server.broker.dead_letter import DeadLetterSender
+from amqp_server.broker.hosts import Hosts, LocalHosts
 from amqp_server.broker.metadata import Metadata
+from amqp_server.broker.operations import DeleteVhost, Operation, PutVhost
 from amqp_server.broker.permissions import Permissions
 from amqp_server.broker.queue import Queue
+from amqp_server.broker.replication import Done, LocalReplication, Replication
 from amqp_server.broker.reply import ReplyHost
 from amqp_server.broker.timers import Timers
+from amqp_server.broker.topology import Topology
 from amqp_server.broker.users import Users
 from amqp_server.broker.vhost import VHost
 from amqp_server.broker.vhosts import Vhosts
@@ -33,6 +37,10 @@ class Broker:
         self.clock = clock
         self.timers = Timers()
         self.alarms = Alarms()
+        #: Both are other ones in a cluster.
+        self.replication: Replication = LocalReplication(self)
+        self.hosts: Hosts = LocalHosts(self)
+        self.topology = Topology(self)
         self.dead_letters = DeadLetterSender(self)
         #: Raised by whatever may change where a message goes or whether it may.
         self.generation = 0
@@ -60,10 +68,18 @@ class Broker:
         self.answers: dict[Any, None] = {}
         #: Says whether anything that was changed is not on disk yet.
         self.unsynced: Callable[[], bool] = lambda: False
+        #: Sessions that waited for an answer and have it: what came behind is to be handled.
+        self.resuming: dict[Any, None] = {}
         #: Hosts with pending commands, to be applied at the end of the turn.
         self.dirty: dict[Any, None] = {}
         #: Direct reply-to consumers by token.
         self.reply_hosts: dict[str, ReplyHost] = {}
+        #: Has the turn ended soon, when something changed outside of one; set by the edge.
+        self.want_turn: Callable[[], None] = lambda: None
+        #: Carries out what replicated queues and the topology ask for, and says whether there was anything; and sends
+        #: what the turn has left for other nodes. Both are other ones in a cluster.
+        self.replicate: Callable[[], bool] = lambda: False
+        self.flush: Callable[[], None] = lambda: None
         #: Counts up for exchanges that choose at random.
         self.nonce = 0
 
@@ -80,6 +96,28 @@ class Broker:
     def next_session_id(self) -> int:
         return next(self._session_ids)
 
+    # -- changes ---------------------------------------------------------------------------------------------------
+
+    def propose(self, operation: Operation, done: Done | None = None) -> None:
+        """Have a change made that was checked here; see replication.Replication."""
+        self.replication.propose(operation, done)
+
+    def exclusive_declared(self, queue: Queue) -> None:
+        """An exclusive queue is there now. If its session ended meanwhile, it goes again."""
+        record, replication = queue.record, self.replication
+        if (record.node, record.incarnation) != (replication.node, replication.incarnation):
+            return
+        session = self.sessions.get(record.owner)
+        if session is None:
+            queue.delete()
+        else:
+            session.exclusive_queues[queue] = None
+
+    def exclusive_gone(self, queue: Queue) -> None:
+        session = self.sessions.get(queue.record.owner)
+        if session is not None:
+            session.exclusive_queues.pop(queue, None)
+
     # -- vhosts ----------------------------------------------------------------------------------------------------
 
     def vhost(self, name: str) -> VHost:
@@ -89,22 +127,19 @@ class Broker:
             vhost = self.vhosts[name] = VHost(self, name)
         return vhost
 
-    def add_vhost(self, name: str, description: str = "", tags: tuple[str, ...] = ()) -> bool:
-        """Make a vhost, or change what is told of it; return whether it is new."""
-        new = self.vhost_records.put(name, description, tags)
-        self.vhost(name)
+    def add_vhost(
+        self, name: str, description: str = "", tags: tuple[str, ...] = (), default_queue_type: str = ""
+    ) -> bool:
+        """Make a vhost, or change what is told of it; return whether it is new. Raises VhostRefused."""
+        record = self.vhost_records.prepare(name, description, tags, default_queue_type)
+        new = name not in self.vhost_records
+        self.propose(PutVhost(record))
         return new
 
     def delete_vhost(self, name: str) -> None:
-        """Delete a vhost with all in it and close its connections."""
-        self.vhost_records.delete(name)
-        self.permissions.clear_vhost(name)
-        for session in list(self.sessions.values()):
-            if session.vhost is not None and session.vhost.name == name:
-                session.force_close(f"vhost '{name}' is deleted")
-        vhost = self.vhosts.pop(name, None)
-        if vhost is not None:
-            vhost.close()
+        """Delete a vhost with all in it and close its connections. Raises NoSuchVhost."""
+        self.vhost_records.require(name)
+        self.propose(DeleteVhost(name))
 
     def all_queues(self) -> Iterable[Queue]:
         for vhost in self.vhosts.values():
@@ -129,9 +164,19 @@ class Broker:
             for host in dirty:
                 host.turn()
 
+    def _catch_up(self) -> None:
+        while self.resuming:
+            session, _ = self.resuming.popitem()
+            session.catch_up()
+
     def end_turn(self) -> None:
-        """Apply what is pending and answer the publishers."""
+        """Go on where an answer was awaited, apply what is pending, and answer the publishers."""
+        self._catch_up()
         self.run_dirty()
+        while self.replicate() or self.resuming:
+            self._catch_up()
+            self.run_dirty()
+        self.flush()
         answers, self.answers = self.answers, {}
         for confirms in answers:
             confirms.flush()

@@ -7,6 +7,7 @@ rejected in between is dropped.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,6 +16,7 @@ from amqp_server.wire import content, tables
 from amqp_server.wire.frames import FRAME_BYTES_MIN, short_string
 from quorum_queue.machine.effects import Reason
 from quorum_queue.machine.run import Attributes, Run
+from quorum_queue.ports import Host
 
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
@@ -25,18 +27,41 @@ COUNT_MAX = (1 << 63) - 1
 
 
 class Outcome:
-    """An origin that notes whether every target took the message."""
+    """An origin that tells, once, whether every target of some messages took them."""
 
-    __slots__ = ("taken",)
+    __slots__ = ("_broker", "_done", "_host", "_left", "_taken")
 
-    def __init__(self) -> None:
-        self.taken = True
+    def __init__(self, broker: Broker, host: Host, done: Callable[[bool], None]) -> None:
+        self._broker = broker
+        #: Of the queue that the messages come from.
+        self._host = host
+        self._done = done
+        #: Answers still awaited, and one for that all was sent.
+        self._left = 1
+        self._taken = True
+
+    def expect(self, count: int) -> None:
+        self._left += count
 
     def confirmed(self, first: int, last: int) -> None:
-        """A durable target confirms after its sync, which is the one that deletes the message here."""
+        self._answered(last - first + 1)
 
     def refused(self, first: int, last: int) -> None:
-        self.taken = False
+        self._taken = False
+        self._answered(last - first + 1)
+
+    def sent(self, *, routed: bool) -> None:
+        """All was handed to its targets, if it has any."""
+        self._taken = self._taken and routed
+        self._answered(1)
+
+    def _answered(self, count: int) -> None:
+        self._left -= count
+        if not self._left:
+            self._done(self._taken)
+            if self._host.pending:
+                self._broker.dirty[self._host] = None
+                self._broker.want_turn()
 
 
 class DeadLetterSender:
@@ -45,14 +70,20 @@ class DeadLetterSender:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
-    def dead_letter(self, queue: Queue, run: Run, reason: Reason) -> bool:
-        """Send each message of the run; return whether all found a target that took them."""
+    def dead_letter(
+        self, queue: Queue, run: Run, reason: Reason, done: Callable[[bool], None] | None
+    ) -> None:
+        """Send each message of the run; tell `done` whether all found a target, and all targets took them."""
         assert run.contents is not None
-        taken = True
+        outcome = None if done is None else Outcome(self._broker, queue.host, done)
+        routed = True
         for index, item in enumerate(run.contents):
             exchange, routing_key = parse_head(run.head_of(index))
-            taken = self._send(queue, item, run.attributes, exchange, routing_key, reason) and taken
-        return taken
+            routed = (
+                self._send(queue, item, run.attributes, exchange, routing_key, reason, outcome) and routed
+            )
+        if outcome is not None:
+            outcome.sent(routed=routed)
 
     def _send(
         self,
@@ -62,7 +93,9 @@ class DeadLetterSender:
         exchange: str,
         routing_key: str,
         reason: Reason,
+        outcome: Outcome | None,
     ) -> bool:
+        """Send one message; whether it has a target."""
         parsed = queue.parsed
         vhost = queue.vhost
         target = parsed.dead_letter_exchange
@@ -91,25 +124,21 @@ class DeadLetterSender:
         largest = FRAME_BYTES_MIN if size <= FRAME_BYTES_MIN and len(payload) < 2048 else frame_max
         sent = Attributes(properties.persistent, attributes.priority, None, 1, largest)
         head = short_string(target) + short_string(keys[0])
-        return self._enqueue(queue, [vhost.queues[name] for name in queues], framed, head, sent)
+        return self._enqueue([vhost.queues[name] for name in queues], framed, head, sent, outcome)
 
     def _enqueue(
-        self, queue: Queue, targets: list[Queue], framed: bytes, head: bytes, sent: Attributes
+        self, targets: list[Queue], framed: bytes, head: bytes, sent: Attributes, outcome: Outcome | None
     ) -> bool:
-        """Hand the message to its targets. Where one is told to hold on to it, the answer counts."""
-        certain = queue.host.machine.settings.dead_letter_at_least_once
-        outcome = Outcome()
+        """Hand the message to its targets; applied at the end of the turn."""
         for target in targets:
             run = Run(range(1), [framed], head, sent)
             if target.host.counts_bytes:
                 run = content.by_overhead(run)[0]
-            command = ("enqueue", run, outcome, 1)
-            if certain and target is not queue:
-                target.host.submit(command)
-            else:
-                target.host.pending.append(command)
-                self._broker.dirty[target.host] = None
-        return bool(targets) and outcome.taken
+            if outcome is not None:
+                outcome.expect(1)
+            target.host.pending.append(("enqueue", run, outcome, 1))
+            self._broker.dirty[target.host] = None
+        return bool(targets)
 
     def _headers(
         self,

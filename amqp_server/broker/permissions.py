@@ -63,17 +63,25 @@ class Permissions:
             permission = decode(TABLE, key, value, Permission)
             self._permissions[permission.user, permission.vhost] = permission
 
-    def set(self, user: str, vhost: str, configure: str, write: str, read: str) -> None:
+    def prepare(self, user: str, vhost: str, configure: str, write: str, read: str) -> Permission:
+        """Check permissions that are to be set. Raises InvalidPermission."""
         patterns: dict[Access, str] = {"configure": configure, "write": write, "read": read}
         for access, pattern in patterns.items():
             try:
                 compile_pattern(pattern, self._pattern_bytes_max, self._match_ms)
             except InvalidPattern as failure:
                 raise InvalidPermission(access, pattern, str(failure)) from None
-        permission = Permission(user, vhost, configure, write, read)
+        return Permission(user, vhost, configure, write, read)
+
+    def store(self, permission: Permission) -> None:
+        user, vhost = permission.user, permission.vhost
         self._permissions[user, vhost] = permission
         self._metadata.put(TABLE, _key(user, vhost), encode(permission))
         self._forget()
+
+    def set(self, user: str, vhost: str, configure: str, write: str, read: str) -> None:
+        """Both."""
+        self.store(self.prepare(user, vhost, configure, write, read))
 
     def clear(self, user: str, vhost: str) -> None:
         """Nothing happens if there are none."""
@@ -135,7 +143,11 @@ class Permissions:
         matches = self._matchers.get((user, vhost, access))
         if matches is None:
             pattern: str = getattr(permission, access)
-            matches = compile_pattern(pattern, self._pattern_bytes_max, self._match_ms)
+            try:
+                matches = compile_pattern(pattern, self._pattern_bytes_max, self._match_ms)
+            except InvalidPattern:
+                # Set on a node with other limits: what cannot be matched here permits nothing here.
+                matches = _nothing
             self._matchers[user, vhost, access] = matches
         return matches(name)
 
@@ -143,6 +155,10 @@ class Permissions:
         self._matchers.clear()
         self._answers.clear()
         self._changed()
+
+
+def _nothing(name: str) -> bool:
+    return False
 
 
 def _key(user: str, vhost: str) -> str:

@@ -6,70 +6,107 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from amqp_server.broker.arguments import QueueArguments
-from quorum_queue.local import LocalHost
+from amqp_server.broker.operations import DeleteQueue
+from amqp_server.broker.records import QueueRecord
 from quorum_queue.machine.settings import Settings
+from quorum_queue.ports import Host
 
 if TYPE_CHECKING:
     from amqp_server.broker.vhost import VHost
 
 #: Deliveries of one message that a quorum queue allows unless it was declared otherwise (RabbitMQ 4.0).
 QUORUM_DELIVERY_LIMIT = 20
+#: What a queue remembers of the messages it took, unless it was declared otherwise.
+DEDUPLICATION_WINDOW_MS = 600_000
+DEDUPLICATION_COUNT = 100_000
 
 
 class Queue:
     """One declared queue."""
 
-    host: LocalHost
+    host: Host
 
     def __init__(
-        self,
-        vhost: VHost,
-        name: str,
-        queue_id: int,
-        parsed: QueueArguments,
-        arguments: Mapping[str, object],
-        *,
-        durable: bool,
-        auto_delete: bool,
-        owner: Any = None,
+        self, vhost: VHost, record: QueueRecord, parsed: QueueArguments, arguments: Mapping[str, object]
     ) -> None:
         self.vhost = vhost
-        self.name = name
-        self.queue_id = queue_id
+        self.record = record
+        self.name = record.name
+        self.queue_id = record.queue_id
         self.parsed = parsed
         self.arguments = arguments
-        self.durable = durable
-        self.auto_delete = auto_delete
-        #: The session that an exclusive queue belongs to.
-        self.owner = owner
-        self.exclusive = owner is not None
+        self.durable = record.durable
+        self.auto_delete = record.auto_delete
+        self.exclusive = record.exclusive
         self.type: str = parsed.queue_type
-        #: Marks' slots of a durable queue, one for each priority level.
+        #: Marks' slots of a durable queue that lives here, one for each priority level.
         self.marks: list[int] = []
         self.deleted = False
-        #: Subscriptions by their keys, in order of arrival.
+        #: This node's subscriptions by their keys, in order of arrival.
         self.subscriptions: dict[Any, Any] = {}
-        self.had_consumer = False
         self.last_used_ms = 0
 
     @property
-    def exclusive_consumer(self) -> bool:
-        return any(subscription.exclusive for subscription in self.subscriptions.values())
+    def members(self) -> tuple[str, ...]:
+        """The nodes of a replicated queue."""
+        return self.record.members
 
-    def used(self, now_ms: int) -> None:
+    @property
+    def node(self) -> str:
+        """Where a queue that is not replicated lives."""
+        return self.record.node
+
+    def owned_by(self, session: Any) -> bool:
+        """Is this an exclusive queue of the session's?"""
+        record, broker = self.record, self.vhost.broker
+        return (
+            record.exclusive
+            and record.owner == session.number
+            and record.node == broker.replication.node
+            and record.incarnation == broker.replication.incarnation
+        )
+
+    def used(self) -> None:
         """Start the lease of an expiring queue anew."""
-        self.last_used_ms = now_ms
+        if self.parsed.expires_ms is not None:
+            self.host.touch()
+
+    def renew(self) -> None:
+        """The same, told by the host at the queue's home. See quorum_queue.ports.Hosted."""
         expires_ms = self.parsed.expires_ms
         if expires_ms is not None:
-            self.vhost.broker.timers.wake(self, now_ms + expires_ms)
+            broker = self.vhost.broker
+            self.last_used_ms = broker.clock()
+            broker.timers.wake(self, self.last_used_ms + expires_ms)
+
+    def consumers_lost(self) -> None:
+        """The way to the queue's home broke: its consumers here are cancelled, as if it had been deleted."""
+        for subscription in list(self.subscriptions.values()):
+            subscription.queue_gone()
+        self.subscriptions.clear()
+
+    def consumer_gone(self, left: int) -> None:
+        """A consumer went, of whatever node. An auto-delete queue goes with its last one."""
+        self.renew()
+        if self.auto_delete and not left:
+            self.delete()
 
     def wake(self) -> None:
         """Delete the queue if it has not been used for the time it was declared with (x-expires)."""
         expires_ms = self.parsed.expires_ms
-        if self.deleted or expires_ms is None or self.subscriptions:
+        if self.deleted or expires_ms is None or self.host.consumer_count:
             return
         if self.vhost.broker.clock() - self.last_used_ms >= expires_ms:
-            self.vhost.delete_queue(self)
+            self.delete()
+
+    def delete(self) -> None:
+        """Have it deleted; nobody waits for it."""
+        if not self.deleted:
+            self.vhost.broker.propose(self.deletion)
+
+    @property
+    def deletion(self) -> DeleteQueue:
+        return DeleteQueue(self.vhost.name, self.name, self.queue_id)
 
 
 def settings_of(parsed: QueueArguments) -> Settings:
@@ -93,4 +130,14 @@ def settings_of(parsed: QueueArguments) -> Settings:
         single_active_consumer=parsed.single_active_consumer,
         keeps_all=parsed.queue_type == "quorum",
         delivery_limit=limit if parsed.queue_type == "quorum" else None,
+        deduplication_window_ms=_deduplication_window_ms(parsed),
+        deduplication_count=parsed.deduplication_count or DEDUPLICATION_COUNT,
     )
+
+
+def _deduplication_window_ms(parsed: QueueArguments) -> int | None:
+    """How long the queue remembers what it took; None where it was not asked to."""
+    asked = parsed.deduplication
+    if asked is None:
+        asked = parsed.deduplication_window_ms is not None or parsed.deduplication_count is not None
+    return (parsed.deduplication_window_ms or DEDUPLICATION_WINDOW_MS) if asked else None

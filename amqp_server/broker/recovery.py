@@ -6,14 +6,27 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from amqp_server.broker.arguments import parse_queue_arguments
-from amqp_server.broker.metadata import decode
+from amqp_server.broker.metadata import decode, encode
 from amqp_server.broker.queue import settings_of
-from amqp_server.broker.vhost import BINDINGS, EXCHANGES, QUEUES, BindingRecord, ExchangeRecord, QueueRecord
+from amqp_server.broker.records import (
+    BINDINGS,
+    EXCHANGES,
+    MARKS,
+    QUEUES,
+    BindingRecord,
+    ExchangeRecord,
+    MarksRecord,
+    QueueRecord,
+)
 from amqp_server.wire import tables
+from quorum_queue import names
 from quorum_queue.machine import codec
 from quorum_queue.machine.machine import Machine
 from quorum_queue.machine.run import Run
+from quorum_queue.machine.settings import Settings
 
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
@@ -30,6 +43,9 @@ class RecoveredRecord(Protocol):
 
     @property
     def prefix(self) -> memoryview: ...
+
+    @property
+    def corrupt(self) -> bool: ...
 
     @property
     def settled(self) -> list[range]: ...
@@ -65,6 +81,9 @@ def recover(broker: Broker, journal: RecoverableJournal) -> None:
         for key, value in metadata.items(QUEUES)
         for record in [decode(QUEUES, key, value, QueueRecord)]
     }
+    slots = {int(key): decode(MARKS, key, value, MarksRecord).slots for key, value in metadata.items(MARKS)}
+    for key, value in metadata.items(QUEUES):
+        _move_marks(broker, key, value, slots)
     machines: dict[int, Machine] = {}
     for recovered in journal.recover():
         found = queues.get(recovered.queue_id)
@@ -73,51 +92,78 @@ def recover(broker: Broker, journal: RecoverableJournal) -> None:
                 pass
             journal.drop(recovered.queue_id)
             continue
-        machines[recovered.queue_id] = _machine(broker, found, recovered)
+        machines[recovered.queue_id] = _machine(broker, found, recovered, slots.get(found.queue_id, []))
+    # Before queues are made again: slots that nobody knows are free for those that are new to this node.
+    for queue_id in [queue_id for queue_id in slots if queue_id not in queues]:
+        del slots[queue_id]
+        metadata.delete(MARKS, str(queue_id))
+    broker.services.marks.retain(slot for marks in slots.values() for slot in marks)
     for queue_id, record in queues.items():
-        machine = machines.get(queue_id) or Machine(_settings(record))
-        machine.next_seq = max(
-            [machine.next_seq, *(broker.services.marks.get(slot) + 1 for slot in record.marks)]
-        )
-        broker.vhost(record.vhost).restore_queue(record, machine)
-    broker.services.marks.retain(slot for record in queues.values() for slot in record.marks)
+        marks = slots.get(queue_id, [])
+        machine = machines.get(queue_id)
+        if marks:
+            machine = machine or Machine(_settings(record))
+            machine.next_seq = max(
+                [machine.next_seq, *(broker.services.marks.get(slot) + 1 for slot in marks)]
+            )
+        broker.vhost(record.vhost).restore_queue(record, machine, marks)
     broker.queue_ids_from(max([0, *queues]) + 1)
     for key, value in metadata.items(BINDINGS):
         binding = decode(BINDINGS, key, value, BindingRecord)
         broker.vhost(binding.vhost).restore_binding(binding)
     # Only now: what expired meanwhile may be dead-lettered to any queue.
-    for queue in broker.all_queues():
-        head = queue.host.machine.ready.head()
+    for queue in list(broker.all_queues()):
+        found_machine = machines.get(queue.queue_id)
+        head = found_machine.ready.head() if found_machine is not None else None
         if head is not None and head.expires_at is not None:
             queue.host.submit(("tick",))
     broker.run_dirty()
+    broker.topology.recovered()
     broker.changed()
     logger.info(
         "recovered %d queues with %d messages", len(queues), sum(m.ready.count for m in machines.values())
     )
 
 
-def _settings(record: QueueRecord):  # type: ignore[no-untyped-def]
+class _MarkedRecord(msgspec.Struct):
+    """A queue's record as nodes wrote it that stood alone: its marks were part of it."""
+
+    queue_id: int
+    marks: list[int] = []
+
+
+def _move_marks(broker: Broker, key: str, value: bytes, slots: dict[int, list[int]]) -> None:
+    record = decode(QUEUES, key, value, _MarkedRecord)
+    if record.marks and record.queue_id not in slots:
+        slots[record.queue_id] = record.marks
+        broker.metadata.put(MARKS, str(record.queue_id), encode(MarksRecord(record.marks)))
+
+
+def _settings(record: QueueRecord) -> Settings:
     arguments = tables.decode(record.arguments)
     return settings_of(
         parse_queue_arguments(
             record.name,
             record.vhost,
             arguments,
-            durable=True,
-            exclusive=False,
+            durable=record.durable,
+            exclusive=record.exclusive,
             auto_delete=record.auto_delete,
+            default_type=record.type,
         )
     )
 
 
-def _machine(broker: Broker, record: QueueRecord, recovered: RecoveredQueue) -> Machine:
+def _machine(broker: Broker, record: QueueRecord, recovered: RecoveredQueue, slots: list[int]) -> Machine:
     """Fill a queue's machine with its messages, flagged as they have to be."""
     machine = Machine(_settings(record))
-    marks = [broker.services.marks.get(slot) for slot in record.marks]
+    marks = [broker.services.marks.get(slot) for slot in slots]
     returned: list[Run] = []
     least = 1 if machine.settings.delivery_limit is not None or machine.settings.keeps_all else 0
     for entry in recovered.records:
+        if entry.first_seq >= names.FIRST_POSITION:
+            _restore_names(machine, record, entry)
+            continue
         try:
             runs = codec.decode_heads(entry.prefix, entry.first_seq)
         except codec.CodecError as error:
@@ -147,6 +193,18 @@ def _machine(broker: Broker, record: QueueRecord, recovered: RecoveredQueue) -> 
     if returned:
         machine.ready.put_back(returned)
     return machine
+
+
+def _restore_names(machine: Machine, record: QueueRecord, entry: RecoveredRecord) -> None:
+    """Put back what the queue's deduplication remembers. All of the record is read: a wrong name loses a message."""
+    if machine.dedup is None:
+        return
+    try:
+        if entry.corrupt:
+            raise codec.CodecError("its checksum is wrong")
+        names.restore(machine.dedup, entry.first_seq, entry.count, entry.prefix, entry.settled)
+    except codec.CodecError as error:
+        logger.error("queue '%s' forgot %d names of messages: %s", record.name, entry.count, error)
 
 
 def _with_attempts(run: Run, annotations: dict[int, bytes], least: int) -> list[Run]:

@@ -107,12 +107,22 @@ class Users:
         """Whether the user may log in from the address of the real peer, not the one that it reached."""
         return name not in self._loopback_users or is_loopback(peer)
 
-    def put(self, name: str, password_hash: str, tags: Iterable[str] = ()) -> User:
-        """Makes the user, or replaces it."""
+    def prepare(self, name: str, password_hash: str, tags: Iterable[str] = ()) -> User:
+        """Check a user that is to be made or changed. Raises UserRefused."""
         user = User(checked_name(name), password_hash, checked_tags(tags))
         if name not in self._users and len(self._users) >= self._users_max:
             raise UserRefused(f"there are {len(self._users)} users, and no more are allowed (users_max)")
-        self._store(user)
+        return user
+
+    def store(self, user: User) -> None:
+        """Makes the user, or replaces it."""
+        self._users[user.name] = user
+        self._metadata.put(TABLE, user.name, encode(user))
+
+    def put(self, name: str, password_hash: str, tags: Iterable[str] = ()) -> User:
+        """Both."""
+        user = self.prepare(name, password_hash, tags)
+        self.store(user)
         return user
 
     def add(self, name: str, password: str, tags: Iterable[str] = ()) -> User:
@@ -122,19 +132,15 @@ class Users:
         return self.put(name, hashed(password), tags)
 
     def set_password_hash(self, name: str, password_hash: str) -> None:
-        self._store(msgspec.structs.replace(self.require(name), password_hash=password_hash))
+        self.store(msgspec.structs.replace(self.require(name), password_hash=password_hash))
 
     def set_tags(self, name: str, tags: Iterable[str]) -> None:
-        self._store(msgspec.structs.replace(self.require(name), tags=checked_tags(tags)))
+        self.store(msgspec.structs.replace(self.require(name), tags=checked_tags(tags)))
 
     def delete(self, name: str) -> None:
         self.require(name)
         del self._users[name]
         self._metadata.delete(TABLE, name)
-
-    def _store(self, user: User) -> None:
-        self._users[user.name] = user
-        self._metadata.put(TABLE, user.name, encode(user))
 
 
 def hashed(password: str) -> str:

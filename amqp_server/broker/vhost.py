@@ -1,54 +1,41 @@
-"""One virtual host: its exchanges, queues and bindings, and the durable ones among them on disk."""
+"""One virtual host: its exchanges, queues and bindings, and their records.
+
+What begins with `check` is for whoever proposes a change. The others make the changes, on every node the same ones in
+the same order; see `topology`.
+"""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from amqp_server.broker.arguments import QueueArguments, parse_queue_arguments
+from amqp_server.broker.hosts import forget_marks
 from amqp_server.broker.metadata import decode, encode
-from amqp_server.broker.queue import Queue, settings_of
-from amqp_server.errors import PreconditionFailed, ResourceError
+from amqp_server.broker.queue import Queue
+from amqp_server.broker.records import (
+    BINDINGS,
+    EXCHANGES,
+    QUEUES,
+    BindingRecord,
+    ExchangeRecord,
+    QueueRecord,
+    encoded,
+    key,
+)
+from amqp_server.errors import ResourceError
 from amqp_server.wire import tables
 from exchanges.binding import Binding
-from exchanges.router import Exchange, Router
-from quorum_queue.local import LocalHost
+from exchanges.router import InvalidArgument, Router
 from quorum_queue.machine.machine import Machine
 
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
 
-QUEUES, EXCHANGES, BINDINGS = "queues", "exchanges", "bindings"
-
-
-class QueueRecord(msgspec.Struct, frozen=True):
-    vhost: str
-    name: str
-    queue_id: int
-    auto_delete: bool
-    arguments: bytes
-    marks: list[int]
-
-
-class ExchangeRecord(msgspec.Struct, frozen=True):
-    vhost: str
-    name: str
-    type: str
-    auto_delete: bool
-    internal: bool
-    arguments: bytes
-
-
-class BindingRecord(msgspec.Struct, frozen=True):
-    vhost: str
-    source: str
-    destination: str
-    kind: str
-    routing_key: str
-    arguments: bytes
+#: Words # that a topic binding key may have at most on any node, however it is configured.
+TOPIC_HASHES_MAX = 64
 
 
 class VHost:
@@ -58,91 +45,152 @@ class VHost:
         self.broker = broker
         self.name = name
         self.queues: dict[str, Queue] = {}
-        self.router = Router(
-            self.queues.__contains__, vhost=name, any_words_max=broker.config.topic_hashes_max
-        )
+        self.router = Router(self.queues.__contains__, vhost=name, any_words_max=TOPIC_HASHES_MAX)
         self.router.predeclare()
+        #: Node and incarnation that transient exchanges go with.
+        self._exchange_homes: dict[str, tuple[str, int]] = {}
+        self._binding_count = 0
+
+    @property
+    def default_queue_type(self) -> str:
+        record = self.broker.vhost_records.get(self.name)
+        return (record.default_queue_type if record else "") or self.broker.config.default_queue_type
+
+    def _kept(self, *, durable: bool) -> bool:
+        """Does a record go to disk? Transient ones are worth it only where others hold this node to them."""
+        return durable or self.broker.replication.clustered
 
     # -- exchanges -------------------------------------------------------------------------------------------------
 
-    def declare_exchange(
-        self,
-        name: str,
-        kind: str,
-        *,
-        durable: bool,
-        auto_delete: bool,
-        internal: bool,
-        arguments: Mapping[str, object],
-    ) -> Exchange:
-        """Make an exchange that isn't there. Raises UnknownExchangeType, InvalidArgument, ResourceError."""
+    def check_exchange(self) -> None:
+        """May there be one more? Raises ResourceError."""
         broker = self.broker
         if broker.exchange_count >= broker.config.exchanges_max:
             raise ResourceError(
                 f"there are {broker.exchange_count} exchanges, no more are allowed (exchanges_max)"
             )
-        exchange = self.router.declare(
-            name, kind, durable=durable, auto_delete=auto_delete, internal=internal, arguments=arguments
-        )
-        broker.exchange_count += 1
-        if durable:
-            record = ExchangeRecord(self.name, name, kind, auto_delete, internal, encoded(arguments))
-            broker.metadata.put(EXCHANGES, _key(self.name, name), encode(record))
-        broker.changed()
-        return exchange
 
-    def delete_exchange(self, name: str) -> None:
-        gone = self.router.bindings(source=name) + self.router.bindings(destination=name, kind="exchange")
+    def put_exchange(self, record: ExchangeRecord) -> bool:
+        """Make an exchange; whether it is new. Raises UnknownExchangeType, InvalidArgument."""
+        if self.router.get(record.name) is not None:
+            return False
+        self.restore_exchange(record)
+        if self._kept(durable=record.durable):
+            self.broker.metadata.put(EXCHANGES, key(self.name, record.name), encode(record))
+        self.broker.changed()
+        return True
+
+    def restore_exchange(self, record: ExchangeRecord) -> None:
+        """Make an exchange that has its record."""
+        self.router.declare(
+            record.name,
+            record.type,
+            durable=record.durable,
+            auto_delete=record.auto_delete,
+            internal=record.internal,
+            arguments=tables.decode(record.arguments),
+        )
+        if record.node:
+            self._exchange_homes[record.name] = record.node, record.incarnation
+        self.broker.exchange_count += 1
+
+    def remove_exchange(self, name: str) -> bool:
         exchange = self.router.get(name)
+        if exchange is None or exchange.predeclared:
+            return False
+        gone = self.router.bindings(source=name) + self.router.bindings(destination=name, kind="exchange")
         also = self.router.delete(name)
         self._forget_bindings(gone)
-        if exchange is not None:
-            self._exchange_gone(name)
+        self._exchange_gone(name)
         self._exchanges_gone(also)
         self.broker.changed()
+        return True
 
     def _exchange_gone(self, name: str) -> None:
+        self._exchange_homes.pop(name, None)
         self.broker.exchange_count -= 1
-        self.broker.metadata.delete(EXCHANGES, _key(self.name, name))
+        self.broker.metadata.delete(EXCHANGES, key(self.name, name))
 
     def _exchanges_gone(self, names: list[str]) -> None:
         """Auto-delete exchanges that went with their last binding; their own incoming bindings went too."""
+        if not names:
+            return
         for name in names:
             self._exchange_gone(name)
-            for key, record in self._binding_records():
+            for stored, record in self._binding_records():
                 if record.destination == name and record.kind == "exchange":
-                    self.broker.metadata.delete(BINDINGS, key)
+                    self.broker.metadata.delete(BINDINGS, stored)
+        self._count_bindings(len(self.router.bindings()) - self._binding_count)
+
+    def exchange_records(self) -> Iterator[ExchangeRecord]:
+        for exchange in self.router.exchanges():
+            if not exchange.predeclared:
+                yield ExchangeRecord(
+                    self.name,
+                    exchange.name,
+                    exchange.type,
+                    exchange.auto_delete,
+                    exchange.internal,
+                    encoded(exchange.arguments),
+                    exchange.durable,
+                    *self._exchange_homes.get(exchange.name, ("", 0)),
+                )
 
     # -- bindings --------------------------------------------------------------------------------------------------
 
-    def bind(self, binding: Binding) -> None:
-        """Raises InvalidArgument, ResourceError."""
+    def check_binding(self, binding: Binding) -> None:
+        """May it be made? Raises InvalidArgument, ResourceError."""
         broker = self.broker
         if broker.binding_count >= broker.config.bindings_max:
             raise ResourceError(
                 f"there are {broker.binding_count} bindings, no more are allowed (bindings_max)"
             )
-        if not self.router.bind(binding):
-            return
-        broker.binding_count += 1
-        if self._is_durable(binding):
-            record = BindingRecord(
-                self.name,
-                binding.source,
-                binding.destination,
-                binding.kind,
-                binding.routing_key,
-                encoded(binding.arguments),
-            )
-            broker.metadata.put(BINDINGS, self._binding_key(binding), encode(record))
-        broker.changed()
+        source = self.router.get(binding.source)
+        if source is not None and source.type == "topic":
+            count, most = binding.routing_key.split(".").count("#"), broker.config.topic_hashes_max
+            if count > most:
+                raise InvalidArgument(f"binding key has {count} '#' words, at most {most} are allowed")
 
-    def unbind(self, binding: Binding) -> None:
+    def binding_record(self, binding: Binding) -> BindingRecord:
+        return BindingRecord(
+            self.name,
+            binding.source,
+            binding.destination,
+            binding.kind,
+            binding.routing_key,
+            encoded(binding.arguments),
+        )
+
+    def put_binding(self, record: BindingRecord) -> bool:
+        """Bind, if both ends are there; whether it is new. Raises InvalidArgument."""
+        binding = self.restore_binding(record)
+        if binding is None:
+            return False
+        if self._kept(durable=self._is_durable(binding)):
+            self.broker.metadata.put(BINDINGS, record.key, encode(record))
+        self.broker.changed()
+        return True
+
+    def restore_binding(self, record: BindingRecord) -> Binding | None:
+        """Make a binding that has its record; None if it is there, or an end of it is not."""
+        ends = self.queues if record.kind == "queue" else self.router
+        found = ends.get(record.destination)
+        if found is None or self.router.get(record.source) is None:
+            return None
+        binding = binding_of(record)
+        if not self.router.bind(binding):
+            return None
+        self._count_bindings(1)
+        return binding
+
+    def remove_binding(self, record: BindingRecord) -> bool:
+        binding = binding_of(record)
         existed, also = self.router.unbind(binding)
         if existed:
             self._forget_bindings([binding])
             self._exchanges_gone(also)
             self.broker.changed()
+        return existed
 
     def _is_durable(self, binding: Binding) -> bool:
         source = self.router.get(binding.source)
@@ -154,25 +202,27 @@ class VHost:
         destination = self.router.get(binding.destination)
         return destination is not None and destination.durable
 
-    def _binding_key(self, binding: Binding) -> str:
-        arguments = encoded(binding.arguments).hex()
-        return _key(
-            self.name, binding.source, binding.destination, binding.kind, binding.routing_key, arguments
-        )
-
     def _binding_records(self) -> list[tuple[str, BindingRecord]]:
         metadata = self.broker.metadata
         return [
-            (key, record)
-            for key, value in metadata.items(BINDINGS)
-            for record in [decode(BINDINGS, key, value, BindingRecord)]
+            (stored, record)
+            for stored, value in metadata.items(BINDINGS)
+            for record in [decode(BINDINGS, stored, value, BindingRecord)]
             if record.vhost == self.name
         ]
 
     def _forget_bindings(self, bindings: list[Binding]) -> None:
-        self.broker.binding_count -= len(bindings)
+        self._count_bindings(-len(bindings))
         for binding in bindings:
-            self.broker.metadata.delete(BINDINGS, self._binding_key(binding))
+            self.broker.metadata.delete(BINDINGS, self.binding_record(binding).key)
+
+    def _count_bindings(self, change: int) -> None:
+        self._binding_count += change
+        self.broker.binding_count += change
+
+    def binding_records(self) -> Iterator[BindingRecord]:
+        for binding in self.router.bindings():
+            yield self.binding_record(binding)
 
     # -- queues ----------------------------------------------------------------------------------------------------
 
@@ -185,6 +235,7 @@ class VHost:
         exclusive: bool,
         auto_delete: bool,
         types: Mapping[str, str],
+        default_type: str,
     ) -> QueueArguments:
         """Raises PreconditionFailed with RabbitMQ's texts."""
         return parse_queue_arguments(
@@ -195,147 +246,110 @@ class VHost:
             exclusive=exclusive,
             auto_delete=auto_delete,
             types=types,
+            default_type=default_type,
         )
 
-    def declare_queue(
-        self,
-        name: str,
-        parsed: QueueArguments,
-        arguments: Mapping[str, object],
-        *,
-        durable: bool,
-        auto_delete: bool,
-        owner: Any = None,
-    ) -> Queue:
-        """Make a queue that isn't there. Raises ResourceError."""
+    def check_queue(self) -> None:
+        """May there be one more? Raises ResourceError."""
         broker = self.broker
         if broker.queue_count >= broker.config.queues_max:
             raise ResourceError(f"there are {broker.queue_count} queues, no more are allowed (queues_max)")
-        queue = Queue(
-            self,
-            name,
-            broker.next_queue_id(),
-            parsed,
-            arguments,
-            durable=durable,
-            auto_delete=auto_delete,
-            owner=owner,
-        )
-        journalled = durable and owner is None
-        if journalled:
-            marks = broker.services.marks
-            queue.marks = [marks.allocate() for _ in range((parsed.max_priority or 0) + 1)]
-            record = QueueRecord(
-                self.name, name, queue.queue_id, auto_delete, encoded(arguments), queue.marks
-            )
-            broker.metadata.put(QUEUES, _key(self.name, name), encode(record))
-        self._add(queue, Machine(settings_of(parsed)), journalled=journalled)
-        queue.used(broker.clock())
-        broker.changed()
-        return queue
 
-    def _add(self, queue: Queue, machine: Machine, *, journalled: bool) -> None:
-        queue.host = LocalHost(
-            queue,
-            queue.queue_id,
-            machine,
-            self.broker.services,
-            journalled=journalled,
-            marks=queue.marks,
+    def put_queue(self, record: QueueRecord) -> bool:
+        """Make a queue; whether it is new."""
+        if record.name in self.queues:
+            return False
+        queue = self.restore_queue(record, None)
+        self._store_queue(queue)
+        if record.exclusive:
+            self.broker.exclusive_declared(queue)
+        self.broker.changed()
+        return True
+
+    def _store_queue(self, queue: Queue) -> None:
+        if self._kept(durable=queue.durable and not queue.exclusive):
+            self.broker.metadata.put(QUEUES, key(self.name, queue.name), encode(queue.record))
+
+    def restore_queue(
+        self, record: QueueRecord, machine: Machine | None, marks: list[int] | None = None
+    ) -> Queue:
+        """Make a queue that has its record, with its messages where it has any."""
+        arguments = tables.decode(record.arguments)
+        parsed = self.parse_arguments(
+            record.name,
+            arguments,
+            durable=record.durable,
+            exclusive=record.exclusive,
+            auto_delete=record.auto_delete,
+            types={},
+            default_type=record.type,
         )
+        queue = Queue(self, record, parsed, arguments)
+        queue.marks = marks or []
+        queue.host = self.broker.hosts.make(queue, machine)
         self.queues[queue.name] = queue
         self.broker.queue_count += 1
+        return queue
 
-    def delete_queue(self, queue: Queue) -> int:
-        """Delete a queue with all that it holds; its consumers are told. Returns how many messages were ready."""
+    def set_members(self, queue: Queue, members: tuple[str, ...], leader: str) -> None:
+        """The nodes of a replicated queue are these from now on."""
+        queue.record = msgspec.structs.replace(queue.record, members=members, leader=leader)
+        self._store_queue(queue)
+        self.broker.hosts.changed(queue)
+        self.broker.changed()
+
+    def remove_queue(self, queue: Queue) -> None:
+        """Delete a queue with all that it holds; its consumers are told."""
         if queue.deleted:
-            return 0
+            return
         queue.deleted = True
         broker = self.broker
-        ready: int = queue.host.machine.ready.count
         del self.queues[queue.name]
         broker.queue_count -= 1
         removed, also = self.router.remove_queue(queue.name)
         self._forget_bindings(removed)
         self._exchanges_gone(also)
-        if queue.host.journalled:
-            broker.metadata.delete(QUEUES, _key(self.name, queue.name))
-            for slot in queue.marks:
-                broker.services.marks.free(slot)
+        broker.metadata.delete(QUEUES, key(self.name, queue.name))
+        forget_marks(broker, queue)
         queue.host.close()
+        broker.hosts.gone(queue)
         for subscription in list(queue.subscriptions.values()):
             subscription.queue_gone()
         queue.subscriptions.clear()
-        if queue.owner is not None:
-            queue.owner.exclusive_queues.pop(queue, None)
+        if queue.exclusive:
+            broker.exclusive_gone(queue)
         broker.changed()
-        return ready
 
-    # -- start and end ---------------------------------------------------------------------------------------------
+    def queue_records(self) -> Iterator[QueueRecord]:
+        for queue in self.queues.values():
+            yield queue.record
 
-    def restore_exchange(self, record: ExchangeRecord) -> None:
-        self.router.declare(
-            record.name,
-            record.type,
-            durable=True,
-            auto_delete=record.auto_delete,
-            internal=record.internal,
-            arguments=tables.decode(record.arguments),
-        )
-        self.broker.exchange_count += 1
+    # -- what goes together ----------------------------------------------------------------------------------------
 
-    def restore_queue(self, record: QueueRecord, machine: Machine | None) -> Queue:
-        """Bring a durable queue back, with its messages where it has any."""
-        arguments = tables.decode(record.arguments)
-        parsed = self.parse_arguments(
-            record.name, arguments, durable=True, exclusive=False, auto_delete=record.auto_delete, types={}
-        )
-        queue = Queue(
-            self,
-            record.name,
-            record.queue_id,
-            parsed,
-            arguments,
-            durable=True,
-            auto_delete=record.auto_delete,
-        )
-        queue.marks = record.marks
-        self._add(queue, machine or Machine(settings_of(parsed)), journalled=True)
-        queue.used(self.broker.clock())
-        return queue
-
-    def restore_binding(self, record: BindingRecord) -> None:
-        binding = Binding(
-            record.source,
-            record.destination,
-            "queue" if record.kind == "queue" else "exchange",
-            record.routing_key,
-            tables.decode(record.arguments),
-        )
-        if self.router.get(record.source) is not None and (
-            record.kind != "queue" or record.destination in self.queues
-        ):
-            self.router.bind(binding)
-            self.broker.binding_count += 1
+    def node_down(self, node: str, incarnation: int) -> None:
+        """Remove what went with a node: its transient and exclusive queues and its transient exchanges."""
+        for queue in list(self.queues.values()):
+            record = queue.record
+            lives_on = record.durable and not record.exclusive
+            if record.node == node and record.incarnation <= incarnation and not lives_on:
+                self.remove_queue(queue)
+        for name, (home, since) in list(self._exchange_homes.items()):
+            if home == node and since <= incarnation:
+                self.remove_exchange(name)
 
     def close(self) -> None:
-        """The vhost is deleted: all its queues go."""
+        """The vhost is deleted: all its queues and exchanges go."""
         for queue in list(self.queues.values()):
-            self.delete_queue(queue)
+            self.remove_queue(queue)
         for exchange in list(self.router.exchanges()):
-            if not exchange.predeclared and self.router.get(exchange.name) is not None:
-                self.delete_exchange(exchange.name)
+            self.remove_exchange(exchange.name)
 
 
-def encoded(arguments: Mapping[str, object]) -> bytes:
-    """Encode arguments as the field table that they were. Raises PreconditionFailed for what has no type."""
-    try:
-        return tables.encode(arguments)
-    except tables.TableError as error:
-        raise PreconditionFailed(f"arguments that cannot be stored: {error}") from None
-
-
-def _key(*names: str) -> str:
-    """A digest, because names may be longer than a key of LMDB."""
-    text = "".join(f"{len(name)}:{name}" for name in names)
-    return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
+def binding_of(record: BindingRecord) -> Binding:
+    return Binding(
+        record.source,
+        record.destination,
+        "queue" if record.kind == "queue" else "exchange",
+        record.routing_key,
+        tables.decode(record.arguments),
+    )

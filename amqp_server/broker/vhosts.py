@@ -11,12 +11,15 @@ from amqp_server.errors import NotAllowed
 
 TABLE = "vhosts"
 NAME_BYTES_MAX = 255
+QUEUE_TYPES = ("", "classic", "quorum")
 
 
 class VhostRecord(msgspec.Struct, frozen=True):
     name: str
     description: str = ""
     tags: tuple[str, ...] = ()
+    #: Type of durable queues that are declared without one; empty: as the node is configured.
+    default_queue_type: str = ""
 
 
 class VhostRefused(ValueError):
@@ -50,6 +53,9 @@ class Vhosts:
     def __iter__(self) -> Iterator[VhostRecord]:
         return iter(sorted(self._vhosts.values(), key=lambda vhost: vhost.name))
 
+    def get(self, name: str) -> VhostRecord | None:
+        return self._vhosts.get(name)
+
     def require(self, name: str) -> VhostRecord:
         """For management."""
         vhost = self._vhosts.get(name)
@@ -62,20 +68,31 @@ class Vhosts:
         if name not in self._vhosts:
             raise NotAllowed(f"vhost {name} not found")
 
-    def put(self, name: str, description: str = "", tags: tuple[str, ...] = ()) -> bool:
-        """Makes it, or changes what is told about it; whether it is new."""
+    def prepare(
+        self, name: str, description: str = "", tags: tuple[str, ...] = (), default_queue_type: str = ""
+    ) -> VhostRecord:
+        """Check a vhost that is to be made or changed. Raises VhostRefused."""
         if not 0 < len(name.encode()) <= NAME_BYTES_MAX or not name.isprintable():
             raise VhostRefused(
                 f"a vhost's name has 1 to {NAME_BYTES_MAX} bytes and only printable characters"
             )
-        new = name not in self._vhosts
-        if new and len(self._vhosts) >= self._vhosts_max:
+        if default_queue_type not in QUEUE_TYPES:
+            raise VhostRefused(f"default queue type '{default_queue_type}' is neither classic nor quorum")
+        if name not in self._vhosts and len(self._vhosts) >= self._vhosts_max:
             raise VhostRefused(f"there are {len(self._vhosts)} vhosts, and no more are allowed (vhosts_max)")
-        vhost = VhostRecord(name, description, tags)
-        self._vhosts[name] = vhost
-        self._metadata.put(TABLE, name, encode(vhost))
+        return VhostRecord(name, description, tags, default_queue_type)
+
+    def store(self, vhost: VhostRecord) -> bool:
+        """Makes it, or changes what is told about it; whether it is new."""
+        new = vhost.name not in self._vhosts
+        self._vhosts[vhost.name] = vhost
+        self._metadata.put(TABLE, vhost.name, encode(vhost))
         self._changed()
         return new
+
+    def put(self, name: str, description: str = "", tags: tuple[str, ...] = ()) -> bool:
+        """Both."""
+        return self.store(self.prepare(name, description, tags))
 
     def delete(self, name: str) -> None:
         self.require(name)

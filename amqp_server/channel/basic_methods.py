@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
 
+from amqp_server.broker.queue import Queue
 from amqp_server.broker.reply import PSEUDO_QUEUE, ReplyHost
 from amqp_server.channel.confirms import Confirms
 from amqp_server.channel.exchange_methods import check_owner
-from amqp_server.channel.queue_methods import find, resolve_name
+from amqp_server.channel.queue_methods import check_home, find, resolve_name
 from amqp_server.channel.subscription import Getter, Subscription
 from amqp_server.channel.tx import Transaction
-from amqp_server.errors import AccessRefused, NotAllowed, NotFound, NotImplemented_, PreconditionFailed
+from amqp_server.errors import (
+    AccessRefused,
+    NotAllowed,
+    NotFound,
+    NotImplemented_,
+    PreconditionFailed,
+    Unavailable,
+)
 from amqp_server.wire import content, frames, tables
 from amqp_server.wire.deliver import DeliverTemplate
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.run import Run
+from quorum_queue.ports import EXCLUSIVE, Refused
 
 if TYPE_CHECKING:
     from amqp_server.channel.channel import Channel
@@ -43,7 +53,8 @@ def _limit_window(channel: Channel, limit: int) -> None:
         return
     channel.window.limit = limit
     for subscription in list(channel.subscriptions.values()):
-        subscription.queue.host.submit(("tick",))
+        # A queue on several nodes cannot share the window: there its limit is one of each consumer.
+        subscription.queue.host.submit(("window", subscription.key, channel.window), ("tick",))
 
 
 def consume(channel: Channel, method: commands.Basic.Consume) -> None:
@@ -64,6 +75,7 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
     if queue is None:
         raise NotFound(f"no queue '{name}' in vhost '{channel.vhost.name}'")
     check_owner(channel, queue)
+    check_home(channel, queue)
     arguments: dict[str, object] = dict(method.arguments or {})
     priority = _consumer_priority(queue.name, channel.vhost.name, arguments)
     if "x-stream-offset" in arguments:
@@ -71,9 +83,8 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
             f"invalid arg 'x-stream-offset' for queue '{name}' in vhost '{channel.vhost.name}' "
             f"of queue type rabbit_{queue.type}_queue"
         )
-    alone = method.exclusive and (queue.subscriptions or queue.parsed.single_active_consumer)
-    if queue.exclusive_consumer or alone:
-        raise AccessRefused(f"queue '{name}' in vhost '{channel.vhost.name}' in exclusive use")
+    if method.exclusive and queue.parsed.single_active_consumer:
+        raise in_exclusive_use(channel, queue)
     subscription = Subscription(
         channel,
         tag,
@@ -83,11 +94,6 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
         prefetch=channel.prefetch,
     )
     subscription.arguments = arguments
-    channel.subscriptions[tag] = subscription
-    queue.subscriptions[subscription.key] = subscription
-    queue.had_consumer = True
-    if not method.nowait:
-        channel.send(commands.Basic.ConsumeOk(tag))
     consumer = Consumer(
         subscription.key,
         no_ack=subscription.no_ack,
@@ -98,7 +104,24 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
         sink=subscription,
     )
     consumer.paused = session.paused
-    queue.host.submit(("attach", consumer))
+    # Before it is attached: if the channel goes meanwhile, it is detached with the others.
+    channel.subscriptions[tag] = subscription
+    queue.subscriptions[subscription.key] = subscription
+
+    def attached(refused: str | None) -> None:
+        if refused is not None:
+            channel.forget(subscription)
+            if refused == EXCLUSIVE:
+                raise in_exclusive_use(channel, queue)
+            raise Unavailable(refused)
+        if not method.nowait:
+            channel.send(commands.Basic.ConsumeOk(tag))
+
+    session.after(lambda done: queue.host.attach(consumer, done), attached)
+
+
+def in_exclusive_use(channel: Channel, queue: Queue) -> AccessRefused:
+    return AccessRefused(f"queue '{queue.name}' in vhost '{channel.vhost.name}' in exclusive use")
 
 
 def _consumer_priority(queue: str, vhost: str, arguments: dict[str, object]) -> int:
@@ -121,7 +144,7 @@ def _consume_replies(channel: Channel, method: commands.Basic.Consume, tag: str)
     if tag in channel.subscriptions:
         raise NotAllowed(f"attempt to reuse consumer tag '{tag}'")
     replies = _Replies(channel, tag)
-    channel.reply_host = ReplyHost(replies)
+    channel.reply_host = ReplyHost(replies, channel.broker.replication.node)
     channel.broker.reply_hosts[channel.reply_host.token] = channel.reply_host
     channel.broker.changed()
     if not method.nowait:
@@ -142,49 +165,56 @@ class _Replies(Subscription):
 
 
 def cancel(channel: Channel, method: commands.Basic.Cancel) -> None:
+    def cancelled(refused: Refused | None = None) -> None:
+        if not method.nowait:
+            channel.session.synced()
+            channel.send(commands.Basic.CancelOk(method.consumer_tag))
+
     subscription = channel.subscriptions.get(method.consumer_tag or "")
     if subscription is not None:
         channel.cancel(subscription)
-    elif channel.reply_host is not None and channel.reply_host.subscription.tag == method.consumer_tag:
+        # What was on its way to it comes before the answer.
+        channel.session.after(subscription.queue.host.barrier, cancelled)
+        return
+    if channel.reply_host is not None and channel.reply_host.subscription.tag == method.consumer_tag:
         channel.reply_host.closed = True
         channel.broker.reply_hosts.pop(channel.reply_host.token, None)
         channel.reply_host = None
         channel.broker.changed()
-    if not method.nowait:
-        channel.session.synced()
-        channel.send(commands.Basic.CancelOk(method.consumer_tag))
+    cancelled()
 
 
 def get(channel: Channel, method: commands.Basic.Get) -> None:
     name = resolve_name(channel, method.queue)
     channel.broker.permissions.check(channel.session.username, channel.vhost.name, "queue", name, "read")
     queue = find(channel, name)
-    queue.used(channel.broker.clock())
+    queue.used()
     no_ack = bool(method.no_ack)
     getter = channel.getters.get((queue, no_ack))
     if getter is None:
         getter = channel.getters[queue, no_ack] = Getter(channel, queue, no_ack=no_ack)
-    getter.received = None
-    tag = channel.next_tag
-    consumer = queue.host.machine.consumers.by_key.get(getter.key)
-    if consumer is None:
-        consumer = Consumer(getter.key, no_ack=no_ack, sink=getter)
-        consumer.attached = False
-        # Tags of a getter that was forgotten while it held nothing go on, so ids never repeat.
-        consumer.next_id = tag
-    queue.host.submit(("get", consumer))
-    run = getter.received
-    if run is None:
-        channel.send(commands.Basic.GetEmpty())
-        return
-    getter.received = None
-    head = run.head_of(0)
+    consumer = Consumer(getter.key, no_ack=no_ack, sink=getter)
+    # Tags of a getter that was forgotten while it held nothing go on, so ids never repeat.
+    consumer.next_id = channel.next_tag
+
+    def got(run: Run | Refused | None) -> None:
+        if isinstance(run, Refused):
+            raise Unavailable(run.text)
+        if run is None:
+            channel.send(commands.Basic.GetEmpty())
+        else:
+            _send_got(channel, run, getter.tag, queue.host.ready_count)
+
+    channel.session.after(lambda done: queue.host.get(consumer, done), got)
+
+
+def _send_got(channel: Channel, run: Run, tag: int, ready: int) -> None:
     payload = (
         _GET_OK
         + tag.to_bytes(8, "big")
         + (b"\x01" if run.redelivered else b"\x00")
-        + head
-        + queue.host.machine.ready.count.to_bytes(4, "big")
+        + run.head_of(0)
+        + ready.to_bytes(4, "big")
     )
     channel.session.outbox.put(
         frames.raw_frame(frames.METHOD, channel.number, payload) + _framed(channel, run)
@@ -257,12 +287,42 @@ def tx_select(channel: Channel, method: commands.Tx.Select) -> None:
 
 
 def tx_commit(channel: Channel, method: commands.Tx.Commit) -> None:
-    if channel.tx is None:
+    transaction = channel.tx
+    if transaction is None:
         raise PreconditionFailed("channel is not transactional")
-    channel.tx.commit()
+    hosts = transaction.hosts()
+    transaction.commit()
     channel.broker.run_dirty()
-    channel.session.synced()
-    channel.send(commands.Tx.CommitOk())
+
+    def committed(refused: Refused | None = None) -> None:
+        if refused is not None:
+            raise Unavailable(refused.text)
+        channel.session.synced()
+        if transaction.partial:
+            transaction.partial = False
+            raise PreconditionFailed("partial tx completion")
+        channel.send(commands.Tx.CommitOk())
+
+    channel.session.after(lambda done: _barriers(hosts, done), committed)
+
+
+def _barriers(hosts: list[Any], done: Callable[..., None]) -> None:
+    """Tell `done` when all hosts have answered, with the last refusal if there was one."""
+    left = len(hosts)
+    refusals: list[Refused] = []
+
+    def answered(refused: Refused | None = None) -> None:
+        nonlocal left
+        left -= 1
+        if refused is not None:
+            refusals.append(refused)
+        if not left:
+            done(*refusals[-1:])
+
+    for host in hosts:
+        host.barrier(answered)
+    if not hosts:
+        done()
 
 
 def tx_rollback(channel: Channel, method: commands.Tx.Rollback) -> None:

@@ -68,6 +68,8 @@ class Channel:
         self.raw = b""
         #: We have sent channel.close and wait for the answer.
         self.closing = False
+        #: What still comes for its consumers goes back to the queues.
+        self.closed = False
 
     def send(self, method: base.Frame) -> None:
         """Send a method on this channel."""
@@ -122,20 +124,17 @@ class Channel:
     # -- end -------------------------------------------------------------------------------------------------------
 
     def cancel(self, subscription: Subscription) -> None:
-        """Detach a consumer; what it holds stays unacked. An auto-delete queue goes with its last consumer."""
-        self.subscriptions.pop(subscription.tag, None)
-        queue = subscription.queue
-        queue.subscriptions.pop(subscription.key, None)
-        queue.host.submit(("detach", subscription.key, False))
-        self._consumer_gone(queue)
+        """Detach a consumer; what it holds stays unacked."""
+        self.forget(subscription)
+        subscription.queue.host.submit(("detach", subscription.key, False))
 
-    def _consumer_gone(self, queue: Queue) -> None:
-        queue.used(self.broker.clock())
-        if queue.auto_delete and queue.had_consumer and not queue.subscriptions and not queue.deleted:
-            queue.vhost.delete_queue(queue)
+    def forget(self, subscription: Subscription) -> None:
+        self.subscriptions.pop(subscription.tag, None)
+        subscription.queue.subscriptions.pop(subscription.key, None)
 
     def close(self) -> None:
         """Return what is unacked, drop what is not committed, and detach all consumers."""
+        self.closed = True
         if self.tx is not None:
             self.tx.rollback()
         self.tx = None
@@ -147,23 +146,25 @@ class Channel:
             host = piece.holder.queue.host
             host.pending.append(("return", piece.holder.key, piece.low, piece.high))
             dirty[host] = None
-        queues: dict[Queue, None] = {}
         for subscription in self.subscriptions.values():
             queue = subscription.queue
-            queues[queue] = None
             queue.subscriptions.pop(subscription.key, None)
-            # First among the host's commands, so that nothing that comes back is handed to it again.
+            # First among the host's commands, so that nothing that comes back is handed to it again; and last, for
+            # what is still on its way here from a queue on another node.
             queue.host.pending.insert(0, ("detach", subscription.key, False))
+            queue.host.pending.append(("detach", subscription.key, True))
             dirty[queue.host] = None
+        for getter in self.getters.values():
+            getter.queue.host.pending.append(("detach", getter.key, True))
+            dirty[getter.queue.host] = None
         self.subscriptions.clear()
+        self.getters.clear()
         if self.reply_host is not None:
             self.reply_host.closed = True
             self.broker.reply_hosts.pop(self.reply_host.token, None)
             self.broker.changed()
             self.reply_host = None
         self.broker.run_dirty()
-        for queue in queues:
-            self._consumer_gone(queue)
 
 
 __all__ = ["Assembly", "Channel", "commands"]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
+    from amqp_server.channel.tx import Transaction
     from amqp_server.connection.outbox import Outbox
 
 _FRAME = struct.Struct(">BHIHHQBB")
@@ -114,7 +115,7 @@ class Copies:
 
     __slots__ = ("_first", "_left", "_origin", "_refused", "_targets")
 
-    def __init__(self, origin: Confirms, first: int, count: int, targets: int) -> None:
+    def __init__(self, origin: Confirms | Transaction, first: int, count: int, targets: int) -> None:
         self._origin = origin
         self._first = first
         self._targets = targets

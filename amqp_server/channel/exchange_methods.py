@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from pamqp import commands
+from pamqp import base, commands
 
 from amqp_server.broker.arguments import Declaration, equivalence_error
+from amqp_server.broker.operations import Bind, DeclareExchange, DeleteExchange, Unbind
 from amqp_server.broker.queue import Queue
+from amqp_server.broker.records import ExchangeRecord, encoded
 from amqp_server.errors import AccessRefused, CommandInvalid, NotFound, PreconditionFailed, ResourceLocked
 from amqp_server.wire import tables
-from exchanges.binding import Binding, DestinationKind
+from exchanges.binding import Binding
 from exchanges.registry import EXCHANGE_TYPES
 from exchanges.router import Exchange, InvalidArgument
 
@@ -60,8 +61,12 @@ def declare(channel: Channel, method: commands.Exchange.Declare) -> None:
         raise AccessRefused(DEFAULT_REFUSED)
     if method.passive:
         existing(channel, name)
+        _declared(channel, method)
     else:
         _declare(channel, method, name)
+
+
+def _declared(channel: Channel, method: commands.Exchange.Declare) -> None:
     if not method.nowait:
         channel.session.synced()
         channel.send(commands.Exchange.DeclareOk())
@@ -80,25 +85,41 @@ def _declare(channel: Channel, method: commands.Exchange.Declare, name: str) -> 
         internal=bool(method.internal),
     )
     permissions.check(user, vhost.name, "exchange", name, "configure")
-    exchange = vhost.router.get(name)
-    if exchange is None:
-        check_name("exchange", name)
-        alternate = arguments.get("alternate-exchange")
-        if isinstance(alternate, str):
-            permissions.check(user, vhost.name, "exchange", name, "read")
-            permissions.check(user, vhost.name, "exchange", alternate, "write")
-        try:
-            vhost.declare_exchange(
-                name,
-                method.exchange_type,
-                durable=bool(method.durable),
-                auto_delete=bool(method.auto_delete),
-                internal=bool(method.internal),
-                arguments=arguments,
-            )
-        except InvalidArgument as error:
-            raise PreconditionFailed(str(error)) from None
+    if vhost.router.get(name) is not None:
+        _check_equivalent(channel, name, received)
+        _declared(channel, method)
         return
+    check_name("exchange", name)
+    alternate = arguments.get("alternate-exchange")
+    if isinstance(alternate, str):
+        permissions.check(user, vhost.name, "exchange", name, "read")
+        permissions.check(user, vhost.name, "exchange", alternate, "write")
+    vhost.check_exchange()
+    replication = channel.broker.replication
+    record = ExchangeRecord(
+        vhost.name,
+        name,
+        method.exchange_type,
+        received.auto_delete,
+        received.internal,
+        encoded(arguments),
+        received.durable,
+        *(("", 0) if received.durable else (replication.node, replication.incarnation)),
+    )
+
+    def applied(error: str) -> None:
+        if error:
+            raise PreconditionFailed(error)
+        # Another one of this name may have come first.
+        _check_equivalent(channel, name, received)
+        _declared(channel, method)
+
+    channel.session.propose(DeclareExchange(record), applied)
+
+
+def _check_equivalent(channel: Channel, name: str, received: Declaration) -> None:
+    """Raises PreconditionFailed, and NotFound for what was deleted meanwhile."""
+    exchange = existing(channel, name)
     current = Declaration(
         durable=exchange.durable,
         auto_delete=exchange.auto_delete,
@@ -106,7 +127,7 @@ def _declare(channel: Channel, method: commands.Exchange.Declare, name: str) -> 
         type=exchange.type,
         internal=exchange.internal,
     )
-    text = equivalence_error("exchange", name, vhost.name, received, current)
+    text = equivalence_error("exchange", name, channel.vhost.name, received, current)
     if text is not None:
         raise PreconditionFailed(text)
 
@@ -119,71 +140,88 @@ def delete(channel: Channel, method: commands.Exchange.Delete) -> None:
     if name.startswith("amq."):
         raise AccessRefused(f"deletion of system exchange '{name}' in vhost '{vhost.name}' not allowed")
     channel.broker.permissions.check(channel.session.username, vhost.name, "exchange", name, "configure")
-    exchange = vhost.router.get(name)
-    if exchange is not None:
-        if method.if_unused and vhost.router.in_use(name):
+
+    def check() -> bool:
+        """Raises PreconditionFailed. Says whether there is something to delete."""
+        there = vhost.router.get(name) is not None
+        if there and method.if_unused and vhost.router.in_use(name):
             raise PreconditionFailed(f"exchange '{name}' in vhost '{vhost.name}' in use")
-        vhost.delete_exchange(name)
-    if not method.nowait:
-        channel.session.synced()
-        channel.send(commands.Exchange.DeleteOk())
+        return there
+
+    def applied(error: str = "") -> None:
+        # It may have come into use first.
+        check()
+        if not method.nowait:
+            channel.session.synced()
+            channel.send(commands.Exchange.DeleteOk())
+
+    if check():
+        channel.session.propose(DeleteExchange(vhost.name, name, bool(method.if_unused)), applied)
+    else:
+        applied()
 
 
 def bind(channel: Channel, method: commands.Exchange.Bind) -> None:
-    change_binding(
-        channel, "exchange", method.destination, method.source, method.routing_key, method.arguments, add=True
-    )
-    if not method.nowait:
-        channel.session.synced()
-        channel.send(commands.Exchange.BindOk())
+    _change(channel, method, commands.Exchange.BindOk(), add=True)
 
 
 def unbind(channel: Channel, method: commands.Exchange.Unbind) -> None:
-    change_binding(
-        channel,
-        "exchange",
-        method.destination,
-        method.source,
-        method.routing_key,
-        method.arguments,
-        add=False,
-    )
-    if not method.nowait:
-        channel.session.synced()
-        channel.send(commands.Exchange.UnbindOk())
+    _change(channel, method, commands.Exchange.UnbindOk(), add=False)
 
 
-def change_binding(
+def _change(
     channel: Channel,
-    kind: DestinationKind,
-    destination: str,
-    source: str,
-    routing_key: str,
-    arguments: Mapping[str, object] | None,
+    method: commands.Exchange.Bind | commands.Exchange.Unbind,
+    answer: base.Frame,
     *,
     add: bool,
 ) -> None:
-    """Bind or unbind, for queues and exchanges alike (rabbit_channel's binding_action)."""
+    arguments = method.arguments or {}
+    binding = Binding(method.source, method.destination, "exchange", method.routing_key, arguments)
+    change_binding(channel, binding, None if method.nowait else answer, add=add)
+
+
+def change_binding(channel: Channel, binding: Binding, answer: base.Frame | None, *, add: bool) -> None:
+    """Bind or unbind, for queues and exchanges alike (rabbit_channel's binding_action), and answer."""
     vhost, session = channel.vhost, channel.session
     permissions = channel.broker.permissions
-    if source == "" or (kind == "exchange" and destination == ""):
+    if binding.source == "" or (binding.kind == "exchange" and binding.destination == ""):
         raise AccessRefused(DEFAULT_REFUSED)
-    permissions.check(session.username, vhost.name, kind, destination, "write")
-    permissions.check(session.username, vhost.name, "exchange", source, "read")
-    binding = Binding(source, destination, kind, routing_key, arguments or {})
+    permissions.check(session.username, vhost.name, binding.kind, binding.destination, "write")
+    permissions.check(session.username, vhost.name, "exchange", binding.source, "read")
+    _check_ends(channel, binding, add=add)
+
+    def applied(error: str = "") -> None:
+        if error:
+            raise PreconditionFailed(error)
+        if add:
+            # One of its ends may have gone first.
+            _check_ends(channel, binding, add=True)
+        if answer is not None:
+            session.synced()
+            channel.send(answer)
+
+    there = binding in vhost.router.bindings(source=binding.source)
+    if there is add:
+        applied()
+    elif add:
+        try:
+            vhost.check_binding(binding)
+        except InvalidArgument as invalid:
+            raise PreconditionFailed(str(invalid)) from None
+        session.propose(Bind(vhost.binding_record(binding)), applied)
+    else:
+        session.propose(Unbind(vhost.binding_record(binding)), applied)
+
+
+def _check_ends(channel: Channel, binding: Binding, *, add: bool) -> None:
+    """Raises NotFound, ResourceLocked."""
     if add:
-        existing(channel, source)
-    if kind == "queue":
+        existing(channel, binding.source)
+    if binding.kind == "queue":
         _check_queue(channel, binding, add=add)
     elif add:
-        existing(channel, destination)
-    if not add:
-        vhost.unbind(binding)
-        return
-    try:
-        vhost.bind(binding)
-    except InvalidArgument as error:
-        raise PreconditionFailed(str(error)) from None
+        existing(channel, binding.destination)
 
 
 def _check_queue(channel: Channel, binding: Binding, *, add: bool) -> None:
@@ -199,7 +237,7 @@ def _check_queue(channel: Channel, binding: Binding, *, add: bool) -> None:
 
 def check_owner(channel: Channel, queue: Queue) -> None:
     """Raises ResourceLocked for the exclusive queue of another connection."""
-    if queue.owner is not None and queue.owner is not channel.session:
+    if queue.exclusive and not queue.owned_by(channel.session):
         raise locked(channel, queue)
 
 

@@ -11,6 +11,7 @@ from amqp_server.broker.broker import routing_view
 from amqp_server.broker.dead_letter import carbon_copies
 from amqp_server.broker.reply import PSEUDO_QUEUE
 from amqp_server.channel.confirms import Copies
+from amqp_server.channel.deduplication import enqueue_named
 from amqp_server.errors import AccessRefused, NotFound, NotImplemented_, PreconditionFailed
 from amqp_server.wire import content, frames, methods, tables
 from amqp_server.wire.frames import short_string
@@ -20,6 +21,7 @@ from quorum_queue.machine.run import Run
 
 if TYPE_CHECKING:
     from amqp_server.channel.channel import Assembly, Channel
+    from amqp_server.channel.tx import Transaction
 
 #: Routes remembered for one publish frame of an exchange that looks at headers.
 RESOLVED_MAX = 4096
@@ -48,7 +50,7 @@ def make_route(channel: Channel, key: bytes, method: commands.Basic.Publish) -> 
     if exchange and declared is not None and declared.internal:
         raise AccessRefused(f"cannot publish to internal exchange '{exchange}' in vhost '{vhost.name}'")
     if not exchange and routing_key.startswith(PSEUDO_QUEUE + "."):
-        host = broker.reply_hosts.get(routing_key)
+        host = broker.reply_hosts.get(routing_key) or broker.hosts.reply(routing_key)
         route.hosts = (host,) if host is not None and not host.closed else ()
         return route
     found = vhost.router.route(exchange, routing_key)
@@ -183,7 +185,7 @@ def _copies(headers: dict[str, object] | None) -> list[str]:
     return carbon_copies(headers, "CC") + carbon_copies(headers, "BCC")
 
 
-def publish(segment: Segment) -> None:
+def publish(segment: Segment, transaction: Transaction | None = None) -> None:
     """Hand the messages of a segment to the queues; applied at the end of the turn."""
     route = segment.route
     channel: Channel = route.publisher
@@ -191,7 +193,7 @@ def publish(segment: Segment) -> None:
     contents = segment.contents
     count = len(contents)
     channel.published_count += count
-    confirms = channel.confirms
+    confirms = channel.confirms if transaction is None else transaction
     first = confirms.number(count) if confirms is not None else 0
     hosts = route.hosts
     if not hosts:
@@ -210,7 +212,9 @@ def publish(segment: Segment) -> None:
         run = Run(range(count), own, route.head, segment.attributes)
         if segment.heads is not None:
             run.heads = segment.heads if index == last else segment.heads.copy()
-        if host.counts_bytes:
+        if host.wants_ids:
+            enqueue_named(host, run, origin, first)
+        elif host.counts_bytes:
             enqueue_counted(host, run, origin, first)
         else:
             host.pending.append(("enqueue", run, origin, first))

@@ -6,10 +6,12 @@ import base64
 import secrets
 from typing import TYPE_CHECKING
 
-from pamqp import commands
+from pamqp import base, commands
 
 from amqp_server.broker.arguments import Declaration, equivalence_error
-from amqp_server.broker.queue import Queue
+from amqp_server.broker.operations import DeclareQueue, DeleteQueue
+from amqp_server.broker.queue import Queue, settings_of
+from amqp_server.broker.records import QueueRecord, encoded
 from amqp_server.broker.reply import PSEUDO_QUEUE
 from amqp_server.channel.exchange_methods import (
     argument_types,
@@ -18,8 +20,10 @@ from amqp_server.channel.exchange_methods import (
     check_owner,
     locked,
 )
-from amqp_server.errors import NotFound, PreconditionFailed
+from amqp_server.errors import NotFound, PreconditionFailed, Unavailable
 from amqp_server.wire import methods
+from exchanges.binding import Binding
+from quorum_queue.ports import Refused
 
 if TYPE_CHECKING:
     from amqp_server.channel.channel import Channel
@@ -30,12 +34,20 @@ def find(channel: Channel, name: str) -> Queue:
 
     Raises NotFound, ResourceLocked.
     """
-    name = resolve_name(channel, name)
-    queue = channel.vhost.queues.get(name)
-    if queue is None:
-        raise NotFound(f"no queue '{name}' in vhost '{channel.vhost.name}'")
+    queue = _existing(channel, resolve_name(channel, name))
     check_owner(channel, queue)
+    check_home(channel, queue)
     return queue
+
+
+def check_home(channel: Channel, queue: Queue) -> None:
+    """Raises NotFound, as RabbitMQ has it, if the only node that has the queue is down."""
+    node = channel.broker.hosts.absent_home(queue)
+    if node:
+        durable = "durable " if queue.durable else ""
+        raise NotFound(
+            f"home node '{node}' of {durable}queue '{queue.name}' in vhost '{channel.vhost.name}' is down or inaccessible"
+        )
 
 
 def resolve_name(channel: Channel, name: str) -> str:
@@ -48,25 +60,52 @@ def resolve_name(channel: Channel, name: str) -> str:
 
 
 def declare(channel: Channel, method: commands.Queue.Declare) -> None:
-    if method.queue == PSEUDO_QUEUE:
-        queue_name, ready, consumers = PSEUDO_QUEUE, 0, 1
-    elif method.queue.startswith(PSEUDO_QUEUE + "."):
-        if method.queue not in channel.broker.reply_hosts:
+    if method.queue == PSEUDO_QUEUE or method.queue.startswith(PSEUDO_QUEUE + "."):
+        if method.queue != PSEUDO_QUEUE and method.queue not in channel.broker.reply_hosts:
             raise NotFound(f"no queue '{method.queue}' in vhost '{channel.vhost.name}'")
-        queue_name, ready, consumers = method.queue, 0, 1
-    else:
-        queue = _passive(channel, method.queue) if method.passive else _declare(channel, method)
-        if not (method.passive and queue.type == "quorum"):
+        _declare_ok(channel, method, method.queue, 0, 1)
+    elif method.passive:
+        queue = _passive(channel, method.queue)
+        _check_deduplication(channel, queue, dict(method.arguments or {}))
+        if queue.type != "quorum":
             # RabbitMQ does not ask the members of a quorum queue for a passive declare, so its lease runs on.
-            queue.used(channel.broker.clock())
-        channel.last_queue = queue.name
-        queue_name, ready, consumers = queue.name, queue.host.machine.ready.count, len(queue.subscriptions)
+            queue.used()
+        _declared(channel, method, queue)
+    else:
+        _declare(channel, method)
+
+
+def _declare_ok(
+    channel: Channel, method: commands.Queue.Declare, name: str, ready: int, consumers: int
+) -> None:
     if not method.nowait:
         channel.session.synced()
-        answer = methods.make(
-            commands.Queue.DeclareOk, queue=queue_name, message_count=ready, consumer_count=consumers
+        channel.send(
+            methods.make(commands.Queue.DeclareOk, queue=name, message_count=ready, consumer_count=consumers)
         )
-        channel.send(answer)
+
+
+def _declared(channel: Channel, method: commands.Queue.Declare, queue: Queue) -> None:
+    """The queue is there: count what is in it, and answer."""
+    channel.last_queue = queue.name
+    host = queue.host
+
+    def counted(refused: Refused | None = None) -> None:
+        if refused is not None:
+            raise Unavailable(refused.text)
+        _declare_ok(channel, method, queue.name, host.ready_count, host.consumer_count)
+
+    channel.session.after(host.barrier, counted)
+
+
+def _check_deduplication(channel: Channel, queue: Queue, arguments: dict[str, object]) -> None:
+    """The one argument that even a passive declare compares: a publisher cannot learn otherwise whether its duplicates are
+    dropped (capability publisher_deduplication). Raises PreconditionFailed."""
+    if arguments.get("x-deduplication") is True and not settings_of(queue.parsed).deduplicates:
+        raise PreconditionFailed(
+            f"inequivalent arg 'x-deduplication' for queue '{queue.name}' in vhost '{channel.vhost.name}': "
+            "received 'true' but current is none"
+        )
 
 
 def _passive(channel: Channel, name: str) -> Queue:
@@ -76,46 +115,76 @@ def _passive(channel: Channel, name: str) -> Queue:
     return find(channel, name)
 
 
-def _declare(channel: Channel, method: commands.Queue.Declare) -> Queue:
-    vhost, session = channel.vhost, channel.session
-    permissions = channel.broker.permissions
+def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
+    vhost, session, broker = channel.vhost, channel.session, channel.broker
+    permissions = broker.permissions
     name = check_name("queue", method.queue) or _generated_name()
     arguments = dict(method.arguments or {})
     auto_delete, exclusive = bool(method.auto_delete), bool(method.exclusive)
     # What goes with its connection cannot outlive the node.
     durable = bool(method.durable) and not exclusive
     types = argument_types(channel)
+    default_type = vhost.default_queue_type if durable and not auto_delete else "classic"
+    received = Declaration(durable, auto_delete, arguments, types, queue_type=default_type)
     permissions.check(session.username, vhost.name, "queue", name, "configure")
-    queue = vhost.queues.get(name)
-    if queue is not None:
-        _check_equivalent(
-            channel, queue, Declaration(durable, auto_delete, arguments, types), exclusive=exclusive
-        )
-        return queue
+
+    def declared() -> None:
+        queue = _existing(channel, name)
+        check_home(channel, queue)
+        _check_equivalent(channel, queue, received, exclusive=exclusive)
+        queue.used()
+        _declared(channel, method, queue)
+
+    if name in vhost.queues:
+        declared()
+        return
     parsed = vhost.parse_arguments(
-        name, arguments, durable=durable, exclusive=exclusive, auto_delete=auto_delete, types=types
+        name,
+        arguments,
+        durable=durable,
+        exclusive=exclusive,
+        auto_delete=auto_delete,
+        types=types,
+        default_type=default_type,
     )
     if parsed.dead_letter_exchange is not None:
         permissions.check(session.username, vhost.name, "queue", name, "read")
         permissions.check(session.username, vhost.name, "exchange", parsed.dead_letter_exchange, "write")
-    queue = vhost.declare_queue(
+    vhost.check_queue()
+    replication = broker.replication
+    members = broker.hosts.place(parsed)
+    record = QueueRecord(
+        vhost.name,
         name,
-        parsed,
-        arguments,
+        0,
+        auto_delete,
+        encoded(arguments),
         durable=durable,
-        auto_delete=auto_delete,
-        owner=session if exclusive else None,
+        exclusive=exclusive,
+        owner=session.number if exclusive else 0,
+        type=parsed.queue_type,
+        node="" if members else replication.node,
+        incarnation=0 if durable else replication.incarnation,
+        members=members,
+        leader=members[0] if members else "",
     )
-    if exclusive:
-        session.exclusive_queues[queue] = None
+    # When it is applied, another one of this name may have come first.
+    session.propose(DeclareQueue(record), lambda error: declared())
+
+
+def _existing(channel: Channel, name: str) -> Queue:
+    """Raises NotFound."""
+    queue = channel.vhost.queues.get(name)
+    if queue is None:
+        raise NotFound(f"no queue '{name}' in vhost '{channel.vhost.name}'")
     return queue
 
 
 def _check_equivalent(channel: Channel, queue: Queue, received: Declaration, *, exclusive: bool) -> None:
     """Raises PreconditionFailed, ResourceLocked."""
-    if queue.owner is not (channel.session if exclusive else None):
+    if queue.exclusive != exclusive or (exclusive and not queue.owned_by(channel.session)):
         raise locked(channel, queue)
-    current = Declaration(queue.durable, queue.auto_delete, queue.arguments)
+    current = Declaration(queue.durable, queue.auto_delete, queue.arguments, queue_type=queue.type)
     text = equivalence_error("queue", queue.name, channel.vhost.name, received, current)
     if text is not None:
         raise PreconditionFailed(text)
@@ -126,51 +195,71 @@ def _generated_name() -> str:
 
 
 def bind(channel: Channel, method: commands.Queue.Bind) -> None:
-    _change(channel, method, add=True)
-    if not method.nowait:
-        channel.session.synced()
-        channel.send(commands.Queue.BindOk())
+    _change(channel, method, None if method.nowait else commands.Queue.BindOk(), add=True)
 
 
 def unbind(channel: Channel, method: commands.Queue.Unbind) -> None:
-    _change(channel, method, add=False)
-    channel.session.synced()
-    channel.send(commands.Queue.UnbindOk())
+    _change(channel, method, commands.Queue.UnbindOk(), add=False)
 
 
-def _change(channel: Channel, method: commands.Queue.Bind | commands.Queue.Unbind, *, add: bool) -> None:
+def _change(
+    channel: Channel,
+    method: commands.Queue.Bind | commands.Queue.Unbind,
+    answer: base.Frame | None,
+    *,
+    add: bool,
+) -> None:
     name = resolve_name(channel, method.queue)
     routing_key = method.routing_key
     if not routing_key and not method.queue:
         # Both left out: the queue's name is the key (spec, queue.bind, rule "routing-key").
         routing_key = name
-    change_binding(channel, "queue", name, method.exchange, routing_key, method.arguments, add=add)
+    binding = Binding(method.exchange, name, "queue", routing_key, method.arguments or {})
+    change_binding(channel, binding, answer, add=add)
 
 
 def purge(channel: Channel, method: commands.Queue.Purge) -> None:
     name = resolve_name(channel, method.queue)
     channel.broker.permissions.check(channel.session.username, channel.vhost.name, "queue", name, "read")
     queue = find(channel, name)
-    count = queue.host.machine.ready.count
-    queue.host.submit(("purge",))
-    if not method.nowait:
-        channel.session.synced()
-        channel.send(commands.Queue.PurgeOk(count))
+
+    def purged(count: int | Refused) -> None:
+        if isinstance(count, Refused):
+            raise Unavailable(count.text)
+        if not method.nowait:
+            channel.session.synced()
+            channel.send(commands.Queue.PurgeOk(count))
+
+    channel.session.after(queue.host.purge, purged)
 
 
 def delete(channel: Channel, method: commands.Queue.Delete) -> None:
-    vhost = channel.vhost
+    vhost, session = channel.vhost, channel.session
     name = resolve_name(channel, method.queue)
-    channel.broker.permissions.check(channel.session.username, vhost.name, "queue", name, "configure")
+    channel.broker.permissions.check(session.username, vhost.name, "queue", name, "configure")
     queue = vhost.queues.get(name)
-    count = 0
-    if queue is not None:
-        check_owner(channel, queue)
-        if method.if_unused and queue.subscriptions:
+
+    def answer(count: int) -> None:
+        if not method.nowait:
+            session.synced()
+            channel.send(commands.Queue.DeleteOk(count))
+
+    if queue is None:
+        answer(0)
+        return
+    check_owner(channel, queue)
+    operation = DeleteQueue(vhost.name, name, queue.queue_id)
+    host = queue.host
+
+    def counted(refused: Refused | None = None) -> None:
+        conditional = method.if_unused or method.if_empty
+        if refused is not None and conditional:
+            raise Unavailable(refused.text)
+        if method.if_unused and host.consumer_count:
             raise PreconditionFailed(f"queue '{name}' in vhost '{vhost.name}' in use")
-        if method.if_empty and queue.host.machine.ready.count:
+        if method.if_empty and host.ready_count:
             raise PreconditionFailed(f"queue '{name}' in vhost '{vhost.name}' not empty")
-        count = vhost.delete_queue(queue)
-    if not method.nowait:
-        channel.session.synced()
-        channel.send(commands.Queue.DeleteOk(count))
+        count = host.ready_count
+        session.propose(operation, lambda error: answer(count))
+
+    session.after(host.barrier, counted)

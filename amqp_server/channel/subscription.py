@@ -31,12 +31,14 @@ class Subscription:
         self.prefetch = prefetch
         self.arguments: dict[str, object] = {}
         # A tag may be used again while deliveries of its last use are unacked; those moved the delivery tag on.
-        self.key = (channel.session.number, channel.number, tag, channel.next_tag)
+        self.key = (*channel.session.identity, channel.number, tag, channel.next_tag)
         self.template = DeliverTemplate(channel.number, tag, channel.session.frame_max)
 
     def deliver(self, consumer: Any, run: Run, first_id: int) -> None:
         """Tag the run, note it as unacked, and send it. See quorum_queue.ports.Sink."""
         channel = self.channel
+        if channel.closed:
+            return
         count = len(run.seqs)
         tag = channel.next_tag
         channel.next_tag = tag + count
@@ -66,19 +68,21 @@ class Subscription:
 class Getter:
     """What holds the deliveries of `basic.get` on one queue of a channel."""
 
-    __slots__ = ("channel", "key", "no_ack", "queue", "received")
+    __slots__ = ("channel", "key", "no_ack", "queue", "tag")
 
     def __init__(self, channel: Channel, queue: Queue, *, no_ack: bool) -> None:
         self.channel = channel
         self.queue = queue
         self.no_ack = no_ack
-        self.key = (channel.session.number, channel.number, None, no_ack)
-        self.received: Run | None = None
+        self.key = (*channel.session.identity, channel.number, None, no_ack)
+        #: Delivery tag of what it got last.
+        self.tag = 0
 
     def deliver(self, consumer: Any, run: Run, first_id: int) -> None:
-        self.received = run
         channel = self.channel
-        tag = channel.next_tag
+        if channel.closed:
+            return
+        tag = self.tag = channel.next_tag
         channel.next_tag = tag + 1
         if not self.no_ack:
             channel.unacked.add(tag, 1, self, first_id)

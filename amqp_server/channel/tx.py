@@ -1,12 +1,13 @@
 """Transactions: publishes and acks of a channel that take effect together.
 
 A commit applies all of them within one turn of the loop, so they reach the disk in one LMDB transaction: after a
-crash either all of them are there or none. Commit-ok follows the sync.
+crash either all of them are there or none. Commit-ok follows the sync; where queues are replicated or live on another
+node, it follows their answer, and each queue by itself takes its part.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from amqp_server.channel.publish import publish
 from amqp_server.channel.unacked import Piece
@@ -24,13 +25,38 @@ class Transaction:
         self.segments: list[Segment] = []
         #: (settle, return or discard; the deliveries)
         self.settlements: list[tuple[str, list[Piece]]] = []
+        self._published_count = 0
+        #: Queues have refused messages of the commit that is under way (x-overflow=reject-publish).
+        self.partial = False
+
+    # What the origin of publishes is asked and told; see Confirms. Only refusals are of interest here.
+
+    def number(self, count: int) -> int:
+        first = self._published_count + 1
+        self._published_count += count
+        return first
+
+    def confirmed(self, first: int, last: int) -> None:
+        pass
+
+    def refused(self, first: int, last: int) -> None:
+        self.partial = True
+
+    def hosts(self) -> list[Any]:
+        """Return the hosts of the queues that a commit goes to."""
+        hosts: dict[Any, None] = {}
+        for segment in self.segments:
+            hosts.update(dict.fromkeys(segment.route.hosts))
+        for _, pieces in self.settlements:
+            hosts.update(dict.fromkeys(piece.holder.queue.host for piece in pieces))
+        return list(hosts)
 
     def commit(self) -> None:
         """Apply everything."""
         segments, self.segments = self.segments, []
         settlements, self.settlements = self.settlements, []
         for segment in segments:
-            publish(segment)
+            publish(segment, self)
         for verb, pieces in settlements:
             self._channel.settle(verb, pieces)
 

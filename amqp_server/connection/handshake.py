@@ -16,7 +16,7 @@ from amqp_server.wire.intake import Publisher
 if TYPE_CHECKING:
     from amqp_server.connection.session import Session
 
-#: What RabbitMQ announces and what holds here.
+#: What RabbitMQ announces and what holds here, and the one that is ours.
 CAPABILITIES: dict[str, object] = {
     "publisher_confirms": True,
     "exchange_exchange_bindings": True,
@@ -27,6 +27,7 @@ CAPABILITIES: dict[str, object] = {
     "authentication_failure_close": True,
     "per_consumer_qos": True,
     "direct_reply_to": True,
+    "publisher_deduplication": True,
 }
 
 

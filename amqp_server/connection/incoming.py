@@ -115,7 +115,15 @@ class Incoming:
         self._session.stalled = False
         self._handle(self._tail)
 
+    @property
+    def backlog_bytes(self) -> int:
+        """What has come and was not handled yet."""
+        return len(self._tail)
+
     def _handle(self, data: bytes) -> None:
+        if self._session.suspended is not None:
+            self._tail = data
+            return
         position = 0
         try:
             if self.generation != self.broker.generation:
@@ -189,6 +197,8 @@ class Incoming:
                 break
             self._session.frame(kind, number, data[pos + 7 : after - 1], data[pos:after])
             pos = after
+            if self._session.suspended is not None:
+                break
         return pos
 
     def _publishes(self, data: bytes, pos: int, after: int, end: int, channel: Channel) -> int | None:
@@ -367,9 +377,12 @@ class Incoming:
         """The alarm is over."""
         self._held_bytes = 0
 
+    def forget(self) -> None:
+        """Nothing of what has come is to be handled any more."""
+        self._tail = b""
+
     def clear(self) -> None:
         """The connection is over."""
         self.segments = []
         self._held_bytes = 0
-        self._tail = b""
         self.routes.clear()

@@ -46,6 +46,7 @@ class Server:
         self._open = 0
         self._half_open = 0
         self._turn_wanted = trio.Event()
+        broker.want_turn = self.want_turn
 
     def end_turn(self) -> None:
         """Apply all that is pending, and send all that waits, of every connection."""
@@ -56,7 +57,7 @@ class Server:
             transport = transports.get(outbox)
             if transport is not None:
                 transport.flush()
-                if broker.dirty or broker.answers:
+                if broker.dirty or broker.answers or broker.resuming:
                     broker.end_turn()
 
     def want_turn(self) -> None:
@@ -141,6 +142,7 @@ class Server:
                 session = Session(self.broker, outbox, peer[0], name)
                 session.opened = opened
                 transport = Transport(self, wire, session, outbox)
+                session.resumed = transport.resumed
                 self.transports[outbox] = transport
                 try:
                     await transport.run()

@@ -6,11 +6,14 @@ by pamqp and dispatched through a table. A soft error closes its channel, a hard
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pamqp import base, commands
 
+from amqp_server.broker.topology import Result
 from amqp_server.channel import publish
 from amqp_server.channel.channel import Assembly, Channel
 from amqp_server.config import Config
@@ -21,6 +24,7 @@ from amqp_server.connection.incoming import KINDS, Incoming
 from amqp_server.connection.outbox import Outbox
 from amqp_server.connection.sasl import Credentials
 from amqp_server.connection.state import State
+from amqp_server.connection.suspension import Suspension
 from amqp_server.errors import (
     AMQPError,
     ChannelError,
@@ -32,16 +36,23 @@ from amqp_server.errors import (
     LoginRefused,
     NotAllowed,
     SoftError,
+    Unavailable,
     UnexpectedFrame,
 )
 from amqp_server.wire import frames, methods
 from amqp_server.wire.intake import Publisher
+from quorum_queue.ports import Refused
 
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
+    from amqp_server.broker.operations import Operation
     from amqp_server.broker.queue import Queue
     from amqp_server.broker.vhost import VHost
 
+logger = logging.getLogger("mqd.connection")
+
+#: Bytes kept behind a method whose answer is awaited; then reading stops.
+BACKLOG_BYTES_MAX = 1 << 20
 #: Class and method id; class, weight and body size.
 _PAYLOAD_BYTES_MIN = {frames.METHOD: 4, frames.HEADER: 12}
 _CLOSE = b"\x00\x0a\x00\x32"
@@ -62,6 +73,8 @@ class Session:
         #: `client host:port -> server host:port`, as RabbitMQ names connections.
         self.name = name
         self.number = broker.next_session_id()
+        #: What tells it from all other sessions of this node; hosts add what tells the node from others.
+        self.identity = (self.number,)
         self.state = State.HEADER
         self.username = ""
         self.mechanism = ""
@@ -85,6 +98,12 @@ class Session:
         self.blocked = False
         #: Nothing more is to be read until `resume`.
         self.stalled = False
+        #: A method whose answer is awaited; no frame behind it is handled before.
+        self.suspended: Suspension | None = None
+        #: Channel, and class and method id, of the method being handled.
+        self._handling: tuple[Channel, tuple[int, int]] | None = None
+        #: Called when a suspension is over; set by the edge.
+        self.resumed: Callable[[], None] = lambda: None
         self.received_bytes = 0
         #: Called when the connection is open; set by the edge.
         self.opened: Callable[[], None] = lambda: None
@@ -171,6 +190,7 @@ class Session:
             # Answers count what was published before them. An ack has none, and the fast path runs nothing for it either.
             self.broker.run_dirty()
         channel.raw = payload
+        self._handling = channel, where
         try:
             self._dispatch(channel, method)
         except SoftError as error:
@@ -219,7 +239,69 @@ class Session:
     def _drop_channel(self, channel: Channel) -> None:
         if self.channels.pop(channel.number, None) is not None:
             self.broker.channel_count -= 1
+        self._handling = None
         self.incoming.drop_channel(channel)
+
+    # -- what is not answered at once ------------------------------------------------------------------------------
+
+    def after(self, begin: Callable[[Callable[..., None]], None], then: Callable[..., None]) -> None:
+        """Go on with `then` when `begin` has an answer: it is given the function that takes it.
+
+        What answers at once costs nothing; else the connection waits. For handlers of channel methods, as the last
+        thing that they do.
+        """
+        assert self._handling is not None
+        suspension = Suspension(self, *self._handling, then)
+        suspension.begin(begin)
+        if not suspension.finished:
+            self.suspended = suspension
+
+    def propose(self, operation: Operation, then: Callable[[str], None]) -> None:
+        """Have a change made, then go on. `then` gets the text of what is wrong with it, mostly none."""
+
+        def applied(result: Result | Refused) -> None:
+            if isinstance(result, Refused):
+                raise Unavailable(result.text)
+            then(result.error)
+
+        self.after(lambda done: self.broker.propose(operation, done), applied)
+
+    def go_on(self, suspension: Suspension, answer: tuple[Any, ...]) -> None:
+        """The answer came. If nobody waits for it any more, nothing happens."""
+        if self.suspended is not suspension:
+            return
+        self.suspended = None
+        channel, where = suspension.channel, suspension.where
+        channel.raw = suspension.raw
+        self._handling = channel, where
+        try:
+            suspension.then(answer)
+        except SoftError as error:
+            self.close_channel(channel, error, where)
+        except HardError as error:
+            self.incoming.flush(hold=False)
+            self.fail(error, where)
+        except Exception:
+            # Whoever brought the answer is not to suffer.
+            logger.exception("connection %s: internal error", self.name)
+            self.crashed()
+        if self.suspended is None:
+            # What came behind is handled at the end of the turn, not in the midst of whatever brought the answer.
+            self.broker.resuming[self] = None
+        self.resumed()
+
+    def catch_up(self) -> None:
+        """Handle what came behind a method that is answered now."""
+        try:
+            self.incoming.resume()
+        except Exception:
+            logger.exception("connection %s: internal error", self.name)
+            self.crashed()
+
+    @property
+    def backlogged(self) -> bool:
+        """Has so much come behind a method whose answer is awaited that no more is to be read?"""
+        return self.suspended is not None and self.incoming.backlog_bytes > BACKLOG_BYTES_MAX
 
     # -- out -------------------------------------------------------------------------------------------------------
 
@@ -339,26 +421,54 @@ class Session:
     def closed_by_client(self) -> None:
         """The client said goodbye: finish what it sent, and answer when it is on disk."""
         self.incoming.flush(hold=False)
+        queues, self.exclusive_queues = self.exclusive_queues, {}
         self._release()
+        self.state = State.CLOSING
+        self.closing_since_ms = self.broker.clock()
+        left = len(queues)
+
+        def gone(queue: Queue, result: Result | Refused) -> None:
+            nonlocal left
+            left -= 1
+            if isinstance(result, Refused):
+                # Some time later, then.
+                queue.delete()
+            if not left:
+                self._answer_close()
+
+        # Clients count on it that their exclusive queues are gone with close-ok.
+        for queue in queues:
+            self.broker.propose(queue.deletion, partial(gone, queue))
+        if not queues:
+            self._answer_close()
+
+    def _answer_close(self) -> None:
+        if self.state is State.CLOSED:
+            return
         self.synced()
         self.send(commands.Connection.CloseOk())
         self.state = State.CLOSED
+        self.resumed()
 
     def _closed(self) -> None:
         self._release()
+        self.incoming.forget()
         self.state = State.CLOSED
 
     def _release(self) -> None:
         """Give back all that the connection held: channels, exclusive queues."""
+        self.suspended = None
+        self.broker.resuming.pop(self, None)
         for channel in list(self.channels.values()):
             if not channel.closing:
                 channel.close()
             self._drop_channel(channel)
-        for queue in list(self.exclusive_queues):
-            queue.vhost.delete_queue(queue)
-        self.exclusive_queues.clear()
-        self.incoming.clear()
+        # First it is no session any more: an exclusive queue whose declaration is still under way goes then, too.
         self.broker.sessions.pop(self.number, None)
+        queues, self.exclusive_queues = self.exclusive_queues, {}
+        for queue in queues:
+            queue.delete()
+        self.incoming.clear()
         self.broker.run_dirty()
 
 

@@ -157,7 +157,8 @@ class Transport:
 
     def _full(self) -> bool:
         """Is there no point in reading more: the client does not take what is sent, or publishes against an alarm?"""
-        return self.session.stalled or self.outbox.size > 2 * self.outbox.high_bytes
+        session = self.session
+        return session.stalled or session.backlogged or self.outbox.size > 2 * self.outbox.high_bytes
 
     def _ahead_of_disk(self) -> bool:
         """Has this client published, and is more waiting for the disk than may wait? Consumers are always read."""
@@ -172,7 +173,8 @@ class Transport:
             await self._resumed.wait()
         # Its heartbeats stand unread meanwhile. A blocked publisher is not watched; that a consumer takes what it is
         # sent is a sign of life, too.
-        alive = trio.current_time() if self.session.stalled else self.last_sent
+        unread = self.session.stalled or self.session.suspended is not None
+        alive = trio.current_time() if unread else self.last_sent
         self.last_received = max(self.last_received, alive)
 
     async def _log_in(self) -> None:
@@ -247,6 +249,11 @@ class Transport:
     def wake(self) -> None:
         """A stalled session may go on."""
         self._resumed.set()
+
+    def resumed(self) -> None:
+        """A method that was waited for is answered."""
+        self._resumed.set()
+        self._server.want_turn()
 
 
 def _after(chunks: list[bytes | memoryview], sent: int) -> list[bytes | memoryview]:

@@ -8,16 +8,27 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
+import trio
 from pamqp import commands
 
 from amqp_server.broker.broker import Broker
+from amqp_server.broker.operations import (
+    ClearPermission,
+    DeleteUser,
+    DeleteVhost,
+    Operation,
+    PutUser,
+    PutVhost,
+    SetPermission,
+)
 from amqp_server.broker.permissions import ITSELF
 from amqp_server.broker.queue import Queue
+from amqp_server.broker.topology import Result
 from amqp_server.config import VERSION, Config
 from amqp_server.connection.session import Session, State
-from amqp_server.errors import PreconditionFailed
+from amqp_server.errors import PreconditionFailed, Unavailable
 from amqp_server.management.direct import Content, Direct
-from amqp_server.management.port import Fate
+from amqp_server.management.port import Cluster, Fate
 from amqp_server.management.views import (
     BindingView,
     ChannelView,
@@ -33,6 +44,7 @@ from amqp_server.resources import ResourceWatch
 from amqp_server.wire.content import PROPERTIES, Properties
 from exchanges.registry import EXCHANGE_TYPES
 from exchanges.router import Exchange
+from quorum_queue.ports import ConsumerState, Refused
 
 #: Bodies that one request may get; what is left waits for the next one.
 GET_BYTES_MAX = 32 << 20
@@ -55,6 +67,10 @@ class Node(Protocol):
     http_address: str
 
     @property
+    def administration(self) -> Cluster | None:
+        """None for one that stands alone."""
+
+    @property
     def resources(self) -> ResourceWatch: ...
     @property
     def commits(self) -> Commits: ...
@@ -69,6 +85,7 @@ class ManagedBroker:
         broker = node.broker
         self._node = node
         self._broker = broker
+        self.cluster = node.administration
         self.name = broker.config.node
         self.product = broker.config.announce_product
         self.version = VERSION
@@ -129,9 +146,14 @@ class ManagedBroker:
         return None if queue is None else self._queue(queue)
 
     def _queue(self, queue: Queue) -> QueueView:
-        machine = queue.host.machine
-        ready, unacked = machine.ready.count, machine.unacked_count
-        active = machine.consumers.active if queue.parsed.single_active_consumer else None
+        host, record = queue.host, queue.record
+        leader = self._broker.hosts.leader(queue)
+        ready, unacked = host.ready_count, host.unacked_count
+        owner: dict[str, Any] = {}
+        if queue.exclusive:
+            here = (record.node, record.incarnation) == self._home
+            session = self._broker.sessions.get(record.owner) if here else None
+            owner = {"name": session.name} if session is not None else {"node": record.node}
         return QueueView(
             name=queue.name,
             vhost=queue.vhost.name,
@@ -140,16 +162,22 @@ class ManagedBroker:
             auto_delete=queue.auto_delete,
             exclusive=queue.exclusive,
             arguments=dict(queue.arguments),
-            node=self.name,
-            consumers=len(queue.subscriptions),
+            node=leader or queue.node or record.leader or self.name,
+            leader=leader,
+            members=list(queue.members),
+            consumers=host.consumer_count,
             messages=ready + unacked,
             messages_ready=ready,
             messages_unacknowledged=unacked,
-            message_bytes=machine.ready.bytes,
-            memory=queue.host.resident_bytes,
-            owner_pid_details={} if queue.owner is None else {"name": queue.owner.name},
-            single_active_consumer_tag=None if active is None else active.key[2],
+            message_bytes=host.ready_bytes,
+            memory=host.resident_bytes,
+            owner_pid_details=owner,
+            single_active_consumer_tag=_single_active(queue),
         )
+
+    @property
+    def _home(self) -> tuple[str, int]:
+        return self._broker.replication.node, self._broker.replication.incarnation
 
     def exchanges(self, vhost: str) -> Iterable[ExchangeView]:
         return [_exchange(vhost, exchange) for exchange in self._broker.vhost(vhost).router.exchanges()]
@@ -230,66 +258,107 @@ class ManagedBroker:
 
     def consumers(self, vhost: str) -> Iterable[ConsumerView]:
         for queue in list(self._broker.vhost(vhost).queues.values()):
-            consumers = queue.host.machine.consumers
-            active = consumers.active if queue.parsed.single_active_consumer else None
-            for subscription in list(queue.subscriptions.values()):
-                session, channel = subscription.channel.session, subscription.channel
-                is_active = active is None or active.key == subscription.key
-                yield ConsumerView(
-                    consumer_tag=subscription.tag,
-                    queue={"name": queue.name, "vhost": vhost},
-                    channel_details={
-                        "name": f"{session.name} ({channel.number})",
-                        "number": channel.number,
-                        "connection_name": session.name,
-                        "user": session.username,
-                        "node": self.name,
-                    },
-                    ack_required=not subscription.no_ack,
-                    exclusive=subscription.exclusive,
-                    active=is_active,
-                    activity_status="single_active"
-                    if active and is_active
-                    else "up"
-                    if is_active
-                    else "waiting",
-                    prefetch_count=subscription.prefetch,
-                    priority=_priority(subscription.arguments),
-                    arguments=subscription.arguments,
-                )
+            for consumer in queue.host.consumers():
+                yield self._consumer(queue, consumer)
+
+    def _consumer(self, queue: Queue, consumer: ConsumerState) -> ConsumerView:
+        """Of a consumer on another node only what its queue knows is told."""
+        # In a cluster the node and its incarnation stand before the key that the consumer has on its node.
+        *home, _, number, tag, _ = consumer.key
+        node = home[0] if home else self.name
+        channel: dict[str, Any] = {"number": number, "node": node}
+        arguments: dict[str, object] = {"x-priority": consumer.priority} if consumer.priority else {}
+        here = not home or tuple(home) == self._home
+        subscription = queue.subscriptions.get(consumer.key[-4:]) if here else None
+        if subscription is not None:
+            session = subscription.channel.session
+            channel["name"] = f"{session.name} ({number})"
+            channel["connection_name"] = session.name
+            channel["user"] = session.username
+            arguments = subscription.arguments
+        status = "waiting"
+        if consumer.active:
+            status = "single_active" if queue.parsed.single_active_consumer else "up"
+        return ConsumerView(
+            consumer_tag=tag,
+            queue={"name": queue.name, "vhost": queue.vhost.name},
+            channel_details=channel,
+            ack_required=not consumer.no_ack,
+            exclusive=consumer.exclusive,
+            active=consumer.active,
+            activity_status=status,
+            prefetch_count=consumer.prefetch,
+            priority=consumer.priority,
+            arguments=arguments,
+        )
 
     # -- changes --------------------------------------------------------------------------------------------
 
-    def create_vhost(self, name: str, description: str, tags: tuple[str, ...]) -> bool:
-        return self._broker.add_vhost(name, description, tags)
+    async def _propose(self, operation: Operation) -> Result:
+        """Have a change made. Raises Unavailable."""
+        answers: list[Result | Refused] = []
+        answered = trio.Event()
 
-    def delete_vhost(self, name: str) -> None:
-        self._broker.delete_vhost(name)
+        def done(result: Result | Refused) -> None:
+            answers.append(result)
+            answered.set()
 
-    def declare_queue(
+        self._broker.propose(operation, done)
+        if not answers:
+            self._broker.want_turn()
+            await answered.wait()
+        (result,) = answers
+        if isinstance(result, Refused):
+            raise Unavailable(result.text)
+        return result
+
+    async def create_vhost(
+        self, name: str, description: str, tags: tuple[str, ...], default_queue_type: str
+    ) -> bool:
+        record = self.vhosts.prepare(name, description, tags, default_queue_type)
+        return (await self._propose(PutVhost(record))).changed
+
+    async def delete_vhost(self, name: str) -> None:
+        await self._propose(DeleteVhost(name))
+
+    async def put_user(self, name: str, password_hash: str, tags: Iterable[str]) -> bool:
+        user = self.users.prepare(name, password_hash, tags)
+        return (await self._propose(PutUser(user))).changed
+
+    async def delete_user(self, name: str) -> None:
+        await self._propose(DeleteUser(name))
+
+    async def set_permission(self, user: str, vhost: str, configure: str, write: str, read: str) -> bool:
+        permission = self.permissions.prepare(user, vhost, configure, write, read)
+        return (await self._propose(SetPermission(permission))).changed
+
+    async def clear_permission(self, user: str, vhost: str) -> None:
+        await self._propose(ClearPermission(user, vhost))
+
+    async def declare_queue(
         self, vhost: str, name: str, *, durable: bool, auto_delete: bool, arguments: Mapping[str, object]
     ) -> bool:
         new = name not in self._broker.vhost(vhost).queues
         with Direct(self._broker, vhost, ITSELF) as direct:
-            direct.ask(
+            await direct.ask(
                 commands.Queue.Declare(
                     queue=name, durable=durable, auto_delete=auto_delete, arguments=_table(arguments)
                 )
             )
         return new
 
-    def delete_queue(self, vhost: str, name: str, *, if_unused: bool, if_empty: bool) -> None:
+    async def delete_queue(self, vhost: str, name: str, *, if_unused: bool, if_empty: bool) -> None:
         with Direct(self._broker, vhost, ITSELF) as direct:
-            direct.ask(commands.Queue.Delete(queue=name, if_unused=if_unused, if_empty=if_empty))
+            await direct.ask(commands.Queue.Delete(queue=name, if_unused=if_unused, if_empty=if_empty))
 
-    def purge_queue(self, vhost: str, name: str) -> int:
+    async def purge_queue(self, vhost: str, name: str) -> int:
         with Direct(self._broker, vhost, ITSELF) as direct:
-            for answer in direct.ask(commands.Queue.Purge(queue=name)):
+            for answer in await direct.ask(commands.Queue.Purge(queue=name)):
                 if isinstance(answer, commands.Queue.PurgeOk):
                     return answer.message_count or 0
         return 0
 
-    def declare_exchange(
+    async def declare_exchange(
         self,
         vhost: str,
         name: str,
@@ -302,7 +371,7 @@ class ManagedBroker:
     ) -> bool:
         new = self._broker.vhost(vhost).router.get(name) is None
         with Direct(self._broker, vhost, ITSELF) as direct:
-            direct.ask(
+            await direct.ask(
                 commands.Exchange.Declare(
                     exchange=name,
                     exchange_type=type,
@@ -314,11 +383,11 @@ class ManagedBroker:
             )
         return new
 
-    def delete_exchange(self, vhost: str, name: str, *, if_unused: bool) -> None:
+    async def delete_exchange(self, vhost: str, name: str, *, if_unused: bool) -> None:
         with Direct(self._broker, vhost, ITSELF) as direct:
-            direct.ask(commands.Exchange.Delete(exchange=name, if_unused=if_unused))
+            await direct.ask(commands.Exchange.Delete(exchange=name, if_unused=if_unused))
 
-    def bind(self, vhost: str, binding: BindingView) -> bool:
+    async def bind(self, vhost: str, binding: BindingView) -> bool:
         arguments = _table(binding.arguments)
         method: commands.Queue.Bind | commands.Exchange.Bind
         if binding.destination_type == "queue":
@@ -336,10 +405,10 @@ class ManagedBroker:
                 arguments=arguments,
             )
         with Direct(self._broker, vhost, ITSELF) as direct:
-            direct.ask(method)
+            await direct.ask(method)
         return True
 
-    def unbind(self, vhost: str, binding: BindingView) -> bool:
+    async def unbind(self, vhost: str, binding: BindingView) -> bool:
         arguments = _table(binding.arguments)
         method: commands.Queue.Unbind | commands.Exchange.Unbind
         if binding.destination_type == "queue":
@@ -357,7 +426,7 @@ class ManagedBroker:
                 arguments=arguments,
             )
         with Direct(self._broker, vhost, ITSELF) as direct:
-            direct.ask(method)
+            await direct.ask(method)
         return True
 
     def close_connection(self, name: str, reason: str) -> bool:
@@ -368,7 +437,7 @@ class ManagedBroker:
 
     # -- messages -------------------------------------------------------------------------------------------
 
-    def publish(
+    async def publish(
         self,
         vhost: str,
         exchange: str,
@@ -384,14 +453,14 @@ class ManagedBroker:
             told["message_type"] = told.pop("type")
         method = commands.Basic.Publish(exchange=exchange, routing_key=routing_key, mandatory=True)
         with Direct(self._broker, vhost, user) as direct:
-            return direct.publish(method, commands.Basic.Properties(**told), body)
+            return await direct.publish(method, commands.Basic.Properties(**told), body)
 
-    def get(self, vhost: str, queue: str, count: int, fate: Fate) -> list[MessageView]:
+    async def get(self, vhost: str, queue: str, count: int, fate: Fate) -> list[MessageView]:
         got: list[MessageView] = []
         size = tag = 0
         with Direct(self._broker, vhost, ITSELF) as direct:
             while len(got) < count and size < GET_BYTES_MAX:
-                answers = direct.ask(commands.Basic.Get(queue=queue))
+                answers = await direct.ask(commands.Basic.Get(queue=queue))
                 if len(answers) != 2:
                     break
                 told, message = answers
@@ -411,7 +480,7 @@ class ManagedBroker:
             if tag and fate != "requeue":
                 # What is not settled goes back to its place with the session.
                 ack, reject = commands.Basic.Ack(tag, True), commands.Basic.Nack(tag, True, False)
-                direct.ask(ack if fate == "ack" else reject)
+                await direct.ask(ack if fate == "ack" else reject)
         return got
 
 
@@ -432,9 +501,11 @@ def _port(address: str) -> int:
     return int(port) if port.isdigit() else 0
 
 
-def _priority(arguments: Mapping[str, object]) -> int:
-    priority = arguments.get("x-priority", 0)
-    return priority if isinstance(priority, int) else 0
+def _single_active(queue: Queue) -> str | None:
+    """Tag of the consumer that has a queue for itself for as long as it stays."""
+    if not queue.parsed.single_active_consumer:
+        return None
+    return next((consumer.key[-2] for consumer in queue.host.consumers() if consumer.active), None)
 
 
 def _table(arguments: Mapping[str, object]) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from amqp_server.errors import AccessRefused, AMQPError, NotFound
+from amqp_server.errors import AccessRefused, AMQPError, NotFound, Unavailable
 
 
 class Answer(NamedTuple):
@@ -51,6 +51,8 @@ def refusal_of(error: AMQPError) -> Refusal:
         return Refusal(404, "Object Not Found", error.text)
     if isinstance(error, AccessRefused):
         return not_authorised(error.text)
+    if isinstance(error, Unavailable):
+        return Refusal(503, "unavailable", error.text)
     return bad_request(error.reply_text())
 
 

@@ -92,7 +92,7 @@ async def post_binding(call: Call) -> Answer:
     asked = call.read(BindingRequest)
     source, type_, destination = _ends(call)
     _require_ends(call, vhost)
-    call.broker.bind(
+    await call.broker.bind(
         vhost,
         BindingView(
             source=source,
@@ -109,7 +109,7 @@ async def post_binding(call: Call) -> Answer:
 async def delete_binding(call: Call) -> Answer:
     vhost = call.own_vhost()
     _require_ends(call, vhost)
-    call.broker.unbind(vhost, _binding(call, vhost))
+    await call.broker.unbind(vhost, _binding(call, vhost))
     return NO_CONTENT
 
 

@@ -1,7 +1,7 @@
 """A connection of management's own: a session without a socket, over which it speaks AMQP to the broker.
 
 So a queue declared here is declared by the same code, with the same checks and refusals, as by a client.
-A session lives for one request, within one turn of the loop.
+A session lives for one request; where the answer comes from other nodes, the request waits for it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import NamedTuple
 
+import trio
 from pamqp import base, commands, frame
 
 from amqp_server.broker.broker import Broker
@@ -53,10 +54,16 @@ class Direct:
         session.channel_max = CHANNEL
         session.publisher = Publisher(self._frame_max, username.encode(), config.message_bytes_max)
         session.state = State.RUNNING
+        session.resumed = self._resumed
         self._session = session
+        self._answered = trio.Event()
+
+    def _resumed(self) -> None:
+        self._answered.set()
 
     def __enter__(self) -> Direct:
-        self.ask(commands.Channel.Open())
+        self._session.receive(_encoded(commands.Channel.Open()))
+        list(self._answers(b"".join(self._outbox.take())))
         return self
 
     def __exit__(
@@ -64,18 +71,23 @@ class Direct:
     ) -> None:
         self._session.lost()
 
-    def ask(self, method: base.Frame, *more: bytes) -> list[base.Frame | Content]:
+    async def ask(self, method: base.Frame, *more: bytes) -> list[base.Frame | Content]:
         """Send a method, and frames behind it; return the answers. Raises what closes the channel."""
-        self._session.receive(b"".join((_encoded(method), *more)))
+        session = self._session
+        session.receive(b"".join((_encoded(method), *more)))
+        while session.suspended is not None:
+            self._answered = trio.Event()
+            session.broker.want_turn()
+            await self._answered.wait()
         return list(self._answers(b"".join(self._outbox.take())))
 
-    def publish(
+    async def publish(
         self, method: commands.Basic.Publish, properties: commands.Basic.Properties, body: bytes
     ) -> bool:
         """Whether it was routed; the method has to be mandatory."""
         header = _HEADER.pack(60, 0, len(body)) + _marshalled(properties)
         framed = content.build(header, body, CHANNEL, self._frame_max)
-        answers = self.ask(method, framed)
+        answers = await self.ask(method, framed)
         return not any(isinstance(answer, commands.Basic.Return) for answer in answers)
 
     def _answers(self, data: bytes) -> Iterator[base.Frame | Content]:

@@ -50,7 +50,7 @@ async def put_exchange(call: Call) -> Answer:
     if isinstance(alternate, str):
         call.require(vhost, "exchange", name, "read")
         call.require(vhost, "exchange", alternate, "write")
-    new = call.broker.declare_exchange(
+    new = await call.broker.declare_exchange(
         vhost,
         name,
         asked.type,
@@ -66,5 +66,5 @@ async def delete_exchange(call: Call) -> Answer:
     vhost, name = call.own_vhost(), call.exchange_name()
     call.require(vhost, "exchange", name, "configure")
     _exchange(call, vhost)
-    call.broker.delete_exchange(vhost, name, if_unused=call.switch("if-unused"))
+    await call.broker.delete_exchange(vhost, name, if_unused=call.switch("if-unused"))
     return NO_CONTENT

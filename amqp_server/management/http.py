@@ -80,9 +80,17 @@ class Api:
         for route in ROUTES:
             by_path.setdefault(route.path, {})[route.method] = route
         routes = [StarletteRoute(path, Endpoint(self, by_method)) for path, by_method in by_path.items()]
+        # For probes, which have no login and learn nothing else: it lives, and it can serve.
+        routes += [StarletteRoute("/health", _alive), StarletteRoute("/health/ready", self._ready)]
         starlette = Starlette(routes=routes, exception_handlers={HTTPException: _unrouted})
         starlette.router.redirect_slashes = False
         return Gate(starlette, requests_max)
+
+    async def _ready(self, request: Request) -> Response:
+        cluster = self._broker.cluster
+        if cluster is not None and not cluster.status()["majority"]:
+            return _refuse(Refusal(503, "unavailable", "no majority of the cluster's nodes is reachable"))
+        return await _alive(request)
 
     async def respond(self, route: Route, request: Request) -> Response:
         try:
@@ -151,6 +159,10 @@ class Endpoint:
         else:
             response = await self._api.respond(route, Request(scope, receive))
         await response(scope, receive, send)
+
+
+async def _alive(request: Request) -> Response:
+    return _response({"status": "ok"})
 
 
 def _decoded(part: str) -> str:

@@ -58,7 +58,9 @@ async def publish(call: Call) -> Any:
         raise bad_request(
             f"user_id property set to '{properties['user_id']}' but authenticated user was '{call.user.name}'"
         )
-    routed = call.broker.publish(vhost, name, asked.routing_key, properties, _payload(asked), call.user.name)
+    routed = await call.broker.publish(
+        vhost, name, asked.routing_key, properties, _payload(asked), call.user.name
+    )
     return {"routed": routed}
 
 
@@ -116,7 +118,7 @@ async def get(call: Call) -> Any:
         raise bad_request(f"count must be 1 to {COUNT_MAX}")
     if asked.truncate is not None and asked.truncate < 0:
         raise bad_request("truncate must not be negative")
-    got = call.broker.get(vhost, name, asked.count, FATES[asked.ackmode])
+    got = await call.broker.get(vhost, name, asked.count, FATES[asked.ackmode])
     return [_shown(message, asked) for message in got]
 
 

@@ -1,13 +1,14 @@
 """What management needs of the broker.
 
-Every call but `settled` is quick and never awaits. One that is refused raises the AMQP error that a client
-would get for it. Who may call what is decided here, in management, before the call.
+Looking is quick and never awaits; a change waits until the node, or a majority of the cluster's nodes, has made it.
+One that is refused raises the AMQP error that a client would get for it. Who may call what is decided here, in
+management, before the call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from amqp_server.broker.permissions import Permissions
 from amqp_server.broker.users import Users
@@ -28,7 +29,31 @@ from amqp_server.management.views import (
 Fate = Literal["ack", "requeue", "reject"]
 
 
+class Cluster(Protocol):
+    """The cluster as this node sees it; see amqp_server.cluster.administration."""
+
+    def status(self) -> dict[str, Any]: ...
+    def queues(self, vhosts: Iterable[str]) -> list[dict[str, Any]]: ...
+
+    def queue(self, vhost: str, name: str) -> dict[str, Any]:
+        """Raises NotFound."""
+        ...
+
+    def critical(self) -> list[str]:
+        """What would have no majority without this node."""
+        ...
+
+    async def join(self, name: str, address: str) -> None: ...
+    async def forget(self, name: str) -> None: ...
+    async def grow(self, name: str, vhosts: Iterable[str]) -> int: ...
+    async def shrink(self, name: str) -> int: ...
+    async def transfer_leader(self, vhost: str, name: str, to: str) -> None: ...
+    async def rebalance(self) -> int: ...
+
+
 class Broker(Protocol):
+    #: None for a node that stands alone.
+    cluster: Cluster | None
     name: str
     product: str
     version: str
@@ -49,24 +74,40 @@ class Broker(Protocol):
     def channels(self) -> Iterable[ChannelView]: ...
     def consumers(self, vhost: str) -> Iterable[ConsumerView]: ...
 
-    def create_vhost(self, name: str, description: str, tags: tuple[str, ...]) -> bool:
-        """Whether it is new."""
+    async def create_vhost(
+        self, name: str, description: str, tags: tuple[str, ...], default_queue_type: str
+    ) -> bool:
+        """Whether it is new. Raises VhostRefused."""
         ...
 
-    def delete_vhost(self, name: str) -> None:
+    async def delete_vhost(self, name: str) -> None:
         """With all that is in it; its connections are closed."""
         ...
 
-    def declare_queue(
+    async def put_user(self, name: str, password_hash: str, tags: Iterable[str]) -> bool:
+        """Whether it is new. Raises UserRefused."""
+        ...
+
+    async def delete_user(self, name: str) -> None:
+        """With its permissions; its connections are closed."""
+        ...
+
+    async def set_permission(self, user: str, vhost: str, configure: str, write: str, read: str) -> bool:
+        """Whether there were none. Raises InvalidPermission."""
+        ...
+
+    async def clear_permission(self, user: str, vhost: str) -> None: ...
+
+    async def declare_queue(
         self, vhost: str, name: str, *, durable: bool, auto_delete: bool, arguments: Mapping[str, object]
     ) -> bool:
         """Whether it is new."""
         ...
 
-    def delete_queue(self, vhost: str, name: str, *, if_unused: bool, if_empty: bool) -> None: ...
-    def purge_queue(self, vhost: str, name: str) -> int: ...
+    async def delete_queue(self, vhost: str, name: str, *, if_unused: bool, if_empty: bool) -> None: ...
+    async def purge_queue(self, vhost: str, name: str) -> int: ...
 
-    def declare_exchange(
+    async def declare_exchange(
         self,
         vhost: str,
         name: str,
@@ -80,11 +121,11 @@ class Broker(Protocol):
         """Whether it is new."""
         ...
 
-    def delete_exchange(self, vhost: str, name: str, *, if_unused: bool) -> None: ...
-    def bind(self, vhost: str, binding: BindingView) -> bool: ...
-    def unbind(self, vhost: str, binding: BindingView) -> bool: ...
+    async def delete_exchange(self, vhost: str, name: str, *, if_unused: bool) -> None: ...
+    async def bind(self, vhost: str, binding: BindingView) -> bool: ...
+    async def unbind(self, vhost: str, binding: BindingView) -> bool: ...
 
-    def publish(
+    async def publish(
         self,
         vhost: str,
         exchange: str,
@@ -96,7 +137,7 @@ class Broker(Protocol):
         """Whether it reached a queue. Properties under their AMQP names (`content_type`, `headers` …)."""
         ...
 
-    def get(self, vhost: str, queue: str, count: int, fate: Fate) -> list[MessageView]: ...
+    async def get(self, vhost: str, queue: str, count: int, fate: Fate) -> list[MessageView]: ...
 
     def close_connection(self, name: str, reason: str) -> bool:
         """Whether there was one of this name."""

@@ -49,7 +49,7 @@ async def put_queue(call: Call) -> Answer:
     if isinstance(dead_letter_exchange, str):
         call.require(vhost, "queue", name, "read")
         call.require(vhost, "exchange", dead_letter_exchange, "write")
-    new = call.broker.declare_queue(
+    new = await call.broker.declare_queue(
         vhost, name, durable=asked.durable, auto_delete=asked.auto_delete, arguments=asked.arguments
     )
     return created(new)
@@ -59,7 +59,7 @@ async def delete_queue(call: Call) -> Answer:
     vhost, name = call.own_vhost(), call.path["name"]
     call.require(vhost, "queue", name, "configure")
     _queue(call, vhost)
-    call.broker.delete_queue(
+    await call.broker.delete_queue(
         vhost, name, if_unused=call.switch("if-unused"), if_empty=call.switch("if-empty")
     )
     return NO_CONTENT
@@ -69,5 +69,5 @@ async def purge_queue(call: Call) -> Answer:
     vhost, name = call.own_vhost(), call.path["name"]
     call.require(vhost, "queue", name, "read")
     _queue(call, vhost)
-    call.broker.purge_queue(vhost, name)
+    await call.broker.purge_queue(vhost, name)
     return NO_CONTENT

@@ -6,7 +6,17 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from amqp_server.broker.users import ADMINISTRATOR, MANAGEMENT, MONITORING
-from amqp_server.management import bindings, connections, exchanges, messages, node, queues, users, vhosts
+from amqp_server.management import (
+    bindings,
+    cluster,
+    connections,
+    exchanges,
+    messages,
+    node,
+    queues,
+    users,
+    vhosts,
+)
 from amqp_server.management.call import Call
 
 Handler = Callable[[Call], Awaitable[Any]]
@@ -28,6 +38,17 @@ ROUTES = (
     Route("GET", "/api/nodes/{node}", MONITORING, node.node),
     Route("PUT", "/api/nodes/{node}/memory-limit", ADMINISTRATOR, node.set_memory_limit),
     Route("GET", "/api/health/checks/alarms", MANAGEMENT, node.alarms),
+    Route("GET", "/api/health/checks/node-is-quorum-critical", MANAGEMENT, cluster.quorum_critical),
+    Route("GET", "/api/cluster", MONITORING, cluster.status),
+    Route("POST", "/api/cluster/nodes", ADMINISTRATOR, cluster.join),
+    Route("DELETE", "/api/cluster/nodes/{node}", ADMINISTRATOR, cluster.forget),
+    Route("POST", "/api/cluster/nodes/{node}/grow", ADMINISTRATOR, cluster.grow),
+    Route("POST", "/api/cluster/nodes/{node}/shrink", ADMINISTRATOR, cluster.shrink),
+    Route("POST", "/api/cluster/rebalance", ADMINISTRATOR, cluster.rebalance),
+    Route("GET", "/api/cluster/queues", MONITORING, cluster.queues),
+    Route("GET", "/api/cluster/queues/{vhost}", MONITORING, cluster.queues),
+    Route("GET", "/api/cluster/queues/{vhost}/{name}", MONITORING, cluster.queue),
+    Route("PUT", "/api/cluster/queues/{vhost}/{name}/leader", ADMINISTRATOR, cluster.transfer_leader),
     Route("GET", "/api/users", ADMINISTRATOR, users.users),
     Route("GET", "/api/users/without-permissions", ADMINISTRATOR, users.users_without_permissions),
     Route("POST", "/api/users/bulk-delete", ADMINISTRATOR, users.delete_users),

@@ -64,10 +64,9 @@ async def put_user(call: Call) -> Answer:
         checked_name(name)
         told = checked_tags(tag.strip() for tag in tags if tag.strip())
         encoded = await _hash(asked, before)
-        call.broker.users.put(name, encoded, told)
+        return created(await call.broker.put_user(name, encoded, told))
     except (UserRefused, InvalidPasswordHash) as refused:
         raise bad_request(str(refused)) from None
-    return created(before is None)
 
 
 async def _hash(asked: UserRequest, before: User | None) -> str:
@@ -85,7 +84,7 @@ async def _hash(asked: UserRequest, before: User | None) -> str:
 
 
 async def delete_user(call: Call) -> Answer:
-    _delete(call, _user(call).name)
+    await call.broker.delete_user(_user(call).name)
     return NO_CONTENT
 
 
@@ -96,16 +95,8 @@ class BulkDelete(msgspec.Struct):
 async def delete_users(call: Call) -> Answer:
     for name in call.read(BulkDelete).users:
         if call.broker.users.get(name):
-            _delete(call, name)
+            await call.broker.delete_user(name)
     return NO_CONTENT
-
-
-def _delete(call: Call, name: str) -> None:
-    call.broker.permissions.clear_user(name)
-    call.broker.users.delete(name)
-    for connection in list(call.broker.connections()):
-        if connection.user == name:
-            call.broker.close_connection(connection.name, f"user '{name}' is deleted")
 
 
 class Login(msgspec.Struct):
@@ -154,17 +145,17 @@ class PermissionRequest(msgspec.Struct):
 async def put_permission(call: Call) -> Answer:
     vhost, name = call.vhost(), _user(call).name
     asked = call.read(PermissionRequest)
-    new = call.broker.permissions.get(name, vhost) is None
     try:
-        call.broker.permissions.set(name, vhost, asked.configure, asked.write, asked.read)
+        return created(
+            await call.broker.set_permission(name, vhost, asked.configure, asked.write, asked.read)
+        )
     except InvalidPermission as invalid:
         raise bad_request(str(invalid)) from None
-    return created(new)
 
 
 async def delete_permission(call: Call) -> Answer:
     found = _permission(call)
-    call.broker.permissions.clear(found.user, found.vhost)
+    await call.broker.clear_permission(found.user, found.vhost)
     return NO_CONTENT
 
 

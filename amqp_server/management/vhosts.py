@@ -18,13 +18,21 @@ def _shown(call: Call, vhost: VhostRecord) -> dict[str, Any]:
         "name": vhost.name,
         "description": vhost.description,
         "tags": list(vhost.tags),
-        "metadata": {"description": vhost.description, "tags": list(vhost.tags)},
+        "metadata": _metadata(vhost),
+        "default_queue_type": vhost.default_queue_type or "undefined",
         "tracing": False,
         "cluster_state": {call.broker.name: "running"},
         "messages": sum(queue.messages for queue in queues),
         "messages_ready": sum(queue.messages_ready for queue in queues),
         "messages_unacknowledged": sum(queue.messages_unacknowledged for queue in queues),
     }
+
+
+def _metadata(vhost: VhostRecord) -> dict[str, Any]:
+    told: dict[str, Any] = {"description": vhost.description, "tags": list(vhost.tags)}
+    if vhost.default_queue_type:
+        told["default_queue_type"] = vhost.default_queue_type
+    return told
 
 
 async def vhosts(call: Call) -> Any:
@@ -38,6 +46,8 @@ async def vhost(call: Call) -> Any:
 class VhostRequest(msgspec.Struct):
     description: str = ""
     tags: str | list[str] = []
+    #: Left out, it stays what it was.
+    default_queue_type: str | None = None
 
 
 async def put_vhost(call: Call) -> Answer:
@@ -45,14 +55,23 @@ async def put_vhost(call: Call) -> Answer:
     tags = asked.tags.split(",") if isinstance(asked.tags, str) else asked.tags
     told = tuple(tag.strip() for tag in tags if tag.strip())
     try:
-        return created(call.broker.create_vhost(call.path["vhost"], asked.description, told))
+        return created(
+            await call.broker.create_vhost(call.path["vhost"], asked.description, told, _type(call, asked))
+        )
     except VhostRefused as refused:
         raise bad_request(str(refused)) from None
+
+
+def _type(call: Call, asked: VhostRequest) -> str:
+    if asked.default_queue_type is None:
+        before = call.broker.vhosts.get(call.path["vhost"])
+        return before.default_queue_type if before is not None else ""
+    return "" if asked.default_queue_type == "undefined" else asked.default_queue_type
 
 
 async def delete_vhost(call: Call) -> Answer:
     name = call.path["vhost"]
     if name not in call.broker.vhosts:
         raise not_found()
-    call.broker.delete_vhost(name)
+    await call.broker.delete_vhost(name)
     return NO_CONTENT

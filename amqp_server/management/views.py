@@ -18,6 +18,9 @@ class QueueView(msgspec.Struct, kw_only=True):
     exclusive: bool = False
     arguments: Details = {}
     node: str = ""
+    #: Of a replicated queue.
+    leader: str = ""
+    members: list[str] = []
     state: str = "running"
     policy: str = ""
     consumers: int = 0

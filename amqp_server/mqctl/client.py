@@ -14,7 +14,14 @@ TIMEOUT_S = 60.0
 # As rabbitmqctl ends, which took them from sysexits.h.
 USAGE, DATA_ERROR, NO_USER, UNAVAILABLE, SOFTWARE, NO_PERMISSION = 64, 65, 67, 69, 70, 77
 
-_EXITS = {400: DATA_ERROR, 401: NO_PERMISSION, 404: UNAVAILABLE, 405: USAGE, 413: DATA_ERROR}
+_EXITS = {
+    400: DATA_ERROR,
+    401: NO_PERMISSION,
+    404: UNAVAILABLE,
+    405: USAGE,
+    413: DATA_ERROR,
+    503: UNAVAILABLE,
+}
 
 
 class Failure(Exception):
@@ -49,6 +56,10 @@ class Client:
     def get(self, *path: str, **query: str) -> Any:
         return self._ask("GET", path, query)
 
+    def check(self, *path: str) -> Any:
+        """Return what a health check answers, whether all is well or not."""
+        return self._ask("GET", path, {}, also=503)
+
     def put(self, *path: str, body: object = None) -> Any:
         return self._ask("PUT", path, {}, {} if body is None else body)
 
@@ -58,7 +69,9 @@ class Client:
     def delete(self, *path: str, **query: str) -> Any:
         return self._ask("DELETE", path, query)
 
-    def _ask(self, method: str, path: tuple[str, ...], query: dict[str, str], body: object = None) -> Any:
+    def _ask(
+        self, method: str, path: tuple[str, ...], query: dict[str, str], body: object = None, also: int = 200
+    ) -> Any:
         import httpx
 
         url = f"{self._url}/api/" + "/".join(quote(part, safe="") for part in path)
@@ -73,7 +86,7 @@ class Client:
             ) from None
         except httpx.InvalidURL as failure:
             raise Failure(f"--url: {failure}", USAGE) from None
-        if answer.is_success:
+        if answer.is_success or answer.status_code == also:
             return json.loads(answer.content) if answer.content else None
         raise _failure(answer)
 

@@ -90,9 +90,17 @@ def authenticate_user(session: Session, user: str, password: str | None) -> None
 @mqctl.command("add_vhost", help="Makes a virtual host.")
 @click.argument("vhost")
 @click.option("--description", default="", help="What it is for.")
+@click.option(
+    "--default-queue-type",
+    type=click.Choice(["classic", "quorum"]),
+    help="Type of durable queues that are declared without one.",
+)
 @pass_session
-def add_vhost(session: Session, vhost: str, description: str) -> None:
-    session.client.put("vhosts", vhost, body={"description": description})
+def add_vhost(session: Session, vhost: str, description: str, default_queue_type: str | None) -> None:
+    body = {"description": description}
+    if default_queue_type is not None:
+        body["default_queue_type"] = default_queue_type
+    session.client.put("vhosts", vhost, body=body)
 
 
 @mqctl.command("delete_vhost", help="Deletes a virtual host with all that is in it.")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from ..streams import Terms
 from . import routes
+from .cluster import CLUSTER_SCENARIOS
 from .connections import Churn, IdleConnections
 from .latency import Latency
 from .queues import Backlog, ManyQueues
 from .scenario import Scenario, at_least
+from .spark import SPARK_SCENARIOS
+from .spark_read import SPARK_READ_SCENARIOS
 from .startup import Startup
 from .throughput import Throughput
 
@@ -52,4 +55,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     ManyQueues(),
     Backlog(),
     Startup(),
+    *CLUSTER_SCENARIOS,
+    *SPARK_SCENARIOS,
+    *SPARK_READ_SCENARIOS,
 )

@@ -68,6 +68,8 @@ class Scenario(ABC):
     # None: as many as the command line says.
     rounds: int | None = None
     quick = True
+    # How many nodes the broker has.
+    nodes = 1
 
     @abstractmethod
     def run(self, broker: Broker, pace: Pace) -> Figures:

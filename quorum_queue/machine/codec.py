@@ -33,7 +33,7 @@ def encode(runs: list[Run]) -> list[bytes]:
     for run in runs:
         assert run.contents is not None
         attributes = run.attributes
-        routing = run.head if run.heads is None else b"".join(_framed(head) for head in run.heads)
+        routing = run.head if run.heads is None else b"".join(framed(head) for head in run.heads)
         heads.append(
             _RUN.pack(
                 len(run.seqs),
@@ -82,7 +82,7 @@ def decode_heads(payload: bytes | memoryview, first_seq: int) -> list[Run]:
         )
         run.sizes = sizes
         if mixed:
-            run.heads = _unframed(routing, count)
+            run.heads = unframed(routing, count)
         else:
             run.head = routing
         runs.append(run)
@@ -130,17 +130,19 @@ def _head(payload: bytes | memoryview) -> tuple[bytes, int]:
     return bytes(payload[_PREFIX.size : end]), end
 
 
-def _framed(head: bytes) -> bytes:
-    return len(head).to_bytes(4, "big") + head
+def framed(part: bytes) -> bytes:
+    """Return a part, such as the routing of one message, with its length before it."""
+    return len(part).to_bytes(4, "big") + part
 
 
-def _unframed(routing: bytes, count: int) -> list[bytes]:
-    heads: list[bytes] = []
+def unframed(block: bytes, count: int | None = None) -> list[bytes]:
+    """Return what was framed one after the other, `count` of them if that is known. Raises CodecError."""
+    found: list[bytes] = []
     offset = 0
-    while offset < len(routing):
-        end = offset + 4 + int.from_bytes(routing[offset : offset + 4], "big")
-        heads.append(routing[offset + 4 : end])
+    while offset < len(block):
+        end = offset + 4 + int.from_bytes(block[offset : offset + 4], "big")
+        found.append(block[offset + 4 : end])
         offset = end
-    if offset != len(routing) or len(heads) != count:
-        raise CodecError(f"a run of {count} messages has the routing of {len(heads)}")
-    return heads
+    if offset != len(block) or (count is not None and len(found) != count):
+        raise CodecError(f"{len(block)} bytes hold {len(found)} parts, not {count}")
+    return found

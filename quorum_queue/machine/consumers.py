@@ -80,16 +80,19 @@ class Consumer:
 
     __slots__ = (
         "attached",
+        "channel",
         "checkout",
         "exclusive",
         "key",
         "next_id",
         "no_ack",
+        "own_prefetch",
         "paused",
         "prefetch",
         "priority",
         "sink",
         "window",
+        "window_limit",
     )
 
     def __init__(
@@ -102,14 +105,22 @@ class Consumer:
         exclusive: bool = False,
         window: Window | None = None,
         sink: Any = None,
+        channel: Any = None,
+        window_limit: int = 0,
     ) -> None:
         self.key = key
         self.no_ack = no_ack
-        #: Messages that it may hold; 0 is unlimited.
-        self.prefetch = prefetch
+        #: Messages that it may hold by itself; 0 is unlimited.
+        self.own_prefetch = prefetch
+        #: A replica cannot share a window: there its limit is one of each of its consumers; 0 is unlimited.
+        self.window_limit = window_limit
+        #: What follows from both.
+        self.prefetch = _least(prefetch, window_limit)
         self.priority = priority
         self.exclusive = exclusive
         self.window = window
+        #: What the consumers of one channel have in common, if not the window.
+        self.channel = channel
         #: Where the host sends deliveries; opaque here.
         self.sink = sink
         #: The way to the client is full; no credit until it drains.
@@ -117,6 +128,11 @@ class Consumer:
         self.attached = True
         self.next_id = 0
         self.checkout = Checkout()
+
+    def limit(self, own_prefetch: int, window_limit: int) -> None:
+        """Change what it may hold."""
+        self.own_prefetch, self.window_limit = own_prefetch, window_limit
+        self.prefetch = _least(own_prefetch, window_limit)
 
     def room(self) -> int:
         """How many messages it may take now."""
@@ -128,6 +144,11 @@ class Consumer:
         if self.window is not None:
             room = min(room, self.window.room())
         return room
+
+
+def _least(prefetch: int, window_limit: int) -> int:
+    """Return the smaller of two limits of which 0 is none."""
+    return min(prefetch, window_limit) if prefetch and window_limit else prefetch or window_limit
 
 
 class Consumers:
@@ -175,6 +196,13 @@ class Consumers:
         """The attached consumers, in turn."""
         for _, group in self._groups:
             yield from group
+
+    def in_turn(self) -> list[Consumer]:
+        """All consumers: those attached, in turn, then those that only hold something still.
+
+        The order of `by_key` is not the same on a replica that was restored; this one is.
+        """
+        return [*self.attached(), *(held for held in self.by_key.values() if not held.attached)]
 
     def takers(self) -> list[Consumer]:
         """Return those whose turn it is: all with room in the highest priority that has any."""

@@ -8,6 +8,8 @@ from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.run import Run
 
 Reason = Literal["rejected", "expired", "maxlen", "delivery_limit"]
+#: Why a consumer was not attached: the key is in use, or one of the two wants to be alone.
+Refusal = Literal["key in use", "exclusive"]
 
 
 class Effects:
@@ -15,13 +17,20 @@ class Effects:
 
     __slots__ = (
         "accepted_bytes",
+        "attach_refused",
         "burst_bytes",
         "burst_messages",
         "confirmed",
+        "consumers_gone",
         "dead_letters",
         "deliveries",
+        "duplicates",
         "enqueued",
+        "got_nothing",
         "more",
+        "names",
+        "places",
+        "purged",
         "refused",
         "returned",
         "settled",
@@ -29,7 +38,7 @@ class Effects:
         "wants_enqueued",
     )
 
-    def __init__(self, *, wants_enqueued: bool = False) -> None:
+    def __init__(self, *, wants_enqueued: bool = False, wants_places: bool = False) -> None:
         #: The host has a log to write: it wants a copy of each run as it was accepted.
         self.wants_enqueued = wants_enqueued
         #: Handed out in this batch.
@@ -46,7 +55,14 @@ class Effects:
         self.confirmed: list[tuple[Any, int, int, bool]] = []
         #: (origin, first, last): not taken, because the queue is full.
         self.refused: list[tuple[Any, int, int]] = []
-        #: Messages that left the queue for good and go to the dead-letter exchange.
+        #: (first position, count, number before), if wanted: what became of the numbers that runs came with.
+        self.places: list[tuple[int, int, int]] | None = [] if wants_places else None
+        #: Messages among those confirmed that were there before, and were not taken again.
+        self.duplicates = 0
+        #: What deduplication remembers and forgets from now on, in order; of transient messages it is not told.
+        self.names: list[tuple[bytes, bool]] = []
+        #: Messages that left the queue for good and go to the dead-letter exchange. Those that never were in it,
+        #: because it was full, have no positions: they have the numbers that they came with, negated.
         self.dead_letters: list[tuple[Run, Reason]] = []
         #: Runs that came back and were counted against the delivery limit.
         self.returned: list[Run] = []
@@ -54,3 +70,11 @@ class Effects:
         self.settled: list[Run] = []
         #: The machine wants a tick at this time (ms).
         self.wake_at: int | None = None
+        #: Consumers that may not be, because another is or wants to be alone.
+        self.attach_refused: list[tuple[Any, Refusal]] = []
+        #: Consumers that are no more because their node is down.
+        self.consumers_gone: list[Any] = []
+        #: Keys of gets that found no message.
+        self.got_nothing: list[Any] = []
+        #: (token, messages) of purges.
+        self.purged: list[tuple[Any, int]] = []

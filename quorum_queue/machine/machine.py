@@ -7,28 +7,31 @@ raises nothing for outcomes that are to be expected. Compare rabbit_fifo in Rabb
 Commands are tuples whose first field names them:
 
     ("enqueue", run_without_numbers, origin, first)   first is the publisher's number of its first message
+    ("enqueue_once", run, origin, first, ids)         ids are bytes or None, one for each message; see dedup
     ("attach", Consumer) ("detach", key, requeue) ("pause", key, paused) ("prefetch", key, count)
-    ("window", key, Window)
+    ("window", key, Window)                           on a replica: the window's limit, 0 for none
     ("settle", key, low, high)                        done with these deliveries
     ("return", key, low, high)                        put them back to their places
     ("discard", key, low, high)                       rejected: to the dead-letter exchange
     ("get", Consumer)                                 basic.get: hand one message to this consumer
-    ("purge",) ("configure", Settings) ("tick",) ("dead_lettered", low, high)
+    ("purge", token) ("configure", Settings) ("tick",) ("dead_lettered", low, high)
+    ("touch",)                                        somebody asked for the queue: its lease starts anew
+    ("node_down", node, incarnation)                  its consumers are no more, up to this start of the node
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
-from hashlib import blake2b
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 from quorum_queue.machine.consumers import UNLIMITED, Checkout, Consumer, Consumers
+from quorum_queue.machine.dedup import Dedup
 from quorum_queue.machine.effects import Effects, Reason
 from quorum_queue.machine.ready import Ready
-from quorum_queue.machine.run import Attributes, Run
+from quorum_queue.machine.run import Run
 from quorum_queue.machine.settings import Settings
 
 Command = tuple[Any, ...]
@@ -56,12 +59,36 @@ class Machine:
         self.unacked_count = 0
         #: Dead letters that wait for their targets, by position (at-least-once only).
         self.dead_lettering: dict[int, tuple[Run, Reason]] = {}
+        #: When somebody last asked for the queue or consumed from it.
+        self.last_used_ms = 0
+        self.dedup = _dedup(settings)
 
     def apply(self, meta: Meta, commands: Iterable[Command], effects: Effects) -> None:
         """Apply a batch of commands in order."""
+        self.run(meta, commands, effects)
+        self.finish(meta, effects)
+
+    def run(self, meta: Meta, commands: Iterable[Command], effects: Effects) -> None:
+        """Apply a part of a batch; `finish` ends the batch."""
         for command in commands:
             _APPLY[command[0]](self, meta, command, effects)
+
+    def finish(self, meta: Meta, effects: Effects) -> None:
+        """Hand out what is there, to those who have room."""
         self._assign(meta, effects)
+
+    @property
+    def due_ms(self) -> int | None:
+        """When the next message expires, as the effects of the last batch said too."""
+        head = self.ready.head()
+        return None if head is None else head.expires_at
+
+    @property
+    def lease_ends_ms(self) -> int | None:
+        """When the queue is to be deleted if nobody uses it before (x-expires)."""
+        if self.settings.expires_ms is None or self.consumers.count:
+            return None
+        return self.last_used_ms + self.settings.expires_ms
 
     # -- publishing ------------------------------------------------------------------------------------------------
 
@@ -79,11 +106,53 @@ class Machine:
         else:
             self._enqueue_or_refuse(meta, run, origin, first, effects)
 
+    def _enqueue_once(self, meta: Meta, command: Command, effects: Effects) -> None:
+        """Take what was not taken before, and confirm the rest as if it were."""
+        _, rest, origin, first, ids = command
+        dedup = self.dedup
+        if dedup is None:
+            self._enqueue(meta, ("enqueue", rest, origin, first), effects)
+            return
+        dedup.expire(meta.now_ms, effects.names)
+        # A queue that may refuse does so one by one: what it refuses is not remembered.
+        may_refuse = self.settings.overflow != "drop-head"
+        persistent = rest.attributes.persistent or self.settings.keeps_all
+        count, start = len(ids), 0
+        while start < count:
+            fresh = dedup.is_new(ids[start])
+            stop = start + 1
+            if fresh and not may_refuse:
+                self._remember(dedup, ids[start], persistent, meta, effects)
+                while stop < count and dedup.is_new(ids[stop]):
+                    self._remember(dedup, ids[stop], persistent, meta, effects)
+                    stop += 1
+            part = rest if stop == count else rest.take(stop - start)
+            if fresh:
+                next_seq = self.next_seq
+                self._enqueue(meta, ("enqueue", part, origin, first + start), effects)
+                if may_refuse and self.next_seq > next_seq:
+                    self._remember(dedup, ids[start], persistent, meta, effects)
+            else:
+                effects.duplicates += 1
+                # As if it were persistent: the one that is there already may be.
+                effects.confirmed.append((origin, first + start, first + start, True))
+            start = stop
+
+    def _remember(
+        self, dedup: Dedup, name: bytes | None, persistent: bool, meta: Meta, effects: Effects
+    ) -> None:
+        if name is not None:
+            if persistent:
+                effects.names.append((name, True))
+            dedup.take(name, meta.now_ms, effects.names)
+
     def _accept(self, meta: Meta, run: Run, effects: Effects) -> None:
         """Number the messages, set their deadline, and put them at the end."""
         count = len(run.seqs)
         first = self.next_seq
         self.next_seq = first + count
+        if effects.places is not None:
+            effects.places.append((first, count, run.seqs.start))
         run.seqs = range(first, first + count)
         ttl = self.settings.message_ttl_ms
         own = run.attributes.ttl_ms
@@ -118,7 +187,8 @@ class Machine:
                 room = min(room, 1 if ready.bytes < settings.max_length_bytes else 0)
             if room <= 0:
                 if settings.overflow == "reject-publish-dlx":
-                    rest.seqs = range(len(rest.seqs))
+                    start = rest.seqs.start
+                    rest.seqs = range(-start, -start - len(rest.seqs), -1)
                     effects.dead_letters.append((rest, "maxlen"))
                 effects.refused.append((origin, first, first + len(rest.seqs) - 1))
                 return
@@ -205,6 +275,7 @@ class Machine:
             self._discard(ready.pop(level, len(head.seqs)), "expired", effects)
 
     def _get(self, meta: Meta, command: Command, effects: Effects) -> None:
+        self.last_used_ms = meta.now_ms
         self._expire(meta, effects)
         consumer: Consumer = command[1]
         level = self.ready.head_level()
@@ -212,6 +283,8 @@ class Machine:
             if not consumer.no_ack:
                 consumer = self.consumers.by_key.setdefault(consumer.key, consumer)
             self._hand(consumer, self.ready.pop(level, 1), effects)
+        else:
+            effects.got_nothing.append(consumer.key)
 
     # -- settling --------------------------------------------------------------------------------------------------
 
@@ -275,21 +348,35 @@ class Machine:
 
     def _dead_lettered(self, meta: Meta, command: Command, effects: Effects) -> None:
         """The targets have these dead letters."""
-        for seq in range(command[1], command[2] + 1):
-            held = self.dead_lettering.pop(seq, None)
-            if held is not None:
-                effects.settled.append(held[0])
+        _, low, high = command
+        wanted = range(low, high + 1) if high - low < len(self.dead_lettering) else list(self.dead_lettering)
+        for seq in wanted:
+            if low <= seq <= high and seq in self.dead_lettering:
+                effects.settled.append(self.dead_lettering.pop(seq)[0])
 
     # -- consumers and settings ------------------------------------------------------------------------------------
 
     def _attach(self, meta: Meta, command: Command, effects: Effects) -> None:
-        self.consumers.attach(command[1])
+        consumer: Consumer = command[1]
+        self.last_used_ms = meta.now_ms
+        if consumer.key in self.consumers.by_key:
+            effects.attach_refused.append((consumer.key, "key in use"))
+        elif (consumer.exclusive and (self.consumers.count or self.settings.single_active_consumer)) or any(
+            other.exclusive for other in self.consumers.attached()
+        ):
+            effects.attach_refused.append((consumer.key, "exclusive"))
+        else:
+            self.consumers.attach(consumer)
 
     def _detach(self, meta: Meta, command: Command, effects: Effects) -> None:
         _, key, requeue = command
+        self.last_used_ms = meta.now_ms
         consumer = self.consumers.by_key.get(key)
-        if consumer is None:
-            return
+        if consumer is not None:
+            self._let_go(consumer, effects, requeue=requeue)
+
+    def _let_go(self, consumer: Consumer, effects: Effects, *, requeue: bool) -> None:
+        key = consumer.key
         self.consumers.detach(consumer)
         if requeue:
             # Copies: what was handed out in this batch is still to be sent, and what comes back is joined with others.
@@ -301,6 +388,17 @@ class Machine:
             # At the end: in the order of detaching, as a snapshot has it.
             self.consumers.by_key[key] = consumer
 
+    def _node_down(self, meta: Meta, command: Command, effects: Effects) -> None:
+        _, node, incarnation = command
+        for consumer in self.consumers.in_turn():
+            if consumer.key[0] == node and consumer.key[1] <= incarnation:
+                self.last_used_ms = meta.now_ms
+                effects.consumers_gone.append(consumer.key)
+                self._let_go(consumer, effects, requeue=True)
+
+    def _touch(self, meta: Meta, command: Command, effects: Effects) -> None:
+        self.last_used_ms = meta.now_ms
+
     def _pause(self, meta: Meta, command: Command, effects: Effects) -> None:
         consumer = self.consumers.by_key.get(command[1])
         if consumer is not None:
@@ -309,105 +407,39 @@ class Machine:
     def _prefetch(self, meta: Meta, command: Command, effects: Effects) -> None:
         consumer = self.consumers.by_key.get(command[1])
         if consumer is not None:
-            consumer.prefetch = command[2]
+            consumer.limit(command[2], consumer.window_limit)
 
     def _window(self, meta: Meta, command: Command, effects: Effects) -> None:
         consumer = self.consumers.by_key.get(command[1])
-        if consumer is not None:
+        if consumer is None:
+            return
+        if isinstance(command[2], int):
+            consumer.limit(consumer.own_prefetch, command[2])
+        else:
             consumer.window = command[2]
 
     def _purge(self, meta: Meta, command: Command, effects: Effects) -> None:
+        self.last_used_ms = meta.now_ms
+        if len(command) > 1:
+            effects.purged.append((command[1], self.ready.count))
         effects.settled += self.ready.clear()
 
     def _configure(self, meta: Meta, command: Command, effects: Effects) -> None:
-        self.settings = command[1]
+        # What the state is built on stays as it was declared.
+        self.settings = replace(
+            command[1],
+            priority_max=self.settings.priority_max,
+            single_active_consumer=self.settings.single_active_consumer,
+        )
+        if self.dedup is None or not self.settings.deduplicates:
+            self.dedup = _dedup(self.settings)
+        else:
+            self.dedup.configure(self.settings)
         if self.settings.overflow == "drop-head":
             self._drop_over_limit(effects)
 
     def _tick(self, meta: Meta, command: Command, effects: Effects) -> None:
         """Time passed; `apply` expires what is due."""
-
-    # -- the whole state -------------------------------------------------------------------------------------------
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return the whole state as plain data, deterministic down to the byte when it is encoded."""
-        return {
-            "settings": asdict(self.settings),
-            "next_seq": self.next_seq,
-            "ready": [_plain(run) for run in self.ready.runs()],
-            "dead_lettering": [[reason, _plain(run)] for run, reason in self.dead_lettering.values()],
-            "active": None if self.consumers.active is None else self.consumers.active.key,
-            "consumers": [
-                {
-                    "key": consumer.key,
-                    "no_ack": consumer.no_ack,
-                    "prefetch": consumer.prefetch,
-                    "priority": consumer.priority,
-                    "exclusive": consumer.exclusive,
-                    "paused": consumer.paused,
-                    "attached": consumer.attached,
-                    "next_id": consumer.next_id,
-                    "held": [
-                        [first, _plain(run)]
-                        for first, run in zip(consumer.checkout.starts, consumer.checkout.runs, strict=True)
-                    ],
-                }
-                for consumer in self._consumers_in_turn()
-            ],
-        }
-
-    def _consumers_in_turn(self) -> list[Consumer]:
-        attached = list(self.consumers.attached())
-        return attached + [held for held in self.consumers.by_key.values() if not held.attached]
-
-    @classmethod
-    def restore(cls, state: dict[str, Any]) -> Machine:
-        """Build a machine from what `snapshot` returned; sinks and windows are the host's to put back."""
-        machine = cls(Settings(**state["settings"]), state["next_seq"])
-        for plain in state["ready"]:
-            run = _run(plain)
-            if run.redelivered:
-                machine.ready.put_back([run])
-            else:
-                machine.ready.push(run)
-        for reason, plain in state["dead_lettering"]:
-            run = _run(plain)
-            machine.dead_lettering[run.seqs.start] = (run, reason)
-        for fields in state["consumers"]:
-            consumer = Consumer(
-                fields["key"],
-                no_ack=fields["no_ack"],
-                prefetch=fields["prefetch"],
-                priority=fields["priority"],
-                exclusive=fields["exclusive"],
-            )
-            consumer.paused, consumer.next_id = fields["paused"], fields["next_id"]
-            for first, plain in fields["held"]:
-                consumer.checkout.add(first, _run(plain))
-            machine.unacked_count += consumer.checkout.count
-            if fields["attached"]:
-                machine.consumers.attach(consumer)
-            else:
-                consumer.attached = False
-                machine.consumers.by_key[consumer.key] = consumer
-        if state["active"] is not None:
-            machine.consumers.active = machine.consumers.by_key[state["active"]]
-        return machine
-
-    def digest(self) -> bytes:
-        """16 bytes that are equal on replicas in the same state, however their runs happen to be cut."""
-        digest = blake2b(digest_size=16)
-        state = self.snapshot()
-        for plain in state.pop("ready"):
-            _digest_run(digest.update, plain)
-        for consumer in state["consumers"]:
-            for first, plain in consumer.pop("held"):
-                digest.update(f"{consumer['key']}".encode())
-                for offset, single in enumerate(_run(plain).singles()):
-                    digest.update(f"{first + offset}".encode())
-                    _digest_run(digest.update, _plain(single))
-        digest.update(repr(state).encode())
-        return digest.digest()
 
 
 def _fitting(run: Run, room_bytes: int) -> int:
@@ -419,16 +451,31 @@ def _fitting(run: Run, room_bytes: int) -> int:
 def _one_by_one(takers: list[Consumer]) -> bool:
     """Must messages go out singly? So it is where room is shared, and for consumers of one channel: what a publisher
     sent through one queue arrives on one channel in order (AMQP 0-9-1, 4.7), whichever of its consumers gets it."""
-    windows = [taker.window for taker in takers if taker.window is not None]
-    if any(window.room() < UNLIMITED for window in windows):
-        return True
-    return len({id(window): None for window in windows}) < len(windows)
+    channels: list[Any] = []
+    for taker in takers:
+        if taker.window is not None:
+            if taker.window.room() < UNLIMITED:
+                return True
+            channels.append(id(taker.window))
+        elif taker.channel is not None:
+            channels.append(taker.channel)
+    return len(dict.fromkeys(channels)) < len(channels)
+
+
+def _dedup(settings: Settings) -> Dedup | None:
+    return Dedup(settings) if settings.deduplicates else None
 
 
 def _as_delivered(run: Run) -> Run:
-    """Return the run as the effect carries it: later settles cut the machine's own copy."""
+    """Return the run as the effect carries it: later commands cut the machine's own, or join others to it.
+
+    Contents are shared all the same: where they are in memory, nobody settles what the same batch hands out.
+    """
     copy = Run(run.seqs, run.contents, run.head, run.attributes, run.expires_at, run.size)
-    copy.sizes, copy.heads = run.sizes, run.heads
+    if run.sizes is not None:
+        copy.sizes = run.sizes[:]
+    if run.heads is not None:
+        copy.heads = run.heads[:]
     copy.redelivered, copy.attempts = run.redelivered, run.attempts
     return copy
 
@@ -442,57 +489,9 @@ def _as_accepted(run: Run) -> Run:
     return copy
 
 
-def _plain(run: Run) -> list[Any]:
-    return [
-        [run.seqs.start, run.seqs.stop, run.seqs.step],
-        None if run.contents is None else list(run.contents),
-        None if run.sizes is None else list(run.sizes),
-        run.head,
-        None if run.heads is None else list(run.heads),
-        list(run.attributes),
-        run.expires_at,
-        run.redelivered,
-        run.attempts,
-        run.size,
-    ]
-
-
-def _run(plain: list[Any]) -> Run:
-    seqs, contents, sizes, head, heads, attributes, expires_at, redelivered, attempts, size = plain
-    run = Run(range(*seqs), contents and list(contents), head, Attributes(*attributes), expires_at, size)
-    run.heads = heads and list(heads)
-    if sizes is not None:
-        run.page_in(None)  # type: ignore[arg-type]
-        run.sizes = _sizes(sizes)
-    run.redelivered, run.attempts = redelivered, attempts
-    return run
-
-
-def _sizes(values: list[int]) -> Any:
-    from array import array
-
-    return array("I", values)
-
-
-def _digest_run(update: Callable[[bytes], None], plain: list[Any]) -> None:
-    """Feed a run message by message: position, routing, content or its length, flags.
-
-    Without the frame size: a run keeps the largest, so it depends on the cut.
-    """
-    run = _run(plain)
-    attributes = tuple(run.attributes._replace(frame_bytes=0))
-    sizes = list(map(len, run.contents)) if run.contents is not None else list(run.sizes or ())
-    for index, seq in enumerate(run.seqs):
-        update(
-            repr(
-                (seq, run.head_of(index), sizes[index], attributes, run.expires_at)
-                + (run.redelivered, run.attempts)
-            ).encode()
-        )
-
-
 _APPLY: dict[str, Callable[[Machine, Meta, Command, Effects], None]] = {
     "enqueue": Machine._enqueue,
+    "enqueue_once": Machine._enqueue_once,
     "attach": Machine._attach,
     "detach": Machine._detach,
     "pause": Machine._pause,
@@ -506,6 +505,8 @@ _APPLY: dict[str, Callable[[Machine, Meta, Command, Effects], None]] = {
     "configure": Machine._configure,
     "tick": Machine._tick,
     "dead_lettered": Machine._dead_lettered,
+    "touch": Machine._touch,
+    "node_down": Machine._node_down,
 }
 
 __all__ = ["Checkout", "Command", "Effects", "Machine", "Meta", "Settings"]

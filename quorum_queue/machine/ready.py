@@ -138,30 +138,33 @@ class Ready:
 
     def __init__(self, priority_max: int = 0) -> None:
         self.priority_max = priority_max
-        self.levels = [Level() for _ in range(priority_max + 1)]
+        #: Lowest priority first; there are none before the first message, because an empty deque takes 700 bytes.
+        self.levels: list[Level] = []
         self.count = 0
         self.bytes = 0
 
-    def level_of(self, run: Run) -> Level:
-        return self.levels[min(run.attributes.priority, self.priority_max)]
+    def _level(self, priority: int) -> Level:
+        if not self.levels:
+            self.levels = [Level() for _ in range(self.priority_max + 1)]
+        return self.levels[min(priority, self.priority_max)]
 
     def push(self, run: Run) -> None:
         self.count += len(run.seqs)
         self.bytes += run.counted_bytes
-        self.level_of(run).push(run)
+        self._level(run.attributes.priority).push(run)
 
     def put_back(self, runs: list[Run]) -> None:
         for run in runs:
             self.count += len(run.seqs)
             self.bytes += run.counted_bytes
         if self.priority_max == 0:
-            self.levels[0].put_back(runs)
+            self._level(0).put_back(runs)
             return
         grouped: dict[int, list[Run]] = {}
         for run in runs:
             grouped.setdefault(min(run.attributes.priority, self.priority_max), []).append(run)
         for priority, group in grouped.items():
-            self.levels[priority].put_back(group)
+            self._level(priority).put_back(group)
 
     def head_level(self) -> Level | None:
         """Return the highest level that holds a message."""
@@ -198,6 +201,6 @@ class Ready:
         taken = list(self.runs())
         for run in taken:
             run.ready = False
-        self.levels = [Level() for _ in self.levels]
+        self.levels = []
         self.count = self.bytes = 0
         return taken

@@ -25,3 +25,11 @@ class Settings:
     keeps_all: bool = False
     #: Returns allowed for one message before it is dropped; None is unlimited.
     delivery_limit: int | None = None
+    #: Ids of messages are remembered this long, so that none is taken twice; None is not at all.
+    deduplication_window_ms: int | None = None
+    #: How many ids are remembered at most.
+    deduplication_count: int = 100_000
+
+    @property
+    def deduplicates(self) -> bool:
+        return self.deduplication_window_ms is not None

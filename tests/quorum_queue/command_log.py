@@ -14,6 +14,7 @@ from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.machine import Command, Machine, Meta
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
+from quorum_queue.machine.snapshot import digest, sizes_of
 
 KEYS = ["alpha", "beta", "gamma", "delta"]
 GETTER = "getter"
@@ -75,7 +76,7 @@ def _random_command(random: Random) -> Plain:
     return (verb,)
 
 
-class Replica:
+class Reader:
     """A machine fed from a log."""
 
     def __init__(self, machine: Machine, number: int = 1, getter_id: int = 0) -> None:
@@ -129,7 +130,7 @@ def told(effects: Effects) -> dict[str, Any]:
     deliveries: dict[str, list[Plain]] = {}
     for consumer, run, first_id in effects.deliveries:
         deliveries.setdefault(consumer.key, []).extend(
-            (first_id + index, seq, run.contents and run.contents[index], run.head_of(index), run.redelivered,
+            (first_id + index, seq, sizes_of(run)[index], run.head_of(index), run.redelivered,
              run.attempts, run.expires_at)
             for index, seq in enumerate(run.seqs)
         )  # fmt: skip
@@ -138,9 +139,9 @@ def told(effects: Effects) -> dict[str, Any]:
         "confirmed": [number for _, first, last, _ in effects.confirmed for number in range(first, last + 1)],
         "refused": [number for _, first, last in effects.refused for number in range(first, last + 1)],
         "dead_letters": [
-            (run.contents and run.contents[index], reason)
+            (seq, sizes_of(run)[index], reason)
             for run, reason in effects.dead_letters
-            for index in range(len(run.seqs))
+            for index, seq in enumerate(run.seqs)
         ],
         "settled": sorted(seq for run in effects.settled for seq in run.seqs),
         "returned": [(seq, run.attempts) for run in effects.returned for seq in run.seqs],
@@ -151,11 +152,11 @@ def told(effects: Effects) -> dict[str, Any]:
 
 def digests(seed: int, batches: int) -> list[str]:
     random = Random(seed)
-    replica = Replica(Machine(random_settings(random)))
+    reader = Reader(Machine(random_settings(random)))
     found = []
     for batch in random_log(random, batches):
-        replica.apply(batch)
-        found.append(replica.machine.digest().hex())
+        reader.apply(batch)
+        found.append(digest(reader.machine).hex())
     return found
 
 

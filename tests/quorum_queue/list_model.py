@@ -10,6 +10,9 @@ from quorum_queue.machine.settings import Settings
 
 UNLIMITED = 1 << 40
 
+#: node, incarnation, name
+Key = tuple[str, int, str]
+
 
 @dataclass
 class Message:
@@ -31,10 +34,11 @@ class Message:
 class Holder:
     """A consumer, or what is left of one: somebody who may hold messages."""
 
-    key: str
+    key: Key
     no_ack: bool = False
     prefetch: int = 0
     priority: int = 0
+    exclusive: bool = False
     windowed: bool = False
     attached: bool = True
     next_id: int = 0
@@ -47,12 +51,16 @@ class Outcome:
     """What one batch led to."""
 
     accepted: list[int] = field(default_factory=list)
-    deliveries: dict[str, list[tuple[int, int, bool, int]]] = field(default_factory=dict)
+    deliveries: dict[Key, list[tuple[int, int, bool, int]]] = field(default_factory=dict)
     confirmed: list[int] = field(default_factory=list)
     refused: list[int] = field(default_factory=list)
     dead_letters: list[tuple[bytes, str]] = field(default_factory=list)
     settled: list[int] = field(default_factory=list)
     returned: list[tuple[int, int]] = field(default_factory=list)
+    attach_refused: list[tuple[Key, str]] = field(default_factory=list)
+    consumers_gone: list[Key] = field(default_factory=list)
+    got_nothing: list[Key] = field(default_factory=list)
+    purged: list[tuple[int, int]] = field(default_factory=list)
 
 
 class ListModel:
@@ -63,7 +71,7 @@ class ListModel:
         self.next_seq = 1
         self.now = 0
         self.ready: list[Message] = []
-        self.holders: dict[str, Holder] = {}
+        self.holders: dict[Key, Holder] = {}
         #: Attached consumers; within a priority the one whose turn it is comes first.
         self.turns: list[Holder] = []
         #: With a single active consumer: the one, until it goes.
@@ -181,10 +189,12 @@ class ListModel:
             if not holder.no_ack:
                 self.holders[holder.key] = holder
             self.hand(holder, self.ready.pop(0))
+        else:
+            self.outcome.got_nothing.append(holder.key)
 
     # -- settling
 
-    def take(self, key: str, low: int, high: int) -> list[Message]:
+    def take(self, key: Key, low: int, high: int) -> list[Message]:
         holder = self.holders.get(key)
         if holder is None:
             return []
@@ -195,14 +205,14 @@ class ListModel:
             del self.holders[key]
         return messages
 
-    def settle(self, key: str, low: int, high: int) -> None:
+    def settle(self, key: Key, low: int, high: int) -> None:
         self.outcome.settled += [message.seq for message in self.take(key, low, high)]
 
-    def discard(self, key: str, low: int, high: int) -> None:
+    def discard(self, key: Key, low: int, high: int) -> None:
         for message in self.take(key, low, high):
             self.gone(message, "rejected")
 
-    def put_back(self, key: str, low: int, high: int) -> None:
+    def put_back(self, key: Key, low: int, high: int) -> None:
         messages = self.take(key, low, high)
         limit = self.settings.delivery_limit
         kept = 0
@@ -239,12 +249,19 @@ class ListModel:
     # -- consumers and settings
 
     def attach(self, holder: Holder) -> None:
+        if holder.key in self.holders:
+            self.outcome.attach_refused.append((holder.key, "key in use"))
+            return
+        alone = bool(self.turns) or self.settings.single_active_consumer
+        if (holder.exclusive and alone) or any(other.exclusive for other in self.turns):
+            self.outcome.attach_refused.append((holder.key, "exclusive"))
+            return
         self.holders[holder.key] = holder
         self.turns.append(holder)
         if self.active is None:
             self.active = holder
 
-    def detach(self, key: str, requeue: bool) -> None:
+    def detach(self, key: Key, requeue: bool) -> None:
         holder = self.holders.get(key)
         if holder is None:
             return
@@ -254,14 +271,23 @@ class ListModel:
             self.active = max(self.turns, key=lambda other: other.priority, default=None)
         if requeue:
             self.put_back(key, 0, UNLIMITED)
-        if not holder.held:
-            self.holders.pop(key, None)
+        self.holders.pop(key, None)
+        if holder.held:
+            self.holders[key] = holder
+
+    def node_down(self, node: str, incarnation: int) -> None:
+        attached = sorted(self.turns, key=lambda holder: -holder.priority)
+        for holder in attached + [held for held in self.holders.values() if not held.attached]:
+            if holder.key[0] == node and holder.key[1] <= incarnation:
+                self.outcome.consumers_gone.append(holder.key)
+                self.detach(holder.key, True)
 
     def set_window(self, limit: int) -> None:
         for holder in self.turns:
             holder.windowed = limit > 0
         self.window_limit = limit
 
-    def purge(self) -> None:
+    def purge(self, token: int) -> None:
+        self.outcome.purged.append((token, len(self.ready)))
         self.outcome.settled += [message.seq for message in self.ready]
         self.ready.clear()

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from amqp_server.broker import recovery
-from amqp_server.broker.vhost import QueueRecord, encoded
+from amqp_server.broker.records import QueueRecord, encoded
 from persistence.journal import Journal
 from persistence.memory import MemoryEnvironment, MemoryStore
 from quorum_queue.local import LocalHost, NodeServices
@@ -53,11 +53,12 @@ class Letters:
         self.taken: list[tuple[bytes, str]] = []
         self.takes = True
 
-    def dead_letter(self, queue: Any, run: Run, reason: Reason) -> bool:
+    def dead_letter(self, queue: Any, run: Run, reason: Reason, done: Callable[[bool], None] | None) -> None:
         assert run.contents is not None
         if self.takes:
             self.taken += [(content, reason) for content in run.contents]
-        return self.takes
+        if done is not None:
+            done(self.takes)
 
 
 class Requests:
@@ -183,14 +184,15 @@ class Node:
         self.environment.crash()
         self.wakes = Wakes()
         self.services = self._services()
-        record = QueueRecord("/", "q", QUEUE_ID, False, encoded(arguments), list(self.marks.slots))
+        record = QueueRecord("/", "q", QUEUE_ID, False, encoded(arguments))
+        slots = list(self.marks.slots)
         broker: Any = SimpleNamespace(services=self.services)
         machine = Machine(recovery._settings(record))
         for recovered in Journal(self.environment).recover():
             assert recovered.queue_id == QUEUE_ID
-            machine = recovery._machine(broker, record, recovered)
-        machine.next_seq = max([machine.next_seq, *(self.marks.get(slot) + 1 for slot in record.marks)])
-        return LocalHost(None, QUEUE_ID, machine, self.services, journalled=True, marks=record.marks)
+            machine = recovery._machine(broker, record, recovered, slots)
+        machine.next_seq = max([machine.next_seq, *(self.marks.get(slot) + 1 for slot in slots)])
+        return LocalHost(None, QUEUE_ID, machine, self.services, journalled=True, marks=slots)
 
 
 def publish(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from persistence.journal import Journal
-from quorum_queue import local as local_module
+from quorum_queue import paging
 from quorum_queue.local import LocalHost
 from quorum_queue.machine import run as run_module
 from quorum_queue.machine.consumers import Consumer
@@ -120,7 +120,7 @@ def test_a_queue_larger_than_memory(
 ) -> None:
     # Small runs, so that a small queue has many.
     monkeypatch.setattr(run_module, "RUN_BYTES_MAX", 3_000)
-    monkeypatch.setattr(local_module, "READ_AHEAD_BYTES", 4_000)
+    monkeypatch.setattr(paging, "READ_AHEAD_BYTES", 4_000)
     budget = 20_000
     node = Node(budget)
     host = node.host(Settings(), journalled=journalled)

@@ -14,11 +14,11 @@ from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.machine import Command, Machine, Meta
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
-from tests.quorum_queue.list_model import Holder, ListModel, Message, Outcome
+from tests.quorum_queue.list_model import Holder, Key, ListModel, Message, Outcome
 
 PRIORITY_MAX = 3
-CONSUMERS = ["c1", "c2", "c3", "c4"]
-GETTERS = ["g1", "g2"]
+CONSUMERS = [("n1", 1, "c1"), ("n1", 2, "c2"), ("n2", 1, "c3"), ("n2", 1, "c4")]
+GETTERS = [("n1", 1, "g1"), ("n2", 1, "g2")]
 TTLS = st.none() | st.sampled_from([0, 3, 10, 40])
 LIMITS = st.none() | st.integers(0, 12)
 PREFETCHES = st.sampled_from([0, 1, 2, 3, 7])
@@ -114,24 +114,24 @@ class MachineComparison(RuleBasedStateMachine):
     # -- consumers
 
     @rule(key=st.sampled_from(CONSUMERS), no_ack=st.integers(0, 4), prefetch=PREFETCHES, priority=st.integers(0, 1),
-          paused=st.integers(0, 4))  # fmt: skip
-    def attach(self, key: str, no_ack: int, prefetch: int, priority: int, paused: int) -> None:
+          paused=st.integers(0, 4), exclusive=st.integers(0, 9))  # fmt: skip
+    def attach(
+        self, key: Key, no_ack: int, prefetch: int, priority: int, paused: int, exclusive: int
+    ) -> None:
         self.flush()
-        if key in self.model.holders:
-            return
         windowed = self.model.window_limit > 0
         consumer = Consumer(key, no_ack=no_ack == 0, prefetch=prefetch, priority=priority,
-                            window=self.window if windowed else None)  # fmt: skip
+                            exclusive=exclusive == 0, window=self.window if windowed else None)  # fmt: skip
         consumer.paused = paused == 0
-        holder = Holder(key, no_ack == 0, prefetch, priority, windowed, paused=paused == 0)
+        holder = Holder(key, no_ack == 0, prefetch, priority, exclusive == 0, windowed, paused=paused == 0)
         self.submit(("attach", consumer), lambda: self.model.attach(holder), True)
 
     @rule(key=st.sampled_from(CONSUMERS), requeue=st.booleans(), now=st.booleans())
-    def detach(self, key: str, requeue: bool, now: bool) -> None:
+    def detach(self, key: Key, requeue: bool, now: bool) -> None:
         self.submit(("detach", key, requeue), lambda: self.model.detach(key, requeue), now)
 
     @rule(key=st.sampled_from(CONSUMERS), paused=st.booleans(), now=st.booleans())
-    def pause(self, key: str, paused: bool, now: bool) -> None:
+    def pause(self, key: Key, paused: bool, now: bool) -> None:
         def pause() -> None:
             if key in self.model.holders:
                 self.model.holders[key].paused = paused
@@ -139,7 +139,7 @@ class MachineComparison(RuleBasedStateMachine):
         self.submit(("pause", key, paused), pause, now)
 
     @rule(key=st.sampled_from(CONSUMERS), count=PREFETCHES, now=st.booleans())
-    def prefetch(self, key: str, count: int, now: bool) -> None:
+    def prefetch(self, key: Key, count: int, now: bool) -> None:
         def prefetch() -> None:
             if key in self.model.holders:
                 self.model.holders[key].prefetch = count
@@ -166,9 +166,9 @@ class MachineComparison(RuleBasedStateMachine):
     # -- taking and settling
 
     @rule(key=st.sampled_from(GETTERS))
-    def get(self, key: str) -> None:
+    def get(self, key: Key) -> None:
         self.flush()
-        no_ack = key == "g2"
+        no_ack = key == GETTERS[1]
         consumer = self.machine.consumers.by_key.get(key)
         holder = self.model.holders.get(key)
         assert (consumer is None) == (holder is None)
@@ -205,9 +205,13 @@ class MachineComparison(RuleBasedStateMachine):
 
     # -- the rest
 
-    @rule(now=st.booleans())
-    def purge(self, now: bool) -> None:
-        self.submit(("purge",), self.model.purge, now)
+    @rule(token=st.integers(0, 9), now=st.booleans())
+    def purge(self, token: int, now: bool) -> None:
+        self.submit(("purge", token), lambda: self.model.purge(token), now)
+
+    @rule(node=st.sampled_from(["n1", "n2", "n3"]), incarnation=st.integers(1, 2), now=st.booleans())
+    def node_down(self, node: str, incarnation: int, now: bool) -> None:
+        self.submit(("node_down", node, incarnation), lambda: self.model.node_down(node, incarnation), now)
 
     @rule(elapsed=st.sampled_from([1, 3, 20]))
     def tick(self, elapsed: int) -> None:
@@ -253,7 +257,7 @@ class MachineComparison(RuleBasedStateMachine):
         assert confirmed == outcome.confirmed
         refused = [number for _, first, last in effects.refused for number in range(first, last + 1)]
         assert refused == outcome.refused
-        deliveries: dict[str, list[tuple[int, int, bool, int]]] = {}
+        deliveries: dict[Key, list[tuple[int, int, bool, int]]] = {}
         for consumer, run, first_id in effects.deliveries:
             for delivery_id, message in enumerate(plain([run]), first_id):
                 seq, content, _, _, _, redelivered, attempts = message
@@ -270,6 +274,10 @@ class MachineComparison(RuleBasedStateMachine):
         self.settled.update(settled)
         returned = [(seq, run.attempts) for run in effects.returned for seq in run.seqs]
         assert returned == outcome.returned
+        assert effects.attach_refused == outcome.attach_refused
+        assert effects.consumers_gone == outcome.consumers_gone
+        assert effects.got_nothing == outcome.got_nothing
+        assert effects.purged == outcome.purged
         assert not effects.more
         due = self.model.ready[0].expires_at if self.model.ready else None
         if due is not None:

@@ -11,17 +11,18 @@ from random import Random
 from typing import Any
 
 import hypothesis.strategies as st
-import msgspec
 import pytest
 from hypothesis import given, settings
 
 from quorum_queue.machine import machine as machine_module
+from quorum_queue.machine import snapshot
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.machine import Machine, Meta
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
-from tests.quorum_queue.command_log import Replica, random_log, random_settings
+from quorum_queue.machine.snapshot import digest
+from tests.quorum_queue.command_log import Reader, random_log, random_settings
 
 ROOT = Path(__file__).parents[2]
 LOGS = 12
@@ -43,9 +44,9 @@ def test_two_processes_reach_the_same_state() -> None:
     assert first == second
 
 
-def through_bytes(state: dict[str, Any]) -> Machine:
-    """A machine restored from an encoded snapshot."""
-    return Machine.restore(msgspec.msgpack.decode(msgspec.msgpack.encode(state)))
+def through_bytes(machine: Machine) -> Machine:
+    """A machine restored from a snapshot."""
+    return snapshot.decode(snapshot.encode(machine))
 
 
 @settings(deadline=None, max_examples=80)
@@ -53,23 +54,23 @@ def through_bytes(state: dict[str, Any]) -> Machine:
 def test_a_snapshot_at_every_split(random: Random, batches: int) -> None:
     declared = random_settings(random)
     log = random_log(random, batches)
-    original = Replica(Machine(declared))
+    original = Reader(Machine(declared))
     told: list[tuple[dict[str, Any], bytes]] = []
-    copies: list[Replica] = []
+    copies: list[Reader] = []
     for batch in log:
         effects = original.apply(batch)
-        digest = original.machine.digest()
+        expected = digest(original.machine)
         for copy in copies:
             # Effects first: a digest cannot tell what was handed out where.
             assert copy.apply(batch) == effects
-            assert copy.machine.digest() == digest
+            assert digest(copy.machine) == expected
             assert copy.machine.unacked_count == original.machine.unacked_count
             assert copy.machine.ready.count == original.machine.ready.count
             assert copy.machine.ready.bytes == original.machine.ready.bytes
-        told.append((effects, digest))
-        restored = through_bytes(original.machine.snapshot())
-        assert restored.digest() == digest
-        copies.append(Replica(restored, original.number, original.getter_id))
+        told.append((effects, expected))
+        restored = through_bytes(original.machine)
+        assert digest(restored) == expected
+        copies.append(Reader(restored, original.number, original.getter_id))
     assert len(copies) == len(log)
 
 
@@ -81,12 +82,12 @@ def test_holders_are_in_the_order_of_detaching_whatever_came_before() -> None:
     run = Run(range(3), [b"x"] * 3, b"head")
     machine.apply(Meta(0), [*consumers, ("enqueue", run, None, 0)], Effects())
     machine.apply(Meta(0), [("get", getter)], Effects())
-    restored = through_bytes(machine.snapshot())
+    restored = through_bytes(machine)
     for batch in ([("detach", "b", False)], [("detach", "a", False)]):
         for replica in (machine, restored):
             replica.apply(Meta(0), batch, Effects())
-        assert restored.digest() == machine.digest()
-    assert [holder["key"] for holder in machine.snapshot()["consumers"]] == ["getter", "b", "a"]
+        assert digest(restored) == digest(machine)
+    assert [holder.key for holder in machine.consumers.in_turn()] == ["getter", "b", "a"]
 
 
 def test_a_digest_sees_every_field() -> None:
@@ -130,9 +131,9 @@ def test_a_digest_sees_every_field() -> None:
         changed.consumers.by_key["b"].next_id += 1
         yield changed
 
-    expected = machine().digest()
-    assert machine().digest() == expected
-    digests = [changed.digest() for changed in changes()]
+    expected = digest(machine())
+    assert digest(machine()) == expected
+    digests = [digest(changed) for changed in changes()]
     assert expected not in digests
     assert len(set(digests)) == len(digests)
 

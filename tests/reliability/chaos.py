@@ -1,16 +1,21 @@
 """The longer proofs: `python -m tests.reliability.chaos`.
 
 4 GB of messages through one queue while the whole process keeps within 400 MB, durable and transient; then many rounds
-of kill -9 under load with seeds of their own. Prints what it saw; the exit code says whether all held.
+of kill -9 under load with seeds of their own; then three nodes under every fault of `tests.cluster.faults`. Prints what it
+saw; the exit code says whether all held.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 import tempfile
 import time
 from pathlib import Path
 
+from tests.cluster.chaos import cluster_faults
+from tests.cluster.faults import FAULTS
 from tests.reliability.flow import Row, limited, through
 from tests.reliability.node import Node
 from tests.reliability.test_kill import BUDGET, rounds
@@ -52,18 +57,28 @@ def kills(directory: Path, seeds: int, how_many: int) -> None:
         )
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=4096, help="size of each flow; 0: none")
     parser.add_argument("--seeds", type=int, default=5, help="data directories; 0: none")
     parser.add_argument("--rounds", type=int, default=12, help="kills on each of them")
+    parser.add_argument(
+        "--cluster-seeds", type=int, default=1, help="tables of faults on three nodes; 0: none"
+    )
+    parser.add_argument(
+        "--logs", type=Path, help="where to keep the three nodes' logs after a fault that did not hold"
+    )
     parser.add_argument("--directory", type=Path, help="where data goes; default: a temporary directory")
     chosen = parser.parse_args()
+    # Nodes end with this program, however it ends.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory(prefix="mqd-chaos-", dir=chosen.directory) as directory:
         if chosen.megabytes:
             memory(Path(directory), chosen.megabytes * MIB)
         kills(Path(directory), chosen.seeds, chosen.rounds)
+    seeds = range(1, chosen.cluster_seeds + 1)
+    return 0 if cluster_faults("mqd", FAULTS, seeds, chosen.logs) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

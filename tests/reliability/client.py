@@ -31,6 +31,10 @@ class Gone(Exception):
     """The broker hung up, or said goodbye."""
 
 
+class ChannelClosed(AssertionError):
+    """The broker closed the channel, which no test here gives it cause for."""
+
+
 class Delivery(NamedTuple):
     tag: int
     redelivered: bool
@@ -177,7 +181,7 @@ class Client:
             self.method(commands.Connection.CloseOk(), 0)
             raise Gone(f"{method.reply_code} {method.reply_text}")
         elif isinstance(method, commands.Channel.Close):
-            raise AssertionError(f"channel closed: {method.reply_code} {method.reply_text}")
+            raise ChannelClosed(f"channel closed: {method.reply_code} {method.reply_text}")
         else:
             assert isinstance(method, base.Frame)
             self.events.append(method)

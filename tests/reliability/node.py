@@ -35,6 +35,8 @@ class Node:
         self._options = options
         self._process: subprocess.Popen[str] | None = None
         self._log: IO[str] | None = None
+        #: Beside our own.
+        self.environment: dict[str, str] = {}
         self.port = self.http = 0
 
     def __enter__(self) -> Self:
@@ -62,10 +64,15 @@ class Node:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
+            env=os.environ | self.environment,
         )
 
     def start(self) -> None:
         self.launch()
+        self.ready()
+
+    def ready(self) -> None:
+        """Until it says that it serves."""
         process = self._process
         assert process is not None and process.stdout is not None
         readable, _, _ = select.select([process.stdout], [], [], START_S)

@@ -11,6 +11,7 @@ from amqp_server.broker.arguments import (
     equivalence_error,
     parse_queue_arguments,
 )
+from amqp_server.broker.queue import settings_of
 from amqp_server.errors import PreconditionFailed
 
 Table = dict[str, object]
@@ -514,3 +515,21 @@ def test_alternate_exchanges() -> None:
     assert exchange_difference(declaration({"alternate-exchange": 1}), one) == (
         "inequivalent arg 'alternate-exchange': received '1' but current is 'a'"
     )
+
+
+@pytest.mark.parametrize("queue_type", ["classic", "quorum"])
+@pytest.mark.parametrize(
+    ("asked", "window_ms", "count"),
+    [
+        ({}, None, 100_000),
+        ({"x-deduplication": True}, 600_000, 100_000),
+        ({"x-deduplication-window-ms": 5}, 5, 100_000),
+        ({"x-deduplication-count": 7}, 600_000, 7),
+        ({"x-deduplication": True, "x-deduplication-window-ms": 5, "x-deduplication-count": 7}, 5, 7),
+        ({"x-deduplication": False, "x-deduplication-window-ms": 5, "x-deduplication-count": 7}, None, 7),
+    ],
+)
+def test_deduplication(queue_type: str, asked: dict[str, object], window_ms: int | None, count: int) -> None:
+    settings = settings_of(parse({"x-queue-type": queue_type, **asked}))
+    assert (settings.deduplication_window_ms, settings.deduplication_count) == (window_ms, count)
+    assert settings.deduplicates is (window_ms is not None)

@@ -24,7 +24,7 @@ class FakeChannel:
 
 def test_a_commit_applies_everything_once_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     channel: Any = FakeChannel()
-    monkeypatch.setattr(tx, "publish", channel.done.append)
+    monkeypatch.setattr(tx, "publish", lambda segment, _: channel.done.append(segment))
     transaction = tx.Transaction(channel)
     channel.unacked.add(1, 10, "a", 0)
     taken = channel.unacked.take(2, 3, strict=True)

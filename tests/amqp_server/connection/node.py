@@ -15,7 +15,7 @@ from amqp_server.wire import frames
 from amqp_server.wire.intake import Publisher
 from persistence.journal import Journal
 from persistence.memory import MemoryEnvironment
-from quorum_queue.local import NodeServices
+from quorum_queue.local import LocalHost, NodeServices
 from quorum_queue.memory import MemoryBudget
 
 CAPABILITIES = {
@@ -102,6 +102,7 @@ class MemoryNode:
         found: dict[str, list[tuple[bytes, bytes, bool]]] = {}
         for queue in self.broker.all_queues():
             found[queue.name] = messages = []
+            assert isinstance(queue.host, LocalHost)
             for run in queue.host.machine.ready.runs():
                 assert run.contents is not None
                 messages += [

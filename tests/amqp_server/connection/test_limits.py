@@ -141,7 +141,7 @@ async def test_a_blocked_publisher_is_not_dropped(tmp_path: Path) -> None:
         node.broker.alarms.set("test", False)
         await blocked.wait_for(commands.Connection.Unblocked)
         queue = node.broker.vhost("/").queues["q"]
-        await until(lambda: queue.host.machine.ready.count == 30)
+        await until(lambda: queue.host.ready_count == 30)
 
 
 async def test_heartbeats_are_read_while_blocked(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ async def test_slow_reader_is_paused_and_others_go_on(tmp_path: Path) -> None:
         await until(lambda: queue.host.published_count == COUNT)
         # A run may be handed over before the pause is seen, then no more: the rest waits in its queue.
         assert transport.outbox.size < COUNT * len(BODY) / 4
-        assert queue.host.machine.ready.count > COUNT / 2
+        assert queue.host.ready_count > COUNT / 2
         for _ in range(20):
             await publisher.send(message(routing_key="quick", body=b"ping").encode(1))
             [delivery] = await quick.deliveries(1)
@@ -97,7 +97,7 @@ async def test_reader_that_never_reads_can_be_closed(tmp_path: Path) -> None:
             await until(lambda: any(each.session.paused for each in node.server.transports.values()))
         queue = node.broker.vhost("/").queues["q"]
         await until(lambda: len(node.server.transports) == 1)
-        await until(lambda: queue.host.machine.ready.count == 2_000)
+        await until(lambda: queue.host.ready_count == 2_000)
 
 
 async def test_answer_before_the_end_is_sent(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ async def test_reset_connection(tmp_path: Path) -> None:
         reader.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
         await reader.stream.aclose()
         queue = node.broker.vhost("/").queues["q"]
-        await until(lambda: queue.host.machine.ready.count == 3 and len(node.server.transports) == 1)
+        await until(lambda: queue.host.ready_count == 3 and len(node.server.transports) == 1)
 
 
 async def test_a_defect_ends_one_connection_only(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from amqp_server.broker.permissions import Permissions
 from amqp_server.broker.users import Users
 from amqp_server.broker.vhosts import Vhosts
 from amqp_server.config import Config, InvalidOption
-from amqp_server.errors import NotFound, PreconditionFailed
+from amqp_server.errors import NotFound, PreconditionFailed, Unavailable
 from amqp_server.management.http import Api
-from amqp_server.management.port import Fate
+from amqp_server.management.port import Cluster, Fate
 from amqp_server.management.views import (
     BindingView,
     ChannelView,
@@ -75,6 +75,9 @@ class FakeBroker:
         self.memory_alarm = False
         self.settled_after: list[int] = []
         self.changes = 0
+        self.cluster: Cluster | None = None
+        #: Of the cluster's nodes, to make a change with.
+        self.majority = True
 
     def node(self) -> NodeView:
         return NodeView(name=self.name, mem_alarm=self.memory_alarm)
@@ -109,14 +112,43 @@ class FakeBroker:
     def consumers(self, vhost: str) -> Iterable[ConsumerView]:
         return [consumer for consumer in self.consumers_ if consumer.queue["vhost"] == vhost]
 
-    def create_vhost(self, name: str, description: str, tags: tuple[str, ...]) -> bool:
-        return self.vhosts.put(name, description, tags)
+    def _check_majority(self) -> None:
+        if not self.majority:
+            raise Unavailable("no majority of the cluster's nodes is reachable")
 
-    def delete_vhost(self, name: str) -> None:
+    async def create_vhost(
+        self, name: str, description: str, tags: tuple[str, ...], default_queue_type: str
+    ) -> bool:
+        self._check_majority()
+        return self.vhosts.store(self.vhosts.prepare(name, description, tags, default_queue_type))
+
+    async def put_user(self, name: str, password_hash: str, tags: Iterable[str]) -> bool:
+        self._check_majority()
+        new = self.users.get(name) is None
+        self.users.put(name, password_hash, tags)
+        return new
+
+    async def delete_user(self, name: str) -> None:
+        self.permissions.clear_user(name)
+        self.users.delete(name)
+        for each in list(self.connections_):
+            if each.user == name:
+                self.close_connection(each.name, f"user '{name}' is deleted")
+
+    async def set_permission(self, user: str, vhost: str, configure: str, write: str, read: str) -> bool:
+        self._check_majority()
+        new = self.permissions.get(user, vhost) is None
+        self.permissions.set(user, vhost, configure, write, read)
+        return new
+
+    async def clear_permission(self, user: str, vhost: str) -> None:
+        self.permissions.clear(user, vhost)
+
+    async def delete_vhost(self, name: str) -> None:
         self.vhosts.delete(name)
         self.permissions.clear_vhost(name)
 
-    def declare_queue(
+    async def declare_queue(
         self, vhost: str, name: str, *, durable: bool, auto_delete: bool, arguments: Mapping[str, object]
     ) -> bool:
         self.changes += 1
@@ -131,17 +163,17 @@ class FakeBroker:
         self.messages[vhost, name] = []
         return True
 
-    def delete_queue(self, vhost: str, name: str, *, if_unused: bool, if_empty: bool) -> None:
+    async def delete_queue(self, vhost: str, name: str, *, if_unused: bool, if_empty: bool) -> None:
         if if_empty and self.messages[vhost, name]:
             raise PreconditionFailed(f"queue '{name}' in vhost '{vhost}' not empty")
         del self.queues_[vhost, name]
 
-    def purge_queue(self, vhost: str, name: str) -> int:
+    async def purge_queue(self, vhost: str, name: str) -> int:
         count = len(self.messages[vhost, name])
         self.messages[vhost, name] = []
         return count
 
-    def declare_exchange(
+    async def declare_exchange(
         self,
         vhost: str,
         name: str,
@@ -158,20 +190,20 @@ class FakeBroker:
         )
         return new
 
-    def delete_exchange(self, vhost: str, name: str, *, if_unused: bool) -> None:
+    async def delete_exchange(self, vhost: str, name: str, *, if_unused: bool) -> None:
         del self.exchanges_[vhost, name]
 
-    def bind(self, vhost: str, binding: BindingView) -> bool:
+    async def bind(self, vhost: str, binding: BindingView) -> bool:
         if (vhost, binding.source) not in self.exchanges_:
             raise NotFound(f"no exchange '{binding.source}' in vhost '{vhost}'")
         self.bindings_.append(binding)
         return True
 
-    def unbind(self, vhost: str, binding: BindingView) -> bool:
+    async def unbind(self, vhost: str, binding: BindingView) -> bool:
         self.bindings_.remove(binding)
         return True
 
-    def publish(
+    async def publish(
         self,
         vhost: str,
         exchange: str,
@@ -185,7 +217,7 @@ class FakeBroker:
         self.messages[vhost, routing_key].append((exchange, routing_key, dict(properties), body))
         return True
 
-    def get(self, vhost: str, queue: str, count: int, fate: Fate) -> list[MessageView]:
+    async def get(self, vhost: str, queue: str, count: int, fate: Fate) -> list[MessageView]:
         waiting = self.messages[vhost, queue]
         taken = waiting[:count]
         if fate != "requeue":

@@ -105,6 +105,39 @@ async def test_vhosts(connect: Connect, broker: FakeBroker) -> None:
     assert (await client.delete("vhosts/v")).status_code == 404
 
 
+async def test_default_queue_type_of_a_vhost(connect: Connect, broker: FakeBroker) -> None:
+    client = connect("admin")
+    assert (await client.get("vhosts/%2F")).json()["default_queue_type"] == "undefined"
+    assert (await client.put("vhosts/v", json={"default_queue_type": "quorum"})).status_code == 201
+    assert (await client.put("vhosts/v", json={"description": "d"})).status_code == 204
+    shown = (await client.get("vhosts/v")).json()
+    assert (shown["default_queue_type"], shown["metadata"]["default_queue_type"]) == ("quorum", "quorum")
+    refused = await client.put("vhosts/v", json={"default_queue_type": "stream"})
+    assert (refused.status_code, refused.json()["reason"]) == (
+        400,
+        "default queue type 'stream' is neither classic nor quorum",
+    )
+    assert (await client.put("vhosts/v", json={"default_queue_type": "undefined"})).status_code == 204
+    assert (await client.get("vhosts/v")).json()["default_queue_type"] == "undefined"
+
+
+async def test_without_a_majority_changes_are_unavailable(connect: Connect, broker: FakeBroker) -> None:
+    client = connect("admin")
+    broker.majority = False
+    for path, body in (
+        ("vhosts/v", {}),
+        ("users/ann", {"password_hash": ""}),
+        ("permissions/%2F/plain", {"configure": "", "write": "", "read": ""}),
+    ):
+        answer = await client.put(path, json=body)
+        assert answer.status_code == 503, path
+        assert answer.json() == {
+            "error": "unavailable",
+            "reason": "no majority of the cluster's nodes is reachable",
+        }
+    assert (await client.get("vhosts")).status_code == 200
+
+
 async def test_vhosts_of_others_stay_shut(connect: Connect, broker: FakeBroker) -> None:
     await connect("admin").put("queues/other/hidden", json={})
     manager = connect("manager")
@@ -136,7 +169,7 @@ async def test_queues(connect: Connect, broker: FakeBroker) -> None:
     assert answer.status_code == 400
     assert answer.json()["reason"].startswith("PRECONDITION_FAILED - inequivalent arg 'durable'")
     assert (await client.get("queues/%2F/q")).json()["arguments"] == {"x-max-length": 5}
-    broker.publish("/", "", "q", {}, b"x", "manager")
+    await broker.publish("/", "", "q", {}, b"x", "manager")
     assert (await client.delete("queues/%2F/q?if-empty=true")).status_code == 400
     assert (await client.delete("queues/%2F/q?if-empty=perhaps")).status_code == 400
     assert (await client.delete("queues/%2F/q/contents")).status_code == 204
@@ -184,8 +217,10 @@ CHANGES: list[tuple[str, str, dict[str, Any], Needed]] = [
 
 async def test_permissions_hold_as_over_amqp(connect: Connect, broker: FakeBroker) -> None:
     """Every change by every permission: the one that AMQP asks for is asked for here."""
-    broker.declare_queue("/", "q", durable=True, auto_delete=False, arguments={})
-    broker.declare_exchange("/", "x", "topic", durable=True, auto_delete=False, internal=False, arguments={})
+    await broker.declare_queue("/", "q", durable=True, auto_delete=False, arguments={})
+    await broker.declare_exchange(
+        "/", "x", "topic", durable=True, auto_delete=False, internal=False, arguments={}
+    )
     client = connect("manager")
     for method, path, body, needed in CHANGES:
         for missing in needed:
@@ -360,7 +395,7 @@ async def test_node(connect: Connect, broker: FakeBroker) -> None:
 async def test_listing(connect: Connect, broker: FakeBroker) -> None:
     client = connect("admin")
     for number in range(25):
-        broker.declare_queue("/", f"q{number:02}", durable=True, auto_delete=False, arguments={})
+        await broker.declare_queue("/", f"q{number:02}", durable=True, auto_delete=False, arguments={})
         broker.queues_["/", f"q{number:02}"].messages = -number
     rows = (await client.get("queues?sort=messages&columns=name,messages,owner_pid_details.name")).json()
     assert rows[0] == {"name": "q24", "messages": -24}
@@ -374,7 +409,7 @@ async def test_listing(connect: Connect, broker: FakeBroker) -> None:
 
 
 async def test_hostile_filter_ends_in_time(connect: Connect, broker: FakeBroker) -> None:
-    broker.declare_queue("/", "a" * 200 + "!", durable=True, auto_delete=False, arguments={})
+    await broker.declare_queue("/", "a" * 200 + "!", durable=True, auto_delete=False, arguments={})
     started = time.perf_counter()
     assert (await connect("admin").get("queues?name=(a|aa)%2B$&use_regex=true")).json() == []
     assert time.perf_counter() - started < 1

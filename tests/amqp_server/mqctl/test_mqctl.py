@@ -53,6 +53,18 @@ def test_users(mqd: Addresses, mqctl: Mqctl, monkeypatch: pytest.MonkeyPatch) ->
         assert mqctl(*command) == (67, "", 'Error: User "ann" does not exist\n')
 
 
+def test_default_queue_type_of_a_vhost(mqd: Addresses, mqctl: Mqctl) -> None:
+    ok(mqctl("add_vhost", "replicated", "--default-queue-type", "quorum"))
+    ok(mqctl("set_permissions", "-p", "replicated", "guest", ".*", ".*", ".*"))
+    with channel(mqd, "replicated") as ch:
+        ch.queue_declare("durable", durable=True)
+        ch.queue_declare("transient")
+    rows = ok(mqctl("-q", "list_queues", "-p", "replicated", "name", "type")).rows
+    assert sorted(rows) == [["durable", "quorum"], ["transient", "classic"]]
+    assert mqctl("add_vhost", "other", "--default-queue-type", "stream").code != 0
+    ok(mqctl("delete_vhost", "replicated"))
+
+
 def test_vhosts_and_permissions_count_for_clients(mqd: Addresses, mqctl: Mqctl) -> None:
     ok(mqctl("add_vhost", "/of bob"))
     ok(mqctl("add_vhost", "/of bob"))

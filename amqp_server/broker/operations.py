@@ -1,0 +1,137 @@
+"""Changes of the topology as data: what a node proposes, and what all nodes apply in the same order.
+
+Who proposes one has checked it, limits included. Applying it looks again only at what may have changed in between.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from amqp_server.broker.permissions import Permission
+from amqp_server.broker.records import BindingRecord, ExchangeRecord, QueueRecord
+from amqp_server.broker.users import User
+from amqp_server.broker.vhosts import VhostRecord
+
+#: First byte of each encoded operation, raised when the meaning of one changes.
+OPERATION_VERSION = 1
+
+
+class UnreadableOperation(ValueError):
+    """Bytes that this version of the broker does not know as an operation."""
+
+
+class PutVhost(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    record: VhostRecord
+
+
+class DeleteVhost(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """With all that is in it, and the permissions for it."""
+
+    name: str
+
+
+class DeclareExchange(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    record: ExchangeRecord
+
+
+class DeleteExchange(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    vhost: str
+    name: str
+    if_unused: bool = False
+
+
+class Bind(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    record: BindingRecord
+
+
+class Unbind(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    record: BindingRecord
+
+
+class DeclareQueue(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """The record's id is not looked at: the operation's index becomes the queue's id."""
+
+    record: QueueRecord
+
+
+class DeleteQueue(msgspec.Struct, frozen=True, array_like=True, tag=8):
+    """This very queue, not one that has got its name since."""
+
+    vhost: str
+    name: str
+    queue_id: int
+
+
+class SetMembers(msgspec.Struct, frozen=True, array_like=True, tag=9):
+    """The nodes that a replicated queue is on."""
+
+    vhost: str
+    name: str
+    queue_id: int
+    members: tuple[str, ...]
+    leader: str = ""
+
+
+class PutUser(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    user: User
+
+
+class DeleteUser(msgspec.Struct, frozen=True, array_like=True, tag=11):
+    """With its permissions."""
+
+    name: str
+
+
+class SetPermission(msgspec.Struct, frozen=True, array_like=True, tag=12):
+    permission: Permission
+
+
+class ClearPermission(msgspec.Struct, frozen=True, array_like=True, tag=13):
+    user: str
+    vhost: str
+
+
+class NodeDown(msgspec.Struct, frozen=True, array_like=True, tag=14):
+    """What goes with a node goes: its transient and exclusive queues and its transient exchanges.
+
+    Those of later incarnations stay.
+    """
+
+    node: str
+    incarnation: int
+
+
+Operation = (
+    PutVhost
+    | DeleteVhost
+    | DeclareExchange
+    | DeleteExchange
+    | Bind
+    | Unbind
+    | DeclareQueue
+    | DeleteQueue
+    | SetMembers
+    | PutUser
+    | DeleteUser
+    | SetPermission
+    | ClearPermission
+    | NodeDown
+)
+
+_decoder = msgspec.msgpack.Decoder(Operation)
+
+
+def encode(operation: Operation) -> bytes:
+    return bytes((OPERATION_VERSION,)) + msgspec.msgpack.encode(operation)
+
+
+def decode(data: bytes | memoryview) -> Operation:
+    """Raises UnreadableOperation."""
+    version = bytes(data[:1])
+    if version != bytes((OPERATION_VERSION,)):
+        raise UnreadableOperation(f"an operation has version {version!r}, not {OPERATION_VERSION}")
+    try:
+        operation: Operation = _decoder.decode(data[1:])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as failure:
+        raise UnreadableOperation(f"an operation: {failure}") from None
+    return operation

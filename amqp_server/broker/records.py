@@ -1,0 +1,83 @@
+"""Records of exchanges, queues and bindings: what every node knows of them, and how they stand on disk."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import msgspec
+
+from amqp_server.errors import PreconditionFailed
+from amqp_server.wire import tables
+
+QUEUES, EXCHANGES, BINDINGS = "queues", "exchanges", "bindings"
+#: What only this node knows of a queue: its slots of the delivered marks.
+MARKS = "marks"
+
+
+class QueueRecord(msgspec.Struct, frozen=True):
+    vhost: str
+    name: str
+    queue_id: int
+    auto_delete: bool
+    arguments: bytes
+    durable: bool = True
+    exclusive: bool = False
+    #: Number of the session that an exclusive queue belongs to, at `node` in its `incarnation`.
+    owner: int = 0
+    #: classic or quorum, where the arguments do not say it.
+    type: str = "classic"
+    #: Where a queue that is not replicated lives.
+    node: str = ""
+    #: Of that node, for a queue that goes with it.
+    incarnation: int = 0
+    #: Nodes of a replicated queue.
+    members: tuple[str, ...] = ()
+    #: Where its leader is thought to be.
+    leader: str = ""
+
+
+class ExchangeRecord(msgspec.Struct, frozen=True):
+    vhost: str
+    name: str
+    type: str
+    auto_delete: bool
+    internal: bool
+    arguments: bytes
+    durable: bool = True
+    #: The node that a transient exchange goes with, in this incarnation.
+    node: str = ""
+    incarnation: int = 0
+
+
+class BindingRecord(msgspec.Struct, frozen=True):
+    vhost: str
+    source: str
+    destination: str
+    kind: str
+    routing_key: str
+    arguments: bytes
+
+    @property
+    def key(self) -> str:
+        return key(
+            self.vhost, self.source, self.destination, self.kind, self.routing_key, self.arguments.hex()
+        )
+
+
+class MarksRecord(msgspec.Struct, frozen=True):
+    slots: list[int]
+
+
+def encoded(arguments: Mapping[str, object]) -> bytes:
+    """Encode arguments as the field table that they were. Raises PreconditionFailed for what has no type."""
+    try:
+        return tables.encode(arguments)
+    except tables.TableError as error:
+        raise PreconditionFailed(f"arguments that cannot be stored: {error}") from None
+
+
+def key(*names: str) -> str:
+    """A digest, because names may be longer than a key of LMDB."""
+    text = "".join(f"{len(name)}:{name}" for name in names)
+    return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()

@@ -1,0 +1,56 @@
+"""How a change of the topology comes about: proposed here, applied by every node of the cluster.
+
+A node that is alone applies it at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from amqp_server.broker.operations import DeclareQueue, Operation
+from amqp_server.broker.topology import Result
+from quorum_queue.ports import Refused
+
+if TYPE_CHECKING:
+    from amqp_server.broker.broker import Broker
+
+Done = Callable[[Result | Refused], None]
+
+
+class Replication(Protocol):
+    """Given to the broker by whoever puts the node together."""
+
+    @property
+    def node(self) -> str: ...
+
+    @property
+    def incarnation(self) -> int:
+        """Raised at each start of the node."""
+
+    @property
+    def clustered(self) -> bool: ...
+
+    def propose(self, operation: Operation, done: Done | None = None) -> None:
+        """`done` is called when the operation was applied on this node, or with Refused when it could not be in time.
+
+        Without it nobody waits: the operation is proposed again until it is applied.
+        """
+
+
+class LocalReplication:
+    """A node that is alone."""
+
+    clustered = False
+    incarnation = 0
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.node = broker.config.node
+
+    def propose(self, operation: Operation, done: Done | None = None) -> None:
+        broker = self._broker
+        index = broker.next_queue_id() if isinstance(operation, DeclareQueue) else 0
+        result = broker.topology.apply(index, operation)
+        if done is not None:
+            done(result)

@@ -1,0 +1,321 @@
+"""The topology as a state machine: vhosts, exchanges, queues, bindings, users and permissions.
+
+Every node applies the same operations in the same order and so comes to the same records. What is done beside, to the
+hosts of queues and to clients of this node, changes no record. Limits are the proposer's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import msgspec
+
+from amqp_server.broker import operations
+from amqp_server.broker.metadata import decode, encode
+from amqp_server.broker.operations import Operation
+from amqp_server.broker.permissions import Permission
+from amqp_server.broker.records import BindingRecord, ExchangeRecord, QueueRecord
+from amqp_server.broker.users import User
+from amqp_server.broker.vhosts import VhostRecord
+from exchanges.router import InvalidArgument, UnknownExchangeType
+
+if TYPE_CHECKING:
+    from amqp_server.broker.broker import Broker
+    from amqp_server.broker.queue import Queue
+    from amqp_server.broker.vhost import VHost
+
+#: First byte of a snapshot.
+SNAPSHOT_VERSION = 1
+#: Where a node of a cluster notes how far its records have come.
+TABLE, APPLIED = "topology", "applied"
+
+Record = TypeVar("Record", bound=msgspec.Struct)
+
+
+class Result(NamedTuple):
+    """What became of an operation; the same on every node."""
+
+    #: Was there anything to change?
+    changed: bool
+    #: Why it could not be done, for the client.
+    error: str = ""
+
+
+class UnreadableSnapshot(ValueError):
+    """Bytes that this version of the broker does not know as a snapshot."""
+
+
+class _Applied(msgspec.Struct, frozen=True):
+    index: int
+
+
+class _State(msgspec.Struct, frozen=True, array_like=True):
+    """A snapshot: rows of the records' fields, sorted."""
+
+    applied: int
+    vhosts: list[Any]
+    users: list[Any]
+    permissions: list[Any]
+    exchanges: list[Any]
+    queues: list[Any]
+    bindings: list[Any]
+
+
+class Topology:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        #: Index of the operation that was applied last.
+        self.applied = 0
+
+    def apply(self, index: int, operation: Operation) -> Result:
+        """Apply what stands at `index` of the log."""
+        result = _APPLY[type(operation)](self, index, operation)
+        self._note(index)
+        return result
+
+    def _note(self, index: int) -> None:
+        self.applied = max(self.applied, index)
+        if self._broker.replication.clustered:
+            self._broker.metadata.put(TABLE, APPLIED, encode(_Applied(self.applied)))
+
+    def recovered(self) -> None:
+        """The records on disk were read: note which operations are in them."""
+        for stored, value in self._broker.metadata.items(TABLE):
+            if stored == APPLIED:
+                self.applied = decode(TABLE, stored, value, _Applied).index
+
+    # -- vhosts and users ------------------------------------------------------------------------------------------
+
+    def _put_vhost(self, index: int, operation: operations.PutVhost) -> Result:
+        new = self._broker.vhost_records.store(operation.record)
+        self._broker.vhost(operation.record.name)
+        return Result(new)
+
+    def _delete_vhost(self, index: int, operation: operations.DeleteVhost) -> Result:
+        broker, name = self._broker, operation.name
+        if name not in broker.vhost_records:
+            return Result(False)
+        broker.vhost_records.delete(name)
+        broker.permissions.clear_vhost(name)
+        for session in list(broker.sessions.values()):
+            if session.vhost is not None and session.vhost.name == name:
+                session.force_close(f"vhost '{name}' is deleted")
+        vhost = broker.vhosts.pop(name, None)
+        if vhost is not None:
+            vhost.close()
+        return Result(True)
+
+    def _put_user(self, index: int, operation: operations.PutUser) -> Result:
+        new = self._broker.users.get(operation.user.name) is None
+        self._broker.users.store(operation.user)
+        return Result(new)
+
+    def _delete_user(self, index: int, operation: operations.DeleteUser) -> Result:
+        broker, name = self._broker, operation.name
+        if broker.users.get(name) is None:
+            return Result(False)
+        broker.permissions.clear_user(name)
+        broker.users.delete(name)
+        for session in list(broker.sessions.values()):
+            if session.username == name:
+                session.force_close(f"user '{name}' is deleted")
+        return Result(True)
+
+    def _set_permission(self, index: int, operation: operations.SetPermission) -> Result:
+        permission, broker = operation.permission, self._broker
+        if broker.users.get(permission.user) is None or permission.vhost not in broker.vhost_records:
+            return Result(False)
+        new = broker.permissions.get(permission.user, permission.vhost) is None
+        broker.permissions.store(permission)
+        return Result(new)
+
+    def _clear_permission(self, index: int, operation: operations.ClearPermission) -> Result:
+        known = self._broker.permissions.get(operation.user, operation.vhost) is not None
+        self._broker.permissions.clear(operation.user, operation.vhost)
+        return Result(known)
+
+    # -- exchanges and bindings ------------------------------------------------------------------------------------
+
+    def _vhost(self, name: str) -> VHost | None:
+        return self._broker.vhost(name) if name in self._broker.vhost_records else None
+
+    def _declare_exchange(self, index: int, operation: operations.DeclareExchange) -> Result:
+        vhost = self._vhost(operation.record.vhost)
+        if vhost is None:
+            return Result(False)
+        try:
+            return Result(vhost.put_exchange(operation.record))
+        except (InvalidArgument, UnknownExchangeType) as error:
+            return Result(False, str(error))
+
+    def _delete_exchange(self, index: int, operation: operations.DeleteExchange) -> Result:
+        vhost = self._vhost(operation.vhost)
+        if vhost is None or (operation.if_unused and vhost.router.in_use(operation.name)):
+            return Result(False)
+        return Result(vhost.remove_exchange(operation.name))
+
+    def _bind(self, index: int, operation: operations.Bind) -> Result:
+        vhost = self._vhost(operation.record.vhost)
+        if vhost is None:
+            return Result(False)
+        try:
+            return Result(vhost.put_binding(operation.record))
+        except InvalidArgument as error:
+            return Result(False, str(error))
+
+    def _unbind(self, index: int, operation: operations.Unbind) -> Result:
+        vhost = self._vhost(operation.record.vhost)
+        return Result(vhost is not None and vhost.remove_binding(operation.record))
+
+    # -- queues ----------------------------------------------------------------------------------------------------
+
+    def _declare_queue(self, index: int, operation: operations.DeclareQueue) -> Result:
+        record = msgspec.structs.replace(operation.record, queue_id=index)
+        vhost = self._vhost(record.vhost)
+        return Result(vhost is not None and vhost.put_queue(record))
+
+    def _queue(self, vhost_name: str, name: str, queue_id: int) -> Queue | None:
+        vhost = self._vhost(vhost_name)
+        queue = vhost.queues.get(name) if vhost is not None else None
+        return queue if queue is not None and queue.queue_id == queue_id else None
+
+    def _delete_queue(self, index: int, operation: operations.DeleteQueue) -> Result:
+        queue = self._queue(operation.vhost, operation.name, operation.queue_id)
+        if queue is None:
+            return Result(False)
+        queue.vhost.remove_queue(queue)
+        return Result(True)
+
+    def _set_members(self, index: int, operation: operations.SetMembers) -> Result:
+        queue = self._queue(operation.vhost, operation.name, operation.queue_id)
+        if queue is None:
+            return Result(False)
+        queue.vhost.set_members(queue, operation.members, operation.leader)
+        return Result(True)
+
+    def _node_down(self, index: int, operation: operations.NodeDown) -> Result:
+        for vhost in list(self._broker.vhosts.values()):
+            vhost.node_down(operation.node, operation.incarnation)
+        return Result(True)
+
+    # -- the whole state -------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> bytes:
+        """Return all records, transient ones too: the same bytes on every node that has applied the same."""
+        broker = self._broker
+        vhosts = [vhost for vhost in broker.vhosts.values() if vhost.name in broker.vhost_records]
+        state = _State(
+            self.applied,
+            _rows(broker.vhost_records),
+            _rows(broker.users),
+            _rows(broker.permissions.all()),
+            _rows(record for vhost in vhosts for record in vhost.exchange_records()),
+            _rows(record for vhost in vhosts for record in vhost.queue_records()),
+            _rows(record for vhost in vhosts for record in vhost.binding_records()),
+        )
+        return bytes((SNAPSHOT_VERSION,)) + msgspec.msgpack.encode(state)
+
+    def restore(self, snapshot: bytes) -> None:
+        """Change this node's topology to the snapshot's, and no more than has to change. Raises UnreadableSnapshot.
+
+        What is gone is closed and its consumers are cancelled; a queue that is still there keeps its host.
+        """
+        state = _decoded(snapshot)
+        # Auto-delete exchanges may go with bindings that go, so what is missing is looked for only then.
+        self._restore_users(state)
+        self._remove_the_gone(state)
+        self._add_the_missing(state)
+        self._note(state.applied)
+        self.applied = state.applied
+        self._broker.changed()
+
+    def _restore_users(self, state: _State) -> None:
+        broker = self._broker
+        vhosts = {record.name: record for record in _records(VhostRecord, state.vhosts)}
+        users = {user.name: user for user in _records(User, state.users)}
+        permissions = {(each.user, each.vhost): each for each in _records(Permission, state.permissions)}
+        for known in list(broker.vhost_records):
+            if known.name not in vhosts:
+                self._delete_vhost(0, operations.DeleteVhost(known.name))
+        for record in vhosts.values():
+            if broker.vhost_records.get(record.name) != record:
+                self._put_vhost(0, operations.PutVhost(record))
+        for user in list(broker.users):
+            if user.name not in users:
+                self._delete_user(0, operations.DeleteUser(user.name))
+        for user in users.values():
+            if broker.users.get(user.name) != user:
+                broker.users.store(user)
+        for permission in broker.permissions.all():
+            if (permission.user, permission.vhost) not in permissions:
+                broker.permissions.clear(permission.user, permission.vhost)
+        for permission in permissions.values():
+            if broker.permissions.get(permission.user, permission.vhost) != permission:
+                broker.permissions.store(permission)
+
+    def _remove_the_gone(self, state: _State) -> None:
+        queues = {record.queue_id: record for record in _records(QueueRecord, state.queues)}
+        exchanges = dict.fromkeys(_records(ExchangeRecord, state.exchanges))
+        bindings = dict.fromkeys(_records(BindingRecord, state.bindings))
+        for vhost in list(self._broker.vhosts.values()):
+            for queue in list(vhost.queues.values()):
+                record = queues.get(queue.queue_id)
+                if record is None or (record.vhost, record.name) != (vhost.name, queue.name):
+                    vhost.remove_queue(queue)
+            for exchange in list(vhost.exchange_records()):
+                if exchange not in exchanges:
+                    vhost.remove_exchange(exchange.name)
+            for binding in list(vhost.binding_records()):
+                if binding not in bindings:
+                    vhost.remove_binding(binding)
+
+    def _add_the_missing(self, state: _State) -> None:
+        broker = self._broker
+        for exchange in _records(ExchangeRecord, state.exchanges):
+            broker.vhost(exchange.vhost).put_exchange(exchange)
+        for record in _records(QueueRecord, state.queues):
+            vhost = broker.vhost(record.vhost)
+            queue = vhost.queues.get(record.name)
+            if queue is None:
+                vhost.put_queue(record)
+            elif (queue.members, queue.record.leader) != (record.members, record.leader):
+                vhost.set_members(queue, record.members, record.leader)
+        for binding in _records(BindingRecord, state.bindings):
+            broker.vhost(binding.vhost).put_binding(binding)
+
+
+def _rows(records: Iterable[msgspec.Struct]) -> list[Any]:
+    return sorted(msgspec.structs.astuple(record) for record in records)
+
+
+def _records(kind: type[Record], rows: list[Any]) -> list[Record]:
+    names = kind.__struct_fields__
+    return [msgspec.convert(dict(zip(names, row, strict=True)), kind) for row in rows]
+
+
+def _decoded(snapshot: bytes) -> _State:
+    if snapshot[:1] != bytes((SNAPSHOT_VERSION,)):
+        raise UnreadableSnapshot(f"a snapshot has version {snapshot[:1]!r}, not {SNAPSHOT_VERSION}")
+    try:
+        return msgspec.msgpack.decode(snapshot[1:], type=_State)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as failure:
+        raise UnreadableSnapshot(f"a snapshot: {failure}") from None
+
+
+_APPLY: dict[type, Callable[[Topology, int, Any], Result]] = {
+    operations.PutVhost: Topology._put_vhost,
+    operations.DeleteVhost: Topology._delete_vhost,
+    operations.DeclareExchange: Topology._declare_exchange,
+    operations.DeleteExchange: Topology._delete_exchange,
+    operations.Bind: Topology._bind,
+    operations.Unbind: Topology._unbind,
+    operations.DeclareQueue: Topology._declare_queue,
+    operations.DeleteQueue: Topology._delete_queue,
+    operations.SetMembers: Topology._set_members,
+    operations.PutUser: Topology._put_user,
+    operations.DeleteUser: Topology._delete_user,
+    operations.SetPermission: Topology._set_permission,
+    operations.ClearPermission: Topology._clear_permission,
+    operations.NodeDown: Topology._node_down,
+}

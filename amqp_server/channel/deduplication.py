@@ -1,0 +1,105 @@
+"""How messages are called for deduplication: from their headers to the names of quorum_queue.machine.dedup."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from amqp_server.wire import content, frames
+from quorum_queue.machine.dedup import id_of, sequence_of
+from quorum_queue.machine.run import Run
+
+ID = "x-deduplication-id"
+PRODUCER, SEQUENCE = "x-producer", "x-sequence"
+
+_SEQUENCE_MAX = (1 << 63) - 1
+
+#: Beginnings of content headers that are remembered, of all connections.
+KNOWN_MAX = 4096
+#: The entry x-sequence of a long, up to its eight bytes.
+_MARK = b"\x0ax-sequencel"
+_NUMBER_BYTES = 8
+#: Class, weight and body size stand before the flags.
+_FLAGS_AT = 12
+_CONTENT_TYPE, _CONTENT_ENCODING, _HEADERS, _MORE_FLAGS = 1 << 15, 1 << 14, 1 << 13, 1
+
+# A producer's messages differ in the number and in what follows the headers. What stands before the number is remembered
+# with the producer that it was parsed to: equal bytes are parsed equally, and the table's size, which is among them,
+# says that the number ends it. None where the number there is not the one that counts.
+_known: dict[bytes, bytes | None] = {}
+
+
+def name_of(item: bytes) -> bytes | None:
+    """Return the name of a message as its frames have it. An id is stronger than a sequence; other types say nothing."""
+    _, _, size = frames.prefix.unpack_from(item)
+    header = item[7 : 7 + size]
+    at = header.find(_MARK) + len(_MARK)
+    if at >= len(_MARK):
+        beginning = header[_FLAGS_AT:at]
+        if beginning not in _known:
+            if len(_known) >= KNOWN_MAX:
+                _known.clear()
+            _known[beginning] = _producer(header, at)
+        producer = _known[beginning]
+        if producer is not None:
+            sequence = int.from_bytes(header[at : at + _NUMBER_BYTES], "big", signed=True)
+            return sequence_of(producer, sequence) if abs(sequence) <= _SEQUENCE_MAX else None
+    # Most messages have neither; parsing a table costs a hundred times as much as this.
+    elif ID.encode() not in header and SEQUENCE.encode() not in header:
+        return None
+    return _parsed(header)
+
+
+def _producer(header: bytes, at: int) -> bytes | None:
+    """Return whose number stands at a place, if it is the last of the headers and the one that a parse finds."""
+    if _table_end(header) != at + _NUMBER_BYTES:
+        return None
+    producer = _bytes((content.Properties.parse(header).headers or {}).get(PRODUCER))
+    if producer is None:
+        return None
+    # A number within another table, or one that an id overrules, does not follow a change of these bytes.
+    for number in (1, 2):
+        other = header[:at] + number.to_bytes(_NUMBER_BYTES, "big") + header[at + _NUMBER_BYTES :]
+        if _parsed(other) != sequence_of(producer, number):
+            return None
+    return producer
+
+
+def _table_end(header: bytes) -> int | None:
+    """Return where the headers end in a content header that has some."""
+    flags = int.from_bytes(header[_FLAGS_AT : _FLAGS_AT + 2], "big")
+    if not flags & _HEADERS or flags & _MORE_FLAGS:
+        return None
+    position = _FLAGS_AT + 2
+    for text in (_CONTENT_TYPE, _CONTENT_ENCODING):
+        if flags & text:
+            position += 1 + header[position]
+    return position + 4 + int.from_bytes(header[position : position + 4], "big")
+
+
+def _parsed(header: bytes) -> bytes | None:
+    headers = content.Properties.parse(header).headers or {}
+    given = _bytes(headers.get(ID))
+    if given is not None:
+        return id_of(given)
+    producer, sequence = _bytes(headers.get(PRODUCER)), headers.get(SEQUENCE)
+    if producer is None or not isinstance(sequence, int) or isinstance(sequence, bool):
+        return None
+    return sequence_of(producer, sequence) if abs(sequence) <= _SEQUENCE_MAX else None
+
+
+def _bytes(value: object) -> bytes | None:
+    if isinstance(value, str):
+        return value.encode(errors="surrogateescape")
+    return bytes(value) if isinstance(value, bytes | bytearray) else None
+
+
+def enqueue_named(host: Any, run: Run, origin: Any, first: int) -> None:
+    """Put messages to a queue that looks whether it took them before."""
+    for part in content.by_overhead(run) if host.counts_bytes else [run]:
+        assert part.contents is not None
+        names = [name_of(item) for item in part.contents]
+        if any(names):
+            host.pending.append(("enqueue_once", part, origin, first, names))
+        else:
+            host.pending.append(("enqueue", part, origin, first))
+        first += len(names)

@@ -1,0 +1,267 @@
+"""What operators ask of a cluster, and have it do. Any node can be asked; what is done is an operation for all nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from amqp_server.broker.operations import SetMembers
+from amqp_server.broker.topology import Result
+from amqp_server.cluster.catalog import GROUP, Proposal, PutNode, RemoveNode
+from amqp_server.config import parse_address
+from amqp_server.errors import NotFound, PreconditionFailed, Unavailable
+from quorum_queue.cluster.group import Group
+from quorum_queue.ports import Refused
+
+if TYPE_CHECKING:
+    from amqp_server.broker.queue import Queue
+    from amqp_server.cluster.node import ClusterNode
+
+
+class Administration:
+    """See amqp_server.management.port.Cluster."""
+
+    def __init__(self, cluster: ClusterNode) -> None:
+        self._cluster = cluster
+
+    # -- looking ---------------------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """Return how the cluster looks from this node."""
+        cluster = self._cluster
+        replicas = cluster.replicas
+        led: dict[str, int] = {}
+        for host in cluster.hosts.grouped.values():
+            leader = host.group.leader
+            led[leader] = led.get(leader, 0) + 1
+        group = replicas.groups.get(GROUP)
+        return {
+            "node": cluster.node,
+            "incarnation": cluster.incarnation,
+            "majority": group is not None and self._has_majority(group) and bool(group.leader),
+            "nodes": [self._node(name, address) for name, address in sorted(cluster.catalog.nodes.items())],
+            "groups": {name: count for name, count in sorted(led.items()) if name},
+            "groups_total": len(cluster.hosts.grouped),
+            "groups_without_leader": led.get("", 0),
+            "disk_stalled": replicas.stalled,
+            "topology": None if group is None else self._group(group),
+        }
+
+    def _node(self, name: str, address: str) -> dict[str, Any]:
+        cluster = self._cluster
+        running = name == cluster.node or name in cluster.mesh.connected()
+        return {
+            "name": name,
+            "address": address,
+            "running": running,
+            "incarnation": cluster.replicas.incarnations.get(name) if running else None,
+        }
+
+    def _group(self, group: Group) -> dict[str, Any]:
+        """Return the state of one group as this member has it; `match` is what the leader knows of the others."""
+        core = group.core
+        cluster = self._cluster
+        connected = {cluster.node, *cluster.mesh.connected()}
+        peers = core.leadership.peers if core.leadership is not None else {}
+        members = [
+            {
+                "node": name,
+                "voter": name in core.members.voters,
+                "online": name in connected,
+                "match": core.log.stable_index if name == cluster.node else peers[name].match,
+            }
+            if name == cluster.node or name in peers
+            else {"node": name, "voter": name in core.members.voters, "online": name in connected}
+            for name in core.members.everyone()
+        ]
+        return {
+            "node": cluster.node,
+            "leader": core.leader,
+            "term": core.term,
+            "commit": core.commit,
+            "applied": group.applied,
+            "last_index": core.last_index,
+            "snapshot_index": group.snapshot_index,
+            "filling": group.receiving is not None or bool(core.amnesiac),
+            "members": members,
+            "in_sync": core.leadership is not None
+            and all(peer.match == core.last_index for peer in peers.values())
+            and not core.members.learners,
+        }
+
+    def queues(self, vhosts: Iterable[str]) -> list[dict[str, Any]]:
+        """Return the quorum queues of these vhosts, in brief."""
+        connected = {self._cluster.node, *self._cluster.mesh.connected()}
+        return [
+            {
+                "vhost": queue.vhost.name,
+                "name": queue.name,
+                "leader": self._cluster.hosts.leader(queue),
+                "members": list(queue.members),
+                "online": [name for name in queue.members if name in connected],
+            }
+            for queue in self._quorum_queues()
+            if queue.vhost.name in vhosts
+        ]
+
+    def queue(self, vhost: str, name: str) -> dict[str, Any]:
+        """Return the group of a quorum queue as this node has it. Raises NotFound."""
+        queue = self._queue(vhost, name)
+        host = self._cluster.hosts.grouped.get(queue.queue_id)
+        told: dict[str, Any] = {"vhost": vhost, "name": name, "placed": list(queue.members)}
+        if host is None:
+            return told | {
+                "node": self._cluster.node,
+                "leader": self._cluster.hosts.leader(queue),
+                "members": [],
+            }
+        machine = host.replica.machine
+        return (
+            told
+            | self._group(host.group)
+            | {
+                "digest": host.replica.digest().hex(),
+                "ready": machine.ready.count,
+                "unacked": machine.unacked_count,
+                "consumers": machine.consumers.count,
+            }
+        )
+
+    def critical(self) -> list[str]:
+        """Return what would have no majority, or has none already, without this node."""
+        cluster = self._cluster
+        connected = cluster.mesh.connected()
+        names: list[str] = []
+        for group in cluster.replicas.groups.values():
+            voters = group.core.members.voters
+            others = sum(name in connected for name in voters if name != cluster.node)
+            if cluster.node in voters and len(voters) > 1 and others <= len(voters) // 2:
+                names.append(self._name_of(group))
+        return sorted(names)
+
+    def _name_of(self, group: Group) -> str:
+        if group.id == GROUP:
+            return "the topology"
+        queue = self._cluster.hosts.queues[group.id]
+        return f"queue '{queue.name}' in vhost '{queue.vhost.name}'"
+
+    def _has_majority(self, group: Group) -> bool:
+        voters = group.core.members.voters
+        up = {self._cluster.node, *self._cluster.mesh.connected()}
+        return sum(name in up for name in voters) > len(voters) // 2
+
+    # -- doing -----------------------------------------------------------------------------------------------------
+
+    async def join(self, name: str, address: str) -> None:
+        """Let a node join: from now on it is expected at this address. Raises PreconditionFailed, Unavailable."""
+        if parse_address(address) is None:
+            raise PreconditionFailed(f"the address of node '{name}' must be host:port, not '{address}'")
+        await self._propose(PutNode(name, address))
+
+    async def forget(self, name: str) -> None:
+        """Take a node out of the cluster, and out of all queues. Raises NotFound, PreconditionFailed, Unavailable."""
+        nodes = self._cluster.catalog.nodes
+        if name not in nodes:
+            raise NotFound(f"no node '{name}' in the cluster")
+        if len(nodes) == 1:
+            raise PreconditionFailed(f"node '{name}' is the last one of its cluster")
+        for queue in self._quorum_queues():
+            if queue.members == (name,):
+                raise PreconditionFailed(
+                    f"queue '{queue.name}' in vhost '{queue.vhost.name}' is on node '{name}' only: "
+                    "grow it to another node first, or delete it"
+                )
+        await self.shrink(name)
+        await self._propose(RemoveNode(name))
+
+    async def grow(self, name: str, vhosts: Iterable[str]) -> int:
+        """Have a node keep all quorum queues of these vhosts, too; return how many are new to it."""
+        self._require_node(name)
+        grown = [
+            queue
+            for queue in self._quorum_queues()
+            if queue.vhost.name in vhosts and name not in queue.members
+        ]
+        for queue in grown:
+            await self._set_members(queue, (*queue.members, name), queue.record.leader)
+        return len(grown)
+
+    async def shrink(self, name: str) -> int:
+        """Take a node out of all quorum queues that others keep, too; return out of how many."""
+        shrunk = [
+            queue for queue in self._quorum_queues() if name in queue.members and len(queue.members) > 1
+        ]
+        for queue in shrunk:
+            members = tuple(member for member in queue.members if member != name)
+            leader = queue.record.leader if queue.record.leader in members else members[0]
+            await self._set_members(queue, members, leader)
+        return len(shrunk)
+
+    async def transfer_leader(self, vhost: str, name: str, to: str) -> None:
+        """Have a queue led by another of its members. Raises NotFound, PreconditionFailed."""
+        queue = self._queue(vhost, name)
+        if to not in queue.members:
+            raise PreconditionFailed(
+                f"queue '{name}' in vhost '{vhost}' is on {', '.join(queue.members)}, not on '{to}'"
+            )
+        await self._set_members(queue, queue.members, to)
+
+    async def rebalance(self) -> int:
+        """Spread the leaders over the nodes that are up; return how many are to move."""
+        connected = {self._cluster.node, *self._cluster.mesh.connected()}
+        led = dict.fromkeys(sorted(connected), 0)
+        moved = 0
+        for queue in sorted(self._quorum_queues(), key=lambda queue: queue.queue_id):
+            up = [name for name in queue.members if name in connected]
+            if not up:
+                continue
+            leader = min(up, key=lambda name: (led[name], name != queue.record.leader))
+            led[leader] += 1
+            if leader != queue.record.leader:
+                await self._set_members(queue, queue.members, leader)
+                moved += 1
+        return moved
+
+    def _quorum_queues(self) -> list[Queue]:
+        return [queue for queue in list(self._cluster.hosts.queues.values()) if queue.members]
+
+    def _queue(self, vhost: str, name: str) -> Queue:
+        for queue in self._quorum_queues():
+            if (queue.vhost.name, queue.name) == (vhost, name):
+                return queue
+        raise NotFound(f"no quorum queue '{name}' in vhost '{vhost}'")
+
+    def _require_node(self, name: str) -> None:
+        if name not in self._cluster.catalog.nodes:
+            raise NotFound(f"no node '{name}' in the cluster")
+
+    async def _set_members(self, queue: Queue, members: tuple[str, ...], leader: str) -> None:
+        operation = SetMembers(queue.vhost.name, queue.name, queue.queue_id, members, leader)
+        answers: list[Result | Refused] = []
+        done = trio.Event()
+
+        def told(result: Result | Refused) -> None:
+            answers.append(result)
+            done.set()
+
+        self._cluster.replication.propose(operation, told)
+        await self._wait(done, answers)
+
+    async def _propose(self, proposal: Proposal) -> None:
+        answers: list[Result | Refused] = []
+        done = trio.Event()
+
+        def told(result: Result | Refused) -> None:
+            answers.append(result)
+            done.set()
+
+        self._cluster.replication.submit(proposal, told)
+        await self._wait(done, answers)
+
+    async def _wait(self, done: trio.Event, answers: list[Result | Refused]) -> None:
+        self._cluster.turn_ended()
+        await done.wait()
+        if isinstance(answers[0], Refused):
+            raise Unavailable(answers[0].text)

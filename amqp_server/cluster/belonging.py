@@ -1,0 +1,123 @@
+"""Which cluster a data directory belongs to, and what speaks against its being used.
+
+A directory that was put back as it was earlier is dangerous: the node has voted, and has vouched for entries, and does
+not remember. Only the others can know. They notice each start of a node, and how far its disk has come, and tell the
+node when they meet it again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from amqp_server.cluster.errors import ClusterError
+
+if TYPE_CHECKING:
+    from amqp_server.broker.metadata import Metadata
+
+TABLE, FOUNDED, INCARNATION, OUT = "cluster", "founded", "incarnation", "out"
+
+REMOVED = (
+    "this node was removed from its cluster. To have it join again, let it (mqctl cluster join), "
+    "and start it with an empty data directory"
+)
+TURNED_BACK = (
+    "the data directory is older than what this node has told the others: a copy of it was put back. "
+    "It has forgotten what it promised; start the node with an empty directory, and the others fill it"
+)
+
+
+class Founded(msgspec.Struct, frozen=True):
+    """What a node notes of the cluster that it belongs to."""
+
+    #: Identities of the data directories that it was founded with.
+    nodes: dict[str, str]
+    #: This node's directory is not among them: it had another, or came later.
+    lost: bool = False
+    #: Its queues up to this index of group 0 may have known another directory of this node.
+    lost_before: int = 0
+    #: The name of this node.
+    name: str = ""
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """What a node has seen of another one."""
+
+    #: Its last start.
+    incarnation: int = 0
+    #: The directory, the start, and how much was written to its disk when the node last said so.
+    identity: str = ""
+    said_in: int = 0
+    written: int = 0
+
+
+class About(msgspec.Struct, frozen=True):
+    """What nodes tell each other first."""
+
+    identity: str
+    founded: Founded | None
+    #: Names of the nodes that it is configured with.
+    peers: list[str] = []
+    #: What it has seen of the node that it tells this.
+    seen: Seen = Seen()
+
+
+class Directory:
+    """The data directory of this node, as it was when the node began."""
+
+    def __init__(self, metadata: Metadata, identity: str, written: int) -> None:
+        self._metadata = metadata
+        self.identity = identity
+        #: Commits to the disk until now.
+        self.written = written
+        notes = dict(metadata.items(TABLE))
+        #: The start before this one; 0 if there was none.
+        self.before = int(notes.get(INCARNATION, b"0"))
+        self.founded = msgspec.json.decode(notes[FOUNDED], type=Founded) if FOUNDED in notes else None
+        self._out = notes.get(OUT, b"").decode()
+
+    def begin(self, now_ms: int) -> int:
+        """Return a number higher than that of any earlier start, also of those on a disk that was lost."""
+        incarnation = max(self.before + 1, now_ms)
+        self._metadata.put(TABLE, INCARNATION, b"%d" % incarnation)
+        return incarnation
+
+    def note_founded(self, founded: Founded) -> None:
+        self.founded = founded
+        self._metadata.put(TABLE, FOUNDED, msgspec.json.encode(founded))
+
+    def note_out(self, why: str) -> None:
+        """It is not to be used again."""
+        self._metadata.put(TABLE, OUT, why.encode())
+
+    def check(self, data_dir: str, name: str, *, alone: bool) -> None:
+        """Raises ClusterError if it cannot be used by this node of a cluster. `alone`: it has been used without one."""
+        if self._out:
+            raise ClusterError(f"{data_dir}: {self._out}")
+        if self.founded is None and alone:
+            raise ClusterError(
+                f"the data directory {data_dir} belongs to a node that stands alone. "
+                "Start a cluster with empty directories (--data-dir), and move what is in this one by a client"
+            )
+        if self.founded is not None and self.founded.name != name:
+            raise ClusterError(
+                f"the data directory {data_dir} belongs to node '{self.founded.name}' of a cluster, not to '{name}'"
+            )
+
+    def turned_back(self, seen: Seen, incarnation: int) -> bool:
+        """Has another node seen more of this directory than is in it?"""
+        if self.before and self.before < seen.incarnation != incarnation:
+            return True
+        return seen.identity == self.identity and seen.said_in != incarnation and seen.written > self.written
+
+
+def check_alone(metadata: Metadata, data_dir: str) -> None:
+    """Raises ClusterError for the directory of a node of a cluster."""
+    for name, value in metadata.items(TABLE):
+        if name == FOUNDED:
+            node = msgspec.json.decode(value, type=Founded).name
+            raise ClusterError(
+                f"the data directory {data_dir} belongs to node '{node}' of a cluster: "
+                "start it with --peers, or choose another directory with --data-dir"
+            )

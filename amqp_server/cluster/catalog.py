@@ -1,0 +1,200 @@
+"""The state machine of group 0, which is on all nodes: the topology, and which nodes there are.
+
+The topology's records are on disk on each node, with the index of the last operation in them, so a start needs no
+replay of these; this machine's own state, nodes and the numbers of batches, is in the group's snapshot and log.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Callable
+
+import msgspec
+
+from amqp_server.broker import operations
+from amqp_server.broker.topology import Result, Topology
+from quorum_queue.raft.members import Members
+
+logger = logging.getLogger("mqd.cluster")
+
+GROUP = 0
+_ENTRY = struct.Struct(">BQ")
+_VERSION = 1
+_LENGTH = struct.Struct(">I")
+
+
+class PutNode(msgspec.Struct, frozen=True, array_like=True, tag=101):
+    """A node belongs to the cluster, and is reached at this address."""
+
+    name: str
+    address: str
+
+
+class RemoveNode(msgspec.Struct, frozen=True, array_like=True, tag=102):
+    """A node belongs to the cluster no more."""
+
+    name: str
+
+
+class Mark(msgspec.Struct, frozen=True, array_like=True, tag=103):
+    """Nothing: whoever sees its own applied has applied all that was there before."""
+
+
+class Change(msgspec.Struct, frozen=True, array_like=True, tag=100):
+    """A change of the topology."""
+
+    operation: bytes
+
+
+Proposal = Change | PutNode | RemoveNode | Mark
+
+
+class _Batch(msgspec.Struct, frozen=True, array_like=True):
+    node: str
+    incarnation: int
+    number: int
+    proposal: Proposal
+
+
+class _State(msgspec.Struct, frozen=True, array_like=True):
+    topology: bytes
+    nodes: dict[str, str]
+    batches: dict[str, tuple[int, int]]
+
+
+_encode = msgspec.msgpack.encode
+_decode_batch = msgspec.msgpack.Decoder(_Batch).decode
+_decode_state = msgspec.msgpack.Decoder(_State).decode
+
+
+class Catalog:
+    """See quorum_queue.cluster.group.StateMachine."""
+
+    #: A queue's id is the index of its declaration, so there is one batch to an entry.
+    single = True
+
+    def __init__(self, node: str, incarnation: int, topology: Topology) -> None:
+        self._own = (node, incarnation)
+        self._topology = topology
+        #: Addresses of all nodes of the cluster.
+        self.nodes: dict[str, str] = {}
+        #: Names taken from them that nobody was told of yet.
+        self.removed: list[str] = []
+        self._batches: dict[str, tuple[int, int]] = {}
+        #: Who waits for a batch of this node.
+        self._waiting: dict[int, Callable[[Result], None]] = {}
+        #: Called after a change of `nodes`, of the members or of the leader.
+        self.nodes_changed: Callable[[], None] = lambda: None
+        self.led: Callable[[], None] = lambda: None
+        #: Calls back when all nodes that can be reached have applied so much.
+        self.spread: Callable[[int, Callable[[], None]], None] = lambda index, then: then()
+
+    def incarnation_of(self, node: str) -> int:
+        """Return the last start of a node that is known here; 0 if none is."""
+        return self._batches.get(node, (0, 0))[0]
+
+    def batch(self, number: int, proposal: Proposal) -> bytes:
+        return _encode(_Batch(*self._own, number, proposal))
+
+    def wait(self, number: int, done: Callable[[Result], None]) -> None:
+        self._waiting[number] = done
+
+    def give_up(self, number: int) -> bool:
+        """Nobody waits for this batch any more; return whether somebody did. It may still be applied."""
+        return self._waiting.pop(number, None) is not None
+
+    # -- quorum_queue.cluster.group.StateMachine -------------------------------------------------------------------
+
+    def encode(self, now_ms: int, batches: list[bytes]) -> bytes:
+        parts = [_ENTRY.pack(_VERSION, now_ms)]
+        for batch in batches:
+            parts += (_LENGTH.pack(len(batch)), batch)
+        return b"".join(parts)
+
+    def apply(self, index: int, data: bytes) -> None:
+        offset = _ENTRY.size
+        while offset < len(data):
+            (size,) = _LENGTH.unpack_from(data, offset)
+            offset += _LENGTH.size
+            self._apply(index, _decode_batch(data[offset : offset + size]))
+            offset += size
+
+    def _apply(self, index: int, batch: _Batch) -> None:
+        incarnation, last = self._batches.get(batch.node, (0, 0))
+        if batch.incarnation < incarnation:
+            return
+        if batch.number != (last + 1 if batch.incarnation == incarnation else 1):
+            return
+        self._batches[batch.node] = (batch.incarnation, batch.number)
+        proposal = batch.proposal
+        result = Result(True)
+        if isinstance(proposal, Change):
+            result = self._change(index, proposal.operation)
+        elif isinstance(proposal, PutNode):
+            self.nodes[proposal.name] = proposal.address
+            self.nodes_changed()
+        elif isinstance(proposal, RemoveNode):
+            if self.nodes.pop(proposal.name, None) is not None:
+                self._removed(proposal.name)
+            self.nodes_changed()
+        if (batch.node, batch.incarnation) == self._own:
+            done = self._waiting.pop(batch.number, None)
+            if done is not None:
+                self.spread(index, lambda: done(result))
+
+    def _removed(self, name: str) -> None:
+        node, incarnation = self._own
+        # This node may read in the log how it was removed once, before it joined again.
+        if name != node or self.incarnation_of(node) == incarnation:
+            self.removed.append(name)
+
+    def _change(self, index: int, encoded: bytes) -> Result:
+        if index <= self._topology.applied:
+            # It is in the records already.
+            return Result(False)
+        return self._topology.apply(index, operations.decode(encoded))
+
+    def passed(self, index: int) -> None:
+        pass
+
+    def snapshot(self) -> bytes:
+        return _encode(_State(self._topology.snapshot(), self.nodes, self._batches))
+
+    def kept(self) -> list[int]:
+        return []
+
+    def kept_in(self, state: bytes) -> list[int]:
+        return []
+
+    def released(self) -> list[int]:
+        return []
+
+    def landed(self) -> int:
+        incarnation, number = self._batches.get(self._own[0], (0, 0))
+        return number if incarnation == self._own[1] else 0
+
+    def load(self, state: bytes) -> None:
+        """Start from a snapshot of this node's own; the topology has come from its records."""
+        found = _decode_state(state)
+        self.nodes = dict(found.nodes)
+        self._batches = dict(found.batches)
+
+    def restore(self, state: bytes) -> None:
+        found = _decode_state(state)
+        for name in self.nodes:
+            if name not in found.nodes:
+                self._removed(name)
+        self.nodes = dict(found.nodes)
+        self._batches = dict(found.batches)
+        self._topology.restore(found.topology)
+        landed = self.landed()
+        for number in [number for number in self._waiting if number <= landed]:
+            self._waiting.pop(number)(Result(True))
+        self.nodes_changed()
+
+    def leader_changed(self) -> None:
+        self.led()
+
+    def members_changed(self, members: Members) -> None:
+        self.nodes_changed()

@@ -1,0 +1,5 @@
+"""What keeps a node from being part of a cluster."""
+
+
+class ClusterError(Exception):
+    """This node cannot be a part of the cluster as it is configured; the text says what to do."""

@@ -1,0 +1,160 @@
+"""Which host a queue gets on this node of a cluster, and which nodes a new queue gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
+
+from amqp_server.broker.arguments import QueueArguments
+from amqp_server.broker.hosts import local_host
+from amqp_server.broker.queue import Queue, settings_of
+from amqp_server.broker.reply import home_of
+from amqp_server.cluster.replies import AwayReply
+from quorum_queue.cluster.away import Away
+from quorum_queue.cluster.group_host import GroupHost
+from quorum_queue.cluster.remote_host import RemoteHost
+from quorum_queue.machine.machine import Machine
+from quorum_queue.ports import Host
+
+if TYPE_CHECKING:
+    from amqp_server.broker.broker import Broker
+    from amqp_server.cluster.groups import Groups
+
+
+class ClusterHosts:
+    """See amqp_server.broker.hosts.Hosts."""
+
+    def __init__(self, broker: Broker, groups: Groups, *, nodes: Callable[[], Collection[str]]) -> None:
+        self._broker = broker
+        self._groups = groups
+        #: All nodes of the cluster.
+        self._nodes = nodes
+        #: Hosts of queues that this node has no part of.
+        self.remote: dict[int, RemoteHost] = {}
+        #: Hosts of quorum queues that this node is a member of.
+        self.grouped: dict[int, GroupHost] = {}
+        #: Hosts that guests may use, by queue.
+        self.queues: dict[int, Queue] = {}
+
+    def make(self, queue: Queue, machine: Machine | None) -> Host:
+        self.queues[queue.queue_id] = queue
+        return self._make(queue, machine)
+
+    def _make(self, queue: Queue, machine: Machine | None) -> Host:
+        node = self._groups.replicas.node
+        if queue.members:
+            return self._group_host(queue) if node in queue.members else self._remote_host(queue)
+        if queue.node in (node, ""):
+            return local_host(self._broker, queue, machine)
+        return self._remote_host(queue)
+
+    def gone(self, queue: Queue) -> None:
+        """The queue is deleted."""
+        self.queues.pop(queue.queue_id, None)
+        self.remote.pop(queue.queue_id, None)
+        self.grouped.pop(queue.queue_id, None)
+
+    def host_of(self, queue_id: int) -> Host | None:
+        """Return the host of a queue that this node can serve others from."""
+        queue = self.queues.get(queue_id)
+        if queue is None or queue.deleted or queue_id in self.remote:
+            return None
+        return queue.host
+
+    def leader(self, queue: Queue) -> str:
+        host = self.grouped.get(queue.queue_id)
+        # Who is no member knows only where the leader is to be.
+        return queue.record.leader if host is None else host.group.leader
+
+    def absent_home(self, queue: Queue) -> str:
+        if queue.queue_id not in self.remote or queue.members:
+            return ""
+        return "" if queue.node in self._groups.replicas.links.connected() else queue.node
+
+    def reply(self, token: str) -> AwayReply | None:
+        replicas, home = self._groups.replicas, home_of(token)
+        if home == replicas.node or home not in replicas.links.connected():
+            return None
+        return AwayReply(token, home, replicas.links, replicas.node, replicas.incarnation)
+
+    def _group_host(self, queue: Queue) -> GroupHost:
+        host = GroupHost(
+            queue,
+            queue.queue_id,
+            settings_of(queue.parsed),
+            self._broker.services,
+            self._groups.replicas,
+            dirty=self._dirty,
+        )
+        self._groups.open(host, queue)
+        self.grouped[queue.queue_id] = host
+        return host
+
+    def _remote_host(self, queue: Queue) -> RemoteHost:
+        replicas = self._groups.replicas
+        host = self.remote[queue.queue_id] = RemoteHost(
+            queue,
+            queue.queue_id,
+            queue.name,
+            settings_of(queue.parsed),
+            replicas.links,
+            node=replicas.node,
+            incarnation=replicas.incarnation,
+            home=lambda: self._home(queue),
+        )
+        return host
+
+    def _home(self, queue: Queue) -> str:
+        """Return the node to ask: where the queue lives, or a member of its group that can be reached."""
+        if not queue.members:
+            return queue.node
+        connected = self._groups.replicas.links.connected()
+        for node in (queue.record.leader, *queue.members):
+            if node in connected:
+                return node
+        return ""
+
+    def _dirty(self, host: object) -> None:
+        self._broker.dirty[host] = None
+        self._broker.want_turn()
+
+    # -- placing ---------------------------------------------------------------------------------------------------
+
+    def place(self, parsed: QueueArguments) -> tuple[str, ...]:
+        """Choose the members of a new quorum queue, its leader first: nodes with the fewest leaders and members."""
+        if parsed.queue_type != "quorum":
+            return ()
+        own = self._groups.replicas.node
+        up = {own, *self._groups.replicas.links.connected()}
+        leaders: dict[str, int] = {}
+        members: dict[str, int] = {}
+        for queue in self.queues.values():
+            for node in queue.members:
+                members[node] = members.get(node, 0) + 1
+            leaders[queue.record.leader] = leaders.get(queue.record.leader, 0) + 1
+        nodes = sorted(self._nodes())
+        size = parsed.initial_group_size or self._broker.config.group_size
+        locator = parsed.leader_locator or self._broker.config.queue_leader_locator
+        reachable = [node for node in nodes if node in up] or nodes
+        leader = min(reachable, key=lambda node: (leaders.get(node, 0), node))
+        if locator == "client-local" and own in nodes:
+            leader = own
+        others = [node for node in nodes if node != leader]
+        others.sort(key=lambda node: (node not in up, members.get(node, 0), node))
+        return (leader, *others[: size - 1])
+
+    def changed(self, queue: Queue) -> None:
+        """The members are others now: this node may be one of them, or not be one any more."""
+        node = self._groups.replicas.node
+        host = queue.host
+        if (node in queue.members) is (queue.queue_id in self.grouped):
+            return
+        assert isinstance(host, Away)
+        if node in queue.members:
+            self.remote.pop(queue.queue_id, None)
+            queue.host = self._group_host(queue)
+        else:
+            del self.grouped[queue.queue_id]
+            queue.host = self._remote_host(queue)
+        host.hand_over(queue.host)
+        self._broker.changed()

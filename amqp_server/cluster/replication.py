@@ -1,0 +1,72 @@
+"""Changes of the topology, by way of group 0. See amqp_server.broker.replication."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from amqp_server.broker import operations
+from amqp_server.broker.operations import Operation
+from amqp_server.broker.replication import Done
+from amqp_server.cluster.catalog import Catalog, Change, Proposal
+from quorum_queue.cluster.group import Group
+from quorum_queue.ports import Refused
+
+_NO_MAJORITY = Refused(
+    "the change was not applied in time: no majority of the cluster's nodes is reachable. "
+    "It may still take effect; try again when the nodes are back"
+)
+
+
+class _Waiting(NamedTuple):
+    deadline_ms: int
+    number: int
+    done: Done
+
+
+class ClusterReplication:
+    clustered = True
+
+    def __init__(
+        self, node: str, incarnation: int, catalog: Catalog, *, clock: Callable[[], int], timeout_ms: int
+    ) -> None:
+        self.node = node
+        self.incarnation = incarnation
+        self._catalog = catalog
+        self._clock = clock
+        self._timeout_ms = timeout_ms
+        self._waiting: deque[_Waiting] = deque()
+        #: There is none before the node knows which cluster it belongs to.
+        self.group: Group | None = None
+        self._early: list[tuple[Proposal, Done | None]] = []
+
+    def propose(self, operation: Operation, done: Done | None = None) -> None:
+        self.submit(Change(operations.encode(operation)), done)
+
+    def submit(self, proposal: Proposal, done: Done | None = None) -> None:
+        """Have a change made; see `propose`."""
+        group = self.group
+        if group is None:
+            self._early.append((proposal, done))
+            return
+        number = group.next_number
+        if done is not None:
+            self._catalog.wait(number, done)
+            self._waiting.append(_Waiting(self._clock() + self._timeout_ms, number, done))
+        group.submit(self._catalog.batch(number, proposal))
+
+    def start(self, group: Group) -> None:
+        """The group is there."""
+        self.group = group
+        early, self._early = self._early, []
+        for proposal, done in early:
+            self.submit(proposal, done)
+
+    def tick(self) -> None:
+        """Tell those who have waited too long."""
+        waiting, now = self._waiting, self._clock()
+        while waiting and waiting[0].deadline_ms <= now:
+            late = waiting.popleft()
+            if self._catalog.give_up(late.number):
+                late.done(_NO_MAJORITY)

@@ -1,0 +1,62 @@
+"""Direct replies to clients of other nodes: they go over the link, to whoever waits there. See amqp_server.broker.reply.
+
+As with RabbitMQ nobody is told whether the client is still there: a reply is confirmed when it is on its way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from quorum_queue.cluster import frames
+from quorum_queue.cluster.away import cut
+from quorum_queue.cluster.replicas import Links
+from quorum_queue.machine.entries import decode_entry, encode_batch, encode_entry
+
+#: Replies of one turn are cut into frames of about this size.
+FRAME_BYTES = 1 << 20
+
+
+class AwayReply:
+    """Stands where the host of a queue would, as ReplyHost does on the client's own node."""
+
+    #: See LocalHost.
+    counts_bytes = False
+    wants_ids = False
+    closed = False
+
+    def __init__(self, token: str, home: str, links: Links, node: str, incarnation: int) -> None:
+        self._token = token
+        self._home = home
+        self._links = links
+        self._from = (node, incarnation)
+        self.pending: list[Any] = []
+
+    def barrier(self, done: Callable[..., None]) -> None:
+        self.turn()
+        done()
+
+    def turn(self) -> None:
+        pending, self.pending = self.pending, []
+        for command in pending:
+            origin, first = command[2], command[3]
+            last = first + len(command[1].seqs) - 1
+            sent = all(self._send(part) for part in cut([("enqueue", command[1], None, 0)], FRAME_BYTES))
+            if origin is not None:
+                (origin.confirmed if sent else origin.refused)(first, last)
+
+    def _send(self, commands: list[Any]) -> bool:
+        return self._links.send(self._home, frames.reply(self._token, encode_batch(*self._from, 1, commands)))
+
+
+def decode(batch: bytes) -> list[Any]:
+    """Return the replies as commands for a ReplyHost. Raises quorum_queue.machine.codec.CodecError."""
+    entry = decode_entry(encode_entry(0, [batch]))
+    commands = []
+    for command in entry.batches[0].commands:
+        run = command[1]
+        run.contents = entry.bodies.contents(run.seqs)
+        run.sizes = None
+        run.seqs = range(len(run.seqs))
+        commands.append(("enqueue", run, None, 0))
+    return commands

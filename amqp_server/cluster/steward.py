@@ -1,0 +1,227 @@
+"""What the leader of a group looks after, now and then: its members, its place, and what it has left behind."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING
+
+from amqp_server.broker.operations import NodeDown, SetMembers
+from amqp_server.cluster.catalog import GROUP, PutNode
+from quorum_queue.cluster.group import Group
+from quorum_queue.raft.errors import MembershipRefused, NotLeader
+from quorum_queue.raft.members import Members
+
+if TYPE_CHECKING:
+    from amqp_server.broker.queue import Queue
+    from amqp_server.cluster.catalog import Catalog
+    from amqp_server.cluster.hosts import ClusterHosts
+    from amqp_server.cluster.replication import ClusterReplication
+    from quorum_queue.cluster.replicas import Replicas
+
+logger = logging.getLogger("mqd.cluster")
+
+#: A node that is down for so many times `node_down_ms` has lost what goes with it.
+LOST_FACTOR = 10
+#: Groups at rest whose log is cut at one look.
+CUT_GROUPS = 20
+#: Only a log of at least this part of the state is worth it.
+CUT_GROWTH = 8
+
+
+class Steward:
+    def __init__(
+        self,
+        replicas: Replicas,
+        catalog: Catalog,
+        hosts: ClusterHosts,
+        replication: ClusterReplication,
+        *,
+        addresses: Callable[[], dict[str, str]],
+    ) -> None:
+        self._replicas = replicas
+        self._catalog = catalog
+        self._hosts = hosts
+        self._replication = replication
+        self._addresses = addresses
+        #: Starts of nodes whose earlier ones the topology has been told of.
+        self._told: dict[str, int] = {}
+        #: Changes of members that were proposed and not applied yet.
+        self._changing: dict[int, None] = {}
+        self._founded = False
+        #: Since when nodes are down, by this node's clock; the lost ones among them have been told of.
+        self._down_since: dict[str, int] = {}
+        self._lost: dict[str, None] = {}
+        #: This node is about to stop: it takes no leaders.
+        self.draining = False
+
+    def look(self) -> None:
+        """Look after everything that is led here."""
+        group = self._replicas.groups.get(GROUP)
+        if group is not None and group.is_leader:
+            self._look_after_nodes(group)
+        moved = 0
+        for host in self._hosts.grouped.values():
+            if not host.group.is_leader:
+                continue
+            queue: Queue = host.queue
+            self._settle(host.group, queue.members)
+            self._grow(queue)
+            if not self.draining and moved < self._replicas.options.rebalance_groups:
+                moved += self._move(host.group, queue.record.leader)
+        self._cut_logs()
+
+    # -- group 0 ---------------------------------------------------------------------------------------------------
+
+    def _look_after_nodes(self, group: Group) -> None:
+        nodes = self._catalog.nodes
+        if nodes:
+            self._settle(group, nodes)
+        elif not self._founded:
+            self._founded = True
+            addresses = self._addresses()
+            for name in group.core.members.voters:
+                self._replication.submit(PutNode(name, addresses.get(name, "")))
+        for node, incarnation in self._replicas.incarnations.items():
+            if incarnation is not None and self._told.get(node) != incarnation and node in nodes:
+                self._told[node] = incarnation
+                self._replication.propose(NodeDown(node, incarnation - 1))
+        for node in nodes:
+            self._look_after_lost(node)
+
+    def _look_after_lost(self, node: str) -> None:
+        """What goes with a node goes when it has been away for long: clients want to make it anew elsewhere."""
+        if self._replicas.incarnations.get(node) is not None:
+            self._down_since.pop(node, None)
+            self._lost.pop(node, None)
+            return
+        now = self._replicas.clock()
+        since = self._down_since.setdefault(node, now)
+        if node not in self._lost and now - since >= LOST_FACTOR * self._replicas.options.node_down_ms:
+            self._lost[node] = None
+            logger.warning("node %s does not come back: its transient and exclusive queues are deleted", node)
+            self._replication.propose(NodeDown(node, self._catalog.incarnation_of(node)))
+
+    # -- members ---------------------------------------------------------------------------------------------------
+
+    def _settle(self, group: Group, wanted: Collection[str]) -> None:
+        """Bring the members of a group one step nearer to those that it is to have."""
+        core = group.core
+        members = core.members
+        if core.members_index > core.commit:
+            return
+        change = self._next_members(group, members, wanted)
+        if change is None:
+            return
+        try:
+            core.propose_members(change)
+        except (MembershipRefused, NotLeader) as refused:
+            logger.debug("group %d: %s", group.id, refused)
+        self._replicas.touch(group)
+
+    def _next_members(self, group: Group, members: Members, wanted: Collection[str]) -> Members | None:
+        voters, learners = members.voters, members.learners
+        for name in learners:
+            if name in wanted and group.core.caught_up(name):
+                return Members((*voters, name), _without(learners, name))
+        for name in wanted:
+            if name not in voters and name not in learners:
+                return Members(voters, (*learners, name))
+        if any(name not in voters for name in wanted):
+            # First those who come, then those who go.
+            return None
+        for name in learners:
+            if name not in wanted:
+                return Members(voters, _without(learners, name))
+        for name in voters:
+            if name not in wanted and len(voters) > 1:
+                if name == self._replicas.node:
+                    self._give_away(group, [other for other in voters if other in wanted])
+                    return None
+                return Members(_without(voters, name), learners)
+        return None
+
+    def _grow(self, queue: Queue) -> None:
+        """Bring a queue to the size that it was declared to grow to, as soon as there are nodes for it."""
+        target = queue.parsed.target_group_size
+        if target is None or len(queue.members) >= min(target, len(self._catalog.nodes)):
+            return
+        up = self._replicas.links.connected()
+        spare = [name for name in sorted(self._catalog.nodes) if name not in queue.members and name in up]
+        if spare:
+            self.set_members(queue, (*queue.members, spare[0]))
+
+    def set_members(self, queue: Queue, members: tuple[str, ...]) -> None:
+        """Have the queue kept by these nodes; the group's leader sees to it step by step."""
+        if queue.queue_id in self._changing:
+            return
+        self._changing[queue.queue_id] = None
+        leader = queue.record.leader if queue.record.leader in members else members[0]
+        self._replication.propose(
+            SetMembers(queue.vhost.name, queue.name, queue.queue_id, members, leader),
+            lambda result: self._changing.pop(queue.queue_id, None),
+        )
+
+    # -- leaders ---------------------------------------------------------------------------------------------------
+
+    def _move(self, group: Group, preferred: str) -> int:
+        """Give a group to the node that is to lead it, if that is ready; return whether it was done."""
+        core = group.core
+        if preferred == self._replicas.node or preferred not in core.members.voters:
+            return 0
+        if preferred not in self._replicas.links.connected() or not core.caught_up(preferred):
+            return 0
+        return int(self._transfer(group, preferred))
+
+    def _give_away(self, group: Group, names: Iterable[str]) -> bool:
+        """Give a group to any of these that has all of it."""
+        connected = self._replicas.links.connected()
+        for name in names:
+            if name in connected and group.core.caught_up(name):
+                return self._transfer(group, name)
+        return False
+
+    def _transfer(self, group: Group, to: str) -> bool:
+        try:
+            group.core.transfer(to)
+        except (MembershipRefused, NotLeader) as refused:
+            logger.debug("group %d: %s", group.id, refused)
+            return False
+        self._replicas.touch(group)
+        return True
+
+    def transfer(self, group: Group, to: str) -> bool:
+        """Hand a group that is led here over; return whether that has begun."""
+        return self._transfer(group, to)
+
+    def drain(self) -> int:
+        """Give away what is led here; return how much is still to be given."""
+        self.draining = True
+        left = 0
+        for group in list(self._replicas.groups.values()):
+            if group.is_leader:
+                others = [name for name in group.core.members.voters if name != self._replicas.node]
+                connected = self._replicas.links.connected()
+                if any(name in connected for name in others):
+                    left += 1
+                    self._give_away(group, others)
+        return left
+
+    # -- logs ------------------------------------------------------------------------------------------------------
+
+    def _cut_logs(self) -> None:
+        """Write the state of groups at rest anew, so that their logs take no room and no time at a start."""
+        cut = 0
+        for group in list(self._replicas.groups.values()):
+            resting = group.core.quiet and not group.snapshotting and not group.sending
+            if resting and group.since_bytes and CUT_GROWTH * group.since_bytes >= group.snapshot_bytes:
+                self._replicas.take_snapshot(group)
+                cut += 1
+            elif group.cleaned < group.snapshot_index and not group.sending:
+                self._replicas.compact(group)
+            if cut >= CUT_GROUPS:
+                return
+
+
+def _without(names: tuple[str, ...], name: str) -> tuple[str, ...]:
+    return tuple(other for other in names if other != name)

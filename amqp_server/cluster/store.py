@@ -1,0 +1,84 @@
+"""The groups' store as replication wants it.
+
+Entries that the disk has lost are told in Raft's own words. Entries that another node sends along with a snapshot are
+kept aside, as a group of their own, because until the snapshot is taken over this node's log holds, and another entry
+may stand at the same index there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from persistence import errors
+from persistence.group_record import EntryLike, RecoveredGroup, StoredEntry
+from persistence.groups import Groups
+from persistence.ports import Store
+from quorum_queue.raft.errors import EntryLost
+from quorum_queue.raft.messages import Entry
+
+#: Set in the number of the group that holds the entries kept aside.
+ASIDE = 1 << 63
+
+
+class GroupStore(Groups):
+    """See quorum_queue.cluster.replicas.Store."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        #: Index below which entries may be aside, by group.
+        self._aside: dict[int, int] = {}
+
+    def recovered(self) -> dict[int, RecoveredGroup]:
+        """Return what is on disk, by group. At start, before anything is submitted."""
+        found = {group.group: group for group in self.recover()}
+        for number, group in found.items():
+            if number & ASIDE and group.snapshot is not None:
+                self._aside[number & ~ASIDE] = group.snapshot[0]
+        return found
+
+    def begin_aside(self, group: int, index: int, term: int) -> None:
+        if self._aside.get(group, -1) < index:
+            self._aside[group] = index
+            self.snapshot(group | ASIDE, index, term, b"")
+
+    def keep_aside(self, group: int, entries: Sequence[EntryLike]) -> None:
+        self.keep(group | ASIDE, entries)
+
+    def read(self, group: int, low: int, high: int, max_bytes: int) -> list[StoredEntry]:
+        """Raises quorum_queue.raft.errors.EntryLost."""
+        try:
+            return super().read(group, low, high, max_bytes)
+        except errors.EntryLost as error:
+            if low == high and low <= self._aside.get(group, -1):
+                try:
+                    return super().read(group | ASIDE, low, low, max_bytes)
+                except errors.EntryLost:
+                    pass
+            raise EntryLost(error.index) from error
+
+    def drop_entries(self, group: int, spans: Iterable[range]) -> None:
+        gone = list(spans)
+        super().drop_entries(group, gone)
+        aside = self._aside.get(group)
+        if aside is not None:
+            clipped = [range(span.start, min(span.stop, aside + 1), span.step) for span in gone]
+            super().drop_entries(group | ASIDE, [span for span in clipped if span])
+
+    def drop(self, group: int) -> None:
+        super().drop(group)
+        if self._aside.pop(group, None) is not None:
+            super().drop(group | ASIDE)
+
+
+class GroupLog:
+    """The entries of one group. See quorum_queue.raft.log.Storage."""
+
+    __slots__ = ("_group", "_store")
+
+    def __init__(self, store: GroupStore, group: int) -> None:
+        self._store = store
+        self._group = group
+
+    def entries(self, low: int, high: int, max_bytes: int) -> Sequence[Entry]:
+        found = self._store.read(self._group, low, high, max_bytes)
+        return [Entry(index, term, kind, bytes(data)) for index, term, kind, data in found]

@@ -1,0 +1,80 @@
+"""The cluster: its nodes, who leads which queue, and who could be missed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from amqp_server.management.answer import NO_CONTENT, Answer, Refusal
+from amqp_server.management.call import Call
+from amqp_server.management.port import Cluster
+
+
+class NodeAddress(msgspec.Struct):
+    name: str
+    address: str
+
+
+class NodeName(msgspec.Struct):
+    node: str
+
+
+def _cluster(call: Call) -> Cluster:
+    cluster = call.broker.cluster
+    if cluster is None:
+        raise Refusal(
+            404, "no cluster", "this node stands alone: start it with --peers to make it part of a cluster"
+        )
+    return cluster
+
+
+async def status(call: Call) -> Any:
+    return _cluster(call).status()
+
+
+async def queues(call: Call) -> Any:
+    return _cluster(call).queues(list(call.vhosts()))
+
+
+async def queue(call: Call) -> Any:
+    return _cluster(call).queue(call.vhost(), call.path["name"])
+
+
+async def join(call: Call) -> Answer:
+    joining = call.read(NodeAddress)
+    await _cluster(call).join(joining.name, joining.address)
+    return NO_CONTENT
+
+
+async def forget(call: Call) -> Answer:
+    await _cluster(call).forget(call.path["node"])
+    return NO_CONTENT
+
+
+async def grow(call: Call) -> Any:
+    return {"queues": await _cluster(call).grow(call.path["node"], list(call.vhosts()))}
+
+
+async def shrink(call: Call) -> Any:
+    return {"queues": await _cluster(call).shrink(call.path["node"])}
+
+
+async def rebalance(call: Call) -> Any:
+    return {"queues": await _cluster(call).rebalance()}
+
+
+async def transfer_leader(call: Call) -> Answer:
+    to = call.read(NodeName).node
+    await _cluster(call).transfer_leader(call.own_vhost(), call.path["name"], to)
+    return NO_CONTENT
+
+
+async def quorum_critical(call: Call) -> Any:
+    """503 if something would have no majority without this node, as RabbitMQ's check of this name."""
+    cluster = call.broker.cluster
+    critical = [] if cluster is None else cluster.critical()
+    if not critical:
+        return {"status": "ok"}
+    reason = "There would be queues without a majority if this node were stopped"
+    return Answer(503, {"status": "failed", "reason": reason, "queues": critical})

@@ -1,0 +1,145 @@
+"""The cluster: `mqctl cluster …`, and `mqctl check …` for those who stop nodes."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from amqp_server.mqctl.client import UNAVAILABLE, Failure
+from amqp_server.mqctl.command import Session, in_vhost, mqctl, pass_session
+from amqp_server.mqctl.table import show
+
+#: Between two looks of a check that waits, s.
+LOOK_INTERVAL_S = 0.5
+
+
+@mqctl.group("cluster", help="Looks after the nodes of a cluster and the quorum queues on them.")
+def cluster() -> None:
+    pass
+
+
+@cluster.command("status", help="Lists the nodes, and who leads how many queues.")
+@pass_session
+def status(session: Session) -> None:
+    told = session.client.get("cluster")
+    rows = [
+        (
+            node["name"],
+            "up" if node["running"] else "down",
+            node["address"],
+            str(told["groups"].get(node["name"], 0)),
+            "leader of the topology" if _leads(told, node["name"]) else "",
+        )
+        for node in told["nodes"]
+    ]
+    show(("name", "state", "address", "leads", "note"), rows, session.quiet)
+    if not told["majority"]:
+        click.echo("NO MAJORITY: nothing that needs one is confirmed until more nodes are up")
+    if told["groups_without_leader"]:
+        click.echo(f"{told['groups_without_leader']} queues have no leader now")
+    if told["disk_stalled"]:
+        click.echo(f"the disk of {told['node']} does not take what it is given: it leads nothing")
+
+
+def _leads(told: dict[str, Any], name: str) -> bool:
+    return told["topology"] is not None and told["topology"]["leader"] == name
+
+
+@cluster.command("queues", help="Lists the quorum queues, their leaders and their members.")
+@pass_session
+def queues(session: Session) -> None:
+    rows = [
+        (
+            queue["vhost"],
+            queue["name"],
+            queue["leader"],
+            " ".join(queue["members"]),
+            " ".join(queue["online"]),
+        )
+        for queue in session.client.get("cluster", "queues")
+    ]
+    show(("vhost", "name", "leader", "members", "online"), rows, session.quiet)
+
+
+@cluster.command(
+    "join", help="Lets node NAME join, which listens for the others on HOST:PORT. Then start it."
+)
+@click.argument("name")
+@click.argument("address", metavar="HOST:PORT")
+@pass_session
+def join(session: Session, name: str, address: str) -> None:
+    session.client.post("cluster", "nodes", body={"name": name, "address": address})
+
+
+@cluster.command("leave", help="Takes the asked node out of its cluster; stop it afterwards.")
+@pass_session
+def leave(session: Session) -> None:
+    session.client.delete("cluster", "nodes", session.client.get("cluster")["node"])
+
+
+@cluster.command("forget", help="Takes node NAME, which does not come back, out of the cluster.")
+@click.argument("name")
+@pass_session
+def forget(session: Session, name: str) -> None:
+    told = session.client.get("cluster")
+    running = [node["name"] for node in told["nodes"] if node["running"]]
+    if name in running:
+        raise Failure(f"node {name} is up: stop it first, or use `mqctl cluster leave` at it", UNAVAILABLE)
+    session.client.delete("cluster", "nodes", name)
+
+
+@cluster.command("transfer-leader", help="Has QUEUE led by NODE from now on.")
+@in_vhost
+@click.argument("queue")
+@click.argument("node")
+@pass_session
+def transfer_leader(session: Session, vhost: str, queue: str, node: str) -> None:
+    session.client.put("cluster", "queues", vhost, queue, "leader", body={"node": node})
+
+
+@cluster.command("rebalance", help="Spreads the leaders of the quorum queues over the nodes that are up.")
+@pass_session
+def rebalance(session: Session) -> None:
+    moved = session.client.post("cluster", "rebalance", body={})["queues"]
+    click.echo(f"{moved} leaders are moving")
+
+
+@cluster.command("grow", help="Has NODE keep all quorum queues, too.")
+@click.argument("node")
+@pass_session
+def grow(session: Session, node: str) -> None:
+    grown = session.client.post("cluster", "nodes", node, "grow", body={})["queues"]
+    click.echo(f"{grown} queues are growing")
+
+
+@cluster.command("shrink", help="Takes NODE out of all quorum queues that other nodes keep, too.")
+@click.argument("node")
+@pass_session
+def shrink(session: Session, node: str) -> None:
+    shrunk = session.client.post("cluster", "nodes", node, "shrink", body={})["queues"]
+    click.echo(f"{shrunk} queues are shrinking")
+
+
+@mqctl.group("check", help="Ends with code 0 if all is well, else says what is not.")
+def check() -> None:
+    pass
+
+
+@check.command("quorum-critical", help="May the asked node be stopped without any queue losing its majority?")
+@click.option("--wait", default=0.0, metavar="S", help="Look again for so long until it may.")
+@pass_session
+def quorum_critical(session: Session, wait: float) -> None:
+    deadline = time.monotonic() + wait
+    while True:
+        critical = session.client.check("health", "checks", "node-is-quorum-critical")
+        if critical["status"] == "ok":
+            return
+        if time.monotonic() >= deadline:
+            listed = ", ".join(critical["queues"][:10])
+            more = len(critical["queues"]) - 10
+            raise Failure(
+                f"{critical['reason']}: {listed}{f' and {more} more' if more > 0 else ''}", UNAVAILABLE
+            )
+        time.sleep(LOOK_INTERVAL_S)

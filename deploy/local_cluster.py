@@ -1,0 +1,175 @@
+"""Three nodes on this machine, from one command: `make cluster`, or `python -m deploy.local_cluster --help`.
+
+Each node is a process of its own with its own data directory, its own line of state, and ports that follow one another:
+AMQP on 5672, 5673, 5674, management on 15672, …, links between the nodes on 25672, …. Ctrl-C stops them one by one, so
+that the last ones see the others leave in order. What was confirmed is there again at the next start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+#: Time that a node has to move its leaders away and to stop, s.
+STOP_TIMEOUT_S = 20.0
+#: Between two looks at the nodes, s.
+LOOK_INTERVAL_S = 1.0
+
+
+@dataclass
+class Member:
+    """One node of the cluster, and its process."""
+
+    name: str
+    directory: Path
+    amqp: str
+    http: str
+    link: str
+    arguments: list[str] = field(default_factory=list)
+    process: subprocess.Popen[str] | None = None
+    ready: str = ""
+    shown: str = ""
+
+    def start(self) -> None:
+        log = (self.directory / "mqd.log").open("a")
+        command = [sys.executable, "-m", "amqp_server.app", *self.arguments]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
+        )
+        log.close()
+        threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("mqd ready"):
+                self.ready = line.strip()
+
+    def state(self, user: str) -> str:
+        """Return one line on how the node does."""
+        process = self.process
+        if process is None or process.poll() is not None:
+            code = None if process is None else process.returncode
+            how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+            return f"down ({how}); its log: {self.directory / 'mqd.log'}"
+        if not self.ready:
+            return f"starting, pid {process.pid}"
+        seen = _cluster(self.http, user)
+        if seen is None:
+            return f"up, pid {process.pid}, amqp={self.amqp} http={self.http}"
+        others = [node["name"] for node in seen["nodes"] if node["running"] and node["name"] != self.name]
+        majority = "majority" if seen["majority"] else "NO MAJORITY"
+        return (
+            f"up, pid {process.pid}, amqp={self.amqp} http={self.http}, sees {' '.join(others) or 'nobody'}, "
+            f"{majority}, leads {seen['groups'].get(self.name, 0)} of {seen['groups_total']} groups"
+        )
+
+    def stop(self) -> None:
+        process = self.process
+        if process is None or process.poll() is not None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _cluster(http: str, user: str) -> dict[str, Any] | None:
+    request = urllib.request.Request(f"http://{http}/api/cluster")
+    request.add_header("Authorization", "Basic " + user)
+    try:
+        with urllib.request.urlopen(request, timeout=1.0) as answer:
+            found: dict[str, Any] = json.load(answer)
+            return found
+    except (OSError, ValueError, urllib.error.URLError):
+        return None
+
+
+def make_members(
+    directory: Path, count: int, amqp: int, http: int, link: int, user: str, password: str
+) -> list[Member]:
+    """Lay out the nodes and the secret that they share."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    secret = directory / "cluster.secret"
+    if not secret.exists():
+        secret.touch(mode=0o600)
+        secret.write_text(secrets.token_urlsafe(32))
+    names = [f"n{number + 1}" for number in range(count)]
+    peers = ",".join(f"{name}=127.0.0.1:{link + number}" for number, name in enumerate(names))
+    members = []
+    for number, name in enumerate(names):
+        own = directory / name
+        own.mkdir(mode=0o700, exist_ok=True)
+        member = Member(
+            name,
+            own,
+            f"127.0.0.1:{amqp + number}",
+            f"127.0.0.1:{http + number}",
+            f"127.0.0.1:{link + number}",
+        )
+        member.arguments = [
+            *("--data-dir", str(own / "data"), "--amqp", member.amqp, "--http", member.http),
+            *("--node", name, "--peers", peers, "--cluster-secret-file", str(secret)),
+            *("--default-user", user, "--default-password", password),
+        ]
+        members.append(member)
+    return members
+
+
+@click.command(context_settings={"show_default": True})
+@click.option(
+    "--data-dir", type=click.Path(path_type=Path), default=Path("mqd-cluster"), help="Where all is kept."
+)
+@click.option("--nodes", type=click.IntRange(1, 9), default=3, help="How many nodes.")
+@click.option("--amqp", type=int, default=5672, help="AMQP port of the first node.")
+@click.option("--http", type=int, default=15672, help="Management port of the first node.")
+@click.option("--link", type=int, default=25672, help="Port of the first node for the others.")
+@click.option("--user", default="guest", help="User made at the first start.")
+@click.option("--password", default="guest", help="Its password.")
+@click.option("--restart/--no-restart", default=False, help="Start nodes that were killed again.")
+def main(
+    data_dir: Path, nodes: int, amqp: int, http: int, link: int, user: str, password: str, restart: bool
+) -> None:
+    """Run a cluster on this machine until Ctrl-C."""
+    import base64
+
+    members = make_members(data_dir, nodes, amqp, http, link, user, password)
+    login = base64.b64encode(f"{user}:{password}".encode()).decode()
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    for member in members:
+        member.start()
+    while not stop.wait(LOOK_INTERVAL_S if all(member.ready for member in members) else 0.1):
+        for member in members:
+            state = member.state(login)
+            if state != member.shown:
+                member.shown = state
+                click.echo(f"{time.strftime('%H:%M:%S')} {member.name} {state}")
+            process = member.process
+            if restart and process is not None and process.poll() is not None:
+                member.ready = ""
+                member.start()
+    for member in members:
+        click.echo(f"{time.strftime('%H:%M:%S')} {member.name} stopping")
+        member.stop()
+    click.echo(f"all stopped; the data stays in {os.path.relpath(data_dir)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""The two ends of the pipeline, by pika."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import pika
+
+from examples.sensors.readings import Average, Reading
+
+READINGS, EXCHANGE, AVERAGES = "sensors.readings", "sensors", "sensors.averages"
+POLL_S = 0.1
+
+
+def set_up(url: str) -> None:
+    """What a pipeline needs stands before it: the connector declares nothing. Left-overs of an earlier run go."""
+    with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+        channel = connection.channel()
+        for queue in (READINGS, AVERAGES):
+            channel.queue_declare(queue, durable=True)
+            channel.queue_purge(queue)
+        channel.exchange_declare(EXCHANGE, "topic", durable=True)
+        channel.queue_bind(AVERAGES, EXCHANGE, "average.#")
+
+
+def publish(url: str, sent: Sequence[Reading], per_second: float) -> None:
+    """With confirms; at that rate, or as fast as it goes if it is 0."""
+    with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        began = time.monotonic()
+        for number, reading in enumerate(sent):
+            at = datetime.fromtimestamp(reading.at_s, UTC).isoformat(timespec="milliseconds")
+            body = json.dumps({"sensor": reading.sensor, "at": at, "value": reading.value}).encode()
+            properties = pika.BasicProperties(
+                content_type="application/json", delivery_mode=2, message_id=f"{reading.sensor}-{at}"
+            )
+            channel.basic_publish("", READINGS, body, properties, mandatory=True)
+            if per_second and (ahead_s := number / per_second - (time.monotonic() - began)) > 0:
+                connection.sleep(ahead_s)
+
+
+def collect(url: str, queue: str, count: int, within_s: float) -> list[Average]:
+    """Wait for so many averages, and look at all that are there; they stay in the queue."""
+    deadline = time.monotonic() + within_s
+    with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+        channel = connection.channel()
+        while channel.queue_declare(queue, passive=True).method.message_count < count:
+            if time.monotonic() > deadline:
+                break  # what is missing is said by whoever compares
+            connection.sleep(POLL_S)
+        found = []
+        while (got := channel.basic_get(queue))[0] is not None:
+            found.append(_average(json.loads(got[2])))
+        # What was not acked returns to the queue with the connection's end.
+        return found
+
+
+def _average(body: dict[str, object]) -> Average:
+    start = datetime.fromisoformat(str(body["start"]))
+    return Average(
+        str(body["sensor"]), int(start.timestamp()), float(str(body["average"])), int(str(body["count"]))
+    )

@@ -1,0 +1,202 @@
+"""The groups' part of a transaction.
+
+Deleting is bounded for each transaction as it is in the journal: the rest of a range is noted, as durably as a
+deletion, and carried on by the following transactions. What a truncation removes is not bounded: it is only
+what was never committed, and its place is wanted at once.
+"""
+
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING
+
+from persistence.errors import CorruptRecord
+from persistence.group_changes import GroupChanges
+from persistence.group_record import (
+    INDEX_MAX,
+    chunk_keys,
+    pack_entry_chunks,
+    pack_entry_head,
+    pack_snapshot,
+    unpack_entry_head,
+    unpack_snapshot_head,
+)
+from persistence.group_tables import Erasures
+from persistence.record import POSITION, QUEUE, seal
+from persistence.residency import FAULT_BYTES
+
+if TYPE_CHECKING:
+    import lmdb
+
+    from persistence.store import LmdbStore
+
+ERASE_KEYS_MAX = 8192
+# A further call to LMDB counts as so many bytes.
+CALL_BYTES = 512
+
+
+class GroupWriter:
+    """Called says whether to pause after a call to LMDB with so many bytes."""
+
+    def __init__(
+        self, store: "LmdbStore", txn: "lmdb.Transaction[memoryview]", called: Callable[[int], bool]
+    ) -> None:
+        self.erasures: Erasures = {group: dict(spans) for group, spans in store.groups.erasures.items()}
+        self._store = store
+        self._tables = store.tables
+        self._txn = txn
+        self._entries = txn.cursor(db=store.tables.entries)
+        self._called = called
+        self._erase_left = ERASE_KEYS_MAX
+
+    def apply(self, group: int, changes: GroupChanges) -> Iterator[None]:
+        if changes.dropped:
+            yield from self._drop(group)
+        if changes.cut is not None:
+            yield from self._cut(group, changes.cut)
+        if changes.starts:
+            for start, stop in zip(*changes.erased(), strict=True):
+                yield from self._erase_or_note(group, start, stop)
+        if changes.entries:
+            yield from self._put(group, changes)
+        if changes.hard is not None:
+            term, vote = changes.hard
+            name = QUEUE.pack(group)
+            self._txn.put(name, seal(name, QUEUE.pack(term) + vote.encode()), db=self._tables.hard)
+            if self._called(0):
+                yield
+        if changes.snapshot is not None:
+            yield from self._delete_snapshot(group)
+            name, head, chunks = pack_snapshot(group, *changes.snapshot)
+            self._txn.put(name, head, db=self._tables.snapshots)
+            for key, value in chunks:
+                self._txn.put(key, value, db=self._tables.snapshot_chunks)
+                if self._called(len(value)):
+                    yield
+
+    def continue_erasures(self) -> Iterator[None]:
+        for group in list(self.erasures):
+            if self._erase_left <= 0:
+                break
+            yield from self._continue_erasure(group)
+
+    def _put(self, group: int, changes: GroupChanges) -> Iterator[None]:
+        txn, tables = self._txn, self._tables
+        if group in self.erasures:
+            yield from self._erase_before_reuse(group, min(changes.entries), max(changes.entries))
+        for entry in changes.entries.values():
+            key = POSITION.pack(group, entry[0])
+            head, chunks = pack_entry_head(key, entry)
+            # What is to be replaced may have other chunks.
+            if changes.kept and self._entries.set_key(key):
+                self._delete_entry()
+            txn.put(key, head, db=tables.entries)
+            if self._called(len(head)):
+                yield
+            if chunks:
+                for chunk_key, value in pack_entry_chunks(group, entry):
+                    txn.put(chunk_key, value, db=tables.entry_chunks)
+                    if self._called(len(value)):
+                        yield
+
+    def _cut(self, group: int, index: int) -> Iterator[None]:
+        entries = self._entries
+        entries.set_range(POSITION.pack(group, index))
+        while (key := entries.key()) and POSITION.unpack(key)[0] == group:
+            if self._called(self._delete_entry() * CALL_BYTES):
+                yield
+
+    def _delete_entry(self) -> int:
+        """Delete the entry at the cursor, which goes to the next one. Returns how many keys it had.
+
+        Its chunks are deleted by their keys: a cursor would read them.
+        """
+        position = bytes(self._entries.key())
+        try:
+            head = unpack_entry_head(position, self._entries.value())
+        except CorruptRecord:
+            chunks = self._delete_prefix(self._tables.entry_chunks, position)
+        else:
+            chunks = head.chunks
+            if chunks:
+                group, index = POSITION.unpack(position)
+                keys = chunk_keys(group, index, head.term, chunks)
+                self._delete_chunks(self._tables.entry_chunks, keys)
+        self._entries.delete()
+        return 1 + chunks
+
+    def _delete_chunks(self, table: "lmdb._Database", keys: list[bytes]) -> None:
+        for key in keys:
+            self._txn.delete(key, db=table)
+        # LMDB reads the first page of each.
+        self._store.touched(FAULT_BYTES * len(keys))
+
+    def _delete_prefix(self, table: "lmdb._Database", prefix: bytes) -> int:
+        """All chunks whose head can't be read. Returns how many."""
+        deleted = 0
+        with self._txn.cursor(db=table) as cursor:
+            cursor.set_range(prefix)
+            while (key := cursor.key()) and key[: len(prefix)] == prefix:
+                cursor.delete()
+                deleted += 1
+        return deleted
+
+    def _drop(self, group: int) -> Iterator[None]:
+        self._txn.delete(QUEUE.pack(group), db=self._tables.hard)
+        yield from self._delete_snapshot(group)
+        yield from self._erase_or_note(group, 0, INDEX_MAX + 1)
+
+    def _delete_snapshot(self, group: int) -> Iterator[None]:
+        name = QUEUE.pack(group)
+        value = self._txn.get(name, db=self._tables.snapshots)
+        if value is None:
+            return
+        try:
+            head = unpack_snapshot_head(name, value)
+        except CorruptRecord:
+            self._delete_prefix(self._tables.snapshot_chunks, name)
+        else:
+            self._delete_chunks(self._tables.snapshot_chunks, chunk_keys(group, *head))
+        self._txn.delete(name, db=self._tables.snapshots)
+        if self._called(0):
+            yield
+
+    def _erase_or_note(self, group: int, start: int, stop: int) -> Iterator[None]:
+        reached = yield from self._erase(group, start, stop)
+        if reached < stop:
+            spans = self.erasures.setdefault(group, {})
+            spans[reached] = stop = max(stop, spans.get(reached, 0))
+            position = POSITION.pack(group, reached)
+            self._txn.put(position, seal(position, QUEUE.pack(stop)), db=self._tables.entry_erasures)
+            if self._called(0):
+                yield
+
+    def _erase(self, group: int, start: int, stop: int) -> Generator[None, None, int]:
+        """Delete the entries from start on. Returns how far it came."""
+        entries = self._entries
+        entries.set_range(POSITION.pack(group, start))
+        while key := entries.key():
+            owner, index = POSITION.unpack(key)
+            if owner != group or index >= stop:
+                break
+            if self._erase_left <= 0:
+                return int(index)
+            keys = self._delete_entry()
+            self._erase_left -= keys
+            if self._called(keys * CALL_BYTES):
+                yield
+        return stop
+
+    def _erase_before_reuse(self, group: int, low: int, high: int) -> Iterator[None]:
+        """Entries are put where old ones are still being erased: finish that first."""
+        if any(start <= high and stop > low for start, stop in self.erasures[group].items()):
+            self._erase_left += INDEX_MAX
+            yield from self._continue_erasure(group)
+            self._erase_left -= INDEX_MAX
+
+    def _continue_erasure(self, group: int) -> Iterator[None]:
+        for start, stop in self.erasures.pop(group).items():
+            if self._erase_left <= 0:
+                spans = self.erasures.setdefault(group, {})
+                spans[start] = max(stop, spans.get(start, 0))
+                continue
+            self._txn.delete(POSITION.pack(group, start), db=self._tables.entry_erasures)
+            yield from self._erase_or_note(group, start, stop)

@@ -1,0 +1,74 @@
+"""Commits one at a time, in steps, by whoever decides how long the disk takes.
+
+For simulations, which have no Trio, and for `flush`:
+
+    disk = SteppedCommit(store)
+    groups.append(…); disk.request(done)
+    if disk.begin():            # the oldest layer is under way, later submissions gather in the next one
+        at(now + delay, disk.end)   # durable now: done() is called
+    …
+    store.crash()               # in between: the layer is gone, and so are those behind it;
+    disk = SteppedCommit(store) # the new process, with a new Groups and Journal, starts from what is durable
+"""
+
+from collections.abc import Callable
+
+from persistence.layer import Layer
+from persistence.ports import Store, Transaction
+
+
+class SteppedCommit:
+    """In the place of commit.Commit, as far as `request` goes."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._pending = store.pending
+        self._running: tuple[Layer, Transaction] | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._running is not None
+
+    def request(self, done: Callable[[], None] | None = None) -> None:
+        if done is not None:
+            self._pending.open.done.append(done)
+
+    def waits(self) -> bool:
+        """Is there anything to begin?"""
+        pending = self._pending
+        return bool(
+            pending.open or pending.open.done or len(pending.layers) > 1 or self._store.has_erasures()
+        )
+
+    def begin(self) -> bool:
+        """Fill a transaction with the oldest layer. False if one runs already or there is nothing to do.
+
+        Raises StorageFull; then the layer is still there, for another try.
+        """
+        if self._running is not None or not self.waits():
+            return False
+        layer = self._pending.take()
+        transaction = self._store.transaction(layer)
+        try:
+            for _ in transaction.apply():
+                pass
+        except BaseException:
+            transaction.abort()
+            raise
+        self._running = layer, transaction
+        return True
+
+    def end(self) -> None:
+        """It is durable. Raises StorageFull, as `begin`, or CommitFailed."""
+        assert self._running is not None
+        layer, transaction = self._running
+        self._running = None
+        try:
+            transaction.commit()
+        except BaseException:
+            transaction.abort()
+            raise
+        transaction.finish()
+        self._pending.remove(layer)
+        for done in layer.done:
+            done()

@@ -1,0 +1,42 @@
+"""Bodies of entries that were applied or read last, kept for delivery up to a bound in bytes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from quorum_queue.machine.bodies import Bodies
+
+
+class BodyCache:
+    """Shared by all groups of the node; the entries used last stay."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._entries: OrderedDict[tuple[int, int], tuple[Bodies, int]] = OrderedDict()
+        self.bytes = 0
+
+    def put(self, group: int, index: int, bodies: Bodies, size: int) -> None:
+        if size > self._bytes_max // 4:
+            return
+        key = (group, index)
+        if key in self._entries:
+            return
+        self._entries[key] = bodies, size
+        self.bytes += size
+        while self.bytes > self._bytes_max:
+            _, (_, gone) = self._entries.popitem(last=False)
+            self.bytes -= gone
+
+    def get(self, group: int, index: int) -> Bodies | None:
+        found = self._entries.get((group, index))
+        return None if found is None else found[0]
+
+    def drop(self, group: int, index: int) -> None:
+        """Nobody wants it any more."""
+        found = self._entries.pop((group, index), None)
+        if found is not None:
+            self.bytes -= found[1]
+
+    def drop_group(self, group: int) -> None:
+        for key in [key for key in self._entries if key[0] == group]:
+            self.bytes -= self._entries.pop(key)[1]

@@ -1,0 +1,171 @@
+"""What nodes say to one another, beside what Raft says: one byte of kind, then fixed fields, then bytes.
+
+    RAFT    a message of the Raft core               BATCH    commands for the leader of a group
+    STATE   a piece of a snapshot's state             FETCH    ask for entries by index
+    ENTRIES entries that were asked for               ABOUT    who this node is and which cluster it belongs to
+    QUEUE   commands for a queue that lives here      EVENTS   what became of them, and deliveries
+    APPLIED how far the sender is in the topology's log
+    REPLY   messages for a client of the peer that waits for direct replies
+    WRITTEN how many commits the sender's disk has taken
+
+A link is authenticated, so whoever sends broken bytes is a broken node: `FrameError` ends its session, and nothing else.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+RAFT, BATCH, STATE, FETCH, ENTRIES, ABOUT, QUEUE, EVENTS, APPLIED, REPLY, WRITTEN = range(1, 12)
+
+_GROUP = struct.Struct(">BQ")
+_STATE = struct.Struct(">BQQQQQQH")
+_ENTRY = struct.Struct(">QQBI")
+_EVENTS = struct.Struct(">BQI")
+#: Kind of an entry that the asked node does not hold.
+GONE = 255
+
+
+class FrameError(Exception):
+    """A peer sent what is no frame of this version."""
+
+
+class StatePiece(NamedTuple):
+    """A piece of the state at `index`, `total` bytes altogether, beginning at `offset`."""
+
+    group: int
+    term: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs
+    log_term: int
+    total: int
+    offset: int
+    members: bytes
+    data: bytes
+
+
+class StoredEntry(NamedTuple):
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs
+    term: int
+    kind: int
+    data: bytes
+
+
+def batch(group: int, payload: bytes) -> list[bytes]:
+    return [_GROUP.pack(BATCH, group), payload]
+
+
+def parse_batch(frame: memoryview) -> tuple[int, bytes]:
+    return _group(frame), bytes(frame[_GROUP.size :])
+
+
+def state(piece: StatePiece) -> list[bytes]:
+    head = _STATE.pack(STATE, *piece[:6], len(piece.members))
+    return [head, piece.members, piece.data]
+
+
+def parse_state(frame: memoryview) -> StatePiece:
+    try:
+        _, group, term, index, log_term, total, offset, size = _STATE.unpack_from(frame)
+    except struct.error as error:
+        raise FrameError(str(error)) from None
+    at = _STATE.size
+    members = bytes(frame[at : at + size])
+    data = bytes(frame[at + size :])
+    if offset + len(data) > total:
+        raise FrameError(f"a piece of a snapshot ends at {offset + len(data)} of {total} bytes")
+    return StatePiece(group, term, index, log_term, total, offset, members, data)
+
+
+def fetch(group: int, indexes: Sequence[int]) -> list[bytes]:
+    return [_GROUP.pack(FETCH, group), struct.pack(f">{len(indexes)}Q", *indexes)]
+
+
+def parse_fetch(frame: memoryview) -> tuple[int, list[int]]:
+    group = _group(frame)
+    count, rest = divmod(len(frame) - _GROUP.size, 8)
+    if rest:
+        raise FrameError(f"a list of entries of {len(frame)} bytes")
+    return group, list(struct.unpack_from(f">{count}Q", frame, _GROUP.size))
+
+
+def entries(group: int, found: Sequence[StoredEntry]) -> list[bytes]:
+    parts = [_GROUP.pack(ENTRIES, group)]
+    for index, term, kind, data in found:
+        parts.append(_ENTRY.pack(index, term, kind, len(data)))
+        parts.append(data)
+    return parts
+
+
+def parse_entries(frame: memoryview) -> tuple[int, list[StoredEntry]]:
+    group = _group(frame)
+    found: list[StoredEntry] = []
+    at = _GROUP.size
+    while at < len(frame):
+        if at + _ENTRY.size > len(frame):
+            raise FrameError("entries end inside a head")
+        index, term, kind, size = _ENTRY.unpack_from(frame, at)
+        at += _ENTRY.size
+        if at + size > len(frame):
+            raise FrameError("entries end inside an entry")
+        found.append(StoredEntry(index, term, kind, bytes(frame[at : at + size])))
+        at += size
+    return group, found
+
+
+def queue(queue_id: int, batch: list[bytes]) -> list[bytes]:
+    return [_GROUP.pack(QUEUE, queue_id), *batch]
+
+
+def parse_queue(frame: memoryview) -> tuple[int, bytes]:
+    return _group(frame), bytes(frame[_GROUP.size :])
+
+
+def events(queue_id: int, head: bytes, bodies: Sequence[bytes]) -> list[bytes]:
+    return [_EVENTS.pack(EVENTS, queue_id, len(head)), head, *bodies]
+
+
+def parse_events(frame: memoryview) -> tuple[int, memoryview, memoryview]:
+    """Return the queue, the encoded events, and the bodies."""
+    if len(frame) < _EVENTS.size:
+        raise FrameError(f"a frame of {len(frame)} bytes")
+    _, queue_id, size = _EVENTS.unpack_from(frame)
+    return queue_id, frame[_EVENTS.size : _EVENTS.size + size], frame[_EVENTS.size + size :]
+
+
+def applied(index: int) -> list[bytes]:
+    return [_GROUP.pack(APPLIED, index)]
+
+
+def parse_applied(frame: memoryview) -> int:
+    return _group(frame)
+
+
+def written(commits: int) -> list[bytes]:
+    return [_GROUP.pack(WRITTEN, commits)]
+
+
+def parse_written(frame: memoryview) -> int:
+    return _group(frame)
+
+
+def reply(token: str, batch: list[bytes]) -> list[bytes]:
+    name = token.encode()
+    return [_GROUP.pack(REPLY, len(name)), name, *batch]
+
+
+def parse_reply(frame: memoryview) -> tuple[str, bytes]:
+    """Return the token of the client, and the batch."""
+    size = _group(frame)
+    name = bytes(frame[_GROUP.size : _GROUP.size + size])
+    try:
+        return name.decode(), bytes(frame[_GROUP.size + size :])
+    except UnicodeDecodeError as error:
+        raise FrameError(f"a token of a client: {error}") from None
+
+
+def _group(frame: memoryview) -> int:
+    if len(frame) < _GROUP.size:
+        raise FrameError(f"a frame of {len(frame)} bytes")
+    group: int = _GROUP.unpack_from(frame)[1]
+    return group

@@ -1,0 +1,226 @@
+"""One Raft group on this node: the core, the state machine it feeds, and the batches of this node on their way.
+
+A batch is numbered by the node that made it. It is sent to the leader, and sent again, with all that follow it, whenever
+there is a new leader or a new session with it, until it is seen in the log here; the state machine takes each number
+once and in order. So a change of leader neither loses nor repeats nor reorders what a client did.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from quorum_queue.cluster import frames
+from quorum_queue.raft.core import Raft
+from quorum_queue.raft.errors import TransferInProgress
+from quorum_queue.raft.members import Members
+from quorum_queue.raft.messages import MEMBERS, NORMAL, Entry
+
+if TYPE_CHECKING:
+    from quorum_queue.cluster.replicas import Replicas
+    from quorum_queue.cluster.transfer import Receiving, Sending
+
+
+#: Counted for each entry of the log beside its data.
+ENTRY_OVERHEAD = 64
+
+
+class StateMachine(Protocol):
+    """What a group replicates. `apply` is deterministic; what it makes happen on this node is its own business."""
+
+    #: Does each batch want an entry of its own?
+    single: bool
+
+    def encode(self, now_ms: int, batches: list[bytes]) -> bytes:
+        """Make an entry of batches that nodes have made."""
+
+    def apply(self, index: int, data: bytes) -> None: ...
+
+    def passed(self, index: int) -> None:
+        """An entry without a command for the machine was applied."""
+
+    def snapshot(self) -> bytes: ...
+
+    def restore(self, state: bytes) -> None: ...
+
+    def kept_in(self, state: bytes) -> list[int]:
+        """The same as `kept` of a machine restored from this state."""
+
+    def landed(self) -> int:
+        """The last batch of this node (of its present incarnation) that was applied."""
+
+    def kept(self) -> list[int]:
+        """Indexes of the applied entries whose bodies are still wanted, in order."""
+
+    def released(self) -> list[int]:
+        """Indexes of entries that are not wanted any more since the last call."""
+
+    def leader_changed(self) -> None: ...
+
+    def members_changed(self, members: Members) -> None: ...
+
+
+class Flight(NamedTuple):
+    """A batch that is not applied here yet."""
+
+    number: int
+    payload: bytes
+
+
+class Group:
+    __slots__ = (
+        "applied",
+        "cleaned",
+        "core",
+        "flights",
+        "id",
+        "inbox",
+        "leading",
+        "machine",
+        "next_number",
+        "receiving",
+        "released",
+        "replicas",
+        "sending",
+        "sent_to",
+        "since_bytes",
+        "snapshot_bytes",
+        "snapshot_index",
+        "snapshot_log_bytes",
+        "snapshotting",
+    )
+
+    def __init__(
+        self, replicas: Replicas, group_id: int, core: Raft, machine: StateMachine, *, applied: int
+    ) -> None:
+        self.id = group_id
+        self.replicas = replicas
+        self.core = core
+        self.machine = machine
+        #: Batches of this turn, of all nodes, that go into the next entry.
+        self.inbox: list[bytes] = []
+        self.flights: list[Flight] = []
+        self.next_number = 1
+        #: Leader and term that the flights were sent to.
+        self.sent_to = ("", 0)
+        self.leading = False
+        self.applied = applied
+        self.snapshot_index = applied
+        #: Up to here the log holds nothing but entries with bodies of the queue.
+        self.cleaned = applied
+        self.snapshot_bytes = 0
+        #: Bytes of entries applied since the last snapshot.
+        self.since_bytes = 0
+        #: Of those before it that are kept for a follower.
+        self.snapshot_log_bytes = 0
+        #: A snapshot is being written.
+        self.snapshotting = False
+        #: Entries that nobody wants any more, to be deleted with the next snapshot.
+        self.released: list[int] = []
+        self.sending: dict[str, Sending] | None = None
+        self.receiving: Receiving | None = None
+
+    @property
+    def leader(self) -> str:
+        return self.core.leader
+
+    @property
+    def is_leader(self) -> bool:
+        return self.core.leadership is not None
+
+    @property
+    def log_bytes(self) -> int:
+        """About the bytes of the log that a follower could still be sent."""
+        return self.since_bytes + self.snapshot_log_bytes
+
+    # -- batches ---------------------------------------------------------------------------------------------------
+
+    def submit(self, payload: bytes) -> None:
+        """Send a batch, encoded with `next_number`, on its way."""
+        self.flights.append(Flight(self.next_number, payload))
+        self.next_number += 1
+        self.replicas.flight_bytes += len(payload)
+        if self.sent_to == (self.core.leader, self.core.term) and self.core.leader:
+            self._send(payload)
+        self.replicas.touch(self)
+
+    def _send(self, payload: bytes) -> None:
+        leader = self.core.leader
+        if leader == self.replicas.node:
+            self.take(payload)
+        else:
+            self.replicas.send(leader, frames.batch(self.id, payload))
+
+    def take(self, payload: bytes) -> None:
+        """A batch has reached the leader."""
+        self.inbox.append(payload)
+        self.replicas.touch(self)
+
+    def resend(self) -> None:
+        """There is a leader to send to that has not got all flights yet."""
+        leader = self.core.leader
+        if not leader or (leader != self.replicas.node and not self.replicas.linked(leader)):
+            self.sent_to = ("", 0)
+            return
+        self.sent_to = (leader, self.core.term)
+        for flight in self.flights:
+            self._send(flight.payload)
+
+    def propose(self) -> None:
+        """The leader makes the batches of this turn one entry, or a few."""
+        inbox, self.inbox = self.inbox, []
+        if not self.is_leader:
+            # Their nodes send them to the new leader as soon as they know of it.
+            return
+        limit, now = self.replicas.options.entry_bytes, self.replicas.clock()
+        if self.machine.single:
+            limit = 0
+        at = 0
+        while at < len(inbox):
+            size, end = len(inbox[at]), at + 1
+            while end < len(inbox) and size + len(inbox[end]) <= limit:
+                size += len(inbox[end])
+                end += 1
+            try:
+                self.core.propose(self.machine.encode(now, inbox[at:end]))
+            except TransferInProgress:
+                # They go out when the transfer is given up; a new leader gets them from their nodes.
+                self.inbox = inbox[at:]
+                return
+            at = end
+
+    # -- applying --------------------------------------------------------------------------------------------------
+
+    def apply(self, entries: tuple[Entry, ...]) -> None:
+        machine = self.machine
+        for index, _, kind, data in entries:
+            self.since_bytes += len(data) + ENTRY_OVERHEAD
+            if kind == NORMAL:
+                machine.apply(index, data)
+            else:
+                machine.passed(index)
+                if kind == MEMBERS:
+                    machine.members_changed(self.core.members)
+            self.applied = index
+        self.landed()
+        self.released += machine.released()
+
+    def landed(self) -> None:
+        """Forget the batches of this node that were applied."""
+        landed = self.machine.landed()
+        flights = self.flights
+        count = 0
+        while count < len(flights) and flights[count].number <= landed:
+            self.replicas.flight_bytes -= len(flights[count].payload)
+            count += 1
+        del flights[:count]
+
+    def watch_leader(self) -> None:
+        """Find out whether the leader changed, and do what that asks for."""
+        core = self.core
+        if self.sent_to != (core.leader, core.term) or not core.leader:
+            self.resend()
+        leading = self.is_leader
+        if leading is not self.leading:
+            self.leading = leading
+            self.replicas.led_count += 1 if leading else -1
+            self.machine.leader_changed()

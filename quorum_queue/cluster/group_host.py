@@ -1,0 +1,444 @@
+"""A quorum queue on one of its members.
+
+What clients of this node do goes, in batches, into the log that all members share, and takes effect here when it is
+applied here: then this node confirms to its own publishers and delivers to its own consumers, from its own copy of the
+bodies. The leader does that and, beside it, what must be done once: it sends dead letters on, and it says in the log
+what only a clock or a look at the other nodes can tell.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from quorum_queue.cluster.away import Away, Key, cut
+from quorum_queue.cluster.group import Group
+from quorum_queue.cluster.replicas import Replicas
+from quorum_queue.local import DEAD_LETTER_RETRY_MS, NodeServices
+from quorum_queue.machine import replicated
+from quorum_queue.machine.bodies import Bodies
+from quorum_queue.machine.codec import CodecError
+from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.effects import Reason
+from quorum_queue.machine.replicated import Applied, Replica
+from quorum_queue.machine.run import Run
+from quorum_queue.machine.settings import Settings
+from quorum_queue.ports import EXCLUSIVE, ConsumerState, Refused
+from quorum_queue.raft.errors import EntryLost
+from quorum_queue.raft.members import Members
+
+logger = logging.getLogger("mqd.quorum_queue")
+
+_GONE = Refused("the queue was deleted")
+
+#: Entries, each with the ordinals of messages within it.
+Places = list[tuple[int, range]]
+
+
+class GroupHost(Away):
+    """The host of a quorum queue, and the state machine of its group."""
+
+    __slots__ = (
+        "_attach_batches",
+        "_dead_letters_sent",
+        "_dirty",
+        "_gone_after",
+        "_held",
+        "_own",
+        "_released",
+        "_renewed_ms",
+        "_wake_at",
+        "group",
+        "queue_id",
+        "replica",
+        "replicas",
+        "services",
+    )
+
+    group: Group
+    single = False
+
+    def __init__(
+        self,
+        queue: Any,
+        queue_id: int,
+        settings: Settings,
+        services: NodeServices,
+        replicas: Replicas,
+        *,
+        dirty: Callable[[Any], None],
+    ) -> None:
+        super().__init__(queue)
+        self.queue_id = queue_id
+        self.services = services
+        self.replicas = replicas
+        self.replica = Replica(settings)
+        self._own = replicas.own
+        self._dirty = dirty
+        self._wake_at: int | None = None
+        #: Attaches by the batch that carries them.
+        self._attach_batches: list[tuple[int, Key]] = []
+        #: Deliveries that wait for a body which the disk has lost, and all after them, with the places of bodies.
+        self._held: list[tuple[Consumer, Run, int, Places]] = []
+        self._released: list[int] = []
+        self._renewed_ms = 0
+        #: The leader looks for consumers of nodes that are gone once it has applied this entry.
+        self._gone_after = 0
+        #: Dead letters on their way to their targets, by position.
+        self._dead_letters_sent: dict[int, None] = {}
+
+    # -- quorum_queue.ports.Host -----------------------------------------------------------------------------------
+
+    @property
+    def settings(self) -> Settings:
+        return self.replica.machine.settings
+
+    @property
+    def counts_bytes(self) -> bool:
+        return self.settings.max_length_bytes is not None
+
+    @property
+    def wants_ids(self) -> bool:
+        return self.settings.deduplicates
+
+    @property
+    def certain(self) -> bool:
+        return self.settings.dead_letter_at_least_once
+
+    @property
+    def ready_count(self) -> int:
+        return self.replica.machine.ready.count
+
+    @property
+    def ready_bytes(self) -> int:
+        return self.replica.machine.ready.bytes
+
+    @property
+    def unacked_count(self) -> int:
+        return self.replica.machine.unacked_count
+
+    @property
+    def consumer_count(self) -> int:
+        return self.replica.machine.consumers.count
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bodies are kept for the node, not for the queue."""
+        return 0
+
+    def consumers(self) -> list[ConsumerState]:
+        consumers = self.replica.machine.consumers
+        return [
+            ConsumerState(
+                consumer.key,
+                consumer.no_ack,
+                consumer.exclusive,
+                consumer.own_prefetch,
+                consumer.priority,
+                not consumers.single_active or consumer is consumers.active,
+            )
+            for consumer in consumers.attached()
+        ]
+
+    def turn(self) -> None:
+        """Send what is pending on its way."""
+        if self.closed:
+            self._end(confirm=True, why=_GONE)
+            return
+        if not self.pending:
+            return
+        node, incarnation = self._own
+        group = self.group
+        for commands in cut(self._outgoing(), self.replicas.options.batch_bytes):
+            number = group.next_number
+            for command in commands:
+                verb = command[0]
+                if verb == "attach":
+                    self._attach_batches.append((number, command[1].key))
+                elif verb in ("enqueue", "enqueue_once") and command[2] is not None:
+                    self._publishes[command[2]].batch = number
+            group.submit(b"".join(replicated.encode_batch(node, incarnation, number, commands)))
+
+    def barrier(self, done: Callable[..., None]) -> None:
+        self.turn()
+        if self.closed or not self.group.flights:
+            done()
+        else:
+            self._barriers.append((self.group.next_number - 1, done))
+
+    def touch(self) -> None:
+        if self.settings.expires_ms is not None:
+            self.pending.append(("touch",))
+            self._dirty(self)
+
+    def close(self) -> None:
+        """The queue is gone, here and on all members."""
+        if self.closed:
+            return
+        self.closed = True
+        self._held.clear()
+        self.replicas.bodies.drop_group(self.queue_id)
+        self.replicas.close(self.group)
+        self._end(confirm=True, why=_GONE)
+
+    # -- the state machine of the group ----------------------------------------------------------------------------
+
+    def encode(self, now_ms: int, batches: list[bytes]) -> bytes:
+        return replicated.encode_entry(now_ms, batches)
+
+    def apply(self, index: int, data: bytes) -> None:
+        try:
+            entry = replicated.decode_entry(data)
+        except CodecError as error:
+            # The same on all members: none of them applies it.
+            logger.critical("queue %d: entry %d is passed over: %s", self.queue_id, index, error)
+            self.replica.applied = index
+            return
+        if entry.bodies.count:
+            self.replicas.bodies.put(self.queue_id, index, entry.bodies, len(data))
+        applied = self.replica.apply(index, entry, self._own)
+        self._perform(applied, entry.bodies)
+
+    def passed(self, index: int) -> None:
+        self.replica.applied = index
+        if self._gone_after:
+            self._look_for_gone(index)
+
+    def snapshot(self) -> bytes:
+        return self.replica.snapshot()
+
+    def kept(self) -> list[int]:
+        return self.replica.locations.pinned()
+
+    def kept_in(self, state: bytes) -> list[int]:
+        return Replica.restore(state).locations.pinned()
+
+    def released(self) -> list[int]:
+        # `apply` has them from every entry.
+        released, self._released = self._released, []
+        return released
+
+    def landed(self) -> int:
+        incarnation, number = self.replica.batches.get(self._own[0], (0, 0))
+        return number if incarnation == self._own[1] else 0
+
+    def load(self, state: bytes) -> None:
+        """Start from a snapshot of this node's own."""
+        self.replica = Replica.restore(state)
+
+    def restore(self, state: bytes) -> None:
+        """Jump to a snapshot that the leader sent: hand over what was given to this node's consumers meanwhile."""
+        self.replica = Replica.restore(state)
+        self.replicas.bodies.drop_group(self.queue_id)
+        self._held.clear()
+        by_key = self.replica.machine.consumers.by_key
+        for key in list(self._attaching):
+            if (*self._own, *key) in by_key:
+                self._attached(key, None)
+        for key, consumer in list(self._consumers.items()):
+            held = by_key.get((*self._own, *key))
+            if held is None:
+                if key not in self._attaching:
+                    self._attach_again(key, consumer)
+                continue
+            known = self._next_ids.get(key, 0)
+            for first, run in zip(held.checkout.starts, held.checkout.runs, strict=True):
+                if first >= known:
+                    copy = run.every(0, 1)
+                    self._held.append((held, copy, first, self.replica.find(copy.seqs)))
+        # What was confirmed or refused in between is not told apart any more; it was taken, or its queue was full.
+        landed = self.landed()
+        for token, publish in list(self._publishes.items()):
+            if publish.batch <= landed:
+                self._confirmed(token, publish.first, publish.last)
+        self._passed(landed)
+        self._deliver_held()
+
+    def leader_changed(self) -> None:
+        if not self.group.is_leader:
+            return
+        machine = self.replica.machine
+        self._dead_letters_sent.clear()
+        self._send_dead_letters(self.replica.dead_lettering)
+        if machine.due_ms is not None:
+            self._wake(machine.due_ms)
+        self.queue.renew()
+        self.gone_members()
+        if machine.ready.count and machine.consumers.count:
+            # The last leader may have gone before it could go on handing out.
+            self.pending.append(("tick",))
+            self._dirty(self)
+
+    def members_changed(self, members: Members) -> None:
+        if self.group.is_leader:
+            self.gone_members()
+
+    # -- effects ---------------------------------------------------------------------------------------------------
+
+    def _perform(self, applied: Applied, bodies: Bodies) -> None:
+        number = applied.batches[-1] if applied.batches else 0
+        if self._attach_batches and number:
+            refused = {key[2:]: reason for key, reason in applied.attach_refused}
+            while self._attach_batches and self._attach_batches[0][0] <= number:
+                _, key = self._attach_batches.pop(0)
+                why = refused.get(key)
+                self._attached(key, EXCLUSIVE if why == "exclusive" else why)
+        if applied.deliveries:
+            find = self.replica.find
+            for consumer, run, first_id in applied.deliveries:
+                self._held.append((consumer, run, first_id, find(run.seqs)))
+            self._deliver_held()
+        for token, first, last in applied.confirmed:
+            self._confirmed(token, first, last)
+        for token, first, last in applied.refused:
+            self._confirmed(token, first, last, refused=True)
+        for key in applied.got_nothing:
+            self._got_nothing(key[2:])
+        for token, count in applied.purged:
+            self._purged(token, count)
+        for key in applied.consumers_gone:
+            attached = self._consumers.get(key[2:])
+            if attached is not None:
+                self._attach_again(key[2:], attached)
+        if applied.released:
+            self._released = self._released + applied.released if self._released else applied.released
+            for index in applied.released:
+                self.replicas.bodies.drop(self.queue_id, index)
+        if self.group.is_leader:
+            self._lead(applied)
+        if number:
+            self._passed(number)
+        if self.pending:
+            self._dirty(self)
+
+    def _lead(self, applied: Applied) -> None:
+        if applied.dead_letters:
+            self._send_dead_letters(applied.dead_letters)
+        if applied.more:
+            self.pending.append(("tick",))
+        if applied.wake_at is not None:
+            self._wake(applied.wake_at)
+        machine = self.replica.machine
+        if machine.settings.expires_ms is not None and machine.last_used_ms != self._renewed_ms:
+            self._renewed_ms = machine.last_used_ms
+            self.queue.renew()
+        if self._gone_after:
+            self._look_for_gone(applied.index)
+
+    def _attach_again(self, key: Key, consumer: Consumer) -> None:
+        """The group took this node for down and gave away what the consumer held; the consumer is still there."""
+        consumer.next_id = self._next_ids.get(key, 0)
+        self.pending.append(("attach", consumer))
+        self._dirty(self)
+
+    def _wake(self, at_ms: int) -> None:
+        if self._wake_at is None or at_ms < self._wake_at:
+            self._wake_at = at_ms
+            self.services.timers.wake(self, at_ms)
+
+    def wake(self) -> None:
+        """A time has come that the machine asked for, or a dead letter is to be tried again."""
+        self._wake_at = None
+        if self.closed or not self.group.is_leader:
+            return
+        self._send_dead_letters(self.replica.dead_lettering)
+        self.submit(("tick",))
+
+    # -- bodies ----------------------------------------------------------------------------------------------------
+
+    def _deliver_held(self) -> None:
+        while self._held:
+            consumer, run, first_id, places = self._held[0]
+            contents = self._contents(places, self._deliver_held)
+            if contents is None:
+                return
+            del self._held[0]
+            run.contents = contents
+            self._deliver(consumer.key[2:], consumer, run, first_id)
+        if self.pending:
+            self._dirty(self)
+
+    def _contents(self, places: Places, again: Callable[[], None]) -> list[bytes] | None:
+        """Return the bodies, or None if they have to be fetched first; `again` is called when they are here."""
+        found: list[bytes] = []
+        for index, ordinals in places:
+            bodies = self.replicas.bodies.get(self.queue_id, index) or self._read(index, again)
+            if bodies is None:
+                return None
+            found += bodies.contents(ordinals)
+        return found
+
+    def _read(self, index: int, again: Callable[[], None]) -> Bodies | None:
+        replicas = self.replicas
+        try:
+            (entry,) = replicas.store.read(self.queue_id, index, index, 1)
+        except EntryLost:
+            replicas.lost(self.group, index, again)
+            return None
+        bodies = replicated.bodies_of(entry.data)
+        replicas.bodies.put(self.queue_id, index, bodies, len(entry.data))
+        return bodies
+
+    # -- dead letters ----------------------------------------------------------------------------------------------
+
+    def _send_dead_letters(self, letters: list[tuple[Run, Reason]]) -> None:
+        held = self.replica.machine.dead_lettering
+        if len(self._dead_letters_sent) > len(held):
+            self._dead_letters_sent = {seq: None for seq in self._dead_letters_sent if seq in held}
+        for run, reason in letters:
+            certain = self.certain and run.seqs.start in self.replica.machine.dead_lettering
+            if certain and run.seqs.start in self._dead_letters_sent:
+                continue
+            self._send_dead_letter(run.every(0, 1), reason, self.replica.find(run.seqs), certain=certain)
+
+    def _send_dead_letter(self, run: Run, reason: Reason, places: Places, *, certain: bool) -> None:
+        seq = run.seqs.start
+        contents = self._contents(
+            places, lambda: self._send_dead_letter(run, reason, places, certain=certain)
+        )
+        if contents is None:
+            return
+        run.contents = contents
+        if not certain:
+            self.services.dead_letters.dead_letter(self.queue, run, reason, None)
+            return
+        self._dead_letters_sent[seq] = None
+
+        def done(taken: bool) -> None:
+            if self.closed or not self.group.is_leader:
+                return
+            if taken:
+                # It counts as sent until that is applied.
+                self.pending.append(("dead_lettered", seq, seq))
+                self._dirty(self)
+            else:
+                self._dead_letters_sent.pop(seq, None)
+                self._wake(self.services.clock() + DEAD_LETTER_RETRY_MS)
+
+        self.services.dead_letters.dead_letter(self.queue, run, reason, done)
+
+    # -- nodes -----------------------------------------------------------------------------------------------------
+
+    def gone_members(self) -> None:
+        """The leader says who is no more: nodes that are down or no members, and earlier starts of nodes that are up.
+
+        What they did before may still be on its way into the log or through it: first that is applied.
+        """
+        self._gone_after = max(1, self.group.core.last_index)
+        self._look_for_gone(self.replica.applied)
+
+    def _look_for_gone(self, applied: int) -> None:
+        group = self.group
+        if applied < self._gone_after or not group.is_leader:
+            return
+        if group.inbox:
+            self._gone_after = group.core.last_index + 1
+            return
+        self._gone_after = 0
+        incarnations, members = self.replicas.incarnations, group.core.members.everyone()
+        for node, incarnation in self.replica.members():
+            known = incarnations.get(node, incarnation)
+            if known is None or known > incarnation or node not in members:
+                self.pending.append(("node_down", node, incarnation))
+                self._dirty(self)

@@ -1,0 +1,214 @@
+"""Clients of other nodes at queues that live here: their commands come over the links, and the answers go back.
+
+For the queue's host a guest is a publisher and a consumer like any other; only that its answers and deliveries are
+gathered over a turn and leave in one frame. When the link breaks, the guest's consumers are gone, and what they held
+goes back to the queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from quorum_queue.cluster import events, frames
+from quorum_queue.cluster.events import Events
+from quorum_queue.cluster.replicas import Links
+from quorum_queue.machine.codec import CodecError
+from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.entries import decode_entry, encode_entry
+from quorum_queue.machine.run import Run
+from quorum_queue.ports import Host, Refused
+
+Key = tuple[Any, ...]
+
+#: Unsent bytes to a node above which its consumers get nothing, and below which they get it again.
+HIGH_BYTES = 16 << 20
+LOW_BYTES = 4 << 20
+#: Higher than any delivery id.
+ALL_IDS = 1 << 62
+
+
+class Guest:
+    """One node at one queue."""
+
+    __slots__ = ("_guests", "keys", "number", "paused", "peer", "queue_id")
+
+    def __init__(self, guests: Guests, peer: str, queue_id: int) -> None:
+        self._guests = guests
+        self.peer = peer
+        self.queue_id = queue_id
+        #: Keys of consumers that may hold something.
+        self.keys: dict[Key, None] = {}
+        #: Of its last batch.
+        self.number = 0
+        self.paused = False
+
+    def tell(self, *event: Any) -> None:
+        self._guests.events_for(self.peer, self.queue_id).add(*event)
+
+    def deliver(self, consumer: Any, run: Run, first_id: int) -> None:
+        self._guests.events_for(self.peer, self.queue_id).deliver(consumer.key[-4:], first_id, run)
+
+    def moved(self) -> None:
+        """The queue is served elsewhere from now on, or was never here."""
+        self.tell(events.MOVED, self.number)
+        self._guests.forget(self)
+
+
+class _Origin:
+    """A publisher behind a link."""
+
+    __slots__ = ("_guest", "_token")
+
+    def __init__(self, guest: Guest, token: int) -> None:
+        self._guest = guest
+        self._token = token
+
+    def confirmed(self, first: int, last: int) -> None:
+        self._guest.tell(events.CONFIRMED, self._token, first, last)
+
+    def refused(self, first: int, last: int) -> None:
+        self._guest.tell(events.REFUSED, self._token, first, last)
+
+
+class Guests:
+    """All guests at the queues of this node."""
+
+    def __init__(
+        self,
+        links: Links,
+        *,
+        host_of: Callable[[int], Host | None],
+        dirty: Callable[[Host], None],
+    ) -> None:
+        self._links = links
+        self._host_of = host_of
+        self._dirty = dirty
+        self._guests: dict[tuple[str, int], Guest] = {}
+        self._events: dict[tuple[str, int], Events] = {}
+
+    def events_for(self, peer: str, queue_id: int) -> Events:
+        found = self._events.get((peer, queue_id))
+        if found is None:
+            found = self._events[peer, queue_id] = Events()
+        return found
+
+    def received(self, peer: str, frame: memoryview) -> None:
+        """Take commands for a queue. Raises frames.FrameError, CodecError."""
+        queue_id, payload = frames.parse_queue(frame)
+        entry = decode_entry(encode_entry(0, [payload]))
+        host = self._host_of(queue_id)
+        for batch in entry.batches:
+            guest = self._guests.get((peer, queue_id))
+            if guest is None:
+                guest = self._guests[peer, queue_id] = Guest(self, peer, queue_id)
+            guest.number = batch.number
+            if host is None or host.closed:
+                # It has moved, or was deleted, or its declaration is on its way to here: nothing was taken.
+                guest.moved()
+                continue
+            for command in batch.commands:
+                self._take(host, guest, command, entry.bodies)
+            self._dirty(host)
+            host.barrier(_done(host, guest, batch.number))
+
+    def _take(self, host: Host, guest: Guest, command: Any, bodies: Any) -> None:
+        verb = command[0]
+        if verb in ("enqueue", "enqueue_once"):
+            run: Run = command[1]
+            run.contents = bodies.contents(run.seqs)
+            run.sizes = None
+            run.seqs = range(len(run.seqs))
+            origin = None if command[2] is None else _Origin(guest, command[2])
+            host.pending.append((verb, run, origin, *command[3:]))
+        elif verb == "attach":
+            consumer: Consumer = command[1]
+            consumer.sink = guest
+            guest.keys[consumer.key] = None
+            key = consumer.key[2:]
+            host.attach(consumer, lambda refused: guest.tell(events.ATTACHED, key, refused))
+        elif verb == "get":
+            getter: Consumer = command[1]
+            getter.sink = guest
+            guest.keys[getter.key] = None
+            host.get(getter, _got(guest, getter.key[2:]))
+        elif verb == "purge":
+            token = command[1]
+            host.purge(lambda count: _tell_purged(guest, token, count))
+        elif verb == "touch":
+            host.touch()
+        else:
+            if verb == "detach" and command[2]:
+                guest.keys.pop(command[1], None)
+            host.pending.append(command)
+
+    def flush(self) -> None:
+        """Send what the turn brought."""
+        if not self._events:
+            return
+        gathered, self._events = self._events, {}
+        for (peer, queue_id), found in gathered.items():
+            self._links.send(peer, found.encode(queue_id))
+            guest = self._guests.get((peer, queue_id))
+            if guest is not None and not guest.paused and self._links.pending_bytes(peer) > HIGH_BYTES:
+                self._pause(guest, paused=True)
+
+    def tick(self) -> None:
+        """Let those go on whose link has drained."""
+        for guest in self._guests.values():
+            if guest.paused and self._links.pending_bytes(guest.peer) < LOW_BYTES:
+                self._pause(guest, paused=False)
+
+    def _pause(self, guest: Guest, *, paused: bool) -> None:
+        guest.paused = paused
+        host = self._host_of(guest.queue_id)
+        if host is None:
+            return
+        for key in guest.keys:
+            host.pending.append(("pause", key, paused))
+        self._dirty(host)
+
+    def forget(self, guest: Guest) -> None:
+        """It goes elsewhere."""
+        place = guest.peer, guest.queue_id
+        if self._guests.get(place) is guest:
+            del self._guests[place]
+
+    def link_down(self, peer: str) -> None:
+        """Give back what the consumers of that node held."""
+        for name, queue_id in [place for place in self._guests if place[0] == peer]:
+            guest = self._guests.pop((name, queue_id))
+            self._events.pop((name, queue_id), None)
+            host = self._host_of(queue_id)
+            if host is None:
+                continue
+            for key in guest.keys:
+                host.pending.append(("detach", key, True))
+                host.pending.append(("return", key, 0, ALL_IDS))
+            self._dirty(host)
+
+
+def _done(host: Host, guest: Guest, number: int) -> Callable[..., None]:
+    def done(refused: Refused | None = None) -> None:
+        guest.tell(
+            events.DONE, number, host.ready_count, host.ready_bytes, host.unacked_count, host.consumer_count
+        )
+
+    return done
+
+
+def _got(guest: Guest, key: Key) -> Callable[[Run | Refused | None], None]:
+    def got(run: Run | Refused | None) -> None:
+        # A run was delivered to the guest already.
+        if not isinstance(run, Run):
+            guest.tell(events.GOT_NOTHING, key)
+
+    return got
+
+
+def _tell_purged(guest: Guest, token: int | None, count: int | Refused) -> None:
+    if token is not None:
+        guest.tell(events.PURGED, token, count if isinstance(count, int) else 0)
+
+
+__all__ = ["CodecError", "Guests"]

@@ -1,0 +1,40 @@
+"""Limits and times of replication. The server fills them from its configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicationOptions:
+    #: Batches of one turn make one entry; a larger turn makes several of about this size.
+    entry_bytes: int = MIB
+    #: Commands of one host in one turn are cut into batches of about this size.
+    batch_bytes: int = 256 * KIB
+    #: A snapshot is due after so many entries or bytes that came after the last one…
+    snapshot_entries: int = 2048
+    snapshot_bytes: int = 4 * MIB
+    #: …and after bytes as many times its own size, so that a long queue does not spend its time on them.
+    snapshot_growth: int = 4
+    #: Entries that a follower still lacks are kept so long; one that lags further gets a snapshot.
+    log_bytes_max: int = 64 * MIB
+    #: Size of one piece of a snapshot, and of one answer with entries.
+    piece_bytes: int = MIB
+    #: Pieces of snapshots on the way to one peer.
+    transfer_bytes_max: int = 8 * MIB
+    #: A node that broke off is given so long to come back before its consumers are taken for gone, ms.
+    node_down_ms: int = 1_500
+    #: A write that takes longer makes this node give up leadership, ms.
+    disk_stall_ms: int = 2_000
+    #: A change of the topology is refused when it has not been applied for so long, ms.
+    change_timeout_ms: int = 10_000
+    #: Between two looks at whether a leader should be elsewhere, ms.
+    rebalance_ms: int = 2_000
+    #: Leaders moved at one look.
+    rebalance_groups: int = 50
+    #: Messages for groups that this node does not know yet, bytes.
+    early_bytes_max: int = 4 * MIB
+    #: Bodies of entries kept in memory for delivery, bytes.
+    bodies_bytes: int = 64 * MIB

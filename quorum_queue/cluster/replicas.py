@@ -1,0 +1,509 @@
+"""All Raft groups of this node, without I/O: what arrives goes to their cores, and what they ask for is gathered.
+
+One turn: the batches that reached a leader become entries, every dirty group tells what it wants written, sent and
+applied, all that is to be written goes into the layer of the next commit (one transaction for all groups), and what
+must wait for the disk is sent when that commit is done. A group at rest costs nothing: it has no timer, and the beats
+by which nodes know of each other are the links', one for each pair of nodes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from quorum_queue.cluster import frames, transfer
+from quorum_queue.cluster.bodies import BodyCache
+from quorum_queue.cluster.group import Group, StateMachine
+from quorum_queue.cluster.options import ReplicationOptions
+from quorum_queue.cluster.state import pack_state
+from quorum_queue.raft.core import Raft
+from quorum_queue.raft.errors import CodecError, LogDiverged
+from quorum_queue.raft.log import Log
+from quorum_queue.raft.members import HardState, Members
+from quorum_queue.raft.messages import Message, decode_message, encode_message
+from quorum_queue.raft.options import Options
+
+logger = logging.getLogger("mqd.replication")
+
+_RAFT = bytes((frames.RAFT,))
+#: Entries whose last message is settled are deleted together.
+RELEASED_MAX = 256
+
+
+class Store(Protocol):
+    """Where entries, votes and snapshots are kept; see persistence.groups."""
+
+    def append(self, group: int, entries: Sequence[Any]) -> None: ...
+
+    def hard(self, group: int, term: int, vote: str) -> None: ...
+
+    def snapshot(self, group: int, index: int, term: int, state: bytes | list[bytes]) -> None: ...
+
+    def keep(self, group: int, entries: Sequence[Any]) -> None: ...
+
+    def begin_aside(self, group: int, index: int, term: int) -> None:
+        """A snapshot at this index comes from another node, and entries below it."""
+
+    def keep_aside(self, group: int, entries: Sequence[Any]) -> None:
+        """Keep such entries, apart from this node's own log, which holds until the snapshot is taken over."""
+
+    def truncate(self, group: int, index: int) -> None: ...
+
+    def drop_entries(self, group: int, spans: list[range]) -> None: ...
+
+    def drop(self, group: int) -> None: ...
+
+    def read(self, group: int, low: int, high: int, max_bytes: int) -> Sequence[Any]: ...
+
+
+class Commits(Protocol):
+    def request(self, done: Callable[[], None] | None = None) -> None: ...
+
+
+class Links(Protocol):
+    """Frames to the other nodes; see quorum_queue.links."""
+
+    def send(self, peer: str, parts: list[bytes]) -> bool: ...
+
+    def pending_bytes(self, peer: str) -> int: ...
+
+    def connected(self) -> Collection[str]: ...
+
+
+class Written(NamedTuple):
+    """What a commit makes durable for one group, and what may leave then."""
+
+    group: Group
+    hard: HardState | None
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs
+    term: int
+    messages: tuple[Message, ...]
+
+
+class Replicas:
+    """The groups of one node."""
+
+    def __init__(
+        self,
+        node: str,
+        incarnation: int,
+        *,
+        store: Store,
+        commits: Commits,
+        links: Links,
+        clock: Callable[[], int],
+        options: ReplicationOptions,
+        raft: Options,
+    ) -> None:
+        self.node = node
+        self.incarnation = incarnation
+        self.own = (node, incarnation)
+        self.store = store
+        self.commits = commits
+        self.links = links
+        self.clock = clock
+        self.options = options
+        self.raft_options = raft
+        self.groups: dict[int, Group] = {}
+        self.dirty: dict[Group, None] = {}
+        #: Groups that want ticks.
+        self.active: dict[Group, None] = {}
+        #: Bytes of this node's batches that are not applied here.
+        self.flight_bytes = 0
+        self.led_count = 0
+        #: What is known of the nodes: the incarnation of those that are up, None for those that are down.
+        self.incarnations: dict[str, int | None] = {node: incarnation}
+        self._written: list[Written] = []
+        #: A turn may end another one: whoever was waited for goes on within it.
+        self._turning = False
+        self._writing: deque[int] = deque()
+        #: The disk does not take what it is given: this node leads nothing.
+        self.stalled = self._full = False
+        self._transfers: dict[Group, None] = {}
+        #: Messages for groups that are not known here yet, by group.
+        self._early: dict[int, list[Message]] = {}
+        self._early_bytes = 0
+        #: Entries that the disk lost, with what waits for them.
+        self._lost: dict[tuple[int, int], list[Callable[[], None]]] = {}
+        self.bodies = BodyCache(options.bodies_bytes)
+        #: Says whether a group may still come into being here (its declaration is not applied yet).
+        self.may_come: Callable[[int], bool] = lambda group_id: False
+
+    # -- groups ----------------------------------------------------------------------------------------------------
+
+    def open(
+        self,
+        group_id: int,
+        machine: StateMachine,
+        *,
+        members: Members,
+        hard: HardState,
+        log: Log,
+        applied: int,
+        changes: Iterable[tuple[int, Members]] = (),
+        amnesiac: int = 0,
+    ) -> Group:
+        """Start a group of which this node is a member. The machine stands at `applied`."""
+        core = Raft(
+            self.node,
+            group_id,
+            members=members,
+            hard=hard,
+            log=log,
+            options=self.raft_options,
+            changes=changes,
+            amnesiac=amnesiac,
+        )
+        group = self.groups[group_id] = Group(self, group_id, core, machine, applied=applied)
+        self.touch(group)
+        for message in self._early.pop(group_id, ()):
+            self._step(group, message)
+        return group
+
+    def close(self, group: Group) -> None:
+        """Forget a group with all that it stored."""
+        if self.groups.get(group.id) is not group:
+            return
+        del self.groups[group.id]
+        self.dirty.pop(group, None)
+        self.active.pop(group, None)
+        self._transfers.pop(group, None)
+        self.flight_bytes -= sum(len(flight.payload) for flight in group.flights)
+        group.flights.clear()
+        if group.leading:
+            self.led_count -= 1
+        self.store.drop(group.id)
+        self.commits.request()
+
+    def touch(self, group: Group) -> None:
+        """Something happened in a group: look at it at the end of the turn."""
+        self.dirty[group] = None
+
+    # -- links -----------------------------------------------------------------------------------------------------
+
+    def linked(self, node: str) -> bool:
+        return node in self.links.connected()
+
+    def send(self, peer: str, parts: list[bytes]) -> bool:
+        return self.links.send(peer, parts)
+
+    def link_up(self, peer: str) -> None:
+        for group in self.groups.values():
+            if peer in group.core.members.everyone():
+                group.core.in_contact(peer)
+                if group.core.leader == peer:
+                    group.sent_to = ("", 0)
+                self.touch(group)
+
+    def link_down(self, peer: str) -> None:
+        for group in self.groups.values():
+            transfer.peer_gone(group, peer)
+            if peer in group.core.members.everyone():
+                group.core.lost_contact(peer)
+                self.touch(group)
+
+    def received(self, peer: str, frame: memoryview) -> None:
+        """Take one frame. Raises frames.FrameError, CodecError: the peer is broken."""
+        kind = frame[0]
+        if kind == frames.RAFT:
+            group_id, message = decode_message(frame[1:])
+            group = self.groups.get(group_id)
+            if group is not None:
+                self._step(group, message)
+            else:
+                self._keep_early(group_id, message, len(frame))
+        elif kind == frames.BATCH:
+            group_id, payload = frames.parse_batch(frame)
+            group = self.groups.get(group_id)
+            # Whoever is no member any more will not see what became of its batches, nor be seen to go.
+            if group is not None and group.is_leader and peer in group.core.members.everyone():
+                group.take(payload)
+        elif kind == frames.STATE:
+            piece = frames.parse_state(frame)
+            group = self.groups.get(piece.group)
+            if group is not None:
+                transfer.receive_state(group, peer, piece)
+        elif kind == frames.FETCH:
+            group_id, indexes = frames.parse_fetch(frame)
+            transfer.answer_fetch(self, peer, group_id, indexes)
+        elif kind == frames.ENTRIES:
+            group_id, found = frames.parse_entries(frame)
+            group = self.groups.get(group_id)
+            if group is not None:
+                transfer.receive_entries(group, peer, found)
+        else:
+            raise frames.FrameError(f"a frame of kind {kind}")
+
+    def _step(self, group: Group, message: Message) -> None:
+        try:
+            group.core.step(message)
+        except LogDiverged as error:
+            # Safer to stop than to guess which of the two is right.
+            logger.critical("group %d: %s; this member takes part no more", group.id, error)
+            del self.groups[group.id]
+            self.dirty.pop(group, None)
+            self.active.pop(group, None)
+            return
+        self.touch(group)
+
+    def _keep_early(self, group_id: int, message: Message, size: int) -> None:
+        """A leader may be ahead of us in the topology: its first words to a new group must not be lost."""
+        if self._early_bytes > self.options.early_bytes_max or not self.may_come(group_id):
+            return
+        self._early.setdefault(group_id, []).append(message)
+        self._early_bytes += size
+
+    def forget_early(self) -> None:
+        """The topology is as new as anybody's: what has no group here now has none."""
+        self._early = {group: kept for group, kept in self._early.items() if self.may_come(group)}
+        if not self._early:
+            self._early_bytes = 0
+
+    # -- time ------------------------------------------------------------------------------------------------------
+
+    def tick(self, heard: Collection[str]) -> None:
+        """One tick of the election clock, for the groups that are not at rest."""
+        self._watch_disk()
+        if self.stalled:
+            # Whoever cannot write leads nobody.
+            return
+        for group in list(self._transfers):
+            transfer.go_on(group)
+        for group in list(self.active):
+            group.core.tick(heard)
+            self.touch(group)
+
+    def _watch_disk(self) -> None:
+        slow = bool(self._writing) and self.clock() - self._writing[0] > self.options.disk_stall_ms
+        self._set_stalled(slow or self._full)
+
+    def disk_full(self, full: bool) -> None:
+        """The disk has no room left, or has some again."""
+        self._full = full
+        self._watch_disk()
+
+    def _set_stalled(self, stalled: bool) -> None:
+        if stalled is self.stalled:
+            return
+        self.stalled = stalled
+        if not stalled:
+            logger.warning("the disk takes what it is given again")
+            return
+        logger.warning("the disk does not take what it is given: giving up leadership")
+        for group in self.groups.values():
+            if group.is_leader:
+                group.core.step_down()
+                self.touch(group)
+
+    # -- turns -----------------------------------------------------------------------------------------------------
+
+    def turn(self) -> bool:
+        """Carry out what the dirty groups ask for; return whether there was anything."""
+        if not self.dirty or self._turning:
+            return False
+        self._turning = True
+        try:
+            while self.dirty:
+                dirty, self.dirty = self.dirty, {}
+                for group in dirty:
+                    if self.groups.get(group.id) is group:
+                        self._turn(group)
+        finally:
+            self._turning = False
+        self._commit()
+        return True
+
+    def _turn(self, group: Group) -> None:
+        core = group.core
+        if group.inbox:
+            group.propose()
+        while core.has_ready:
+            self._carry_out(group)
+        group.watch_leader()
+        self._snapshot_if_due(group)
+        if core.quiet:
+            self.active.pop(group, None)
+        else:
+            self.active[group] = None
+
+    def _carry_out(self, group: Group) -> None:
+        ready = group.core.ready()
+        store, group_id = self.store, group.id
+        if ready.hard is not None:
+            store.hard(group_id, ready.hard.term, ready.hard.vote)
+        if ready.entries:
+            store.append(group_id, ready.entries)
+        if ready.hard is not None or ready.entries:
+            last = ready.entries[-1] if ready.entries else None
+            self._written.append(
+                Written(
+                    group,
+                    ready.hard,
+                    last.index if last is not None else 0,
+                    last.term if last is not None else 0,
+                    ready.after_sync,
+                )
+            )
+        else:
+            self._post(group_id, ready.after_sync)
+        self._post(group_id, ready.messages)
+        if ready.committed:
+            group.apply(ready.committed)
+        for to in ready.snapshots:
+            transfer.begin(group, to)
+        for index in ready.lost:
+            self.lost(group, index)
+
+    def _post(self, group_id: int, messages: Iterable[Message]) -> None:
+        for message in messages:
+            self.post(group_id, message)
+
+    def post(self, group_id: int, message: Message) -> None:
+        self.links.send(message.to, [_RAFT, *encode_message(group_id, message)])
+
+    def _commit(self) -> None:
+        """Ask for one commit for all that this turn wrote."""
+        if not self._written:
+            return
+        written, self._written = self._written, []
+        self._writing.append(self.clock())
+
+        def done() -> None:
+            self._writing.popleft()
+            for group, hard, index, term, messages in written:
+                if self.groups.get(group.id) is not group:
+                    continue
+                if hard is not None:
+                    group.core.hard_written(hard)
+                if index:
+                    group.core.written(index, term)
+                self._post(group.id, messages)
+                self.touch(group)
+
+        self.commits.request(done)
+
+    # -- snapshots -------------------------------------------------------------------------------------------------
+
+    def _snapshot_if_due(self, group: Group) -> None:
+        options = self.options
+        if group.snapshotting or group.sending or group.receiving is not None:
+            return
+        if len(group.released) >= RELEASED_MAX:
+            self._drop_released(group)
+        entries = group.applied - group.snapshot_index
+        due = group.since_bytes >= options.snapshot_bytes or entries >= options.snapshot_entries
+        if not due or group.since_bytes < options.snapshot_growth * group.snapshot_bytes:
+            return
+        self.take_snapshot(group)
+
+    def take_snapshot(self, group: Group) -> None:
+        """Write the state as it stands; once it is durable, the entries that it covers and nobody wants are deleted."""
+        index = group.applied
+        receiving = group.receiving
+        if (
+            index <= group.snapshot_index
+            or group.snapshotting
+            or (receiving is not None and receiving.storing)
+        ):
+            return
+        state = group.machine.snapshot()
+        group.snapshotting = True
+        group.snapshot_log_bytes += group.since_bytes
+        group.snapshot_bytes, group.since_bytes = len(state), 0
+        self.store.snapshot(
+            group.id, index, group.core.log.term_at(index), pack_state(group.core.members_at(index), state)
+        )
+
+        def done() -> None:
+            group.snapshotting = False
+            if self.groups.get(group.id) is group and index > group.snapshot_index:
+                group.snapshot_index = index
+                self.compact(group)
+
+        self.commits.request(done)
+
+    def compact(self, group: Group) -> None:
+        """Delete what lies below the snapshot, but for the entries that hold bodies of the queue.
+
+        What a follower in contact still lacks stays, unless it lags too far.
+        """
+        if group.sending:
+            # A follower is being filled from these entries.
+            return
+        self._drop_released(group)
+        index, at = self._least_needed(group), group.cleaned + 1
+        if index < at:
+            return
+        group.core.compact(index)
+        spans: list[range] = []
+        for keep in group.machine.kept():
+            if keep > index:
+                break
+            if keep >= at:
+                if keep > at:
+                    spans.append(range(at, keep))
+                at = keep + 1
+        if at <= index:
+            spans.append(range(at, index + 1))
+        group.cleaned = index
+        if index == group.snapshot_index:
+            group.snapshot_log_bytes = 0
+        if spans:
+            self.store.drop_entries(group.id, spans)
+            self.commits.request()
+
+    def _least_needed(self, group: Group) -> int:
+        """Return the entry up to which the log may be cut."""
+        index = group.snapshot_index
+        leadership = group.core.leadership
+        if leadership is not None and group.log_bytes < self.options.log_bytes_max:
+            for peer in leadership.peers.values():
+                if peer.contact:
+                    index = min(index, peer.match)
+        return index
+
+    def _drop_released(self, group: Group) -> None:
+        """Delete entries below the snapshot whose last message is settled. Those above it wait for the next one."""
+        released, group.released = group.released, []
+        spans = [range(index, index + 1) for index in released if index <= group.cleaned]
+        if spans:
+            self.store.drop_entries(group.id, spans)
+            self.commits.request()
+
+    # -- entries that the disk lost --------------------------------------------------------------------------------
+
+    def lost(self, group: Group, index: int, then: Callable[[], None] | None = None) -> None:
+        """An entry cannot be read: get it again from a peer, and call `then` when it is here."""
+        waiting = self._lost.get((group.id, index))
+        if waiting is not None:
+            if then is not None:
+                waiting.append(then)
+            return
+        logger.error("group %d: entry %d cannot be read, fetching it from a peer", group.id, index)
+        self._lost[group.id, index] = [then] if then is not None else []
+        self.ask_again(group, index)
+
+    def ask_again(self, group: Group, index: int) -> None:
+        for peer in group.core.members.everyone():
+            if peer != self.node and self.links.send(peer, frames.fetch(group.id, [index])):
+                return
+
+    def found(self, group: Group, entry: frames.StoredEntry) -> bool:
+        """An entry came from a peer; say whether it was one that the disk had lost."""
+        waiting = self._lost.pop((group.id, entry.index), None)
+        if waiting is None:
+            return False
+        self.store.keep(group.id, [entry])
+        group.core.found(entry.index)
+        self.touch(group)
+        for then in waiting:
+            then()
+        return True
+
+    def lost_entries(self) -> list[tuple[int, int]]:
+        return list(self._lost)
+
+
+__all__ = ["CodecError", "Replicas", "Store"]

@@ -1,0 +1,304 @@
+"""Filling a follower that lacks more than the log still holds: a snapshot's state, then the bodies it speaks of.
+
+The leader sends the state of its machine in pieces. The follower then asks for the entries that hold bodies of the
+queue and that it has not got, and only when all of them and the state are durable does it tell its core, which answers
+the leader: until then it counts for nothing. So a replica in step always has every body of its queue.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import TYPE_CHECKING
+
+from quorum_queue.cluster import frames
+from quorum_queue.cluster.state import pack_state
+from quorum_queue.raft.errors import EntryLost
+from quorum_queue.raft.members import Members
+
+if TYPE_CHECKING:
+    from quorum_queue.cluster.group import Group
+    from quorum_queue.cluster.replicas import Replicas
+
+logger = logging.getLogger("mqd.replication")
+
+#: A transfer that has not moved for so long is given up, and begun anew by the core, ms.
+TRANSFER_TIMEOUT_MS = 10_000
+#: Entries asked for at once.
+FETCH_ENTRIES_MAX = 128
+
+
+class Sending:
+    """A snapshot on its way to one follower."""
+
+    __slots__ = ("index", "log_term", "members", "moved_at", "offset", "state")
+
+    def __init__(self, index: int, log_term: int, members: bytes, state: bytes, now_ms: int) -> None:
+        self.index = index
+        self.log_term = log_term
+        self.members = members
+        self.state = state
+        self.offset = 0
+        self.moved_at = now_ms
+
+
+class Receiving:
+    """A snapshot on its way to here."""
+
+    __slots__ = (
+        "asked",
+        "index",
+        "last_index",
+        "leader",
+        "log_term",
+        "members",
+        "moved_at",
+        "state",
+        "storing",
+        "term",
+        "wanted",
+    )
+
+    def __init__(self, leader: str, piece: frames.StatePiece, last_index: int, now_ms: int) -> None:
+        self.leader = leader
+        #: Where the log here ends while the snapshot comes.
+        self.last_index = last_index
+        self.term = piece.term
+        self.index = piece.index
+        self.log_term = piece.log_term
+        self.members = piece.members
+        self.state = bytearray()
+        #: Entries still to be asked for, and those asked for.
+        self.wanted: deque[int] = deque()
+        self.asked: dict[int, None] = {}
+        self.storing = False
+        self.moved_at = now_ms
+
+
+# -- the leader's side -------------------------------------------------------------------------------------------------
+
+
+def begin(group: Group, to: str) -> None:
+    """Send a snapshot of the present state to a follower."""
+    core = group.core
+    if group.sending is None:
+        group.sending = {}
+    index = group.applied
+    group.replicas.post(group.id, core.snapshot_offer(to, index))
+    group.sending[to] = Sending(
+        index,
+        core.log.term_at(index),
+        core.members_at(index).encode(),
+        group.machine.snapshot(),
+        group.replicas.clock(),
+    )
+    group.replicas._transfers[group] = None
+    logger.info("group %d: sending a snapshot at %d to %s", group.id, index, to)
+    go_on(group)
+
+
+def go_on(group: Group) -> None:
+    """Send more pieces as far as the links take them; give up what does not move."""
+    replicas = group.replicas
+    now = replicas.clock()
+    options = replicas.options
+    for to, sending in list((group.sending or {}).items()):
+        while sending.offset < len(sending.state) or not sending.state:
+            if replicas.links.pending_bytes(to) > options.transfer_bytes_max:
+                break
+            data = sending.state[sending.offset : sending.offset + options.piece_bytes]
+            piece = frames.StatePiece(
+                group.id,
+                group.core.term,
+                sending.index,
+                sending.log_term,
+                len(sending.state),
+                sending.offset,
+                sending.members,
+                data,
+            )
+            if not replicas.send(to, frames.state(piece)):
+                break
+            sending.offset += len(data)
+            sending.moved_at = now
+        if not group.is_leader or now - sending.moved_at > TRANSFER_TIMEOUT_MS:
+            ended(group, to, ok=False)
+        elif group.core.leadership is not None and _matched(group, to) >= sending.index:
+            ended(group, to, ok=True)
+    receiving = group.receiving
+    if receiving is not None and not receiving.storing and now - receiving.moved_at > TRANSFER_TIMEOUT_MS:
+        group.receiving = None
+    if not group.sending and group.receiving is None:
+        replicas._transfers.pop(group, None)
+
+
+def _matched(group: Group, to: str) -> int:
+    leadership = group.core.leadership
+    peer = leadership.peers.get(to) if leadership is not None else None
+    return 0 if peer is None else peer.match
+
+
+def ended(group: Group, to: str, *, ok: bool) -> None:
+    """A transfer is over; what was kept for it may go."""
+    sending = (group.sending or {}).pop(to, None)
+    if sending is None:
+        return
+    group.core.snapshot_done(to, sending.index, ok)
+    group.replicas.touch(group)
+    if not group.sending:
+        group.sending = None
+        if group.snapshot_index > group.cleaned:
+            group.replicas.compact(group)
+
+
+def peer_gone(group: Group, peer: str) -> None:
+    if group.sending and peer in group.sending:
+        ended(group, peer, ok=False)
+    if group.receiving is not None and group.receiving.leader == peer and not group.receiving.storing:
+        group.receiving = None
+
+
+def answer_fetch(replicas: Replicas, peer: str, group_id: int, indexes: list[int]) -> None:
+    """Send entries that a peer asks for, as many as fit in one answer; the rest it asks for again."""
+    group = replicas.groups.get(group_id)
+    found: list[frames.StoredEntry] = []
+    size = 0
+    for index in indexes:
+        entry = None if group is None else read_entry(replicas, group, index)
+        if entry is None:
+            found.append(frames.StoredEntry(index, 0, frames.GONE, b""))
+            continue
+        found.append(entry)
+        size += len(entry.data)
+        if size >= replicas.options.piece_bytes:
+            break
+    if group is not None and group.sending and peer in group.sending:
+        group.sending[peer].moved_at = replicas.clock()
+    replicas.send(peer, frames.entries(group_id, found))
+
+
+def read_entry(replicas: Replicas, group: Group, index: int) -> frames.StoredEntry | None:
+    try:
+        (entry,) = replicas.store.read(group.id, index, index, 1)
+    except EntryLost:
+        return None
+    return frames.StoredEntry(entry.index, entry.term, entry.kind, bytes(entry.data))
+
+
+# -- the follower's side -----------------------------------------------------------------------------------------------
+
+
+def receive_state(group: Group, peer: str, piece: frames.StatePiece) -> None:
+    replicas = group.replicas
+    receiving = group.receiving
+    if piece.term < group.core.term or piece.index <= group.applied:
+        return
+    if receiving is None or (receiving.leader, receiving.index) != (peer, piece.index):
+        if piece.offset or (receiving is not None and receiving.storing):
+            return
+        receiving = group.receiving = Receiving(peer, piece, group.core.last_index, replicas.clock())
+        replicas._transfers[group] = None
+    if piece.offset != len(receiving.state):
+        return
+    receiving.state += piece.data
+    receiving.moved_at = replicas.clock()
+    if len(receiving.state) < piece.total:
+        return
+    for index in group.machine.kept_in(bytes(receiving.state)):
+        # Of its own log a follower trusts what is committed; the rest may be another leader's.
+        if index > group.applied or read_entry(replicas, group, index) is None:
+            receiving.wanted.append(index)
+    replicas.store.begin_aside(group.id, receiving.index, receiving.log_term)
+    _ask(group, receiving)
+
+
+def _ask(group: Group, receiving: Receiving) -> None:
+    """Ask for the next entries, or finish."""
+    if receiving.asked or receiving.storing:
+        return
+    if not receiving.wanted:
+        _store(group, receiving)
+        return
+    count = min(FETCH_ENTRIES_MAX, len(receiving.wanted))
+    indexes = [receiving.wanted.popleft() for _ in range(count)]
+    receiving.asked = dict.fromkeys(indexes)
+    group.replicas.send(receiving.leader, frames.fetch(group.id, indexes))
+
+
+def receive_entries(group: Group, peer: str, found: list[frames.StoredEntry]) -> None:
+    replicas = group.replicas
+    receiving = group.receiving
+    for entry in found:
+        if entry.kind != frames.GONE and replicas.found(group, entry):
+            continue
+        if receiving is None or entry.index not in receiving.asked:
+            continue
+        if entry.kind == frames.GONE:
+            # The leader has lost it, too, or is one no more. Begin anew.
+            logger.warning("group %d: %s has no entry %d", group.id, peer, entry.index)
+            group.receiving = None
+            return
+        del receiving.asked[entry.index]
+        replicas.store.keep_aside(group.id, [entry])
+    if receiving is None:
+        return
+    receiving.moved_at = replicas.clock()
+    # An answer holds as many as fit: ask again for the others.
+    receiving.wanted.extendleft(reversed(list(receiving.asked)))
+    receiving.asked = {}
+    replicas.commits.request()
+    _ask(group, receiving)
+
+
+def _store(group: Group, receiving: Receiving) -> None:
+    """All is here: make it durable, then take it over."""
+    replicas, core = group.replicas, group.core
+    index, term = receiving.index, receiving.log_term
+    if (
+        core.last_index != receiving.last_index
+        or core.leader != receiving.leader
+        or not core.installing(index, term)
+    ):
+        # Things have moved on: the leader begins anew if it is still needed.
+        group.receiving = None
+        return
+    receiving.storing = True
+    state = bytes(receiving.state)
+    members = Members.decode(receiving.members)
+    store = replicas.store
+    # In one transaction: what was never committed goes, and the snapshot stands.
+    store.truncate(group.id, group.applied + 1)
+    store.snapshot(group.id, index, term, pack_state(members, state))
+    kept = dict.fromkeys(group.machine.kept_in(state))
+    # Those from the beginning, too, that were kept for bodies which meanwhile nobody wants.
+    store.drop_entries(group.id, _outside(kept, 1, index))
+
+    def done() -> None:
+        group.receiving = None
+        if replicas.groups.get(group.id) is not group:
+            return
+        core.restore(index, term, members)
+        group.applied = group.snapshot_index = group.cleaned = index
+        group.snapshot_bytes, group.since_bytes = len(state), 0
+        group.released = []
+        group.machine.restore(state)
+        group.landed()
+        replicas.touch(group)
+        logger.info("group %d: took over a snapshot at %d", group.id, index)
+
+    replicas.commits.request(done)
+
+
+def _outside(kept: dict[int, None], low: int, high: int) -> list[range]:
+    """Return the spans of low … high without what is to be kept."""
+    spans: list[range] = []
+    at = low
+    for keep in sorted(kept):
+        if keep < at or keep > high:
+            continue
+        if keep > at:
+            spans.append(range(at, keep))
+        at = keep + 1
+    if at <= high:
+        spans.append(range(at, high + 1))
+    return spans

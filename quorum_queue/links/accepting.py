@@ -1,0 +1,119 @@
+"""The port for links: strangers get nothing from it, and cost little."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable
+
+import trio
+
+from quorum_queue.links.greeting import Greeter
+from quorum_queue.links.handshake import Hello, Refused
+from quorum_queue.links.ports import LinkOptions
+from quorum_queue.links.seldom import SeldomLog
+from quorum_queue.links.session import LOST
+from quorum_queue.links.sessions import Sessions
+from quorum_queue.links.wire import TlsWire, Wire
+
+logger = logging.getLogger("mqd.links")
+
+#: Connections accepted in one turn.
+ACCEPT_BATCH = 64
+
+
+class Accepting:
+    """Accepts connections and lets in who proves to be a peer."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        greeter: Greeter,
+        options: LinkOptions,
+        admit: Callable[[str], bool],
+        make_wire: Callable[[socket.socket, str | None], Wire],
+        log: SeldomLog,
+    ) -> None:
+        self._sessions = sessions
+        self._greeter = greeter
+        self._options = options
+        self._admit = admit
+        self._make_wire = make_wire
+        self._log = log
+        #: Connections that have said nothing right yet. Those that have are apart, so that strangers do not push them
+        #: out; their first message may be another's, heard before, so they are bounded, too.
+        self.strangers: dict[Wire, None] = {}
+        self.greeted: dict[Wire, None] = {}
+
+    async def run(self, listen: socket.socket, nursery: trio.Nursery) -> None:
+        """Accept until cancelled, or until the socket is closed."""
+        listen.setblocking(False)
+        while True:
+            try:
+                await trio.lowlevel.wait_readable(listen)
+            except trio.ClosedResourceError:
+                return
+            for _ in range(ACCEPT_BATCH):
+                try:
+                    sock, _ = listen.accept()
+                    wire = self._make_wire(sock, None)
+                except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                    break
+                except OSError as error:
+                    self._log.write(logging.ERROR, "accept", "", f"cannot accept a link: {error}")
+                    await trio.sleep(0.1)
+                    break
+                self._crowd(self.strangers, wire)
+                nursery.start_soon(self._accepted, wire, _name_of(sock))
+
+    def _crowd(self, pool: dict[Wire, None], wire: Wire) -> None:
+        """Let it into the pool; the oldest there makes room."""
+        if len(pool) >= self._options.half_open_max:
+            oldest = next(iter(pool))
+            del pool[oldest]
+            oldest.close()
+            self._log.write(
+                logging.INFO, "crowd", "", "too many connections at the port for links: one dropped"
+            )
+        pool[wire] = None
+
+    async def _accepted(self, wire: Wire, where: str) -> None:
+        try:
+            with trio.fail_after(self._options.handshake_ms / 1000):
+                if isinstance(wire, TlsWire):
+                    await wire.handshake()
+                hello, standing = await self._greeter.accept(wire, lambda hello: self._opened(wire, hello))
+            self._leave(wire)
+            await self._sessions.authenticated(wire, hello, standing)
+        except Refused as refused:
+            level, sort = (logging.WARNING, "suspect") if refused.suspect else (logging.INFO, "refused")
+            self._log.write(level, sort, "", f"link from {where} refused: {refused}")
+        except (*LOST, trio.TooSlowError) as error:
+            text = str(error) or type(error).__name__
+            self._log.write(logging.DEBUG, "lost", "", f"link from {where} came to nothing: {text}")
+        except Exception:
+            # A defect of ours; nobody but this connection is to suffer.
+            logger.exception("link from %s: internal error", where)
+        finally:
+            self._leave(wire)
+            wire.close()
+
+    def _opened(self, wire: Wire, hello: Hello) -> None:
+        pair = self._sessions.pairs.get(hello.name)
+        if (pair is None or pair.address is None) and not self._admit(hello.name):
+            raise Refused(f"{hello.name!r} is no peer of this node", suspect=True)
+        if wire in self.strangers:
+            del self.strangers[wire]
+            self._crowd(self.greeted, wire)
+
+    def _leave(self, wire: Wire) -> None:
+        self.strangers.pop(wire, None)
+        self.greeted.pop(wire, None)
+
+
+def _name_of(sock: socket.socket) -> str:
+    try:
+        host, port, *_ = sock.getpeername()
+    except OSError:
+        return "?"
+    return f"{host}:{port}"

@@ -1,0 +1,107 @@
+"""Dials the peers that there is no session with."""
+
+from __future__ import annotations
+
+import logging
+import random
+import socket
+import ssl
+from collections.abc import Callable
+
+import trio
+
+from quorum_queue.links.choice import decides
+from quorum_queue.links.greeting import Greeter
+from quorum_queue.links.handshake import Refused
+from quorum_queue.links.ports import LinkOptions, Peer
+from quorum_queue.links.seldom import SeldomLog
+from quorum_queue.links.session import LOST
+from quorum_queue.links.sessions import Pair, Sessions
+from quorum_queue.links.wire import TlsWire, Wire
+
+logger = logging.getLogger("mqd.links")
+
+
+class Dialling:
+    """One task for each peer with an address."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        greeter: Greeter,
+        options: LinkOptions,
+        make_wire: Callable[[socket.socket, str | None], Wire],
+        log: SeldomLog,
+    ) -> None:
+        self._sessions = sessions
+        self._greeter = greeter
+        self._options = options
+        self._make_wire = make_wire
+        self._log = log
+
+    def start(self, nursery: trio.Nursery, pair: Pair) -> None:
+        """Keep dialling this peer, if that is not being done."""
+        if pair.dialling is None and pair.address is not None:
+            pair.dialling = trio.CancelScope()
+            nursery.start_soon(self._run, pair, pair.dialling)
+
+    async def _run(self, pair: Pair, scope: trio.CancelScope) -> None:
+        with scope:
+            while True:
+                while pair.session is not None:
+                    await pair.unlinked.wait()
+                await trio.sleep(self._retry_s(pair))
+                if pair.session is None and pair.address is not None:
+                    pair.failures += 1
+                    await self._dial(pair, pair.address)
+
+    def _retry_s(self, pair: Pair) -> float:
+        shortest, longest = self._options.retry_min_ms / 1000, self._options.retry_max_ms / 1000
+        if pair.failures:
+            # The exponent is bounded, or the number would grow for as long as the peer is away.
+            grown: float = shortest * (1 << min(pair.failures - 1, 16))
+            return min(longest, grown) * random.uniform(0.5, 1.0)
+        # After the end of a session both would dial at once: the one that chooses goes first.
+        return 0.0 if decides(self._sessions.node, pair.name) or not pair.had_session else shortest
+
+    async def _dial(self, pair: Pair, peer: Peer) -> None:
+        where = f"{peer.name} ({peer.host}:{peer.port})"
+        wire: Wire | None = None
+        try:
+            wire = await self._connect(peer)
+            # A dialler waits no longer than for a silent peer, as this holds up its next attempt.
+            with trio.fail_after(min(self._options.handshake_ms, 2 * self._options.dead_ms) / 1000):
+                if isinstance(wire, TlsWire):
+                    await self._secure(wire)
+                hello, standing = await self._greeter.dial(wire, peer.name)
+            await self._sessions.authenticated(wire, hello, standing)
+        except Refused as refused:
+            if pair.session is None:
+                level, sort = (logging.WARNING, "suspect") if refused.suspect else (logging.INFO, "refused")
+                self._log.write(level, sort, peer.name, f"no link to {where}: {refused}")
+        except (*LOST, trio.TooSlowError) as error:
+            if pair.session is None:
+                text = str(error) or type(error).__name__
+                self._log.write(logging.INFO, "lost", peer.name, f"no link to {where} yet: {text}")
+        except Exception:
+            # A defect of ours, or an address that is none.
+            logger.exception("link to %s: internal error", where)
+        finally:
+            if wire is not None:
+                wire.close()
+
+    async def _connect(self, peer: Peer) -> Wire:
+        with trio.fail_after(self._options.dial_ms / 1000):
+            stream = await trio.open_tcp_stream(peer.host, peer.port)
+        sock = socket.socket(fileno=stream.socket.detach())
+        if sock.getsockname() == sock.getpeername():
+            # Nobody listens, and the kernel gave the connection that very port to start from.
+            sock.close()
+            raise ConnectionRefusedError("connected to itself")
+        return self._make_wire(sock, peer.host)
+
+    async def _secure(self, wire: TlsWire) -> None:
+        try:
+            await wire.handshake()
+        except ssl.SSLError as error:
+            raise Refused(f"TLS: {error}", suspect=True) from None

@@ -1,0 +1,110 @@
+"""Frames of a link: a length of four bytes, and so many bytes. A frame of length 0 only says that its sender lives.
+
+The reader says where the next bytes are to go, and finds the frames in them: frames that lie whole in the shared buffer
+are handed on as views of it, and one that does not gets a buffer of its own, into which the rest of it is read
+straight from the socket. So no byte is copied more than once before the node sees it, whatever the sizes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+HEAD = struct.Struct(">I")
+KEEP_ALIVE = HEAD.pack(0)
+
+#: Frames up to this size are made one piece as they are queued: cheaper than giving the kernel the pieces.
+JOIN_BYTES_MAX = 4096
+
+#: Two buffers up to this size are kept for the next frames of a session: fresh memory costs a page fault each 4 KiB.
+SPARE_BYTES_MAX = 2 << 20
+
+
+class FrameError(Exception):
+    """The peer sent what is not a frame; its session ends."""
+
+
+def encode(parts: Sequence[bytes], size: int) -> list[bytes]:
+    """Return the chunks that make one frame of the parts, `size` bytes together; big ones are not copied."""
+    head = HEAD.pack(size)
+    if size <= JOIN_BYTES_MAX:
+        return [head + b"".join(parts)]
+    return [head, *parts]
+
+
+class FrameReader:
+    """Of one session. `buffers` and `received` are to be called without a wait in between: the buffer is shared."""
+
+    __slots__ = ("_filled", "_frame", "_head", "_limit", "_other_spare", "_shared", "_spare")
+
+    def __init__(self, shared: memoryview, frame_bytes_max: int) -> None:
+        self._shared = shared
+        self._limit = frame_bytes_max
+        #: First bytes of a length that has not come whole.
+        self._head = b""
+        #: A frame that has begun, and how much of it has come.
+        self._frame: memoryview | None = None
+        self._filled = 0
+        #: For the next two frames that do not lie whole in the shared buffer, in turn.
+        self._spare = self._other_spare = memoryview(b"")
+
+    def buffers(self) -> list[memoryview]:
+        """Return where the next bytes go, in this order."""
+        if self._frame is not None:
+            return [self._frame[self._filled :], self._shared]
+        return [self._shared[len(self._head) :]]
+
+    def received(self, count: int) -> list[memoryview]:
+        """Return the frames completed by so many bytes more. Raises FrameError.
+
+        The views are good until the next wait.
+        """
+        frames: list[memoryview] = []
+        frame = self._frame
+        if frame is not None:
+            missing = len(frame) - self._filled
+            if count < missing:
+                self._filled += count
+                return frames
+            frames.append(frame)
+            self._frame = None
+            self._walk(count - missing, frames)
+        else:
+            head = self._head
+            if head:
+                self._shared[: len(head)] = head
+                self._head = b""
+            self._walk(len(head) + count, frames)
+        return frames
+
+    def _walk(self, end: int, frames: list[memoryview]) -> None:
+        shared, limit = self._shared, self._limit
+        at, unpack = 0, HEAD.unpack_from
+        while end - at >= 4:
+            (size,) = unpack(shared, at)
+            at += 4
+            if size > limit:
+                raise FrameError(f"a frame of {size} bytes; the limit is {limit}")
+            stop = at + size
+            if stop > end:
+                self._begin(size, shared[at:end])
+                return
+            if size:
+                frames.append(shared[at:stop])
+            at = stop
+        self._head = bytes(shared[at:end])
+
+    def _begin(self, size: int, came: memoryview) -> None:
+        # Not the buffer of the frame that was completed by the same read: the node has not seen it yet.
+        self._spare, spare = self._other_spare, self._spare
+        if size > len(spare):
+            # Zeroed memory of this size costs address space only, until bytes arrive for it.
+            frame = memoryview(bytearray(size))
+            if size <= SPARE_BYTES_MAX:
+                spare = frame
+        else:
+            frame = spare[:size]
+        self._other_spare = spare
+        frame[: len(came)] = came
+        self._frame = frame
+        self._filled = len(came)

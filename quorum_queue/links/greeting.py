@@ -1,0 +1,92 @@
+"""The handshake over a wire: reads no byte beyond it, holds no more than one message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from quorum_queue.links.framing import HEAD
+from quorum_queue.links.handshake import (
+    MESSAGE_BYTES_MAX,
+    NONCE_BYTES,
+    Acceptor,
+    Dialler,
+    Hello,
+    Keys,
+    Refused,
+    Standing,
+)
+from quorum_queue.links.wire import Wire
+
+
+class EndedError(ConnectionError):
+    """The other side closed the connection."""
+
+
+@dataclass(frozen=True)
+class Greeter:
+    """This node, as it introduces itself."""
+
+    keys: Keys
+    cluster: str
+    hello: Hello
+    #: Returns nonces.
+    random: Callable[[int], bytes]
+    #: What this node holds of that peer now.
+    standing: Callable[[str], Standing]
+
+    async def dial(self, wire: Wire, to: str) -> tuple[Hello, Standing]:
+        """Raises Refused, OSError."""
+        dialler = Dialler(self.keys, self.cluster, self.hello, to, self.random(NONCE_BYTES))
+        await write_message(wire, dialler.open())
+        try:
+            answer = await read_message(wire)
+        except EndedError:
+            # A process that dies resets the connection; this one has read what we said, and closed.
+            raise Refused(
+                "it closed the connection without an answer: another cluster secret or cluster name there, "
+                f"or {self.hello.name!r} is no peer of it",
+                suspect=True,
+            ) from None
+        finish, hello, standing = dialler.answer(answer, self.standing(to))
+        await write_message(wire, finish)
+        return hello, standing
+
+    async def accept(self, wire: Wire, opened: Callable[[Hello], None]) -> tuple[Hello, Standing]:
+        """`opened` is told who the dialler claims to be, and may raise Refused. Raises Refused, OSError."""
+        acceptor = Acceptor(self.keys, self.cluster, self.hello, self.random(NONCE_BYTES))
+        hello = acceptor.opened(await read_message(wire))
+        opened(hello)
+        await write_message(wire, acceptor.answer(self.standing(hello.name)))
+        return hello, acceptor.finish(await read_message(wire))
+
+
+async def read_message(wire: Wire) -> bytes:
+    """Raises Refused, OSError."""
+    (size,) = HEAD.unpack(await _exactly(wire, HEAD.size))
+    if size > MESSAGE_BYTES_MAX:
+        raise Refused("it does not speak this protocol")
+    return bytes(await _exactly(wire, size))
+
+
+async def write_message(wire: Wire, message: bytes) -> None:
+    """Raises OSError."""
+    rest = memoryview(HEAD.pack(len(message)) + message)
+    while rest:
+        rest = rest[wire.send([rest]) :]
+        if rest:
+            await wire.writable()
+    while wire.pending_bytes:
+        await wire.writable()
+
+
+async def _exactly(wire: Wire, count: int) -> bytearray:
+    data = bytearray(count)
+    rest = memoryview(data)
+    while rest:
+        await wire.readable()
+        came = wire.receive([rest])
+        if came == 0:
+            raise EndedError("the connection ended within the handshake")
+        rest = rest[came or 0 :]
+    return data

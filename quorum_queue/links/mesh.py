@@ -1,0 +1,138 @@
+"""The links of a node, as the node sees them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import ssl
+from collections.abc import Callable, Collection, Iterable
+
+import trio
+
+from quorum_queue.links.accepting import Accepting
+from quorum_queue.links.dialling import Dialling
+from quorum_queue.links.greeting import Greeter
+from quorum_queue.links.handshake import Hello, Keys, check_size
+from quorum_queue.links.ports import Events, LinkOptions, Peer
+from quorum_queue.links.seldom import SeldomLog
+from quorum_queue.links.sessions import Sessions
+from quorum_queue.links.wire import PlainWire, TlsWire, Wire
+
+logger = logging.getLogger("mqd.links")
+
+
+class Mesh:
+    """One session with each peer that can be reached. All methods but `run` are for the loop's thread and do not wait."""
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        incarnation: int,
+        identity: str,
+        cluster: str,
+        listen: socket.socket,
+        peers: Iterable[Peer],
+        secret: bytes,
+        tls: tuple[ssl.SSLContext, ssl.SSLContext] | None,
+        options: LinkOptions,
+        events: Events,
+        admit: Callable[[str], bool] = lambda name: False,
+        version: int = 1,
+        features: Iterable[str] = (),
+    ) -> None:
+        """`tls` is (server's context, client's context). `listen` stays the caller's.
+
+        `admit` says whether a node that is no peer may have a session: one that is about to join.
+        Raises ValueError for a secret too short, or names too long.
+        """
+        hello = Hello(node, incarnation, identity, version, tuple(features))
+        check_size(cluster, hello)
+        self._listen = listen
+        self._tls = tls
+        self._sessions = Sessions(node, options, events)
+        greeter = Greeter(Keys(secret), cluster, hello, os.urandom, self._sessions.standing)
+        log = SeldomLog(logger, options.log_interval_ms / 1000, trio.current_time)
+        self._accepting = Accepting(self._sessions, greeter, options, admit, self._wire, log)
+        self._dialling = Dialling(self._sessions, greeter, options, self._wire, log)
+        self._nursery: trio.Nursery | None = None
+        for peer in peers:
+            self.add_peer(peer)
+
+    async def run(self) -> None:
+        """Accept and dial until cancelled."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                for pair in self._sessions.pairs.values():
+                    self._dialling.start(nursery, pair)
+                nursery.start_soon(self._sessions.keep_time)
+                nursery.start_soon(self._sessions.flush_on_demand)
+                await self._accepting.run(self._listen, nursery)
+        finally:
+            self._nursery = None
+
+    def send(self, peer: str, parts: list[bytes]) -> bool:
+        """Queue one frame, the parts concatenated; False if there is no session.
+
+        It leaves at the end of this turn. Big parts are not copied. Raises ValueError if the frame is empty or longer
+        than a frame may be.
+        """
+        return self._sessions.send(peer, parts)
+
+    def flush(self) -> None:
+        """Send now what was queued: for a node that knows that its turn is over. It happens by itself otherwise."""
+        self._sessions.flush()
+
+    def pending_bytes(self, peer: str) -> int:
+        """Return what is queued for the peer and was not taken by the socket."""
+        session = self._sessions.open.get(peer)
+        return 0 if session is None else session.pending_bytes
+
+    def connected(self) -> Collection[str]:
+        """Return the peers that frames can be sent to."""
+        return [name for name, session in self._sessions.open.items() if not session.closed]
+
+    def heard_within(self, seconds: float) -> Collection[str]:
+        """Return the connected peers from which anything came lately.
+
+        Time in which this process stood still is not counted: what was sent then waits in the sockets.
+        """
+        since = self._sessions.seen_s() - seconds
+        sessions = self._sessions.open.items()
+        return [name for name, session in sessions if session.heard_at >= since and not session.closed]
+
+    def add_peer(self, peer: Peer) -> None:
+        """Dial this peer from now on, or at this address instead."""
+        if peer.name == self._sessions.node:
+            return
+        pair = self._sessions.pair(peer.name)
+        pair.address = peer
+        if self._nursery is not None:
+            self._dialling.start(self._nursery, pair)
+
+    def remove_peer(self, peer: str) -> None:
+        """End the session; neither dial the peer nor let it in again, unless `admit` does."""
+        pair = self._sessions.pairs.get(peer)
+        if pair is not None:
+            pair.address = None
+            self.drop(peer)
+            if pair.dialling is not None:
+                pair.dialling.cancel()
+                pair.dialling = None
+
+    def drop(self, peer: str) -> None:
+        """End the session; the next one may begin at once. `link_down` is told soon, not during this call."""
+        session = self._sessions.open.get(peer)
+        if session is not None:
+            session.close("dropped by this node")
+
+    def _wire(self, sock: socket.socket, server_host: str | None) -> Wire:
+        """`server_host` is None for a connection that the other side made."""
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._tls is None:
+            return PlainWire(sock)
+        context = self._tls[0] if server_host is None else self._tls[1]
+        return TlsWire(sock, context, server_host=server_host)

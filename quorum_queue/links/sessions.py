@@ -1,0 +1,228 @@
+"""The sessions of a node: which connection becomes one, and what is told of it, in turns."""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Callable
+
+import trio
+
+from quorum_queue.links.choice import decides, follows, takes
+from quorum_queue.links.framing import FrameReader
+from quorum_queue.links.greeting import read_message, write_message
+from quorum_queue.links.handshake import Hello, Refused, Standing
+from quorum_queue.links.ports import Events, LinkOptions, Peer
+from quorum_queue.links.session import Session
+from quorum_queue.links.steady_clock import SteadyClock
+from quorum_queue.links.wire import Wire
+
+logger = logging.getLogger("mqd.links")
+
+#: A session that lived so long was a good one: what follows its end is not a further failure.
+GOOD_SESSION_S = 1.0
+
+START = b"\x01"
+ADOPTED = struct.Struct(">Q")
+
+
+class Candidate:
+    """A connection that was told START and has not said ADOPTED yet."""
+
+    def __init__(self, hello: Hello) -> None:
+        self.hello = hello
+        self.scope = trio.CancelScope()
+
+
+class Pair:
+    """This node and one peer. Kept for good, as names that have proved to know the secret are few."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        #: None: known only because it dialled us.
+        self.address: Peer | None = None
+        self.session: Session | None = None
+        self.candidate: Candidate | None = None
+        self.dialling: trio.CancelScope | None = None
+        self.unlinked = trio.Event()
+        #: Attempts and short sessions since the last good session.
+        self.failures = 0
+        self.had_session = False
+
+
+class Sessions:
+    """At most one session with each peer."""
+
+    def __init__(self, node: str, options: LinkOptions, events: Events) -> None:
+        self.node = node
+        self._options = options
+        self._events = events
+        self.pairs: dict[str, Pair] = {}
+        self.open: dict[str, Session] = {}
+        #: Sessions that this node has begun because the peer chose them.
+        self._adopted = 0
+        self._dirty: dict[Session, None] = {}
+        #: While the node is being told something: what it sends leaves when it is done.
+        self._telling = False
+        self._flush_wanted = trio.Event()
+        #: For all links: it is filled and emptied between two waits.
+        self._shared = memoryview(bytearray(options.read_bytes))
+        self._clock = SteadyClock(0.0, 2 * options.heartbeat_ms / 1000)
+
+    def pair(self, name: str) -> Pair:
+        """Return what is known of this peer, making it if need be."""
+        pair = self.pairs.get(name)
+        if pair is None:
+            pair = self.pairs[name] = Pair(name)
+        return pair
+
+    def standing(self, name: str) -> Standing:
+        """Return what the peer is told of its sessions here."""
+        session = self.open.get(name)
+        return Standing(self._adopted, session is not None and not session.closed)
+
+    def seen_s(self) -> float:
+        """Return the steady time."""
+        return self._clock.at(trio.current_time())
+
+    def send(self, peer: str, parts: list[bytes]) -> bool:
+        session = self.open.get(peer)
+        if session is None or session.closed or not session.send(parts):
+            return False
+        if session not in self._dirty:
+            self._dirty[session] = None
+            if not self._telling:
+                self._flush_wanted.set()
+        return True
+
+    def flush(self) -> None:
+        dirty = self._dirty
+        while dirty:
+            session, _ = dirty.popitem()
+            session.flush()
+
+    async def authenticated(self, wire: Wire, hello: Hello, standing: Standing) -> None:
+        """Agree with the peer whether this is the session, and serve it if so. Raises Refused, OSError."""
+        pair = self.pair(hello.name)
+        if decides(self.node, hello.name):
+            adopted_as = await self._offer(pair, wire, hello, standing)
+            if adopted_as is None:
+                return
+            session = self._session(wire, hello, adopted_as)
+        else:
+            await self._expect_start(wire, hello)
+            if pair.session is not None and not follows(hello, pair.session.hello):
+                raise _another(hello)
+            self._adopted += 1
+            session = self._session(wire, hello, self._adopted)
+            session.send([ADOPTED.pack(self._adopted)])
+        await self._serve(pair, session)
+
+    async def _expect_start(self, wire: Wire, hello: Hello) -> None:
+        with trio.fail_after(self._options.dead_ms / 1000):
+            if await read_message(wire) != START:
+                raise Refused(f"{hello.name!r} breaks the protocol")
+
+    async def _offer(self, pair: Pair, wire: Wire, hello: Hello, standing: Standing) -> int | None:
+        """Say START if this connection is to be the session; return the number under which the peer adopted it."""
+        old, session = pair.candidate, pair.session
+        if old is not None:
+            if not takes(hello, standing, old.hello, None):
+                return _pass_over(hello, old.hello)
+            old.scope.cancel()
+        if session is not None and not takes(hello, standing, session.hello, session.adopted_as):
+            return _pass_over(hello, session.hello)
+        candidate = pair.candidate = Candidate(hello)
+        adopted_as: int | None = None
+        try:
+            with candidate.scope, trio.move_on_after(self._options.dead_ms / 1000):
+                await write_message(wire, START)
+                message = await read_message(wire)
+                if len(message) != ADOPTED.size:
+                    raise Refused(f"{hello.name!r} breaks the protocol")
+                (adopted_as,) = ADOPTED.unpack(message)
+            return adopted_as if pair.candidate is candidate else None
+        finally:
+            if pair.candidate is candidate:
+                pair.candidate = None
+
+    def _session(self, wire: Wire, hello: Hello, adopted_as: int) -> Session:
+        reader = FrameReader(self._shared, self._options.frame_bytes_max)
+        return Session(wire, hello, adopted_as, self._options, reader, self._clock)
+
+    async def _serve(self, pair: Pair, session: Session) -> None:
+        if pair.session is not None:
+            self._end(pair, pair.session, "the peer began anew")
+        pair.session = self.open[pair.name] = session
+        pair.unlinked = trio.Event()
+        pair.had_session = True
+        logger.info("link to %s up (incarnation %d)", pair.name, session.hello.incarnation)
+        self._tell(session, lambda: self._events.link_up(pair.name, session.hello))
+        session.flush()
+        try:
+            await session.run(self._received)
+        finally:
+            self._end(pair, session, "this node stops")
+
+    def _end(self, pair: Pair, session: Session, reason: str) -> None:
+        session.close(reason)
+        if pair.session is not session:
+            return
+        pair.session = None
+        del self.open[pair.name]
+        self._dirty.pop(session, None)
+        if self.seen_s() - session.began >= GOOD_SESSION_S:
+            pair.failures = 0
+        pair.unlinked.set()
+        logger.info("link to %s down: %s", pair.name, session.reason)
+        self._tell(session, lambda: self._events.link_down(pair.name))
+
+    def _tell(self, session: Session, event: Callable[[], None]) -> None:
+        try:
+            self._in_turn(event)
+        except Exception:
+            logger.exception("link to %s: internal error", session.peer)
+            session.close("internal error")
+
+    def _received(self, session: Session, frames: list[memoryview]) -> None:
+        self._in_turn(lambda: self._events.received(session.peer, frames))
+
+    def _in_turn(self, event: Callable[[], None]) -> None:
+        self._telling = True
+        try:
+            event()
+            self._events.turn_ended()
+        finally:
+            self._telling = False
+            self.flush()
+
+    async def flush_on_demand(self) -> None:
+        """Send what was queued outside the turns of links, as soon as the task that queued it waits."""
+        while True:
+            await self._flush_wanted.wait()
+            self._flush_wanted = trio.Event()
+            self.flush()
+
+    async def keep_time(self) -> None:
+        """Send keep-alives and end the sessions of silent peers."""
+        heartbeat_s, dead_s = self._options.heartbeat_ms / 1000, self._options.dead_ms / 1000
+        while True:
+            await trio.sleep(heartbeat_s)
+            self._clock.tick(trio.current_time())
+            seen = self.seen_s()
+            for session in list(self.open.values()):
+                if seen - session.heard_at > dead_s:
+                    session.close(f"silent for {dead_s:g} s")
+                else:
+                    session.keep_alive()
+
+
+def _another(hello: Hello) -> Refused:
+    return Refused(f"another {hello.name!r} has a session already", suspect=True)
+
+
+def _pass_over(new: Hello, old: Hello) -> int | None:
+    """Keep the connection that there is."""
+    if not follows(new, old):
+        raise _another(new)
+    return None

@@ -1,0 +1,215 @@
+"""Bytes to and from a peer, plain or through TLS, taken and given without waiting."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from typing import Protocol, cast
+
+import trio
+
+#: Encrypted at once; as much may have left the queue and not yet reached the socket.
+TLS_CHUNK_BYTES = 256 * 1024
+#: Read from the socket at once, to be decrypted.
+TLS_READ_BYTES = 256 * 1024
+
+
+class Wire(Protocol):
+    @property
+    def pending_bytes(self) -> int:
+        """Taken by `send` and not yet by the socket."""
+
+    async def readable(self) -> None:
+        """Wait until `receive` may bring something."""
+
+    def receive(self, buffers: list[memoryview]) -> int | None:
+        """Fill the buffers in order with what has come; return its size, 0 at the end, None if it was nothing."""
+
+    def send(self, chunks: list[bytes | memoryview]) -> int:
+        """Return how many bytes of the chunks were taken: all, some, or none."""
+
+    async def writable(self) -> None:
+        """Wait until `send` may take something; move what it has taken before."""
+
+    def close(self) -> None:
+        """Whoever waits for this wire gets trio.ClosedResourceError."""
+
+
+class PlainWire:
+    """A TCP socket."""
+
+    __slots__ = ("_socket",)
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+
+    @property
+    def pending_bytes(self) -> int:
+        return 0
+
+    async def readable(self) -> None:
+        await _readable(self._socket)
+
+    def receive(self, buffers: list[memoryview]) -> int | None:
+        try:
+            if len(buffers) == 1:
+                return self._socket.recv_into(buffers[0])
+            return self._socket.recvmsg_into(buffers)[0]
+        except (BlockingIOError, InterruptedError):
+            return None
+
+    def send(self, chunks: list[bytes | memoryview]) -> int:
+        try:
+            return self._socket.sendmsg(chunks)
+        except (BlockingIOError, InterruptedError):
+            return 0
+
+    async def writable(self) -> None:
+        await _writable(self._socket)
+
+    def close(self) -> None:
+        _close(self._socket)
+
+
+class TlsWire:
+    """TLS between memory and a socket, so that a turn can end without waiting for it."""
+
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, server_host: str | None) -> None:
+        """`server_host` is the name that the other side's certificate must have, None if the other side dialled."""
+        self._socket = sock
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(
+            self._incoming, self._outgoing, server_side=server_host is None, server_hostname=server_host
+        )
+        self._unsent: bytes | memoryview = b""
+        #: May more be decrypted without reading from the socket?
+        self._more = False
+        self._ended = False
+
+    async def handshake(self) -> None:
+        """Raises ssl.SSLError, OSError."""
+        while True:
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                await self._send_all()
+                await _readable(self._socket)
+                if self._fill() == 0:
+                    raise ConnectionResetError("the other side left during the TLS handshake") from None
+            except ssl.SSLError:
+                # The alert, so that the other side can say what is wrong.
+                self._push()
+                raise
+            else:
+                # What came with the end of it, as session tickets do.
+                self._more = True
+                await self._send_all()
+                return
+
+    @property
+    def pending_bytes(self) -> int:
+        return len(self._unsent)
+
+    async def readable(self) -> None:
+        if self._more or self._ended:
+            # Others have to get their turn, too.
+            await trio.lowlevel.checkpoint()
+        else:
+            await _readable(self._socket)
+
+    def receive(self, buffers: list[memoryview]) -> int | None:
+        if not self._more and not self._ended:
+            count = self._fill()
+            if count is None:
+                return None
+            self._ended = count == 0
+        self._more = False
+        total = 0
+        try:
+            for buffer in buffers:
+                filled = 0
+                while filled < len(buffer):
+                    # With a buffer it returns a count, whatever its type says.
+                    size = cast(int, self._tls.read(len(buffer) - filled, buffer[filled:]))
+                    if not size:
+                        self._ended = True
+                        return total
+                    filled += size
+                    total += size
+        except ssl.SSLWantReadError:
+            self._push()
+            return 0 if self._ended and not total else total or None
+        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+            self._ended = True
+            return total
+        self._more = True
+        return total
+
+    def send(self, chunks: list[bytes | memoryview]) -> int:
+        self._push()
+        if self._unsent:
+            return 0
+        taken, size = [], 0
+        for chunk in chunks:
+            part = chunk[: TLS_CHUNK_BYTES - size]
+            taken.append(part)
+            size += len(part)
+            if size == TLS_CHUNK_BYTES:
+                break
+        self._tls.write(b"".join(taken) if len(taken) > 1 else taken[0])
+        self._push()
+        return size
+
+    async def writable(self) -> None:
+        await _writable(self._socket)
+        self._push()
+
+    def close(self) -> None:
+        _close(self._socket)
+
+    def _push(self) -> None:
+        if self._outgoing.pending:
+            more = self._outgoing.read()
+            self._unsent = b"".join((self._unsent, more)) if self._unsent else more
+        if self._unsent:
+            try:
+                sent = self._socket.send(self._unsent)
+            except (BlockingIOError, InterruptedError):
+                return
+            self._unsent = memoryview(self._unsent)[sent:] if sent < len(self._unsent) else b""
+
+    async def _send_all(self) -> None:
+        self._push()
+        while self._unsent:
+            await self.writable()
+
+    def _fill(self) -> int | None:
+        """Take what the socket has; return its size, 0 at the end, None if it was nothing."""
+        try:
+            data = self._socket.recv(TLS_READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return None
+        if data:
+            self._incoming.write(data)
+        else:
+            self._incoming.write_eof()
+        return len(data)
+
+
+async def _readable(sock: socket.socket) -> None:
+    if sock.fileno() < 0:
+        raise trio.ClosedResourceError
+    await trio.lowlevel.wait_readable(sock)
+
+
+async def _writable(sock: socket.socket) -> None:
+    if sock.fileno() < 0:
+        raise trio.ClosedResourceError
+    await trio.lowlevel.wait_writable(sock)
+
+
+def _close(sock: socket.socket) -> None:
+    if sock.fileno() >= 0:
+        trio.lowlevel.notify_closing(sock)
+        sock.close()

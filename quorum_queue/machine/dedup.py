@@ -1,0 +1,153 @@
+"""Publisher deduplication: which messages a queue has taken, so that none is taken twice.
+
+A message says who it is in one of two ways; the edge makes bytes of either (`id_of`, `sequence_of`):
+
+    an id           remembered for the queue's window of time and up to its count; the oldest are forgotten first
+    a sequence      rising numbers of one producer: only its highest is remembered, so the memory is that of one id;
+                    a producer is forgotten when it was idle for a week, or when there are too many others
+
+The state is part of the machine's: replicated, in the snapshot and in the digest. Nothing here looks at a clock.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from quorum_queue.machine.settings import Settings
+
+#: A producer that sent nothing for this long is forgotten.
+PRODUCER_IDLE_MS = 7 * 24 * 3_600_000
+#: Producers remembered for one queue.
+PRODUCERS_MAX = 100_000
+#: Longer ids and names of producers are remembered by their hash.
+NAME_BYTES_MAX = 128
+#: A sequence is any signed long; bytes have it without sign.
+_SEQUENCE_LOW = -(1 << 63)
+
+#: What stands before the producer.
+_SEQUENCE_BYTES = 9
+_ID, _SEQUENCE = b"i", b"s"
+
+#: (name of a message, True): taken; (key, False): forgotten.
+Change = tuple[bytes, bool]
+
+
+class DedupState(msgspec.Struct, array_like=True):
+    """Everything, oldest first."""
+
+    ids: list[tuple[bytes, int]]
+    #: producer, highest sequence, last used
+    producers: list[tuple[bytes, int, int]]
+
+
+class Dedup:
+    """What one queue remembers.
+
+    The names of messages are remembered by their keys: an id is its own, a sequence has its producer. What changes is
+    added to `changes` for a host that has a journal: (name, True) taken, (key, False) forgotten.
+    """
+
+    __slots__ = ("_count", "_ids", "_producers", "_window_ms", "next_position", "positions")
+
+    def __init__(self, settings: Settings) -> None:
+        #: Time at which each was taken, oldest first.
+        self._ids: dict[bytes, int] = {}
+        #: (highest sequence, time of last use) by key, least recently used first.
+        self._producers: dict[bytes, tuple[int, int]] = {}
+        #: Where a host has each key in its journal. No part of the state.
+        self.positions: dict[bytes, int] = {}
+        self.next_position = 0
+        self._window_ms = self._count = 0
+        self.configure(settings)
+
+    def __len__(self) -> int:
+        return len(self._ids) + len(self._producers)
+
+    def configure(self, settings: Settings) -> None:
+        """Take new limits. What is too much for them goes with the next message."""
+        self._window_ms = settings.deduplication_window_ms or 0
+        self._count = settings.deduplication_count
+
+    def is_new(self, name: bytes | None) -> bool:
+        """Was this message not taken yet? One without a name never was."""
+        if name is None:
+            return True
+        if name[:1] == _ID:
+            return name not in self._ids
+        known = self._producers.get(key_of(name))
+        return known is None or _sequence(name) > known[0]
+
+    def take(self, name: bytes | None, now_ms: int, changes: list[Change] | None = None) -> None:
+        """Remember a message that is new. What it pushes out is added to `changes`, the message itself is not."""
+        if name is None:
+            return
+        key = key_of(name)
+        if name[:1] == _ID:
+            self._ids[key] = now_ms
+            _bound(self._ids, self._count, changes)
+            return
+        self._producers.pop(key, None)
+        self._producers[key] = _sequence(name), now_ms
+        _bound(self._producers, PRODUCERS_MAX, changes)
+
+    def expire(self, now_ms: int, changes: list[Change]) -> None:
+        """Forget what is too old."""
+        ids, producers = self._ids, self._producers
+        while ids and ids[oldest := next(iter(ids))] <= now_ms - self._window_ms:
+            del ids[oldest]
+            changes.append((oldest, False))
+        while producers and producers[idle := next(iter(producers))][1] <= now_ms - PRODUCER_IDLE_MS:
+            del producers[idle]
+            changes.append((idle, False))
+
+    def state(self) -> DedupState:
+        """Return everything as plain data."""
+        producers = [(key, sequence, used) for key, (sequence, used) in self._producers.items()]
+        return DedupState(list(self._ids.items()), producers)
+
+    def restore(self, state: DedupState) -> None:
+        """Put back what `state` returned."""
+        self._ids = dict(state.ids)
+        self._producers = {key: (sequence, used) for key, sequence, used in state.producers}
+
+
+def _bound(remembered: dict[bytes, Any], count: int, changes: list[Change] | None) -> None:
+    while len(remembered) > count:
+        oldest = next(iter(remembered))
+        del remembered[oldest]
+        if changes is not None:
+            changes.append((oldest, False))
+
+
+def id_of(text: bytes) -> bytes:
+    """Return the name of a message by its id."""
+    return _ID + _bounded(text)
+
+
+def sequence_of(producer: bytes, sequence: int) -> bytes:
+    """Return the name of a message by its producer and its number there."""
+    return _SEQUENCE + (sequence - _SEQUENCE_LOW).to_bytes(8, "big") + _bounded(producer)
+
+
+def is_name(name: bytes) -> bool:
+    """Has it the form that `id_of` and `sequence_of` give?"""
+    return name[:1] == _ID or (name[:1] == _SEQUENCE and len(name) > _SEQUENCE_BYTES)
+
+
+def _bounded(name: bytes) -> bytes:
+    """Return a name of bounded length. The first byte says which way it was made, so that no two become one."""
+    if len(name) <= NAME_BYTES_MAX:
+        return b"\x00" + name
+    return b"\x01" + blake2b(name, digest_size=32).digest()
+
+
+def key_of(name: bytes) -> bytes:
+    """Return what a message is remembered by."""
+    return name if name[:1] == _ID else _SEQUENCE + name[_SEQUENCE_BYTES:]
+
+
+def _sequence(name: bytes) -> int:
+    return int.from_bytes(name[1:_SEQUENCE_BYTES], "big") + _SEQUENCE_LOW

@@ -1,0 +1,344 @@
+"""Entries of a replicated queue's log: what the nodes had their queues do, as bytes.
+
+    entry   u8 version | u64 now_ms | batches, one after the other
+    batch   lengths | node | consumer keys | commands | sizes of all messages | bodies, one after the other
+
+Each node makes batches of its own commands; the leader puts those that came together into one entry, adds the time,
+and looks into none. A message is found by its ordinal in the entry: messages are counted over all enqueues of all
+batches, in order. Whoever applies an entry reads everything but bodies, with work for each run, not each message.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from quorum_queue.machine.arrays import packed
+from quorum_queue.machine.bodies import BATCH, ENTRY, VERSION, Bodies, sections
+from quorum_queue.machine.codec import CodecError, framed, unframed
+from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.dedup import is_name
+from quorum_queue.machine.machine import Command
+from quorum_queue.machine.run import Attributes, Run
+from quorum_queue.machine.settings import Settings
+
+#: A consumer's key on a replica is (node, incarnation, *key on the node); those of a channel have this much in common.
+CHANNEL_FIELDS = 4
+
+#: verb, origin + 1 (0 none), first, messages, flags, priority, ttl_ms (-1 none), channel, frame_bytes, overhead, bytes of heads, of ids
+_ENQUEUE = struct.Struct(">BQQIBBqHIIII")
+_MIXED, _PERSISTENT, _WITH_IDS = 1, 2, 4
+#: verb, key, first and last delivery id
+_RANGE = struct.Struct(">BIQQ")
+#: verb, key, flags, prefetch, window's limit, priority, next delivery id
+_ATTACH = struct.Struct(">BIBQQqQ")
+_NO_ACK, _EXCLUSIVE, _PAUSED = 1, 2, 4
+#: verb, key, value
+_VALUE = struct.Struct(">BIQ")
+#: verb, two numbers
+_NUMBERS = struct.Struct(">BQQ")
+#: verb, bytes that follow
+_BLOB = struct.Struct(">BI")
+
+(_V_ENQUEUE, _V_SETTLE, _V_RETURN, _V_DISCARD, _V_ATTACH, _V_GET, _V_DETACH, _V_PAUSE, _V_PREFETCH, _V_WINDOW,
+ _V_PURGE, _V_CONFIGURE, _V_TICK, _V_TOUCH, _V_DEAD_LETTERED, _V_NODE_DOWN) = range(1, 17)  # fmt: skip
+_RANGES = {"settle": _V_SETTLE, "return": _V_RETURN, "discard": _V_DISCARD}
+_RANGE_NAMES = {verb: name for name, verb in _RANGES.items()}
+_VALUES = {"detach": _V_DETACH, "pause": _V_PAUSE, "prefetch": _V_PREFETCH, "window": _V_WINDOW}
+_VALUE_NAMES = {verb: name for name, verb in _VALUES.items()}
+_PLAIN_COMMANDS: dict[int, Command] = {_V_TICK: ("tick",), _V_TOUCH: ("touch",)}
+_PLAIN_VERBS = {"tick": _V_TICK, "touch": _V_TOUCH}
+
+_key_decoder = msgspec.msgpack.Decoder(tuple[bool | int | str | None, ...])
+_settings_decoder = msgspec.msgpack.Decoder(Settings)
+_encode = msgspec.msgpack.encode
+
+
+class Batch:
+    """Commands of one node, as they were made in one of its turns."""
+
+    __slots__ = ("commands", "incarnation", "node", "number")
+
+    def __init__(self, node: str, incarnation: int, number: int, commands: list[Command]) -> None:
+        self.node = node
+        #: Which start of the node this is.
+        self.incarnation = incarnation
+        #: 1 for the first of an incarnation, and so on without a gap.
+        self.number = number
+        self.commands = commands
+
+
+class DecodedEntry:
+    """An entry ready to be applied: runs have sizes, and bodies are found on demand."""
+
+    __slots__ = ("batches", "bodies", "now_ms")
+
+    def __init__(self, now_ms: int, batches: list[Batch], bodies: Bodies) -> None:
+        self.now_ms = now_ms
+        self.batches = batches
+        self.bodies = bodies
+
+
+# -- encoding ----------------------------------------------------------------------------------------------------------
+
+
+def encode_batch(node: str, incarnation: int, number: int, commands: Iterable[Command]) -> list[bytes]:
+    """Return the parts whose concatenation is the batch; bodies must be in memory, and are not copied.
+
+    Commands are as hosts make them, with the keys that consumers have on their own node, but an origin is a number
+    or None, and so is the token of a purge.
+    """
+    keys: dict[Any, int] = {}
+    encoded_keys: list[bytes] = []
+
+    def key_number(key: Any) -> int:
+        found = keys.get(key)
+        if found is None:
+            found = keys[key] = len(keys)
+            encoded_keys.append(framed(_encode(tuple(key))))
+        return found
+
+    parts: list[bytes] = []
+    sizes = array("I")
+    bodies: list[bytes] = []
+    for command in commands:
+        verb = command[0]
+        if verb in _RANGES:
+            parts.append(_RANGE.pack(_RANGES[verb], key_number(command[1]), command[2], command[3]))
+        elif verb == "enqueue" or verb == "enqueue_once":
+            contents = command[1].contents
+            assert contents
+            sizes.extend(map(len, contents))
+            bodies += contents
+            parts += _encode_enqueue(command)
+        elif verb in _VALUES:
+            value = _limit(command[2]) if verb == "window" else int(command[2])
+            parts.append(_VALUE.pack(_VALUES[verb], key_number(command[1]), value))
+        elif verb == "attach" or verb == "get":
+            parts.append(_encode_consumer(verb, command[1], key_number(command[1].key)))
+        elif verb in _PLAIN_VERBS:
+            parts.append(bytes((_PLAIN_VERBS[verb],)))
+        else:
+            parts += _encode_rare(command)
+    name = node.encode()
+    key_block, command_block, size_block = b"".join(encoded_keys), b"".join(parts), packed(sizes)
+    prefix = BATCH.pack(
+        incarnation, number, len(name), len(key_block), len(command_block), len(sizes), sum(sizes)
+    )
+    return [b"".join((prefix, name, key_block, command_block, size_block)), *bodies]
+
+
+def _encode_enqueue(command: Command) -> list[bytes]:
+    _, run, origin, first, *rest = command
+    attributes: Attributes = run.attributes
+    routing = run.head if run.heads is None else b"".join(map(framed, run.heads))
+    ids = b"".join(framed(name or b"") for name in rest[0]) if rest else b""
+    flags = (_MIXED if run.heads is not None else 0) | (_PERSISTENT if attributes.persistent else 0)
+    head = _ENQUEUE.pack(
+        _V_ENQUEUE,
+        0 if origin is None else origin + 1,
+        first,
+        len(run.contents),
+        flags | (_WITH_IDS if rest else 0),
+        attributes.priority,
+        -1 if attributes.ttl_ms is None else attributes.ttl_ms,
+        attributes.channel,
+        attributes.frame_bytes,
+        attributes.overhead,
+        len(routing),
+        len(ids),
+    )
+    return [head, routing, ids]
+
+
+def _encode_consumer(verb: str, consumer: Consumer, key: int) -> bytes:
+    flags = (_NO_ACK if consumer.no_ack else 0) | (_EXCLUSIVE if consumer.exclusive else 0)
+    return _ATTACH.pack(
+        _V_ATTACH if verb == "attach" else _V_GET,
+        key,
+        flags | (_PAUSED if consumer.paused else 0),
+        consumer.own_prefetch,
+        consumer.window_limit or _limit(consumer.window),
+        consumer.priority,
+        consumer.next_id,
+    )
+
+
+def _limit(window: Any) -> int:
+    """Return the limit of a channel's window, 0 for none."""
+    if window is None or isinstance(window, int):
+        return window or 0
+    limit: int = window.limit
+    return limit
+
+
+def _encode_rare(command: Command) -> list[bytes]:
+    verb = command[0]
+    if verb == "purge":
+        token = command[1] if len(command) > 1 else None
+        return [_NUMBERS.pack(_V_PURGE, 0 if token is None else token + 1, 0)]
+    if verb == "dead_lettered":
+        return [_NUMBERS.pack(_V_DEAD_LETTERED, command[1], command[2])]
+    if verb == "configure":
+        settings = _encode(command[1])
+        return [_BLOB.pack(_V_CONFIGURE, len(settings)), settings]
+    if verb == "node_down":
+        name = command[1].encode()
+        return [_NUMBERS.pack(_V_NODE_DOWN, command[2], len(name)), name]
+    raise ValueError(f"no command {verb!r}")
+
+
+def encode_entry(now_ms: int, batches: Iterable[bytes]) -> bytes:
+    """Put whole batches, or the parts of batches, into one entry."""
+    return b"".join((ENTRY.pack(VERSION, now_ms), *batches))
+
+
+# -- decoding ----------------------------------------------------------------------------------------------------------
+
+
+def decode_entry(data: bytes | memoryview) -> DecodedEntry:
+    """Return the commands of an entry, runs without their bodies. Raises CodecError."""
+    try:
+        now_ms, found, bodies = sections(data)
+        batches: list[Batch] = []
+        ordinal = 0
+        for incarnation, number, name, keys, commands, sizes in found:
+            node = name.decode()
+            owner = node, incarnation
+            known = [owner + _key_decoder.decode(key) for key in unframed(keys)]
+            decoder = _Decoder(known, commands, sizes, ordinal)
+            batches.append(Batch(node, incarnation, number, decoder.commands()))
+            ordinal += len(sizes)
+        return DecodedEntry(now_ms, batches, bodies)
+    except (struct.error, msgspec.MsgspecError, ValueError, IndexError) as error:
+        raise CodecError(f"no entry of a queue: {error}") from error
+
+
+class _Decoder:
+    """Reads the commands of one batch."""
+
+    __slots__ = ("_data", "_keys", "_offset", "_ordinal", "_sizes", "_taken")
+
+    def __init__(self, keys: list[tuple[Any, ...]], data: bytes, sizes: array[int], ordinal: int) -> None:
+        self._keys = keys
+        self._data = data
+        self._offset = 0
+        self._sizes = sizes
+        #: Of the batch's first message.
+        self._ordinal = ordinal
+        #: Messages of the batch that were in a run so far.
+        self._taken = 0
+
+    def commands(self) -> list[Command]:
+        data, end, keys = self._data, len(self._data), self._keys
+        commands: list[Command] = []
+        while self._offset < end:
+            verb = data[self._offset]
+            if verb in _RANGE_NAMES:
+                _, key, low, high = _RANGE.unpack_from(data, self._offset)
+                self._offset += _RANGE.size
+                commands.append((_RANGE_NAMES[verb], keys[key], low, high))
+            elif verb == _V_ENQUEUE:
+                commands.append(self._enqueue())
+            elif verb in _VALUE_NAMES:
+                _, key, value = _VALUE.unpack_from(data, self._offset)
+                self._offset += _VALUE.size
+                flag = verb in (_V_DETACH, _V_PAUSE)
+                commands.append((_VALUE_NAMES[verb], keys[key], bool(value) if flag else value))
+            elif verb in (_V_ATTACH, _V_GET):
+                commands.append(self._consumer())
+            elif verb in _PLAIN_COMMANDS:
+                self._offset += 1
+                commands.append(_PLAIN_COMMANDS[verb])
+            else:
+                commands.append(self._rare(verb))
+        if self._taken != len(self._sizes):
+            raise CodecError(f"a batch has {len(self._sizes)} messages, its commands {self._taken}")
+        return commands
+
+    def _enqueue(self) -> Command:
+        fields = _ENQUEUE.unpack_from(self._data, self._offset)
+        (
+            _,
+            origin,
+            first,
+            count,
+            flags,
+            priority,
+            ttl_ms,
+            channel,
+            frame_bytes,
+            overhead,
+            routing_bytes,
+            ids,
+        ) = fields
+        self._offset += _ENQUEUE.size
+        routing = self._take(routing_bytes)
+        low, high = self._taken, self._taken + count
+        if not count or high > len(self._sizes):
+            raise CodecError(f"a batch of {len(self._sizes)} messages has none from {low} to {high - 1}")
+        self._taken = high
+        sizes = self._sizes[low:high]
+        ttl = None if ttl_ms < 0 else ttl_ms
+        attributes = Attributes(bool(flags & _PERSISTENT), priority, ttl, channel, frame_bytes, overhead)
+        ordinal = self._ordinal + low
+        run = Run(range(ordinal, ordinal + count), None, b"", attributes, None, sum(sizes))
+        run.sizes = sizes
+        if flags & _MIXED:
+            run.heads = unframed(routing, count)
+        else:
+            run.head = routing
+        origin = origin - 1 if origin else None
+        if not flags & _WITH_IDS:
+            return "enqueue", run, origin, first
+        names = [name or None for name in unframed(self._take(ids), count)]
+        if not all(name is None or is_name(name) for name in names):
+            raise CodecError("a message has a name that is none")
+        return "enqueue_once", run, origin, first, names
+
+    def _take(self, count: int) -> bytes:
+        end = self._offset + count
+        if end > len(self._data):
+            raise CodecError("a batch ends inside a command")
+        taken = self._data[self._offset : end]
+        self._offset = end
+        return taken
+
+    def _consumer(self) -> Command:
+        verb, number, flags, prefetch, limit, priority, next_id = _ATTACH.unpack_from(
+            self._data, self._offset
+        )
+        self._offset += _ATTACH.size
+        key = self._keys[number]
+        consumer = Consumer(
+            key,
+            no_ack=bool(flags & _NO_ACK),
+            prefetch=prefetch,
+            priority=priority,
+            exclusive=bool(flags & _EXCLUSIVE),
+            channel=key[:CHANNEL_FIELDS],
+            window_limit=limit,
+        )
+        consumer.paused = bool(flags & _PAUSED)
+        consumer.next_id = next_id
+        consumer.attached = verb == _V_ATTACH
+        return "attach" if verb == _V_ATTACH else "get", consumer
+
+    def _rare(self, verb: int) -> Command:
+        if verb == _V_CONFIGURE:
+            _, size = _BLOB.unpack_from(self._data, self._offset)
+            self._offset += _BLOB.size
+            return "configure", _settings_decoder.decode(self._take(size))
+        if verb not in (_V_PURGE, _V_DEAD_LETTERED, _V_NODE_DOWN):
+            raise CodecError(f"no command has the number {verb}")
+        _, first, second = _NUMBERS.unpack_from(self._data, self._offset)
+        self._offset += _NUMBERS.size
+        if verb == _V_PURGE:
+            return "purge", first - 1 if first else None
+        if verb == _V_DEAD_LETTERED:
+            return "dead_lettered", first, second
+        return "node_down", self._take(second).decode(), first

@@ -1,0 +1,275 @@
+"""A queue as each member of its group has it: the machine, and what replication adds. Pure, as the machine is.
+
+Every replica applies the same entries and comes to the same state; every node then delivers to its own consumers and
+answers its own publishers. So nothing of a node is in the state but names: a consumer is its key, which begins with
+its node and that node's incarnation, and a publisher is a number that only its own node understands.
+
+A node numbers its batches, and a batch is applied only in its turn. So a node may send again, to whoever leads now,
+all that it has not seen applied: nothing is applied twice, and its order holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from quorum_queue.machine import snapshot
+from quorum_queue.machine.bodies import Bodies, bodies_of, contents_of
+from quorum_queue.machine.codec import CodecError
+from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.effects import Effects, Reason, Refusal
+from quorum_queue.machine.entries import Batch, DecodedEntry, decode_entry, encode_batch, encode_entry
+from quorum_queue.machine.locations import Locations
+from quorum_queue.machine.machine import Machine, Meta
+from quorum_queue.machine.run import Run
+from quorum_queue.machine.settings import Settings
+
+VERSION = 1
+
+#: (node, incarnation)
+Member = tuple[str, int]
+
+
+class Applied:
+    """What applying an entry means for the node: of answers and deliveries only its own, of the rest everything."""
+
+    __slots__ = (
+        "accepted_bytes",
+        "attach_refused",
+        "batches",
+        "confirmed",
+        "consumers_gone",
+        "dead_letters",
+        "deliveries",
+        "got_nothing",
+        "index",
+        "more",
+        "purged",
+        "refused",
+        "released",
+        "settled",
+        "skipped",
+        "wake_at",
+    )
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        #: Numbers of own batches that were applied.
+        self.batches: list[int] = []
+        #: Numbers of own batches that were not: applied before, or out of turn because one before them was lost.
+        self.skipped: list[int] = []
+        #: (consumer, run without bodies, first delivery id) for own consumers.
+        self.deliveries: list[tuple[Consumer, Run, int]] = []
+        #: (origin, first, last) of own publishers.
+        self.confirmed: list[tuple[int, int, int]] = []
+        self.refused: list[tuple[int, int, int]] = []
+        #: Own keys.
+        self.attach_refused: list[tuple[Any, Refusal]] = []
+        self.got_nothing: list[Any] = []
+        #: Own consumers that were let go because the group took the node for down.
+        self.consumers_gone: list[Any] = []
+        #: (token, messages) of own purges.
+        self.purged: list[tuple[int, int]] = []
+        #: The leader sends these. At least once: until ("dead_lettered", …) is applied; `Replica.dead_lettering`
+        #: is what a new leader finds still to be done.
+        self.dead_letters: list[tuple[Run, Reason]] = []
+        #: Messages that left the queue for good.
+        self.settled: list[Run] = []
+        #: Entries of which no message is left.
+        self.released: list[int] = []
+        self.accepted_bytes = 0
+        #: There is more to hand out than one entry may: the leader proposes a tick at once.
+        self.more = False
+        #: The leader proposes a tick at this time (ms).
+        self.wake_at: int | None = None
+
+
+class _State(msgspec.Struct, array_like=True):
+    version: int
+    applied: int
+    now_ms: int
+    batches: list[tuple[str, int, int]]
+    locations: bytes
+    machine: bytes
+
+
+class Replica:
+    """One member's copy of a queue."""
+
+    __slots__ = ("applied", "batches", "locations", "machine", "now_ms")
+
+    def __init__(self, settings: Settings) -> None:
+        self.machine = Machine(settings)
+        #: Index of the last entry applied.
+        self.applied = 0
+        #: Time of the last entry; it never goes back, whatever the clocks of successive leaders say.
+        self.now_ms = 0
+        #: Incarnation and number of the last batch applied, by node.
+        self.batches: dict[str, tuple[int, int]] = {}
+        self.locations = Locations()
+
+    def apply(self, index: int, entry: DecodedEntry, own: Member) -> Applied:
+        """Apply the entry with this index; return what it means for the node and incarnation `own`."""
+        if index <= self.applied:
+            raise ValueError(f"entry {index} comes after entry {self.applied}")
+        self.applied = index
+        self.now_ms = max(self.now_ms, entry.now_ms)
+        meta = Meta(self.now_ms)
+        effects = Effects(wants_places=True)
+        applied = Applied(index)
+        for batch in entry.batches:
+            is_own = batch.node == own[0] and batch.incarnation == own[1]
+            if not self._is_next(batch, meta, effects):
+                if is_own:
+                    applied.skipped.append(batch.number)
+            elif is_own:
+                self._run_own(batch, meta, effects, applied)
+            else:
+                self.machine.run(meta, batch.commands, effects)
+        self.machine.finish(meta, effects)
+        self._locate(index, effects, applied)
+        _gather(effects, own, applied)
+        return applied
+
+    def _is_next(self, batch: Batch, meta: Meta, effects: Effects) -> bool:
+        """Is it this batch's turn? Then note it. With its first batch a node that started again ends what it was."""
+        incarnation, last = self.batches.get(batch.node, (0, 0))
+        if batch.incarnation > incarnation:
+            if batch.number != 1:
+                return False
+            self.machine.run(meta, [("node_down", batch.node, batch.incarnation - 1)], effects)
+        elif batch.incarnation < incarnation or batch.number != last + 1:
+            return False
+        self.batches[batch.node] = (batch.incarnation, batch.number)
+        return True
+
+    def _run_own(self, batch: Batch, meta: Meta, effects: Effects, applied: Applied) -> None:
+        """Origins and tokens are numbers of one node: what this batch led to is told from the rest by its place."""
+        confirmed, refused, purged = len(effects.confirmed), len(effects.refused), len(effects.purged)
+        self.machine.run(meta, batch.commands, effects)
+        applied.batches.append(batch.number)
+        for origin, first, last, _ in effects.confirmed[confirmed:]:
+            if origin is not None:
+                applied.confirmed.append((origin, first, last))
+        applied.refused += [refusal for refusal in effects.refused[refused:] if refusal[0] is not None]
+        applied.purged += [purge for purge in effects.purged[purged:] if purge[0] is not None]
+
+    def _locate(self, index: int, effects: Effects, applied: Applied) -> None:
+        locations = self.locations
+        for first_seq, count, ordinal in effects.places or ():
+            locations.add(first_seq, count, index, ordinal)
+        for seqs in _joined(effects.settled):
+            locations.forget(seqs)
+        applied.released = locations.released()
+
+    def find(self, seqs: range) -> list[tuple[int, range]]:
+        """Return where bodies are: entries, each with ordinals, in the order of the positions. Raises KeyError.
+
+        What the last entry settled is still found until the next is applied, and so are messages that it brought and
+        that went to the dead-letter exchange because the queue was full: their numbers are below 1.
+        """
+        if seqs and seqs[0] < 1:
+            return [(self.applied, range(-seqs.start, -seqs.start + len(seqs)))]
+        return self.locations.find(seqs)
+
+    @property
+    def dead_lettering(self) -> list[tuple[Run, Reason]]:
+        """Dead letters whose targets have not got them yet, for a leader that comes new to them."""
+        return list(self.machine.dead_lettering.values())
+
+    def members(self) -> list[Member]:
+        """Return the nodes, with their incarnations, that consumers belong to: those that are down want a node_down."""
+        found: dict[Member, None] = {}
+        for consumer in self.machine.consumers.in_turn():
+            found[consumer.key[0], consumer.key[1]] = None
+        return list(found)
+
+    # -- the whole state -------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> bytes:
+        """Return everything but bodies. The entries that `locations.pinned()` names are needed beside it."""
+        batches = [(node, last[0], last[1]) for node, last in sorted(self.batches.items())]
+        state = _State(
+            VERSION,
+            self.applied,
+            self.now_ms,
+            batches,
+            self.locations.snapshot(),
+            snapshot.encode(self.machine),
+        )
+        return msgspec.msgpack.encode(state)
+
+    @classmethod
+    def restore(cls, data: bytes | memoryview) -> Replica:
+        """Build a replica from what `snapshot` returned. Raises CodecError."""
+        try:
+            state = msgspec.msgpack.decode(data, type=_State)
+        except msgspec.MsgspecError as error:
+            raise CodecError(f"no snapshot of a replica: {error}") from error
+        if state.version != VERSION:
+            raise CodecError(f"a snapshot has version {state.version}, this mqd reads version {VERSION}")
+        machine = snapshot.decode(state.machine)
+        replica = cls(machine.settings)
+        replica.machine = machine
+        replica.applied, replica.now_ms = state.applied, state.now_ms
+        replica.batches = {node: (incarnation, number) for node, incarnation, number in state.batches}
+        replica.locations = Locations.restore(state.locations)
+        return replica
+
+    def digest(self) -> bytes:
+        """16 bytes that are equal on replicas that applied the same entries."""
+        digest = blake2b(digest_size=16)
+        digest.update(repr((self.applied, self.now_ms, sorted(self.batches.items()))).encode())
+        digest.update(self.locations.snapshot())
+        digest.update(snapshot.digest(self.machine))
+        return digest.digest()
+
+
+def _joined(runs: list[Run]) -> Iterator[range]:
+    """Positions of runs, neighbours as one: two hundred acks of one read are one look-up."""
+    joined = range(0)
+    for run in runs:
+        seqs = run.seqs
+        if seqs.step != 1 or joined.step != 1 or seqs.start != joined.stop:
+            if joined:
+                yield joined
+            joined = seqs
+        else:
+            joined = range(joined.start, seqs.stop)
+    if joined:
+        yield joined
+
+
+def _gather(effects: Effects, own: Member, applied: Applied) -> None:
+    for delivery in effects.deliveries:
+        if delivery[0].key[:2] == own:
+            applied.deliveries.append(delivery)
+    if effects.attach_refused:
+        applied.attach_refused = [pair for pair in effects.attach_refused if pair[0][:2] == own]
+    if effects.got_nothing:
+        applied.got_nothing = [key for key in effects.got_nothing if key[:2] == own]
+    if effects.consumers_gone:
+        applied.consumers_gone = [key for key in effects.consumers_gone if key[:2] == own]
+    applied.dead_letters = effects.dead_letters
+    applied.settled = effects.settled
+    applied.accepted_bytes = effects.accepted_bytes
+    applied.more = effects.more
+    applied.wake_at = effects.wake_at
+
+
+__all__ = [
+    "Applied",
+    "Batch",
+    "Bodies",
+    "DecodedEntry",
+    "Member",
+    "Replica",
+    "bodies_of",
+    "contents_of",
+    "decode_entry",
+    "encode_batch",
+    "encode_entry",
+]

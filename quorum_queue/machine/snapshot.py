@@ -1,0 +1,275 @@
+"""The whole state of a machine as bytes, and its digest.
+
+Bodies are not in it, only their sizes: where bodies are is the host's matter. A million messages are a few hundred
+runs, each a few fields and an array of sizes (one number where all are alike).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from quorum_queue.machine.arrays import packed, unpacked
+from quorum_queue.machine.codec import CodecError
+from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.dedup import DedupState
+from quorum_queue.machine.effects import Reason
+from quorum_queue.machine.machine import Machine
+from quorum_queue.machine.run import Attributes, Run
+from quorum_queue.machine.settings import Settings
+
+VERSION = 1
+
+
+class _Run(msgspec.Struct, array_like=True, gc=False):
+    start: int
+    count: int
+    step: int
+    #: One size for all, or an array of them.
+    sizes: int | bytes
+    head: bytes
+    heads: list[bytes] | None
+    attributes: Attributes
+    expires_at: int | None
+    redelivered: bool
+    attempts: int
+
+
+class _Consumer(msgspec.Struct, array_like=True):
+    key: Any
+    channel: Any
+    no_ack: bool
+    own_prefetch: int
+    window_limit: int
+    priority: int
+    exclusive: bool
+    paused: bool
+    attached: bool
+    active: bool
+    next_id: int
+    #: (first delivery id, messages)
+    held: list[tuple[int, _Run]]
+
+
+class _Machine(msgspec.Struct, array_like=True):
+    version: int
+    settings: Settings
+    next_seq: int
+    last_used_ms: int
+    ready: list[_Run]
+    dead_lettering: list[tuple[Reason, _Run]]
+    consumers: list[_Consumer]
+    dedup: DedupState | None
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Machine)
+
+
+def encode(machine: Machine) -> bytes:
+    """Return everything but bodies, sinks and windows."""
+    consumers = machine.consumers
+    state = _Machine(
+        VERSION,
+        machine.settings,
+        machine.next_seq,
+        machine.last_used_ms,
+        [_plain(run) for run in machine.ready.runs()],
+        [(reason, _plain(run)) for run, reason in machine.dead_lettering.values()],
+        [_plain_consumer(consumer, consumer is consumers.active) for consumer in consumers.in_turn()],
+        None if machine.dedup is None else machine.dedup.state(),
+    )
+    return _encoder.encode(state)
+
+
+def decode(data: bytes | memoryview) -> Machine:
+    """Build a machine from what `encode` returned; sinks and windows are the host's to put back. Raises CodecError."""
+    try:
+        state = _decoder.decode(data)
+        if state.version != VERSION:
+            raise CodecError(f"a snapshot has version {state.version}, this mqd reads version {VERSION}")
+        return _machine(state)
+    except (msgspec.MsgspecError, ValueError, TypeError, OverflowError) as error:
+        raise CodecError(f"no snapshot of a queue: {error}") from error
+
+
+def digest(machine: Machine) -> bytes:
+    """16 bytes that are equal on replicas in the same state, however runs are cut and whatever is in memory."""
+    digest = blake2b(digest_size=16)
+    fields = asdict(machine.settings), machine.next_seq, machine.last_used_ms
+    digest.update(repr(fields).encode())
+    _digest_ready(digest.update, machine.ready.runs())
+    for run, reason in machine.dead_lettering.values():
+        digest.update(reason.encode())
+        _digest_singly(digest.update, run, 0)
+    for consumer in machine.consumers.in_turn():
+        plain = _plain_consumer(consumer, consumer is machine.consumers.active)
+        plain.held = []
+        digest.update(_encoder.encode(plain))
+        for first, run in zip(consumer.checkout.starts, consumer.checkout.runs, strict=True):
+            _digest_singly(digest.update, run, first)
+    if machine.dedup is not None:
+        digest.update(_encoder.encode(machine.dedup.state()))
+    return digest.digest()
+
+
+def sizes_of(run: Run) -> array[int]:
+    """Return the size of each content, whether they are in memory or not."""
+    if run.contents is not None:
+        return array("I", map(len, run.contents))
+    assert run.sizes is not None
+    return run.sizes
+
+
+def _plain(run: Run) -> _Run:
+    sizes = sizes_of(run)
+    alike = sizes.count(sizes[0]) == len(sizes)
+    return _Run(
+        run.seqs.start,
+        len(run.seqs),
+        run.seqs.step,
+        sizes[0] if alike else packed(sizes),
+        run.head if run.heads is None else b"",
+        run.heads,
+        run.attributes,
+        run.expires_at,
+        run.redelivered,
+        run.attempts,
+    )
+
+
+def _run(plain: _Run) -> Run:
+    count = plain.count
+    sizes = (
+        unpacked("I", plain.sizes) if isinstance(plain.sizes, bytes) else array("I", [plain.sizes]) * count
+    )
+    if count < 1 or plain.step < 1 or len(sizes) != count:
+        raise CodecError("a run in a snapshot does not fit together")
+    if plain.heads is not None and len(plain.heads) != count:
+        raise CodecError(f"a run of {count} messages has the routing of {len(plain.heads)}")
+    seqs = range(plain.start, plain.start + count * plain.step, plain.step)
+    run = Run(seqs, None, plain.head, plain.attributes, plain.expires_at, sum(sizes))
+    run.sizes, run.heads = sizes, plain.heads
+    run.redelivered, run.attempts = plain.redelivered, plain.attempts
+    return run
+
+
+def _plain_consumer(consumer: Consumer, active: bool) -> _Consumer:
+    checkout = consumer.checkout
+    return _Consumer(
+        consumer.key,
+        consumer.channel,
+        consumer.no_ack,
+        consumer.own_prefetch,
+        consumer.window_limit,
+        consumer.priority,
+        consumer.exclusive,
+        consumer.paused,
+        consumer.attached,
+        active,
+        consumer.next_id,
+        [(first, _plain(run)) for first, run in zip(checkout.starts, checkout.runs, strict=True)],
+    )
+
+
+def _machine(state: _Machine) -> Machine:
+    machine = Machine(state.settings, state.next_seq)
+    machine.last_used_ms = state.last_used_ms
+    for plain in state.ready:
+        run = _run(plain)
+        if run.redelivered:
+            machine.ready.put_back([run])
+        else:
+            machine.ready.push(run)
+    for reason, plain in state.dead_lettering:
+        run = _run(plain)
+        machine.dead_lettering[run.seqs.start] = (run, reason)
+    for fields in state.consumers:
+        _restore_consumer(machine, fields)
+    if machine.dedup is not None and state.dedup is not None:
+        machine.dedup.restore(state.dedup)
+    return machine
+
+
+def _restore_consumer(machine: Machine, fields: _Consumer) -> None:
+    consumer = Consumer(
+        _hashable(fields.key),
+        no_ack=fields.no_ack,
+        prefetch=fields.own_prefetch,
+        priority=fields.priority,
+        exclusive=fields.exclusive,
+        channel=_hashable(fields.channel),
+        window_limit=fields.window_limit,
+    )
+    consumer.paused, consumer.next_id = fields.paused, fields.next_id
+    for first, plain in fields.held:
+        consumer.checkout.add(first, _run(plain))
+    machine.unacked_count += consumer.checkout.count
+    if fields.attached:
+        machine.consumers.attach(consumer)
+    else:
+        consumer.attached = False
+        machine.consumers.by_key[consumer.key] = consumer
+    if fields.active:
+        machine.consumers.active = consumer
+
+
+def _hashable(key: Any) -> Any:
+    return tuple(key) if isinstance(key, list) else key
+
+
+def _digest_ready(update: Callable[[bytes], None], runs: Iterable[Run]) -> None:
+    """Feed the ready messages as the longest stretches that share everything but their size."""
+    shared: tuple[Any, ...] = ()
+    start = stop = 0
+    parts: list[bytes] = []
+
+    def end() -> None:
+        if parts:
+            update(repr((start, stop, shared)).encode())
+            update(b"".join(parts))
+
+    for run in runs:
+        sizes = packed(sizes_of(run))
+        for low, high in _same_heads(run):
+            fields = (run.head_of(low), *_shared(run))
+            if fields != shared or run.seqs[low] != stop:
+                end()
+                shared, start, parts = fields, run.seqs[low], []
+            stop = run.seqs.start + high
+            parts.append(sizes[4 * low : 4 * high])
+    end()
+
+
+def _same_heads(run: Run) -> Iterator[tuple[int, int]]:
+    """Cut a run wherever the routing changes."""
+    count = len(run.seqs)
+    heads = run.heads
+    if heads is None:
+        yield 0, count
+        return
+    low = 0
+    for index in range(1, count):
+        if heads[index] != heads[low]:
+            yield low, index
+            low = index
+    yield low, count
+
+
+def _digest_singly(update: Callable[[bytes], None], run: Run, first_id: int) -> None:
+    """Feed messages one by one, each with its delivery id."""
+    shared = _shared(run)
+    sizes = sizes_of(run)
+    for index, seq in enumerate(run.seqs):
+        update(repr((first_id + index, seq, sizes[index], run.head_of(index), *shared)).encode())
+
+
+def _shared(run: Run) -> tuple[Any, ...]:
+    """Without the frame size: a run keeps the largest, so it depends on the cut."""
+    attributes = tuple(run.attributes._replace(frame_bytes=0))
+    return attributes, run.expires_at, run.redelivered, run.attempts

@@ -1,0 +1,153 @@
+"""Bodies of a queue on this node: out of memory when the budget is used up, and back ahead of delivery."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quorum_queue.machine import codec
+from quorum_queue.machine.machine import Machine
+from quorum_queue.machine.run import Run
+from quorum_queue.pages import Page
+
+if TYPE_CHECKING:
+    from quorum_queue.local import NodeServices
+
+#: One journal record has at most about this many bytes, so that paging in one does not stall the loop, and a restart
+#: finds all heads at its beginning.
+RECORD_BYTES_MAX = 256 * 1024
+#: Bodies are paged in this far ahead of the head of the queue.
+READ_AHEAD_BYTES = 512 * 1024
+#: Runs that consumers hold and that one relief looks at; most may be paged out already.
+PAGE_OUT_LOOKS_MAX = 1_000
+
+
+class Paging:
+    """The half of a host that moves bodies. The journal has those of durable messages; others go to the spill."""
+
+    queue_id: int
+    machine: Machine
+    services: NodeServices
+    journalled: bool
+    resident_bytes: int
+    #: Durable messages up to here are on disk.
+    _durable_seq: int
+    #: Transient messages behind this one are in memory only.
+    _spilled_to: int
+
+    def page_out(self, bytes_wanted: int) -> int:
+        """Drop the newest bodies from memory, which are the last to be delivered; return the bytes freed."""
+        freed = 0
+        for level in self.machine.ready.levels:
+            held_back: list[Run] = []
+            resident = level.resident
+            keep = level.main[0] if level.main else None
+            while resident and freed < bytes_wanted:
+                run = resident.pop()
+                if not run.ready or run.contents is None:
+                    continue
+                if run is keep:
+                    held_back.append(run)
+                    break
+                if self.journalled and run.attributes.persistent:
+                    if run.seqs[-1] > self._durable_seq:
+                        held_back.append(run)
+                        continue
+                elif not run.spilled:
+                    self._spill(run)
+                freed += run.page_out()
+            resident.extend(reversed(held_back))
+        if freed < bytes_wanted:
+            freed += self._page_out_handed_out(bytes_wanted - freed)
+        self.resident_bytes -= freed
+        self.services.memory.used -= freed
+        return freed
+
+    def _page_out_handed_out(self, bytes_wanted: int) -> int:
+        """Drop bodies that consumers hold, or gave back: they are needed again only if something goes wrong."""
+        freed = looked_at = 0
+        held = [consumer.checkout.runs for consumer in self.machine.consumers.by_key.values()]
+        for runs in (*held, *(level.returned for level in self.machine.ready.levels)):
+            for run in reversed(runs):
+                looked_at += 1
+                if freed >= bytes_wanted or looked_at > PAGE_OUT_LOOKS_MAX:
+                    return freed
+                durable = self.journalled and run.attributes.persistent
+                if run.contents is not None and durable and run.seqs[-1] <= self._durable_seq:
+                    freed += run.page_out()
+        return freed
+
+    def _spill(self, run: Run) -> None:
+        self._spilled_to = max(self._spilled_to, run.seqs[-1])
+        run.spilled = True
+        for part in parts_of(run):
+            self.services.spill.append(self.queue_id, part.seqs.start, len(part.seqs), codec.encode([part]))
+
+    def _read_ahead(self) -> None:
+        """Bring back the bodies that will be wanted next."""
+        level = self.machine.ready.head_level()
+        if level is None:
+            return
+        head = level.head()
+        if head is None or head.contents is not None:
+            return
+        ahead = 0
+        brought: list[Run] = []
+        for run in level.main if head is (level.main[0] if level.main else None) else [head]:
+            if run.contents is not None or ahead > READ_AHEAD_BYTES:
+                break
+            self._load(run, keep=True)
+            ahead += run.size
+            brought.append(run)
+        level.forget_gone()
+        level.resident.extendleft(reversed(brought))
+
+    def _load(self, run: Run, *, keep: bool) -> None:
+        """Read a run's bodies back. `keep`: it stays in the queue, so its memory counts."""
+        durable = self.journalled and run.attributes.persistent
+        pages = self.services.pages
+        contents = pages.find(self.queue_id, durable, run.seqs)
+        run.page_in(self._read(run.seqs, durable) if contents is None else contents)
+        if keep:
+            self.resident_bytes += run.size
+            self.services.memory.used += run.size
+
+    def _read(self, wanted: range, durable: bool) -> list[bytes]:
+        store = self.services.journal if durable else self.services.spill
+        found: dict[int, bytes] = {}
+        for record in store.read(self.queue_id, wanted[0], wanted[-1]):
+            contents = codec.decode_contents(record.payload)
+            first = record.first_seq
+            if wanted.step == 1:
+                low, high = max(wanted.start, first), min(wanted.stop, first + record.count)
+                found.update(zip(range(low, high), contents[low - first : high - first], strict=True))
+            else:
+                found.update(
+                    (seq, contents[seq - first]) for seq in wanted if first <= seq < first + record.count
+                )
+            if record.count > 1:
+                self.services.pages.keep(self.queue_id, durable, Page(first, contents), len(record.payload))
+        return [found[seq] for seq in wanted]
+
+
+def parts_of(run: Run) -> list[Run]:
+    """Cut a run, which must be a copy of the caller's own, into records of bounded size."""
+    if len(run.seqs) == 1 or codec.size(run) <= RECORD_BYTES_MAX:
+        return [run]
+    assert run.contents is not None
+    parts: list[Run] = []
+    start = size = 0
+    for index, content in enumerate(run.contents):
+        more = len(content) + codec.head_size(run, index)
+        if index > start and size + more > RECORD_BYTES_MAX:
+            parts.append(_part(run, start, index))
+            start, size = index, 0
+        size += more
+    parts.append(_part(run, start, len(run.contents)))
+    return parts
+
+
+def _part(run: Run, start: int, stop: int) -> Run:
+    assert run.contents is not None
+    part = Run(run.seqs[start:stop], run.contents[start:stop], run.head, run.attributes, run.expires_at)
+    part.heads = run.heads and run.heads[start:stop]
+    return part

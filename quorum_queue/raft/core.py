@@ -1,0 +1,436 @@
+"""Raft for one group, without I/O: calls in, `Ready` out. After etcd/raft in manner; see the Raft paper and thesis.
+
+Two things are unlike the textbook. There are no heartbeats of a group: the driver knows, for each pair of nodes,
+whether it is heard from, and an idle group costs nothing. A follower therefore trusts its leader as long as their
+nodes stay in contact, from the first message of that leader in the present session of their link until the session
+ends (`lost_contact`) or the leader says that it resigns. And a member that lost its disk is told so (`amnesiac`):
+it may have given votes and acknowledged entries that it forgot, so it neither votes nor counts until the leader has
+made it a learner by an entry of the log, and it has that entry.
+
+Messages may be lost, doubled and reordered without harm. That something goes on after a loss rests on the sessions:
+what is lost within one is sent again only while the leader waits for an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from quorum_queue.raft import dispatch, election, following
+from quorum_queue.raft.errors import LogDiverged, NotLeader
+from quorum_queue.raft.leading import Leadership
+from quorum_queue.raft.log import Log
+from quorum_queue.raft.members import HardState, Members
+from quorum_queue.raft.messages import MEMBERS, NORMAL, SNAPSHOT_ANSWER, Entry, Message
+from quorum_queue.raft.options import Options
+from quorum_queue.raft.ready import Ready
+from quorum_queue.raft.roles import CANDIDATE, FOLLOWER, LEADER
+from quorum_queue.raft.timeouts import election_timeout, lost_timeout
+
+#: In place of a vote while the member has no memory, followed by the number of its new disk.
+_AMNESIAC = "?"
+
+
+class Raft:
+    """One member of one group."""
+
+    __slots__ = (
+        "attempt",
+        "_configs",
+        "durable_hard",
+        "elapsed",
+        "granted",
+        "_handed_hard",
+        "_messages",
+        "_resting",
+        "timeout",
+        "_told_leader",
+        "_told_role",
+        "_applied",
+        "acked",
+        "amnesiac",
+        "commit",
+        "group",
+        "hard",
+        "installing_index",
+        "leader",
+        "leadership",
+        "log",
+        "node",
+        "offer",
+        "options",
+        "reads",
+        "role",
+        "snapshots",
+        "verified",
+    )
+
+    def __init__(
+        self,
+        node: str,
+        group: int,
+        *,
+        members: Members,
+        hard: HardState,
+        log: Log,
+        options: Options,
+        changes: Iterable[tuple[int, Members]] = (),
+        amnesiac: int = 0,
+    ) -> None:
+        """`members` are those at the log's snapshot (at the start of the group without one), `changes` the members
+        entries after it by index. `amnesiac` is a number that no earlier disk of this node had, if the disk that
+        this group had here is gone; it is remembered in the hard state for later starts."""
+        self.node = node
+        self.group = group
+        self.options = options
+        self.log = log
+        self._configs: list[tuple[int, Members]] = [(log.snapshot_index, members), *changes]
+        self.amnesiac = int(amnesiac)
+        if hard.vote.startswith(_AMNESIAC):
+            self.amnesiac = int(hard.vote[len(_AMNESIAC) :], 16)
+        self.durable_hard = self._handed_hard = self.hard = hard
+        self.set_hard(hard.term, "" if self.amnesiac else hard.vote)
+        self.role = self._told_role = FOLLOWER
+        self.leader = self._told_leader = ""
+        self.leadership: Leadership | None = None
+        self.commit = self._applied = log.snapshot_index
+        #: The log is the same as that of this term's leader up to here, and that much it was told.
+        self.verified = 0
+        self.acked = 0
+        #: A snapshot is being written to disk.
+        self.installing_index = 0
+        #: Answers of this candidacy: who grants.
+        self.granted: dict[str, bool] | None = None
+        self._messages: list[Message] = []
+        #: Messages that may not leave before the term and vote are durable.
+        self._resting: list[Message] = []
+        self.reads: list[tuple[int, int]] = []
+        self.snapshots: list[str] = []
+        self.offer: Message | None = None
+        self.elapsed = 0
+        self.attempt = 0
+        self.timeout = 0
+        self.restart_clock()
+
+    # -- what is known ---------------------------------------------------------------------------------------------
+
+    @property
+    def term(self) -> int:
+        return self.hard.term
+
+    @property
+    def vote(self) -> str:
+        return "" if self.amnesiac else self.hard.vote
+
+    @property
+    def last_index(self) -> int:
+        return self.log.last_index
+
+    @property
+    def members(self) -> Members:
+        return self._configs[-1][1]
+
+    @property
+    def members_index(self) -> int:
+        """The entry that the members come from."""
+        return self._configs[-1][0]
+
+    def members_at(self, index: int) -> Members:
+        """Return the members in force at an entry of the log, or at the snapshot."""
+        return next(members for since, members in reversed(self._configs) if since <= index)
+
+    def caught_up(self, node: str) -> bool:
+        """Return whether a member has everything that is committed, as far as a leader knows."""
+        peer = self.leadership.peers.get(node) if self.leadership is not None else None
+        return peer is not None and not peer.amnesiac and peer.match >= self.commit
+
+    @property
+    def quiet(self) -> bool:
+        """No tick is needed until something happens to this group."""
+        if self.leadership is not None:
+            return self.leadership.quiet
+        return bool(self.leader) or not self.may_campaign()
+
+    def may_campaign(self) -> bool:
+        return not self.amnesiac and self.node in self.members.voters
+
+    # -- time and contact ------------------------------------------------------------------------------------------
+
+    def tick(self, heard: Collection[str]) -> None:
+        """A tick has passed; `heard` are the nodes from which anything has come lately."""
+        if self.leadership is not None:
+            self.leadership.tick(heard)
+        elif self.leader and self.leader in heard:
+            self.elapsed = 0
+        elif self.may_campaign():
+            self.elapsed += 1
+            # A node whose disk doesn't answer can't lead, and can't promise anything in a further term.
+            if self.elapsed > self.timeout and self.durable_hard == self.hard:
+                election.start_pre_vote(self)
+
+    def lost_contact(self, node: str) -> None:
+        """The session of the link to this node has ended, or the node is silent."""
+        if self.leadership is not None:
+            self.leadership.lost_contact(node)
+        elif node == self.leader:
+            self.lose_leader()
+
+    def in_contact(self, node: str) -> None:
+        """A session with this node has begun."""
+        if self.leadership is not None:
+            self.leadership.in_contact(node)
+
+    def lose_leader(self) -> None:
+        lost, self.leader = self.leader, ""
+        self.elapsed = 0
+        if self.may_campaign():
+            voters = self.members.voters
+            self.timeout = lost_timeout(self.options, self.node, voters, lost, self.group, self.term)
+
+    def restart_clock(self) -> None:
+        self.elapsed = 0
+        if self.may_campaign():
+            voters = self.members.voters
+            self.timeout = election_timeout(
+                self.options, self.node, voters, self.group, self.term, self.attempt
+            )
+
+    # -- proposals and reads ---------------------------------------------------------------------------------------
+
+    def _leading(self) -> Leadership:
+        if self.leadership is None:
+            raise NotLeader(self.leader)
+        return self.leadership
+
+    def propose(self, data: bytes) -> int:
+        """Return the index of the entry. Raises NotLeader."""
+        return self._leading().propose(NORMAL, data)
+
+    def propose_members(self, members: Members) -> int:
+        """Return the index of the entry. Raises NotLeader, MembershipRefused."""
+        return self._leading().propose_members(members)
+
+    def transfer(self, to: str) -> None:
+        """Hand over to a voter. Raises NotLeader, MembershipRefused."""
+        self._leading().transfer(to)
+
+    def read_index(self, context: int) -> None:
+        if self.leadership is None:
+            self.reads.append((context, -1))
+        else:
+            self.leadership.read_index(context)
+
+    def campaign(self) -> None:
+        """Try to lead without waiting: for the member that is to lead a group just made."""
+        if self.leadership is None and self.may_campaign():
+            election.start_pre_vote(self)
+
+    def step_down(self) -> None:
+        """Stop leading, and let others go first."""
+        if self.leadership is not None:
+            self.end_leadership()
+            self.become_follower(self.term, "")
+            self.elapsed = -self.options.election_ticks
+
+    # -- snapshots -------------------------------------------------------------------------------------------------
+
+    def compact(self, index: int) -> None:
+        """There is a durable snapshot at this index or later: entries up to it leave the log."""
+        if not self.log.snapshot_index <= index <= self._applied:
+            raise ValueError(f"entry {index} is not applied, or gone already")
+        while len(self._configs) > 1 and self._configs[1][0] <= index:
+            del self._configs[0]
+        self.log.compact(index)
+
+    def snapshot_offer(self, to: str, index: int) -> Message:
+        """Return the message that goes before the snapshot at this index, which is not below the log's start."""
+        return self._leading().snapshot_offer(to, index)
+
+    def snapshot_done(self, to: str, index: int, ok: bool) -> None:
+        """The snapshot asked for in a Ready was sent to its end, or was not."""
+        if self.leadership is not None:
+            self.leadership.snapshot_done(to, index, ok)
+
+    def installing(self, index: int, term: int) -> bool:
+        """The offered snapshot is complete and is to be written now. Return whether it is still wanted.
+
+        From here to `restore` (or `not_installed`) nothing else changes the log. A log that meanwhile has the
+        snapshot's entry must not be replaced: what follows on it may have been acknowledged.
+        """
+        if self.leadership is not None or index <= self.commit or self.log.term_at(index) == term:
+            return False
+        self.installing_index = index
+        return True
+
+    def not_installed(self) -> None:
+        self.installing_index = 0
+
+    def restore(self, index: int, term: int, members: Members) -> None:
+        """The snapshot at this index is durable here and replaces state and log."""
+        if index <= self.commit:
+            raise ValueError(f"a snapshot at {index} was installed over entry {self.commit}")
+        self.installing_index = 0
+        self.log.reset(index, term)
+        self.verified = index
+        self._configs = [(index, members)]
+        self.commit = self._applied = index
+        if self.leader:
+            following.acknowledge(self, kind=SNAPSHOT_ANSWER)
+
+    # -- the disk --------------------------------------------------------------------------------------------------
+
+    def written(self, index: int, term: int) -> None:
+        """The entries of a Ready, of which this is the last, are durable."""
+        if not self.log.written(index, term):
+            return
+        if self.leadership is not None:
+            self.leadership.advance_commit()
+        elif self.leader and following.durable_and_verified(self) > self.acked:
+            following.acknowledge(self)
+
+    def hard_written(self, hard: HardState) -> None:
+        """The hard state of a Ready is durable."""
+        self.durable_hard = hard
+        if hard == self.hard and self.role == CANDIDATE:
+            election.count(self, self.node, True)
+
+    def found(self, index: int) -> None:
+        """An entry that was reported lost is on disk again."""
+        self.log.found(index)
+        if self.leadership is not None:
+            self.leadership.due = True
+
+    # -- messages --------------------------------------------------------------------------------------------------
+
+    def step(self, message: Message) -> None:
+        """Take a message from another member. Raises LogDiverged."""
+        if message.to == self.node and message.sender != self.node:
+            dispatch.step(self, message)
+
+    def send(self, message: Message) -> None:
+        self._messages.append(message)
+
+    def rest(self, message: Message) -> None:
+        """Send as soon as term and vote are durable: the message is a promise that a restart must not break."""
+        self._resting.append(message)
+
+    # -- roles -----------------------------------------------------------------------------------------------------
+
+    def become_leader(self) -> None:
+        self.role = LEADER
+        self.leader = self.node
+        self.granted = None
+        self.attempt = 0
+        self.leadership = Leadership(self)
+        self.leadership.open_term()
+
+    def follow(self, leader: str) -> None:
+        """There was a message of this term's leader."""
+        if self.leadership is not None:
+            raise LogDiverged(f"{leader} leads in term {self.term} as well")
+        if self.leader != leader or self.role != FOLLOWER:
+            self.become_follower(self.term, leader)
+        self.elapsed = 0
+
+    def become_follower(self, term: int, leader: str) -> None:
+        if term > self.term:
+            self.set_hard(term, "")
+        self.role = FOLLOWER
+        self.leader = leader
+        self.verified = self.acked = 0
+        self.granted = None
+        self.restart_clock()
+
+    def end_leadership(self, besides: str = "") -> None:
+        if self.leadership is not None:
+            self.leadership.resign(besides)
+            self.leadership = None
+            self.snapshots.clear()
+
+    def set_hard(self, term: int, vote: str) -> None:
+        self.hard = HardState(term, f"{_AMNESIAC}{self.amnesiac:x}" if self.amnesiac else vote)
+
+    def remember(self) -> None:
+        """End the amnesia. In this term, whatever vote is forgotten, the leader may be taken to have it."""
+        self.amnesiac = 0
+        self.set_hard(self.term, self.leader)
+        following.acknowledge(self)
+
+    # -- the log ---------------------------------------------------------------------------------------------------
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        """Append to the log, in place of its end if they overlap. Members hold from their entry on."""
+        first = entries[0].index
+        while len(self._configs) > 1 and self._configs[-1][0] >= first:
+            self._configs.pop()
+        self.log.append(entries)
+        for entry in entries:
+            if entry.kind == MEMBERS:
+                self._configs.append((entry.index, Members.decode(entry.data)))
+
+    def commit_to(self, index: int) -> None:
+        if index > self.commit:
+            assert index <= self.log.last_index
+            self.commit = index
+            if self.leadership is not None:
+                self.leadership.committed()
+
+    # -- what is to be done ----------------------------------------------------------------------------------------
+
+    @property
+    def has_ready(self) -> bool:
+        return bool(
+            self._messages
+            or self.log.unwritten
+            or self.hard != self._handed_hard
+            or (self._applied < self.commit and self._applied + 1 not in self.log.lost)
+            or (self.leadership is not None and self.leadership.due)
+            or (self._resting and self.durable_hard == self.hard)
+            or self.reads
+            or self.snapshots
+            or self.offer is not None
+            or self.log.newly_lost
+            or self.role != self._told_role
+            or self.leader != self._told_leader
+        )
+
+    def ready(self) -> Ready:
+        """Return what is to be done, once."""
+        if self.leadership is not None:
+            self.leadership.send()
+        log = self.log
+        hard = self.hard if self.hard != self._handed_hard else None
+        self._handed_hard = self.hard
+        messages, self._messages = self._messages, []
+        after_sync: tuple[Message, ...] = ()
+        if self._resting:
+            if self.durable_hard == self.hard:
+                messages += self._resting
+                self._resting = []
+            elif hard is not None:
+                after_sync = tuple(self._resting)
+                self._resting = []
+        entries = log.take()
+        committed: tuple[Entry, ...] = ()
+        if self._applied < self.commit:
+            committed = log.read(self._applied + 1, self.commit, self.options.apply_bytes_max)
+            self._applied += len(committed)
+        self._trim()
+        ready = Ready(
+            hard, entries, tuple(messages), after_sync, committed, tuple(self.snapshots), self.offer,
+            tuple(self.reads), log.newly_lost, self.role != self._told_role, self.leader != self._told_leader,
+        )  # fmt: skip
+        self._told_role, self._told_leader = self.role, self.leader
+        self.snapshots.clear()
+        self.reads.clear()
+        self.offer = None
+        log.newly_lost = ()
+        return ready
+
+    def _trim(self) -> None:
+        """Keep entries in memory only as long as somebody is about to need them."""
+        needed_after = self._applied
+        if self.leadership is not None:
+            for peer in self.leadership.peers.values():
+                if peer.contact:
+                    needed_after = min(needed_after, peer.next - 1)
+        self.log.trim(needed_after, self.options.cache_bytes_max, self._applied)

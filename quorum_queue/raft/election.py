@@ -1,0 +1,101 @@
+"""Elections: a first round that changes nothing (pre-vote, thesis 9.6), then one in earnest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quorum_queue.raft.messages import PRE_VOTE, PRE_VOTE_ANSWER, VOTE, VOTE_ANSWER, Message
+from quorum_queue.raft.roles import CANDIDATE, PRE_CANDIDATE
+
+if TYPE_CHECKING:
+    from quorum_queue.raft.core import Raft
+
+
+def start_pre_vote(raft: Raft) -> None:
+    """Ask the other voters whether an election would be of use."""
+    _candidate(raft, PRE_CANDIDATE)
+    for name in raft.members.voters:
+        if name != raft.node:
+            raft.send(_request(raft, PRE_VOTE, name, raft.term + 1))
+    count(raft, raft.node, True)
+
+
+def start_vote(raft: Raft, *, forced: bool = False) -> None:
+    """Ask for votes in a new term. The own one counts, like those of others, when it is durable."""
+    raft.set_hard(raft.term + 1, raft.node)
+    _candidate(raft, CANDIDATE)
+    for name in raft.members.voters:
+        if name != raft.node:
+            raft.rest(_request(raft, VOTE, name, raft.term)._replace(context=int(forced)))
+
+
+def _candidate(raft: Raft, role: int) -> None:
+    raft.role = role
+    raft.leader = ""
+    raft.verified = raft.acked = 0
+    raft.granted = {}
+    raft.attempt += 1
+    raft.restart_clock()
+
+
+def _request(raft: Raft, kind: int, to: str, term: int) -> Message:
+    return Message(kind, raft.node, to, term, raft.log.last_index, raft.log.last_term)
+
+
+def on_pre_vote(raft: Raft, message: Message) -> None:
+    if message.term > raft.term and message.sender == raft.leader:
+        raft.lose_leader()  # Who leads does not ask.
+    grant = (
+        message.term > raft.term
+        and not raft.amnesiac
+        and not trusts_leader(raft, message.sender)
+        and log_is_as_good(raft, message)
+    )
+    term = message.term if grant else raft.term
+    raft.rest(Message(PRE_VOTE_ANSWER, raft.node, message.sender, term, reject=not grant))
+    if raft.leadership is not None:
+        raft.leadership.in_contact(message.sender)  # It does not know who leads.
+
+
+def on_vote(raft: Raft, message: Message) -> None:
+    # An amnesiac's vote is taken, by the number of its disk.
+    free = raft.hard.vote == message.sender or (not raft.hard.vote and not raft.leader)
+    grant = free and log_is_as_good(raft, message)
+    if grant:
+        raft.set_hard(raft.term, message.sender)
+        raft.restart_clock()
+    raft.rest(Message(VOTE_ANSWER, raft.node, message.sender, raft.term, reject=not grant))
+
+
+def on_pre_vote_answer(raft: Raft, message: Message) -> None:
+    if raft.role == PRE_CANDIDATE and (message.reject or message.term == raft.term + 1):
+        count(raft, message.sender, not message.reject)
+
+
+def on_vote_answer(raft: Raft, message: Message) -> None:
+    if raft.role == CANDIDATE:
+        count(raft, message.sender, not message.reject)
+
+
+def count(raft: Raft, name: str, granted: bool) -> None:
+    voters = raft.members.voters
+    if raft.granted is None or name not in voters:
+        return
+    raft.granted[name] = granted
+    if sum(raft.granted.values()) > len(voters) // 2:
+        if raft.role == PRE_CANDIDATE:
+            start_vote(raft)
+        else:
+            raft.become_leader()
+
+
+def log_is_as_good(raft: Raft, message: Message) -> bool:
+    """Return whether the candidate's log is at least as up to date (Raft paper, 5.4.1)."""
+    return (message.log_term, message.index) >= (raft.log.last_term, raft.log.last_index)
+
+
+def trusts_leader(raft: Raft, besides: str) -> bool:
+    """Return whether there is a leader, so that an election would only disturb it."""
+    if raft.leadership is not None:
+        return True
+    return raft.leader not in ("", besides) and raft.elapsed < raft.options.election_ticks

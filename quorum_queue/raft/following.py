@@ -1,0 +1,129 @@
+"""A follower's side: what it does with what a leader sends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quorum_queue.raft.errors import LogDiverged
+from quorum_queue.raft.messages import APPEND_ANSWER, SNAPSHOT_ANSWER, Message
+
+if TYPE_CHECKING:
+    from quorum_queue.raft.core import Raft
+
+
+def on_append(raft: Raft, message: Message) -> None:
+    """Take entries that follow on what is here, and answer when they are durable."""
+    raft.follow(message.sender)
+    if raft.installing_index:
+        return
+    if not fits(raft, message):
+        _reject(raft, message)
+        return
+    _take_entries(raft, message)
+    _verify(raft, message)
+    if not message.entries or raft.log.stable_index >= raft.verified:
+        acknowledge(raft, message.context)
+
+
+def on_commit(raft: Raft, message: Message) -> None:
+    raft.follow(message.sender)
+    if raft.installing_index:
+        return
+    if fits(raft, message):
+        _verify(raft, message)
+    else:
+        _reject(raft, message)
+
+
+def on_snapshot(raft: Raft, message: Message) -> None:
+    """Ask for the snapshot, unless this log has what it stands for."""
+    raft.follow(message.sender)
+    if raft.installing_index:
+        return
+    if message.index > raft.commit and raft.log.term_at(message.index) != message.log_term:
+        raft.offer = message
+        return
+    if message.index > raft.commit:
+        raft.verified = max(raft.verified, message.index)
+        raft.commit_to(message.index)
+    acknowledge(raft, 0, SNAPSHOT_ANSWER)
+
+
+def fits(raft: Raft, message: Message) -> bool:
+    """Return whether this log has the entry before the message's; what the snapshot stands for, it has."""
+    log = raft.log
+    return message.index < log.snapshot_index or log.term_at(message.index) == message.log_term
+
+
+def acknowledge(raft: Raft, context: int = 0, kind: int = APPEND_ANSWER) -> None:
+    """Tell the leader up to where this log is durable and known to be the same as its own."""
+    index = durable_and_verified(raft)
+    raft.acked = index
+    raft.rest(
+        Message(
+            kind,
+            raft.node,
+            raft.leader,
+            raft.term,
+            index,
+            commit=raft.commit,
+            context=context,
+            amnesiac=raft.amnesiac,
+        )  # fmt: skip
+    )
+
+
+def durable_and_verified(raft: Raft) -> int:
+    """Committed entries are in every later leader's log, so they are known to be the same as well."""
+    return min(raft.log.stable_index, max(raft.verified, raft.commit))
+
+
+def _take_entries(raft: Raft, message: Message) -> None:
+    log = raft.log
+    entries = message.entries
+    known = 0
+    for entry in entries:
+        # Below the snapshot all is committed, hence the same.
+        if entry.index > log.snapshot_index:
+            if entry.index > log.last_index:
+                break
+            if log.term_at(entry.index) != entry.term:
+                if entry.index <= raft.commit:
+                    raise LogDiverged(
+                        f"{message.sender} has another entry {entry.index} than is committed here"
+                    )
+                break
+        known += 1
+    if known < len(entries):
+        raft.append(entries[known:])
+
+
+def _verify(raft: Raft, message: Message) -> None:
+    """Commit what the leader has committed, as far as this log is known to be the leader's.
+
+    What lies behind that may be left over from an earlier leader.
+    """
+    raft.verified = max(raft.verified, message.index + len(message.entries))
+    raft.commit_to(min(message.commit, raft.verified))
+    if raft.amnesiac and message.amnesiac == raft.amnesiac and raft.verified >= message.hint:
+        raft.remember()
+
+
+def _reject(raft: Raft, message: Message) -> None:
+    log = raft.log
+    hint = log.last_before_conflict(message.index, message.log_term)
+    raft.rest(
+        Message(
+            APPEND_ANSWER,
+            raft.node,
+            message.sender,
+            raft.term,
+            message.index,
+            commit=raft.commit,
+            reject=True,
+            hint=hint,
+            hint_term=log.term_at(hint),
+            context=message.context,
+            amnesiac=raft.amnesiac,
+        )  # fmt: skip
+    )

@@ -1,0 +1,228 @@
+"""What the core knows of its group's log.
+
+Bodies are on disk; here are the terms (run-length: a log has few), how far the disk is, and those recent entries that
+somebody still needs: the disk, the state machine, or a follower that is reached. An idle group caches nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from quorum_queue.raft.errors import EntryLost
+from quorum_queue.raft.messages import Entry
+
+#: Counted for each cached entry beside its data.
+ENTRY_OVERHEAD = 100
+_ENDLESS = 1 << 63
+
+
+class Storage(Protocol):
+    def entries(self, low: int, high: int, max_bytes: int) -> Sequence[Entry]:
+        """Return durable entries from low to high, or fewer, but at least one. Raises EntryLost."""
+
+
+class Log:
+    """Entries from snapshot_index + 1 to last_index. The snapshot stands for all before."""
+
+    __slots__ = (
+        "_cache",
+        "_cache_bytes",
+        "_handed",
+        "_storage",
+        "_writing",
+        "last_index",
+        "lost",
+        "newly_lost",
+        "snapshot_index",
+        "snapshot_term",
+        "stable_index",
+        "terms",
+    )
+
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        snapshot_index: int = 0,
+        snapshot_term: int = 0,
+        last_index: int = 0,
+        terms: Iterable[tuple[int, int]] = (),
+    ) -> None:
+        """`terms`: (first index, term) of each run of entries of one term, as found on disk."""
+        self._storage = storage
+        self.snapshot_index = snapshot_index
+        self.snapshot_term = snapshot_term
+        self.last_index = max(last_index, snapshot_index)
+        #: Durable on this disk up to here.
+        self.stable_index = self.last_index
+        self.terms = [(first, term) for first, term in terms if first <= self.last_index]
+        self._cut_terms()
+        #: Entries that could not be read, and those of them that nobody was told of yet.
+        self.lost: tuple[int, ...] = ()
+        self.newly_lost: tuple[int, ...] = ()
+        #: The last entries of the log, without a gap.
+        self._cache: list[Entry] = []
+        self._cache_bytes = 0
+        #: Given to the disk up to here, and the writes not yet reported done: (last index, its term, the index up
+        #: to which that write still counts, since truncations).
+        self._handed = self.last_index
+        self._writing: list[tuple[int, int, int]] = []
+
+    # -- terms -----------------------------------------------------------------------------------------------------
+
+    @property
+    def last_term(self) -> int:
+        return self.terms[-1][1] if self.terms else self.snapshot_term
+
+    def term_at(self, index: int) -> int:
+        """Return the term of an entry, or of the snapshot; -1 if neither is here."""
+        if index == self.snapshot_index:
+            return self.snapshot_term
+        if not self.snapshot_index < index <= self.last_index:
+            return -1
+        return self.terms[bisect_right(self.terms, (index, _ENDLESS)) - 1][1]
+
+    def last_before_conflict(self, index: int, term: int) -> int:
+        """Return the last index up to this one whose term is not above `term`: where logs may agree at best."""
+        index = min(index, self.last_index)
+        for first, own in reversed(self.terms):
+            if first <= index:
+                if own <= term:
+                    return index
+                index = first - 1
+        return index
+
+    # -- appending -------------------------------------------------------------------------------------------------
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        """Put consecutive entries at the end, or in place of the end."""
+        first = entries[0].index
+        if first <= self.last_index:
+            self._truncate(first)
+        assert first == self.last_index + 1
+        terms = self.terms
+        for entry in entries:
+            if not terms or entry.term != terms[-1][1]:
+                terms.append((entry.index, entry.term))
+            self._cache_bytes += len(entry.data) + ENTRY_OVERHEAD
+        self._cache += entries
+        self.last_index = entries[-1].index
+
+    def _truncate(self, index: int) -> None:
+        kept = max(0, index - self._cache_first())
+        for entry in self._cache[kept:]:
+            self._cache_bytes -= len(entry.data) + ENTRY_OVERHEAD
+        del self._cache[kept:]
+        self.last_index = index - 1
+        while self.terms and self.terms[-1][0] >= index:
+            self.terms.pop()
+        self.stable_index = min(self.stable_index, self.last_index)
+        self._handed = min(self._handed, self.last_index)
+        # A write that is still under way brings back nothing of what is cut off now, even if the same entries
+        # are appended again meanwhile: the disk cuts them off after that write.
+        self._writing = [(last, term, min(counts, index - 1)) for last, term, counts in self._writing]
+        self.lost = tuple(lost for lost in self.lost if lost < index)
+        self.newly_lost = tuple(lost for lost in self.newly_lost if lost < index)
+
+    # -- the disk --------------------------------------------------------------------------------------------------
+
+    @property
+    def unwritten(self) -> bool:
+        return self._handed < self.last_index
+
+    def take(self) -> tuple[Entry, ...]:
+        """Return what the disk was not given yet."""
+        if self._handed == self.last_index:
+            return ()
+        entries = tuple(self._cache[self._handed + 1 - self._cache_first() :])
+        self._handed = self.last_index
+        self._writing.append((self.last_index, entries[-1].term, self.last_index))
+        return entries
+
+    def written(self, index: int, term: int) -> bool:
+        """A write is done; return whether more of the log is durable now."""
+        for at, (last, last_term, counts) in enumerate(self._writing):
+            if last == index and last_term == term:
+                del self._writing[: at + 1]
+                if counts > self.stable_index:
+                    self.stable_index = counts
+                    return True
+                return False
+        return False
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def read(self, low: int, high: int, max_bytes: int) -> tuple[Entry, ...]:
+        """Return entries from low on, at least one unless it is lost. Those before a lost entry are returned."""
+        for lost in self.lost:
+            if lost >= low:
+                high = min(high, lost - 1)
+        if low > high:
+            return ()
+        first = self._cache_first()
+        if low < first:
+            try:
+                return tuple(self._storage.entries(low, min(high, first - 1), max_bytes))
+            except EntryLost as error:
+                self.lost = tuple(sorted((*self.lost, error.index)))
+                self.newly_lost += (error.index,)
+                return self.read(low, error.index - 1, max_bytes)
+        found: list[Entry] = []
+        size = 0
+        for at in range(low - first, high - first + 1):
+            entry = self._cache[at]
+            size += len(entry.data)
+            if found and size > max_bytes:
+                break
+            found.append(entry)
+        return tuple(found)
+
+    def found(self, index: int) -> None:
+        """A lost entry is on disk again."""
+        self.lost = tuple(lost for lost in self.lost if lost != index)
+
+    def trim(self, needed_after: int, bytes_max: int, needed_at_least_after: int) -> None:
+        """Let go of cached entries up to the first index, or up to the last if the cache is too large."""
+        if self._cache_bytes > bytes_max:
+            needed_after = needed_at_least_after
+        count = min(needed_after, self.stable_index) + 1 - self._cache_first()
+        if count > 0:
+            for entry in self._cache[:count]:
+                self._cache_bytes -= len(entry.data) + ENTRY_OVERHEAD
+            del self._cache[:count]
+
+    def _cache_first(self) -> int:
+        return self.last_index + 1 - len(self._cache)
+
+    # -- snapshots -------------------------------------------------------------------------------------------------
+
+    def compact(self, index: int) -> None:
+        """Forget the entries up to this one, for which there is a snapshot."""
+        self.snapshot_term = self.term_at(index)
+        self.snapshot_index = index
+        self.stable_index = max(self.stable_index, index)
+        self._cut_terms()
+        self.lost = tuple(lost for lost in self.lost if lost > index)
+        self.newly_lost = tuple(lost for lost in self.newly_lost if lost > index)
+
+    def reset(self, index: int, term: int) -> None:
+        """Start after a snapshot that replaces the whole log."""
+        self.snapshot_index = self.last_index = self.stable_index = self._handed = index
+        self.snapshot_term = term
+        self.terms.clear()
+        self._cache.clear()
+        self._cache_bytes = 0
+        self._writing.clear()
+        self.lost = self.newly_lost = ()
+
+    def _cut_terms(self) -> None:
+        """Let the first run begin right after the snapshot."""
+        first = self.snapshot_index + 1
+        while len(self.terms) > 1 and self.terms[1][0] <= first:
+            del self.terms[0]
+        if self.last_index < first:
+            self.terms.clear()
+        elif self.terms and self.terms[0][0] < first:
+            self.terms[0] = (first, self.terms[0][1])

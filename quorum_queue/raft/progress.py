@@ -1,0 +1,88 @@
+"""What a leader knows of one follower, and how much it may send to it."""
+
+from __future__ import annotations
+
+from quorum_queue.raft.options import Options
+
+#: Not known where the logs agree: one append at a time.
+PROBE = 0
+#: In step: appends are sent ahead of the answers.
+REPLICATE = 1
+#: What it needs next is gone from the log: it gets a snapshot first.
+SNAPSHOT = 2
+
+
+class Progress:
+    __slots__ = (
+        "amnesiac",
+        "contact",
+        "due",
+        "floor",
+        "inflight",
+        "inflight_bytes",
+        "match",
+        "next",
+        "round",
+        "silent",
+        "snapshot_sent",
+        "state",
+        "told",
+    )
+
+    def __init__(self, next_index: int) -> None:
+        self.state = PROBE
+        #: Durable there and the same as here, up to this index.
+        self.match = 0
+        self.next = next_index
+        #: There is a link to its node. Assumed until the driver says otherwise.
+        self.contact = True
+        #: A probe is to be sent.
+        self.due = True
+        #: Sent and not yet answered: (last index, bytes).
+        self.inflight: list[tuple[int, int]] = []
+        self.inflight_bytes = 0
+        #: The highest commit it was told.
+        self.told = 0
+        #: The latest round of reads that it confirmed.
+        self.round = 0
+        #: Ticks without an answer.
+        self.silent = 0
+        self.snapshot_sent = False
+        #: The number of its new disk, if it lost its memory; it counts for nothing until it is admitted again.
+        self.amnesiac = 0
+        #: Index from which on it may remember; -1 as long as this isn't settled.
+        self.floor = -1
+
+    def probe(self) -> None:
+        """Find out again how far its log agrees."""
+        self.state = PROBE
+        self.due = True
+        self.inflight.clear()
+        self.inflight_bytes = 0
+        self.told = 0
+        self.silent = 0
+
+    def replicate(self) -> None:
+        self.state = REPLICATE
+        self.next = max(self.next, self.match + 1)
+
+    def sent(self, last_index: int, size: int) -> None:
+        self.next = last_index + 1
+        self.inflight.append((last_index, size))
+        self.inflight_bytes += size
+
+    def acked(self, index: int) -> None:
+        self.match = max(self.match, index)
+        self.next = max(self.next, self.match + 1)
+        while self.inflight and self.inflight[0][0] <= index:
+            self.inflight_bytes -= self.inflight.pop(0)[1]
+
+    def has_room(self, options: Options) -> bool:
+        return (
+            len(self.inflight) < options.inflight_appends_max
+            and self.inflight_bytes < options.inflight_bytes_max
+        )
+
+    def is_behind(self, last_index: int) -> bool:
+        """Return whether something is still expected from it."""
+        return self.match < last_index or self.state != REPLICATE or self.amnesiac != 0

@@ -1,0 +1,288 @@
+"""The consumer that a query holds on its queue: one connection at a time, opened again at the next host when it is lost."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pika import spec
+
+from spark_sink.client.connection import Connection
+from spark_sink.client.errors import AmqpError, ChannelClosed, ConnectionLost, LoginRefused
+from spark_sink.client.frames import method_frame
+from spark_sink.deliveries import Run, Splitter
+from spark_sink.options import SourceOptions
+from spark_sink.window import Settlement, Window
+
+CONSUMER_TAG = "spark"
+PREFETCH_MAX = 65_535
+#: Bytes received and not yet handed to Spark; past it the socket is left unread.
+BUFFER_BYTES_MAX = 256 << 20
+#: How long one receive is held back then. Less than a quarter of a heartbeat, so that heartbeats go on.
+HOLD_BACK_S = 0.2
+#: How long a broker may be away, or a queue without a leader, before the query fails.
+RECONNECT_MAX_S = 120.0
+RECONNECT_PAUSE_S = 0.25
+RECONNECT_PAUSE_MAX_S = 2.0
+#: How long the consumer of a driver that was killed may live on, until its broker has noticed.
+TAKEOVER_MAX_S = 30.0
+ACCESS_REFUSED, NOT_FOUND, RESOURCE_LOCKED, PRECONDITION_FAILED = 403, 404, 405, 406
+#: Streams send this with each message, and take it when consumed. Reading one takes nothing away from it.
+STREAM_OFFSET = "x-stream-offset"
+PROBE_S = 0.3
+
+log = logging.getLogger("spark_sink.consumer")
+
+
+class QueueRefused(AmqpError):
+    """The queue cannot be read from. The text says why, and what to do."""
+
+
+def refusal(error: ChannelClosed, queue: str) -> QueueRefused:
+    """The broker's words and ours."""
+    text = str(error)
+    if error.code == NOT_FOUND:
+        hint = "create the queue first (nothing is declared here), or correct the options queue and vhost"
+        return QueueRefused(f"queue '{queue}' is missing: {text}. To read from it, {hint}")
+    if error.code == RESOURCE_LOCKED:
+        return QueueRefused(f"queue '{queue}' is exclusive to the connection that declared it: {text}")
+    if error.code == ACCESS_REFUSED and "exclusive" in text:
+        hint = "stop them, or set option exclusive=false and give up that a replay finds the same messages"
+        return QueueRefused(
+            f"queue '{queue}' has other consumers, and a query wants to be its only one: {text}. Either {hint}"
+        )
+    if error.code == ACCESS_REFUSED:
+        return QueueRefused(
+            f"queue '{queue}' may not be read by this user: {text}. It needs the permission to read"
+        )
+    return QueueRefused(f"queue '{queue}' cannot be read from: {text}")
+
+
+def not_a_stream(queue: str) -> QueueRefused:
+    return QueueRefused(
+        f"queue '{queue}' is a stream, and format amqp reads classic and quorum queues: bind a queue of one of "
+        "these types to the same exchange"
+    )
+
+
+class _Intake:
+    """What the connection's thread calls."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer: Consumer | None = consumer
+        self._splitter = Splitter()
+
+    def take(self, data: bytes, start: int, end: int) -> int:
+        stop = self._splitter.take(data, start, end)
+        if self._splitter.runs:
+            runs, self._splitter.runs = self._splitter.runs, []
+            if self._consumer is not None:
+                self._consumer.arrived(runs)
+        return stop
+
+    def content(self, method: Any, properties: Any, body: bytes) -> None:
+        """Deliveries are all taken above, and nothing is published here that could come back."""
+
+    def ended(self) -> None:
+        if self._consumer is not None:
+            self._consumer.wake()
+
+    def detach(self) -> None:
+        self._consumer = None
+
+
+class Consumer:
+    """All methods but `arrived` and `wake` are called by one thread. They raise AmqpError."""
+
+    def __init__(self, options: SourceOptions, name: str, prefetch: int) -> None:
+        self.window = Window()
+        self.changed = threading.Condition()
+        #: Messages that were in the queue when the consumer began.
+        self.found = 0
+        self.arrived_at = 0.0
+        self._options = options
+        self._name = name
+        self.prefetch = prefetch
+        self._connection: Connection | None = None
+        self._intake: _Intake | None = None
+        self._host = 0
+        self._stream = False
+        self._probed = False
+
+    # The connection's thread.
+
+    def arrived(self, runs: list[Run]) -> None:
+        with self.changed:
+            # Each message of a stream has the header, so looking at one of a receive is enough.
+            if STREAM_OFFSET.encode() in runs[0].properties(0):
+                self._stream = True
+            for run in runs:
+                self.window.add(run)
+            self.arrived_at = time.monotonic()
+            self.changed.notify_all()
+            if self.window.buffered_bytes > BUFFER_BYTES_MAX:
+                self.changed.wait_for(lambda: self.window.buffered_bytes <= BUFFER_BYTES_MAX, HOLD_BACK_S)
+
+    def wake(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
+
+    # The caller.
+
+    @property
+    def alive(self) -> bool:
+        return self._connection is not None and self._connection.error is None
+
+    def open(self) -> None:
+        """Begin to consume. Waits for the consumer of a killed driver to go, and for nothing else."""
+        deadline = time.monotonic() + TAKEOVER_MAX_S
+        while True:
+            try:
+                return self._consume()
+            except ChannelClosed as error:
+                self._drop()
+                refused = refusal(error, self._options.queue)
+                if (
+                    error.code != ACCESS_REFUSED
+                    or "exclusive" not in str(error)
+                    or time.monotonic() > deadline
+                ):
+                    raise refused from error
+            time.sleep(RECONNECT_PAUSE_S)
+
+    def look(self) -> int:
+        """How many messages are ready, without consuming any."""
+        try:
+            self._connection = Connection.open(self._options.login, self._name)
+            return self._declared()
+        except ChannelClosed as error:
+            raise refusal(error, self._options.queue) from error
+
+    def failure(self) -> AmqpError:
+        """Why the connection ended."""
+        error = self._connection.error if self._connection is not None else None
+        if isinstance(error, ChannelClosed):
+            return refusal(error, self._options.queue)
+        return error or ConnectionLost("the connection was lost")
+
+    def widen(self, prefetch: int) -> None:
+        """Let so many messages be unacked. What is buffered comes again."""
+        if prefetch > self.prefetch:
+            self.prefetch = prefetch
+            self._drop()
+
+    def ensure(self) -> None:
+        """Reconnect if the connection is lost."""
+        if self.alive:
+            return
+        deadline = time.monotonic() + RECONNECT_MAX_S
+        pause_s = RECONNECT_PAUSE_S
+        why = self._connection.error if self._connection is not None else None
+        if why is not None:
+            log.warning("queue '%s': reconnecting: %s", self._options.queue, why)
+        self._drop()
+        while True:
+            try:
+                return self._consume()
+            except LoginRefused:
+                raise
+            except AmqpError as error:
+                self._drop()
+                if time.monotonic() > deadline:
+                    raise (
+                        refusal(error, self._options.queue) if isinstance(error, ChannelClosed) else error
+                    ) from why
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, RECONNECT_PAUSE_MAX_S)
+
+    def _consume(self) -> None:
+        connection = Connection.open(self._options.login, self._name, self._host)
+        self._connection = connection
+        hosts = self._options.login.hosts
+        # The next attempt begins with the host after this one.
+        self._host = (hosts.index(connection.host) + 1) % len(hosts)
+        self._declared()
+        connection.call(spec.Basic.Qos(prefetch_count=self.prefetch), spec.Basic.QosOk)
+        self._intake = _Intake(self)
+        connection.set_intake(self._intake)
+        if self._probed:
+            connection.call(self._consume_method(), spec.Basic.ConsumeOk)
+        else:
+            self._probe(connection)
+        # Asked after consuming has begun: with an exclusive consumer, what the one before it held is back by now.
+        ready = self._declared()
+        with self.changed:
+            self.found = ready + self.window.buffered
+
+    def _consume_method(self, **arguments: str) -> spec.Basic.Consume:
+        return spec.Basic.Consume(
+            queue=self._options.queue,
+            consumer_tag=CONSUMER_TAG,
+            no_ack=False,
+            exclusive=self._options.exclusive,
+            arguments=arguments,
+        )
+
+    def _probe(self, connection: Connection) -> None:
+        """Nothing tells a stream from a queue but consuming: RabbitMQ takes a stream's argument for no other type, and
+        a stream then delivers from its beginning. Without it, it would deliver nothing that is there already."""
+        try:
+            connection.call(self._consume_method(**{STREAM_OFFSET: "first"}), spec.Basic.ConsumeOk)
+        except ChannelClosed as error:
+            if error.code != PRECONDITION_FAILED or STREAM_OFFSET not in str(error):
+                raise
+            connection.open_channel()
+            connection.call(spec.Basic.Qos(prefetch_count=self.prefetch), spec.Basic.QosOk)
+            connection.call(self._consume_method(), spec.Basic.ConsumeOk)
+        else:
+            self.wait(lambda: self.window.buffered > 0, PROBE_S)
+        self._probed = True
+
+    def _declared(self) -> int:
+        """Messages ready in the queue. All deliveries that the broker sent before the answer are there."""
+        assert self._connection is not None
+        declared = self._connection.call(
+            spec.Queue.Declare(queue=self._options.queue, passive=True), spec.Queue.DeclareOk
+        )
+        return int(declared.message_count)
+
+    def ready(self) -> int:
+        """Messages that stay in the queue for now."""
+        return self._declared()
+
+    def wait(self, holds: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until `holds`, or the connection is lost."""
+        with self.changed:
+            self.changed.wait_for(lambda: holds() or not self.alive, timeout_s)
+            if self._stream:
+                raise not_a_stream(self._options.queue)
+            return holds()
+
+    def settle(self, settlement: Settlement) -> None:
+        """Ack, and wait until the broker has taken the acks: a killed process may take back what it has sent."""
+        if not settlement or self._connection is None:
+            return
+        frames = [method_frame(1, spec.Basic.Ack(tag)) for tag in settlement.tags]
+        if settlement.through is not None:
+            frames.append(method_frame(1, spec.Basic.Ack(settlement.through, multiple=True)))
+        self._connection.send(b"".join(frames))
+        self._declared()
+        with self.changed:
+            self.window.confirmed()
+
+    def close(self) -> None:
+        self._drop()
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if self._intake is not None:
+            self._intake.detach()
+            self._intake = None
+        if connection is not None:
+            connection.close()
+        with self.changed:
+            self.window.lost()
+            self.changed.notify_all()

@@ -1,0 +1,351 @@
+"""Every option, declared once: what reads it, what it must be, what stands when it is not given.
+
+Spark hands options over with names in any case and values as text. A name that nobody knows is an error that names
+the nearest one: a mistyped `vHost` that is silently ignored sends the data elsewhere.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
+
+from spark_sink.client.login import PORT, TLS_PORT, BadUrl, Host, Login, Tls, parse_url
+
+BOTH, SINK, SOURCE = ("sink", "source"), ("sink",), ("source",)
+SHORTSTR_BYTES_MAX = 255
+#: It becomes a part of message ids and of the names of queues, which are short strings themselves.
+APP_ID_BYTES_MAX = 200
+DAY_MS = 86_400_000
+
+#: What Spark itself puts among the options of a query.
+SPARKS_OWN = frozenset({"checkpointlocation", "queryname", "outputmode", "path"})
+
+Delivery = Literal["confirm", "exactly-once", "ledger", "tx", "none"]
+Deduplication = Literal["auto", "broker", "ledger"]
+
+
+class BadOption(ValueError):
+    """The text names the option, and what would be right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    name: str
+    read: Callable[[str, str], Any]
+    default: Any
+    sides: tuple[str, ...]
+    meaning: str
+
+
+def _text(name: str, value: str) -> str:
+    return value
+
+
+def _short(name: str, value: str) -> str:
+    most = APP_ID_BYTES_MAX if name == "txnAppId" else SHORTSTR_BYTES_MAX
+    if len(value.encode()) > most:
+        raise BadOption(f"option '{name}' is longer than {most} bytes")
+    return value
+
+
+def _flag(name: str, value: str) -> bool:
+    try:
+        return {"true": True, "false": False}[value.strip().lower()]
+    except KeyError:
+        raise BadOption(f"option '{name}' must be true or false, not {value!r}") from None
+
+
+def _number(least: int, most: int) -> Callable[[str, str], int]:
+    def read(name: str, value: str) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            raise BadOption(f"option '{name}' must be a whole number, not {value!r}") from None
+        if not least <= number <= most:
+            raise BadOption(f"option '{name}' must be between {least} and {most}, not {number}")
+        return number
+
+    return read
+
+
+def _choice(*choices: str) -> Callable[[str, str], str]:
+    def read(name: str, value: str) -> str:
+        found = {choice.lower(): choice for choice in choices}.get(value.strip().lower())
+        if found is None:
+            raise BadOption(f"option '{name}' must be {_or(choices)}, not {value!r}{nearest(value, choices)}")
+        return found
+
+    return read
+
+
+def _or(choices: Iterable[str]) -> str:
+    *first, last = choices
+    return f"{', '.join(first)} or {last}"
+
+
+INT32_MAX = 2**31 - 1
+
+OPTIONS: tuple[Option, ...] = (
+    Option(
+        "url",
+        _text,
+        None,
+        BOTH,
+        "amqp:// or amqps://user:password@host:5672/vhost; several hosts with commas are tried in turn",
+    ),
+    Option(
+        "host",
+        _text,
+        "localhost",
+        BOTH,
+        "instead of url; several with commas, each with its :port if it differs",
+    ),
+    Option("port", _number(1, 65_535), None, BOTH, f"instead of url; {PORT}, with TLS {TLS_PORT}"),
+    Option("vhost", _text, "/", BOTH, "instead of url"),
+    Option("username", _short, "guest", BOTH, "beside url or host; beats the one in url"),
+    Option("password", _text, "guest", BOTH, "beside url or host; beats the one in url"),
+    Option("tls", _flag, False, BOTH, "TLS, where host is given; with url write amqps://"),
+    Option(
+        "tls.caFile", _text, None, BOTH, "certificates that the broker's must be signed by; else the system's"
+    ),
+    Option("tls.certFile", _text, None, BOTH, "the client's certificate"),
+    Option("tls.keyFile", _text, None, BOTH, "its key"),
+    Option("tls.verify", _flag, True, BOTH, "whether the broker's certificate and name are checked"),
+    Option("tls.serverName", _text, None, BOTH, "the name that the certificate must hold; else the host"),
+    Option("heartbeat", _number(1, 65_535), 60, BOTH, "seconds; the broker may ask for less"),
+    Option("connectTimeoutMs", _number(1, INT32_MAX), 10_000, BOTH, "for each host, until logged in"),
+    Option(
+        "exchange",
+        _short,
+        "",
+        SINK,
+        "where messages go; empty: the default exchange, the routing key is the queue",
+    ),
+    Option("routingKey", _short, None, SINK, "for rows without a routing_key of their own"),
+    Option("mandatory", _flag, True, SINK, "whether a message that no queue takes fails the task"),
+    Option("deliveryMode", _number(1, 2), 2, SINK, "2: kept on disk by durable queues; 1: not"),
+    Option(
+        "delivery",
+        _choice("confirm", "exactly-once", "ledger", "tx", "none"),
+        "confirm",
+        SINK,
+        "what holds when something dies; see Delivery",
+    ),
+    Option(
+        "deduplication",
+        _choice("auto", "broker", "ledger"),
+        "auto",
+        SINK,
+        "with exactly-once: who drops duplicates; broker needs queues with x-deduplication",
+    ),
+    Option(
+        "maxInFlight",
+        _number(1, 1_000_000),
+        5_000,
+        SINK,
+        "messages sent and not yet confirmed, for each task",
+    ),
+    Option(
+        "confirmTimeoutMs",
+        _number(1, INT32_MAX),
+        60_000,
+        SINK,
+        "how long a task goes without a confirm before it fails; reconnecting included",
+    ),
+    Option(
+        "messageId", _choice("auto", "none"), "auto", SINK, "auto: <query or job>/<batch>/<partition>/<row>"
+    ),
+    Option(
+        "txnAppId", _short, None, SINK, "exactly-once for batch writes: the name of the writing application"
+    ),
+    Option(
+        "txnVersion",
+        _number(0, INT32_MAX),
+        None,
+        SINK,
+        "and a number that rises with each write; foreachBatch's batch id",
+    ),
+    Option(
+        "ledgerExpiresMs",
+        _number(60_000, 10 * 365 * DAY_MS),
+        7 * DAY_MS,
+        SINK,
+        "how long a ledger outlives its last use; no query may rest for longer",
+    ),
+    Option("ignoreUnknownColumns", _flag, False, SINK, "whether columns that mean nothing here are left out"),
+    Option(
+        "maxMessageBytes",
+        _number(1, INT32_MAX),
+        16 << 20,
+        SINK,
+        "the longest body; no more than the broker takes",
+    ),
+    Option("queue", _short, None, SOURCE, "what is read"),
+    Option(
+        "maxMessagesPerTrigger",
+        _number(1, 10_000_000),
+        50_000,
+        SOURCE,
+        "the most messages of one micro-batch",
+    ),
+    Option(
+        "prefetch",
+        _number(1, 65_535),
+        None,
+        SOURCE,
+        "unacked messages that the broker sends ahead; from maxMessagesPerTrigger",
+    ),
+    Option("exclusive", _flag, True, SOURCE, "whether the query is the queue's only consumer"),
+    Option(
+        "ack", _choice("none", "onRead"), "none", SOURCE, "batch reads: none leaves the messages in the queue"
+    ),
+    Option("maxMessages", _number(1, INT32_MAX), None, SOURCE, "batch reads: stop after so many"),
+    Option(
+        "failOnDataLoss", _flag, True, SOURCE, "whether a replay that finds messages missing fails the query"
+    ),
+    Option("includeHeaders", _flag, True, SOURCE, "whether there is a column headers"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    login: Login
+    exchange: str
+    routing_key: str | None
+    mandatory: bool
+    delivery_mode: int
+    delivery: Delivery
+    deduplication: Deduplication
+    max_in_flight: int
+    confirm_timeout_ms: int
+    message_id: Literal["auto", "none"]
+    txn_app_id: str | None
+    txn_version: int | None
+    ledger_expires_ms: int
+    ignore_unknown_columns: bool
+    max_message_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    login: Login
+    queue: str
+    max_messages_per_trigger: int
+    #: None: chosen from max_messages_per_trigger.
+    prefetch: int | None
+    exclusive: bool
+    ack: Literal["none", "onRead"]
+    max_messages: int | None
+    fail_on_data_loss: bool
+    include_headers: bool
+
+
+def sink_options(given: Mapping[str, str]) -> SinkOptions:
+    """Raises BadOption."""
+    read = _read(given, "sink")
+    if (read["txnAppId"] is None) != (read["txnVersion"] is None):
+        raise BadOption("options 'txnAppId' and 'txnVersion' go together: give both or neither")
+    if read["txnAppId"] is not None and read["delivery"] not in ("exactly-once", "ledger"):
+        raise BadOption(
+            "option 'txnAppId' does something only with delivery=exactly-once: set 'delivery' too"
+        )
+    return _make(SinkOptions, _login(given, read), read)
+
+
+def source_options(given: Mapping[str, str]) -> SourceOptions:
+    """Raises BadOption."""
+    read = _read(given, "source")
+    if not read["queue"]:
+        raise BadOption("option 'queue' is missing: name the queue to read from")
+    return _make(SourceOptions, _login(given, read), read)
+
+
+def _read(given: Mapping[str, str], side: str) -> dict[str, Any]:
+    by_lower = {option.name.lower(): option for option in OPTIONS}
+    read = {option.name: option.default for option in OPTIONS}
+    for name, value in given.items():
+        option = by_lower.get(name.lower())
+        if option is None:
+            if name.lower() in SPARKS_OWN:
+                continue
+            ours = [each.name for each in OPTIONS if side in each.sides]
+            raise BadOption(f"no option '{name}'{nearest(name, ours) or '; there are ' + ', '.join(ours)}")
+        if side not in option.sides:
+            other = {"sink": "read", "source": "written"}[side]
+            raise BadOption(f"option '{option.name}' has no meaning here: it belongs to what is {other}")
+        read[option.name] = option.read(option.name, str(value))
+    return read
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?`, or nothing when nothing is near."""
+    by_plain = {_plain(each): each for each in known}
+    found = difflib.get_close_matches(_plain(name), by_plain, n=1, cutoff=0.55)
+    return f"; did you mean '{by_plain[found[0]]}'?" if found else ""
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "").replace(".", "")
+
+
+Options = TypeVar("Options", SinkOptions, SourceOptions)
+
+
+def _make(kind: type[Options], login: Login, read: Mapping[str, Any]) -> Options:
+    by_field = {_snake(name): value for name, value in read.items()}
+    fields = [name for name in kind.__dataclass_fields__ if name != "login"]
+    return kind(login=login, **{name: by_field[name] for name in fields})
+
+
+def _snake(name: str) -> str:
+    return "".join("_" + letter.lower() if letter.isupper() else letter for letter in name)
+
+
+def _login(given: Mapping[str, str], read: Mapping[str, Any]) -> Login:
+    names = {name.lower() for name in given}
+    if read["url"] is not None:
+        if both := names & {"host", "port", "vhost", "tls"}:
+            raise BadOption(f"options 'url' and '{both.pop()}' say the same: give one of them")
+        try:
+            login = parse_url(read["url"])
+        except BadUrl as error:
+            raise BadOption(f"option 'url': {error}") from None
+    else:
+        login = _hosts(read)
+    if "username" in names:
+        login = replace(login, username=read["username"])
+    if "password" in names:
+        login = replace(login, password=read["password"])
+    if any(name.startswith("tls.") for name in names) and login.tls is None:
+        raise BadOption("options 'tls.…' need TLS: write amqps:// in 'url', or set 'tls' to true")
+    if login.tls is not None:
+        login = replace(login, tls=_tls(read))
+    return replace(login, heartbeat_s=read["heartbeat"], connect_timeout_ms=read["connectTimeoutMs"])
+
+
+def _hosts(read: Mapping[str, Any]) -> Login:
+    tls: bool = read["tls"]
+    scheme, usual = ("amqps", TLS_PORT) if tls else ("amqp", PORT)
+    hosts: list[Host] = []
+    for text in read["host"].split(","):
+        try:
+            (host,) = parse_url(f"{scheme}://{text.strip()}").hosts
+        except BadUrl:
+            raise BadOption(f"option 'host' cannot be read: {text!r}") from None
+        named_port = host.port != usual or text.rstrip().endswith(f":{usual}")
+        hosts.append(host if named_port or read["port"] is None else Host(host.name, read["port"]))
+    return Login(hosts=tuple(hosts), vhost=read["vhost"], tls=Tls() if tls else None)
+
+
+def _tls(read: Mapping[str, Any]) -> Tls:
+    if read["tls.keyFile"] is not None and read["tls.certFile"] is None:
+        raise BadOption("option 'tls.keyFile' needs 'tls.certFile'")
+    return Tls(
+        ca_file=read["tls.caFile"],
+        cert_file=read["tls.certFile"],
+        key_file=read["tls.keyFile"],
+        verify=read["tls.verify"],
+        server_name=read["tls.serverName"],
+    )

@@ -1,0 +1,288 @@
+"""The streaming source: at least once from a classic or quorum queue.
+
+One reader lives beside the driver for as long as the query. It holds the only consumer, because a delivery can be acked
+only where it arrived, and Spark says nowhere else that a micro-batch is done: a batch is acked when Spark asks for what
+comes after it, which it does once the batch is in its commit log. The rows travel to the tasks as the bytes that came.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from spark_sink.client.errors import AmqpError
+from spark_sink.columns import Decoder, check_schema
+from spark_sink.consumer import PREFETCH_MAX, Consumer, log
+from spark_sink.deliveries import digest
+from spark_sink.offsets import Position, position
+from spark_sink.options import SourceOptions
+from spark_sink.pieces import Deliveries, cut
+from spark_sink.window import Batch
+
+#: A micro-batch passes through the driver's memory.
+BATCH_BYTES_MAX = 64 << 20
+UNLIMITED = 1 << 62
+#: A trigger that finds nothing waits so long for a first message; without it an idle query asks every 12 ms.
+FIRST_MESSAGE_S = 0.05
+#: A trigger that finds some waits for more while they keep coming.
+QUIET_S = 0.02
+FILL_MAX_S = 1.0
+#: After a restart: how long the queue has to be empty before messages that are due count as missing.
+MISSING_AFTER_S = 3.0
+#: `availableNow`: how long messages may be in the queue and not be delivered.
+STALLED_AFTER_S = 60.0
+#: Connections in a row that are lost before a trigger gets anywhere.
+ATTEMPTS_MAX = 10
+
+
+class DataLoss(Exception):
+    """A replay did not find the messages that the checkpoint speaks of."""
+
+
+class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Copies of it are pickled to the tasks, where only `read` is called; so nothing is opened here."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        check_schema(schema)
+        self._options = options
+        self._schema = schema
+        self._consumer: Consumer | None = None
+        #: `availableNow`: how many messages may still be planned.
+        self._allowance: int | None = None
+        #: Whether what the checkpoint says has been compared with the queue.
+        self._resumed = False
+
+    # What Spark calls beside the driver.
+
+    def initialOffset(self) -> dict[str, Any]:
+        return Position(self._options.queue).json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(self._options.max_messages_per_trigger)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._allowance = self._opened(0).found
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        done = position(start, self._options.queue)
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else PREFETCH_MAX
+        for attempt in range(ATTEMPTS_MAX):
+            consumer = self._opened(done.batch)
+            try:
+                self._finish(consumer, done)
+                batch = self._next(consumer, done.count, most)
+                return start if batch is None else self._end(batch).json()
+            except AmqpError:
+                # What was planned is still known after a lost connection, and the rest comes again.
+                if consumer.alive or attempt + 1 == ATTEMPTS_MAX:
+                    raise
+        raise AssertionError("unreachable")
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        before, after = position(start, self._options.queue), position(end, self._options.queue)
+        batch = None
+        if self._consumer is not None:
+            with self._consumer.changed:
+                batch = self._consumer.window.batch(after.count)
+        if batch is None:
+            batch = self._replay(before, after)
+        return cut(batch.runs, before.count)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Comes late, and never for the last batch; `latestOffset` is the place."""
+
+    def stop(self) -> None:
+        """Called after an error only. An ended process says the same to the broker."""
+        if self._consumer is not None:
+            self._consumer.close()
+
+    # What a task calls.
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Deliveries)
+        return Decoder(self._schema, self._options.queue).batches([partition.block], partition.offset)
+
+    # The parts of the above.
+
+    def _opened(self, replay: int) -> Consumer:
+        """The consumer, connected. A batch of `replay` messages fits into its window."""
+        options = self._options
+        usual = options.prefetch or 2 * options.max_messages_per_trigger
+        prefetch = min(PREFETCH_MAX, max(usual, replay))
+        if self._consumer is None:
+            consumer = Consumer(options, f"spark source {options.queue}", prefetch)
+            consumer.open()
+            self._consumer = consumer
+        else:
+            self._consumer.widen(prefetch)
+            self._consumer.ensure()
+        return self._consumer
+
+    def _end(self, batch: Batch) -> Position:
+        return Position(
+            self._options.queue, batch.end, batch.count, batch.digest, batch.first, batch.identified
+        )
+
+    def _finish(self, consumer: Consumer, done: Position) -> None:
+        """Ack what Spark has committed: everything up to `done`."""
+        if not self._resumed:
+            self._resumed = True
+            if done.batch and done.identified:
+                self._skip_what_is_done(consumer, done)
+        self._settle(consumer, done.count)
+        if consumer.window.expecting:
+            # A reconnect was in between: some messages of that batch may still be on their way back.
+            self._buffer(consumer, PREFETCH_MAX, lambda: not consumer.window.expecting)
+            self._settle(consumer, done.count)
+            with consumer.changed:
+                consumer.window.expect_no_more()
+
+    def _settle(self, consumer: Consumer, count: int) -> None:
+        with consumer.changed:
+            settlement = consumer.window.settle(count)
+        consumer.settle(settlement)
+
+    def _skip_what_is_done(self, consumer: Consumer, done: Position) -> None:
+        """The driver may have died after Spark's commit and before the ack. Then the messages of that batch are at
+        the head of the queue again. Only messages with ids are recognised: of others the next could be the same."""
+        consumer.wait(lambda: consumer.window.buffered > 0, FIRST_MESSAGE_S)
+        if not consumer.found or not consumer.window.redelivered(1):
+            # The queue was empty, or begins with what was never delivered: there is nothing to wait for.
+            return
+        if not self._begins_with(consumer, done) or not consumer.window.redelivered(done.batch):
+            return
+        log.warning("queue '%s': %d messages were committed and not acked", done.queue, done.batch)
+        with consumer.changed:
+            consumer.window.plan(done.count - done.batch, done.batch, UNLIMITED)
+        self._spend(done.batch)
+
+    def _buffer(self, consumer: Consumer, count: int, enough: Callable[[], bool] = lambda: False) -> bool:
+        """Wait until so many messages are buffered, or `enough`; false if the queue does not have them."""
+        window = consumer.window
+        deadline = time.monotonic() + MISSING_AFTER_S
+        while not consumer.wait(lambda: window.buffered >= count or enough(), 0.2):
+            if not consumer.alive:
+                raise consumer.failure()
+            seen = window.buffered
+            if (consumer.ready() and seen < consumer.prefetch) or window.buffered != seen:
+                deadline = time.monotonic() + MISSING_AFTER_S
+            elif time.monotonic() > deadline:
+                return window.buffered >= count
+        return True
+
+    def _next(self, consumer: Consumer, count: int, limit: int) -> Batch | None:
+        window = consumer.window
+        if self._allowance is not None:
+            limit = min(limit, self._allowance)
+        if limit <= 0:
+            return None
+        consumer.wait(lambda: window.buffered > 0, FIRST_MESSAGE_S)
+        if not window.buffered and self._allowance is not None:
+            self._wait_for_the_rest(consumer)
+        deadline = time.monotonic() + FILL_MAX_S
+        while 0 < window.buffered < limit and window.buffered_bytes < BATCH_BYTES_MAX:
+            seen = window.buffered
+            consumer.wait(lambda seen=seen: window.buffered > seen, QUIET_S)  # type: ignore[misc]
+            if window.buffered == seen or time.monotonic() > deadline:
+                break
+        with consumer.changed:
+            batch = window.plan(count, limit, BATCH_BYTES_MAX)
+            # The connection's thread may hold back for want of room.
+            consumer.changed.notify_all()
+        if batch is not None:
+            self._spend(batch.count)
+        return batch
+
+    def _wait_for_the_rest(self, consumer: Consumer) -> None:
+        """`availableNow`: some that were there have not come. Either they are on their way or they are gone."""
+        window = consumer.window
+        began = time.monotonic()
+        empty = 0
+        while not consumer.wait(lambda: window.buffered > 0, 0.1):
+            if not consumer.alive:
+                raise consumer.failure()
+            ready = consumer.ready()
+            empty = 0 if ready else empty + 1
+            if empty > 1:
+                log.info(
+                    "queue '%s': %s messages expired or were taken", self._options.queue, self._allowance
+                )
+                self._allowance = 0
+                return
+            if time.monotonic() - began > STALLED_AFTER_S:
+                raise AmqpError(
+                    f"queue '{self._options.queue}' holds {ready} messages and delivers none: "
+                    "is another consumer active, or does x-single-active-consumer prefer another one?"
+                )
+
+    def _spend(self, count: int) -> None:
+        if self._allowance is not None:
+            self._allowance = max(0, self._allowance - count)
+
+    def _replay(self, before: Position, after: Position) -> Batch:
+        """Find the messages of a batch that was planned before a restart. Raises DataLoss."""
+        for attempt in range(ATTEMPTS_MAX):
+            consumer = self._opened(max(before.batch, after.batch))
+            self._resumed = True
+            try:
+                if not self._begins_with(consumer, after) and self._begins_with(consumer, before):
+                    # Its acks were lost with the broker.
+                    with consumer.changed:
+                        consumer.window.plan(before.count - before.batch, before.batch, UNLIMITED)
+                    self._spend(before.batch)
+                    self._settle(consumer, before.count)
+                same = self._begins_with(consumer, after)
+                if not same and (found := self._found_behind(consumer, before, after)) is not None:
+                    return found
+                break
+            except AmqpError:
+                if consumer.alive or attempt + 1 == ATTEMPTS_MAX:
+                    raise
+        with consumer.changed:
+            if not same:
+                self._lost(after.batch, consumer.window.buffered)
+            batch = consumer.window.plan(before.count, after.batch, UNLIMITED)
+            if batch is None:
+                return Batch(after.count, [], "", False, None)
+            # Fewer may be left of it.
+            batch.end = after.count
+        self._spend(batch.count)
+        return batch
+
+    def _found_behind(self, consumer: Consumer, before: Position, after: Position) -> Batch | None:
+        """Quorum queues of RabbitMQ put what is returned behind what was returned before: look through all of it."""
+        consumer.widen(PREFETCH_MAX)
+        consumer.ensure()
+        self._buffer(consumer, PREFETCH_MAX)
+        with consumer.changed:
+            start = consumer.window.find(after.first, after.digest, after.batch)
+            if start is None:
+                return None
+            batch = consumer.window.extract(before.count, start, after.batch)
+        self._spend(after.batch)
+        return batch
+
+    def _begins_with(self, consumer: Consumer, batch: Position) -> bool:
+        """Whether the queue has the messages of a batch, and has them first."""
+        if not batch.batch or not self._buffer(consumer, batch.batch):
+            return False
+        with consumer.changed:
+            return digest(consumer.window.first(batch.batch)) == batch.digest
+
+    def _lost(self, size: int, available: int) -> None:
+        queue = self._options.queue
+        text = (
+            f"queue '{queue}': the batch to be repeated had {size} messages, and the queue "
+            + (f"now holds {available}" if available < size else "now begins with others")
+            + ". They expired, were purged, dead-lettered or taken by another consumer, or priorities have changed "
+            "their order"
+        )
+        if self._options.fail_on_data_loss:
+            raise DataLoss(f"{text}. To go on with what is there, set option failOnDataLoss=false")
+        log.error("%s; going on (failOnDataLoss=false)", text)

@@ -1,0 +1,67 @@
+import msgspec
+import pytest
+
+from amqp_server.broker import operations
+from amqp_server.broker.operations import Operation, UnreadableOperation, decode, encode
+from amqp_server.broker.permissions import Permission
+from amqp_server.broker.records import BindingRecord, ExchangeRecord, QueueRecord
+from amqp_server.broker.users import User
+from amqp_server.broker.vhosts import VhostRecord
+
+BINDING = BindingRecord("/", "x", "q", "queue", "k", b"\0\0\0\0")
+ALL: list[Operation] = [
+    operations.PutVhost(VhostRecord("v", "text", ("a", "b"), "quorum")),
+    operations.DeleteVhost("v"),
+    operations.DeclareExchange(ExchangeRecord("/", "x", "topic", False, True, b"\0\0\0\0", False, "n1", 7)),
+    operations.DeleteExchange("/", "x", True),
+    operations.Bind(BINDING),
+    operations.Unbind(BINDING),
+    operations.DeclareQueue(
+        QueueRecord(
+            "/",
+            "q",
+            0,
+            True,
+            b"\0\0\0\0",
+            durable=False,
+            exclusive=True,
+            owner=9,
+            node="n1",
+            incarnation=3,
+            members=("n1", "n2"),
+            leader="n2",
+        )
+    ),
+    operations.DeleteQueue("/", "q", 12),
+    operations.SetMembers("/", "q", 12, ("n1", "n3"), "n3"),
+    operations.PutUser(User("ann", "hash", ("administrator",))),
+    operations.DeleteUser("ann"),
+    operations.SetPermission(Permission("ann", "/", ".*", "", "^a")),
+    operations.ClearPermission("ann", "/"),
+    operations.NodeDown("n2", 5),
+]
+
+
+@pytest.mark.parametrize("operation", ALL, ids=lambda operation: type(operation).__name__)
+def test_what_is_encoded_is_decoded_to_the_same(operation: Operation) -> None:
+    assert decode(encode(operation)) == operation
+    assert decode(memoryview(encode(operation))) == operation
+
+
+def test_all_operations_are_here() -> None:
+    kinds = {type(operation) for operation in ALL}
+    tags = [kind.__struct_config__.tag for kind in kinds]
+    assert len(set(tags)) == len(tags) == len(operations.Operation.__args__)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x02" + encode(ALL[0])[1:], b"\x01", b"\x01\x91\x63", encode(ALL[0])[:-1], b"\x01\xff"]
+)
+def test_foreign_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(UnreadableOperation):
+        decode(data)
+
+
+def test_a_snapshot_is_not_an_operation() -> None:
+    with pytest.raises(UnreadableOperation):
+        decode(b"\x01" + msgspec.msgpack.encode([1, [], []]))

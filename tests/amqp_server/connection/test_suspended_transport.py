@@ -1,0 +1,49 @@
+"""Connections that wait for an answer from elsewhere, over sockets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import trio
+from pamqp import commands
+
+from ..wire.published import method, raw
+from .served import client, served, until
+from .test_suspension import LateReplication
+
+HEARTBEAT = raw(8, 0, b"")
+
+
+async def test_the_answer_leaves_without_anything_else_to_send(tmp_path: Path) -> None:
+    async with served(tmp_path) as node:
+        log = LateReplication(node.broker)
+        node.broker.replication = log
+        async with client(node) as waiting, client(node) as other:
+            await waiting.send(method(1, commands.Queue.Declare(queue="q"), commands.Basic.Qos()))
+            await until(lambda: len(log.proposed) == 1)
+            await other.ask(1, commands.Basic.Qos(), commands.Basic.QosOk)
+            log.apply()
+            await waiting.wait_for(commands.Queue.DeclareOk)
+            await waiting.wait_for(commands.Basic.QosOk)
+        log.late = False
+
+
+async def test_who_waits_is_not_taken_for_dead(tmp_path: Path) -> None:
+    """More has come behind than is read: nobody can tell then whether there are heartbeats in it."""
+    async with served(tmp_path) as node:
+        log = LateReplication(node.broker)
+        node.broker.replication = log
+        async with client(node, heartbeat_s=1) as waiting:
+            await waiting.send(method(1, commands.Queue.Declare(queue="q")))
+            (transport,) = node.server.transports.values()
+            await waiting.send(HEARTBEAT * (200_000))
+            await until(lambda: transport.session.backlogged)
+            heard = waiting.heartbeats
+            with trio.fail_after(20):
+                while waiting.heartbeats < heard + 6:
+                    await waiting.read()
+            assert transport.session.backlogged
+            log.apply()
+            await waiting.wait_for(commands.Queue.DeclareOk)
+            await until(lambda: not transport.session.backlogged)
+        log.late = False

@@ -1,0 +1,81 @@
+"""What may befall a node's disk: syncs that take long, no room, a bit that is not what it was."""
+
+from __future__ import annotations
+
+import mmap
+import shutil
+import subprocess
+from pathlib import Path
+
+from tests.cluster.links import Unsupported
+from tests.cluster.nodes import Cluster
+
+SOURCE = Path(__file__).with_name("slow_sync.c")
+COMPILE_MAX_S = 60
+BALLAST = "ballast"
+BALLAST_BLOCK = bytes(1 << 16)
+
+
+class SlowDisks:
+    """A switch for each node's syncs. It has to be there before the nodes are launched."""
+
+    def __init__(self, directory: Path) -> None:
+        compiler = shutil.which("cc") or shutil.which("gcc")
+        if compiler is None:
+            raise Unsupported("without a C compiler syncs can't be made slow")
+        self._directory = directory
+        library = directory / "slow_sync.so"
+        command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(SOURCE), "-ldl"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_MAX_S)
+        if done.returncode != 0:
+            raise Unsupported(f"syncs can't be made slow: {done.stderr.strip()[-500:]}")
+        self.library = library
+
+    def _switch(self, name: str) -> Path:
+        return self._directory / f"slow-{name}"
+
+    def install(self, cluster: Cluster) -> None:
+        cluster.preload(self.library, lambda name: {"SLOW_SYNC_SWITCH": str(self._switch(name))})
+
+    def slow(self, name: str, ms: int) -> None:
+        whole = self._switch(name).with_suffix(".new")
+        whole.write_text(str(ms))
+        whole.rename(self._switch(name))
+
+    def heal(self, name: str) -> None:
+        self._switch(name).unlink(missing_ok=True)
+
+
+def fill(place: Path) -> None:
+    """Take what is left of a file system."""
+    with (place / BALLAST).open("ab", buffering=0) as ballast:
+        block = BALLAST_BLOCK
+        while block:
+            try:
+                ballast.write(block)
+            except OSError:
+                block = block[: len(block) // 2]
+
+
+def empty(place: Path) -> None:
+    (place / BALLAST).unlink(missing_ok=True)
+
+
+def used_bytes(place: Path) -> int:
+    return sum(path.stat().st_blocks * 512 for path in place.rglob("*") if path.is_file())
+
+
+def flip(place: Path, stored: bytes, at: int) -> int:
+    """Flip one bit, `at` bytes into each place where these bytes are stored; how many places there were."""
+    found = 0
+    for path in place.rglob("*"):
+        if not path.is_file() or not path.stat().st_size:
+            continue
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as data:
+            start = data.find(stored)
+            while start >= 0:
+                data[start + at] ^= 0x10
+                found += 1
+                start = data.find(stored, start + at)
+            data.flush()
+    return found

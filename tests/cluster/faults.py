@@ -1,0 +1,254 @@
+"""The faults, each of which ends healed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+
+from tests.cluster import disks
+from tests.cluster.links import Unsupported, deafen, isolate, mute
+from tests.cluster.load import BODY_BYTES
+from tests.cluster.nodes import wait_for
+from tests.cluster.scene import Scene
+from tests.reliability.bodies import body
+
+Fault = Callable[[Scene], None]
+
+HOLD_S = 3.0
+#: Longer than any broker here takes to give a silent node up.
+ABSENT_S = 12.0
+FLAPS = 6
+FLAP_S = 0.6
+SLOW_SYNC_MS = 400
+SMALL_DISK_BYTES = 128 << 20
+DELAY_MS = 40
+THROTTLE_BYTES_PER_S = 200_000
+MIXED_ROUNDS = 10
+
+
+def kill_leader(scene: Scene) -> None:
+    with scene.killed(scene.leader()):
+        scene.hold(HOLD_S)
+
+
+def kill_follower(scene: Scene) -> None:
+    with scene.killed(scene.followers()[0]):
+        scene.hold(HOLD_S)
+
+
+def kill_two(scene: Scene) -> None:
+    with scene.killed(scene.leader(), scene.followers()[0]):
+        scene.hold(HOLD_S)
+
+
+def kill_all(scene: Scene) -> None:
+    with scene.killed(*scene.cluster.names):
+        pass
+
+
+def freeze_leader(scene: Scene) -> None:
+    with scene.frozen(scene.leader()):
+        scene.hold(ABSENT_S)
+
+
+def freeze_follower(scene: Scene) -> None:
+    with scene.frozen(scene.followers()[0]):
+        scene.hold(ABSENT_S)
+
+
+def partition_leader(scene: Scene) -> None:
+    with scene.cut_off(scene.leader()):
+        scene.hold(ABSENT_S)
+
+
+def partition_follower(scene: Scene) -> None:
+    with scene.cut_off(scene.followers()[0]):
+        scene.hold(ABSENT_S)
+
+
+def mute_leader(scene: Scene) -> None:
+    """It hears the others, and they do not hear it."""
+    with scene.cut_off(scene.leader(), mute):
+        scene.hold(ABSENT_S)
+
+
+def deafen_leader(scene: Scene) -> None:
+    with scene.cut_off(scene.leader(), deafen):
+        scene.hold(ABSENT_S)
+
+
+def mute_follower(scene: Scene) -> None:
+    with scene.cut_off(scene.followers()[0], mute):
+        scene.hold(ABSENT_S)
+
+
+def reset_leader(scene: Scene) -> None:
+    """Links are refused, so that everybody knows at once."""
+    with scene.cut_off(scene.leader(), isolate, cut=True):
+        scene.hold(HOLD_S)
+
+
+def split_everybody(scene: Scene) -> None:
+    """No two nodes see each other: nothing may be confirmed."""
+    with ExitStack() as split:
+        for name in scene.cluster.names:
+            split.enter_context(scene.cut_off(name))
+        scene.hold(HOLD_S)
+
+
+def flap(scene: Scene) -> None:
+    leader = scene.leader()
+    for _ in range(FLAPS):
+        with scene.cut_off(leader):
+            scene.hold(FLAP_S)
+        scene.hold(FLAP_S)
+
+
+def delay(scene: Scene) -> None:
+    """Nobody is cut off, so all clients must go on."""
+    leader = scene.leader()
+    scene.strike()
+    isolate(scene.cluster.links, leader, scene.cluster.names, delay_ms=DELAY_MS)
+    scene.hold(HOLD_S)
+    scene.heal()
+    isolate(scene.cluster.links, leader, scene.cluster.names)
+
+
+def throttle(scene: Scene) -> None:
+    leader = scene.leader()
+    scene.strike()
+    isolate(scene.cluster.links, leader, scene.cluster.names, bytes_per_s=THROTTLE_BYTES_PER_S)
+    scene.hold(HOLD_S)
+    scene.heal()
+    isolate(scene.cluster.links, leader, scene.cluster.names)
+
+
+def slow_disk(scene: Scene) -> None:
+    if scene.slow_disks is None:
+        raise Unsupported("without a C compiler syncs can't be made slow")
+    leader = scene.leader()
+    scene.strike(leader)
+    scene.slow_disks.slow(leader, SLOW_SYNC_MS)
+    scene.hold(2 * HOLD_S)
+    scene.heal(leader)
+    scene.slow_disks.heal(leader)
+
+
+def full_disk(scene: Scene) -> None:
+    cluster, name = scene.cluster, scene.followers()[0]
+    with scene.killed(name):
+        size = disks.used_bytes(cluster.data(name)) + SMALL_DISK_BYTES
+        cluster.confine(name, size)
+    scene.caught_up()
+    disks.fill(cluster.data(name))
+    scene.hold(HOLD_S)
+    disks.empty(cluster.data(name))
+    scene.heal(name)
+    scene.caught_up()
+    with scene.killed(name):
+        cluster.release(name)
+
+
+def flip_bit(scene: Scene) -> None:
+    """In a message that is queued, on one node; then that node is asked to lead."""
+    scene.strike()
+    scene.load.pause(True)
+    wait_for("a backlog", lambda: all(ledger.waiting() > 100 for ledger in scene.ledgers))
+    name, ledger = scene.followers()[0], scene.ledgers[0]
+    message = ledger.some_waiting()
+    with scene.killed(name):
+        stored = body(message, BODY_BYTES)
+        assert disks.flip(scene.cluster.data(name), stored, BODY_BYTES // 2), (
+            f"{message} is not on {name}'s disk"
+        )
+    scene.caught_up()
+    if scene.cluster.broker == "mqd":
+        scene.cluster.transfer(ledger.queue, name)
+    scene.load.pause(False)
+    wait_for("the backlog is consumed", lambda: all(ledger.waiting() < 100 for ledger in scene.ledgers))
+    scene.heal()
+
+
+def wipe(scene: Scene) -> None:
+    if scene.cluster.broker != "mqd":
+        raise Unsupported("a wiped node has to be forgotten and joined by hand")
+    scene.caught_up()
+    name = scene.followers()[0]
+    with scene.killed(name):
+        scene.cluster.wipe(name)
+        scene.hold(HOLD_S / 3)
+
+
+def grow_and_shrink(scene: Scene) -> None:
+    scene.strike()
+    name = scene.cluster.grow()
+    scene.heal()
+    scene.caught_up()
+    scene.hold(HOLD_S)
+    scene.cluster.shrink(name)
+    scene.heal()
+
+
+def rolling_restart(scene: Scene) -> None:
+    for name in scene.cluster.names:
+        with scene.stopped(name):
+            pass
+        scene.caught_up()
+
+
+def mixed(scene: Scene) -> None:
+    """Faults drawn by the seed, one upon the other, without waiting for replicas to agree in between."""
+    for _ in range(MIXED_ROUNDS):
+        with _drawn(scene):
+            scene.hold(scene.random.uniform(0.2, 4.0))
+            if scene.random.random() < 0.3:
+                scene.load.pause(True)
+        scene.load.pause(False)
+        scene.hold(scene.random.uniform(0.0, 1.5))
+
+
+def _drawn(scene: Scene) -> AbstractContextManager[None]:
+    names = scene.cluster.names
+    name, other = scene.random.sample(names, 2)
+    match scene.random.randrange(7):
+        case 0:
+            return scene.killed(name)
+        case 1:
+            return scene.killed(name, other)
+        case 2:
+            return scene.killed(*names)
+        case 3:
+            return scene.stopped(name)
+        case 4:
+            return scene.frozen(name)
+        case 5:
+            return scene.cut_off(name, scene.random.choice([isolate, mute, deafen]))
+        case _:
+            return scene.cut_off(name, isolate, cut=True)
+
+
+FAULTS: dict[str, Fault] = {
+    "kill leader": kill_leader,
+    "kill follower": kill_follower,
+    "kill two": kill_two,
+    "kill all": kill_all,
+    "freeze leader": freeze_leader,
+    "freeze follower": freeze_follower,
+    "partition leader": partition_leader,
+    "partition follower": partition_follower,
+    "mute leader": mute_leader,
+    "deafen leader": deafen_leader,
+    "mute follower": mute_follower,
+    "reset leader": reset_leader,
+    "split everybody": split_everybody,
+    "flapping leader": flap,
+    "delayed links": delay,
+    "throttled links": throttle,
+    "slow disk": slow_disk,
+    "full disk": full_disk,
+    "flipped bit": flip_bit,
+    "wiped data": wipe,
+    "grow and shrink": grow_and_shrink,
+    "rolling restart": rolling_restart,
+    "mixed": mixed,
+}

@@ -1,0 +1,156 @@
+"""The links between the nodes of a cluster, and what may befall them."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+ROOT = Path(__file__).parents[2]
+ANSWER_MAX_S = 20.0
+CLONE_NEWNET = 0x4000_0000
+
+
+class Links(Protocol):
+    """Conditions hold for one direction until they are set anew."""
+
+    def set(
+        self,
+        sender: str,
+        receiver: str,
+        *,
+        hold: bool = False,
+        cut: bool = False,
+        delay_ms: int = 0,
+        bytes_per_s: int = 0,
+    ) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Unsupported(Exception):
+    """This cannot be done here, or not to this broker; the text says why."""
+
+
+class ProxiedLinks:
+    """By proxies that the nodes dial instead of each other."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.cluster.proxy"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def open(self, dialler: str, dialled: str, port: int) -> int:
+        """The port at which one node dials another that listens on `port`."""
+        return int(self._ask("open", dialler, dialled, port))
+
+    def set(self, sender: str, receiver: str, **conditions: Any) -> None:
+        self._ask("set", sender, receiver, conditions)
+
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(json.dumps({name: arguments}) + "\n")
+        process.stdin.flush()
+        readable, _, _ = select.select([process.stdout], [], [], ANSWER_MAX_S)
+        assert readable, "the proxy does not answer"
+        return json.loads(process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for end in (self._process.stdin, self._process.stdout):
+            assert end is not None
+            end.close()
+
+
+class FilteredLinks:
+    """By packet filters, where each node has an address of its own. Only in a network namespace that nobody else uses."""
+
+    def __init__(self, addresses: dict[str, str]) -> None:
+        self._addresses = addresses
+        self._rules: dict[tuple[str, str], list[str]] = {}
+        self.used = False
+
+    def set(
+        self,
+        sender: str,
+        receiver: str,
+        *,
+        hold: bool = False,
+        cut: bool = False,
+        delay_ms: int = 0,
+        bytes_per_s: int = 0,
+    ) -> None:
+        if delay_ms or bytes_per_s:
+            raise Unsupported("a packet filter neither delays nor throttles")
+        if old := self._rules.pop((sender, receiver), None):
+            self._filter("-D", old)
+        if not (hold or cut):
+            return
+        if not private_network():
+            raise Unsupported("packets are filtered in a network namespace of our own only")
+        verdict = ["DROP"] if hold else ["REJECT", "--reject-with", "tcp-reset"]
+        addresses = ["-s", self._addresses[sender], "-d", self._addresses[receiver]]
+        rule = [*addresses, "-p", "tcp", "-j", *verdict]
+        self._filter("-A", rule)
+        self.used = True
+        self._rules[sender, receiver] = rule
+
+    def _filter(self, what: str, rule: Sequence[str]) -> None:
+        subprocess.run(["iptables", what, "INPUT", *rule], check=True, timeout=20)
+
+    def close(self) -> None:
+        for rule in self._rules.values():
+            self._filter("-D", rule)
+        self._rules.clear()
+
+
+_private = False
+
+
+def private_network() -> bool:
+    return _private
+
+
+def enter_private_network() -> None:
+    """From here on this process and its children have a loopback interface of their own, and nothing else."""
+    global _private
+    if os.geteuid() != 0:
+        raise Unsupported("only root may make a network namespace")
+    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) != 0:
+        raise Unsupported(f"a network namespace can't be made: {os.strerror(ctypes.get_errno())}")
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True, timeout=20)
+    _private = True
+
+
+def isolate(links: Links, name: str, others: Sequence[str], **conditions: Any) -> None:
+    """The same conditions in both directions between one node and all others."""
+    for other in others:
+        if other != name:
+            links.set(name, other, **conditions)
+            links.set(other, name, **conditions)
+
+
+def mute(links: Links, name: str, others: Sequence[str], **conditions: Any) -> None:
+    """Only what the node sends."""
+    for other in others:
+        if other != name:
+            links.set(name, other, **conditions)
+
+
+def deafen(links: Links, name: str, others: Sequence[str], **conditions: Any) -> None:
+    """Only what the node is sent."""
+    for other in others:
+        if other != name:
+            links.set(other, name, **conditions)

@@ -1,0 +1,296 @@
+"""Publishers with confirms and consumers with acks on all nodes, which go on whatever happens to the nodes.
+
+A client belongs to one node. When its connection breaks it connects to the same node again. It counts as a
+failure if the connection breaks although nothing was done to that node, or if a channel is closed at all.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from pamqp import commands
+
+from tests.cluster.ledger import Ledger, Reader, Streams
+from tests.cluster.nodes import Cluster, wait_for
+from tests.reliability.bodies import body, number
+from tests.reliability.client import Address, ChannelClosed, Client, Confirm, Delivery, Event, Gone, settle
+
+BATCH = 2
+BATCH_EVERY_S = 0.02
+WINDOW = 200
+PREFETCH = 50
+BODY_BYTES = 200
+VOUCH_EVERY_S = 0.3
+RECONNECT_S = 0.05
+LOOK_S = 0.2
+ACK, NACK = 80, 120
+#: Outstanding confirms are waited for so long when publishing ends.
+FINISH_S = 40.0
+JOIN_MAX_S = 60.0
+NOTHING_COMES_S = 4.0
+BROKEN = (Gone, OSError, TimeoutError)
+
+
+class Judge(Protocol):
+    """Who knows what is being done to which node."""
+
+    def down(self, name: str) -> bool:
+        """Clients of this node may lose their connections now."""
+
+    def fail(self, text: str) -> None: ...
+
+
+class Worker:
+    """A client in a thread of its own."""
+
+    def __init__(self, cluster: Cluster, node: str, ledger: Ledger, judge: Judge) -> None:
+        self.cluster = cluster
+        self.node = node
+        self.ledger = ledger
+        self.judge = judge
+        self.stopping = threading.Event()
+        self._thread = threading.Thread(target=self._guarded, daemon=True)
+
+    @property
+    def name(self) -> str:
+        return f"{type(self).__name__} of {self.ledger.queue} at {self.node}"
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self, within_s: float) -> None:
+        self._thread.join(within_s)
+        if self._thread.is_alive():
+            self.judge.fail(f"{self.name} hangs")
+
+    def _guarded(self) -> None:
+        try:
+            while not self.stopping.is_set():
+                if self.wanted():
+                    self._once()
+                self.stopping.wait(RECONNECT_S)
+        except BaseException as error:  # noqa: BLE001  it is told where the run is judged
+            self.judge.fail(f"{self.name}: {type(error).__name__}: {error}")
+
+    def _once(self) -> None:
+        """One connection, from its beginning to its end."""
+        client: Client | None = None
+        try:
+            client = Client(self.cluster.port(self.node))
+            self.session(client)
+        except BROKEN as error:
+            # Asked afterwards: a connection may notice before whoever did it has noted it down.
+            if not self.judge.down(self.node) and not self.stopping.is_set():
+                self.judge.fail(f"{self.node} lives, and drops or refuses clients: {error}")
+        except ChannelClosed as error:
+            if not self.judge.down(self.node):
+                self.judge.fail(f"{self.node}: {error}")
+        finally:
+            self.ended()
+            if client is not None:
+                client.close()
+
+    def wanted(self) -> bool:
+        """Whether there is to be a connection now."""
+        return True
+
+    def session(self, client: Client) -> None:
+        raise NotImplementedError
+
+    def ended(self) -> None:
+        """The connection is gone; another may follow."""
+
+
+class Publisher(Worker):
+    """Publishes at a steady rate, as far as its window of unconfirmed messages allows."""
+
+    def __init__(
+        self, cluster: Cluster, node: str, ledger: Ledger, judge: Judge, streams: Streams, size: int
+    ) -> None:
+        super().__init__(cluster, node, ledger, judge)
+        self._streams = streams
+        self._size = size
+        self._address = Address("", ledger.queue)
+        self._unconfirmed: dict[int, int] = {}
+        #: When confirms came.
+        self.heard: list[float] = []
+        self.confirmed = 0
+
+    def session(self, client: Client) -> None:
+        client.confirms()
+        stream, tag = self._streams.next(), 0
+        due = time.monotonic()
+        while not self.stopping.is_set():
+            now = time.monotonic()
+            if now >= due and len(self._unconfirmed) < WINDOW:
+                messages = [stream + tag + i for i in range(1, BATCH + 1)]
+                self.ledger.publish(messages)
+                self._unconfirmed.update((message - stream, message) for message in messages)
+                tag += BATCH
+                client.send(
+                    b"".join(self._address.message(body(message, self._size)) for message in messages)
+                )
+                due = max(due + BATCH_EVERY_S, now)
+            full = len(self._unconfirmed) >= WINDOW
+            self._take(client.receive(LOOK_S if full else max(0.0, due - time.monotonic())))
+        deadline = time.monotonic() + FINISH_S
+        while self._unconfirmed and time.monotonic() < deadline:
+            self._take(client.receive(LOOK_S))
+        if self._unconfirmed:
+            self.judge.fail(
+                f"{self.name}: {len(self._unconfirmed)} publishes were not answered within {FINISH_S} s"
+            )
+
+    def _take(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if not isinstance(event, Confirm):
+                raise AssertionError(f"a confirm was due, {event!r} came")
+            tags = [event.tag]
+            if event.multiple:
+                tags = [tag for tag in self._unconfirmed if tag <= event.tag]
+            messages = [self._unconfirmed.pop(tag) for tag in tags]
+            if event.nack:
+                self.ledger.nack(messages)
+                continue
+            self.ledger.confirm(messages)
+            self.confirmed += len(messages)
+            self.heard.append(time.monotonic())
+
+    def ended(self) -> None:
+        # Whether they arrived nobody can say; the ledger lets either be.
+        self._unconfirmed = {}
+
+    def silence(self, since: float, until: float) -> float:
+        """The longest time without a confirm, in seconds."""
+        times = [since, *(at for at in self.heard if since < at < until), until]
+        return max(later - earlier for earlier, later in zip(times, times[1:], strict=False))
+
+
+class Consumer(Worker):
+    """Acks one by one what it gets."""
+
+    def __init__(self, cluster: Cluster, node: str, ledger: Ledger, judge: Judge) -> None:
+        super().__init__(cluster, node, ledger, judge)
+        #: While it is set, nothing new is consumed, and what was taken goes back.
+        self.paused = threading.Event()
+        #: Consumes now.
+        self.attached = threading.Event()
+
+    def wanted(self) -> bool:
+        return not self.paused.is_set()
+
+    def session(self, client: Client) -> None:
+        reader = Reader(self.node, PREFETCH)
+        client.consume(self.ledger.queue, PREFETCH)
+        self.attached.set()
+        #: How many acks had been sent when each open question was asked.
+        asked: list[int] = []
+        next_question = time.monotonic() + VOUCH_EVERY_S
+        while not self.stopping.is_set() and not self.paused.is_set():
+            frames: list[bytes] = []
+            messages: list[int] = []
+            for event in client.receive(0.1):
+                if isinstance(event, Delivery):
+                    message = number(event.body)
+                    self.ledger.deliver(reader, message, event.redelivered)
+                    messages.append(message)
+                    frames.append(settle(ACK, event.tag, 0))
+                elif isinstance(event, commands.Queue.DeclareOk) and asked:
+                    self.ledger.vouch(reader, asked.pop(0))
+                else:
+                    raise AssertionError(f"a delivery was due, {event!r} came")
+            if frames:
+                self.ledger.ack(reader, messages)
+                client.send(b"".join(frames))
+            if self.cluster.answers_vouch and time.monotonic() >= next_question and not asked:
+                asked.append(len(reader.acks))
+                client.method(commands.Queue.Declare(queue=self.ledger.queue, passive=True))
+                next_question = time.monotonic() + VOUCH_EVERY_S
+
+    def ended(self) -> None:
+        self.attached.clear()
+
+
+class Load:
+    """A publisher and a consumer for each queue on each node."""
+
+    def __init__(
+        self, cluster: Cluster, ledgers: Sequence[Ledger], judge: Judge, *, size: int = BODY_BYTES
+    ) -> None:
+        self.cluster = cluster
+        self.ledgers = ledgers
+        streams = Streams()
+        places = [(node, ledger) for ledger in ledgers for node in cluster.names]
+        self.publishers = [Publisher(cluster, node, ledger, judge, streams, size) for node, ledger in places]
+        self.consumers = [Consumer(cluster, node, ledger, judge) for node, ledger in places]
+
+    def start(self) -> None:
+        for worker in [*self.consumers, *self.publishers]:
+            worker.start()
+        self.wait_all_confirmed("at the start", since=time.monotonic())
+
+    def wait_all_confirmed(self, when: str, since: float, within_s: float = 60.0) -> float:
+        """Until every publisher got a confirm after `since`; how long after it the last one did."""
+
+        def silent() -> list[str]:
+            return [p.name for p in self.publishers if not p.heard or p.heard[-1] <= since]
+
+        wait_for(
+            f"every publisher gets confirms {when}", lambda: not silent(), within_s, lambda: str(silent())
+        )
+        return max(next(at for at in p.heard if at > since) for p in self.publishers) - since
+
+    def pause(self, paused: bool) -> None:
+        """Consumers give back what they have and take nothing, or take again."""
+        for consumer in self.consumers:
+            if paused:
+                consumer.paused.set()
+            else:
+                consumer.paused.clear()
+
+    @property
+    def confirmed(self) -> int:
+        return sum(len(ledger.confirmed) for ledger in self.ledgers)
+
+    def stop_publishing(self) -> None:
+        _end(self.publishers)
+
+    def drain(self, within_s: float = 60.0) -> None:
+        """Until consumers have had all that was confirmed and the queues say that they are empty. What is missing then
+        is told by the ledger; if queues are empty and nothing comes any more, nothing will."""
+        moved, seen = time.monotonic(), -1
+
+        def over() -> bool:
+            nonlocal moved, seen
+            deliveries = sum(ledger.deliveries for ledger in self.ledgers)
+            if deliveries != seen:
+                moved, seen = time.monotonic(), deliveries
+            if any(self.cluster.depth(ledger.queue) != (0, 0) for ledger in self.ledgers):
+                return False
+            missing = any(ledger.waiting() for ledger in self.ledgers)
+            return not missing or time.monotonic() - moved > NOTHING_COMES_S
+
+        with suppress(AssertionError):
+            wait_for("drained", over, within_s)
+
+    def stop(self) -> None:
+        _end([*self.publishers, *self.consumers])
+
+
+def _end(workers: Sequence[Worker]) -> None:
+    for worker in workers:
+        worker.stopping.set()
+    deadline = time.monotonic() + JOIN_MAX_S
+    for worker in workers:
+        worker.join(max(0.0, deadline - time.monotonic()))
+
+
+def longest_silence(
+    publishers: Sequence[Publisher], since: float, until: float, wanted: Callable[[str], bool]
+) -> float | None:
+    """Over the publishers of the nodes that are wanted; None if there are none."""
+    return max((p.silence(since, until) for p in publishers if wanted(p.node)), default=None)

@@ -1,0 +1,224 @@
+"""mqd on several nodes, each of which dials its peers through a proxy."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from tests.cluster.links import ProxiedLinks
+from tests.cluster.nodes import Cluster, Member, wait_for
+from tests.reliability.node import Node
+
+HOST = "127.0.0.1"
+API_MAX_S = 3.0
+FORM_MAX_S = 30.0
+#: Less than by default, because one of the faults is a small disk.
+DISK_FLOOR_BYTES = 8 << 20
+_LOGIN = "Basic " + base64.b64encode(b"guest:guest").decode()
+
+
+class ApiFailed(Exception):
+    """The management interface did not answer, or not with what was asked for."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+class MqdCluster(Cluster):
+    broker = "mqd"
+    answers_vouch = True
+
+    def __init__(self, names: Sequence[str] = ("n1", "n2", "n3"), *options: str) -> None:
+        super().__init__(names)
+        self._options = options
+        self._directory = Path(tempfile.mkdtemp(prefix="mqd-cluster-"))
+        self._secret = self._directory / "secret"
+        self._secret.write_text(secrets.token_hex(32))
+        self._secret.chmod(0o600)
+        self._proxies = self.links = ProxiedLinks()
+        self._listen = {name: free_port() for name in names}
+        self._frozen: set[str] = set()
+        self._nodes = {name: self._make(name, names) for name in names}
+
+    def _make(self, name: str, peers: Sequence[str]) -> Node:
+        dialled = {
+            peer: self._listen[peer] if peer == name else self._proxies.open(name, peer, self._listen[peer])
+            for peer in peers
+        }
+        place = self._directory / name
+        place.mkdir()
+        return Node(
+            place,
+            *("--node", name, "--cluster-secret-file", str(self._secret)),
+            *("--disk-free-min-bytes", str(DISK_FLOOR_BYTES)),
+            *("--peers", ",".join(f"{peer}={HOST}:{port}" for peer, port in dialled.items())),
+            *self._options,
+        )
+
+    # -- processes -------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        for name in self.names:
+            self.launch(name)
+        for name in self.names:
+            self.ready(name)
+        wait_for("all nodes see each other", self._formed, FORM_MAX_S, lambda: str(self._told()))
+
+    def _formed(self) -> bool:
+        return all(
+            sum(bool(node.get("running")) for node in told.get("nodes", [])) == len(self.names)
+            and told.get("majority")
+            for told in self._told()
+        )
+
+    def _told(self) -> list[dict[str, Any]]:
+        return [self._try("GET", name, "/api/cluster") or {} for name in self.names]
+
+    def close(self) -> None:
+        for name, node in self._nodes.items():
+            self.thaw(name)
+            node.kill()
+        self.unmount()
+        self._proxies.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def launch(self, name: str) -> None:
+        self._nodes[name].launch()
+
+    def ready(self, name: str) -> None:
+        self._nodes[name].ready()
+
+    def kill(self, name: str) -> None:
+        self._nodes[name].kill()
+        self._frozen.discard(name)
+
+    def stop(self, name: str) -> None:
+        code = self._nodes[name].stop()
+        assert code == 0, f"{name} ended with {code} after SIGTERM:\n{self.log(name)[-2000:]}"
+
+    def freeze(self, name: str) -> None:
+        self._frozen.add(name)
+        os.kill(self._nodes[name].pid, signal.SIGSTOP)
+
+    def thaw(self, name: str) -> None:
+        if name in self._frozen:
+            os.kill(self._nodes[name].pid, signal.SIGCONT)
+            self._frozen.discard(name)
+
+    def port(self, name: str) -> int:
+        return self._nodes[name].port
+
+    def data(self, name: str) -> Path:
+        return self._nodes[name].data
+
+    def log(self, name: str) -> str:
+        return self._nodes[name].log()
+
+    def preload(self, library: Path, environment: Callable[[str], dict[str, str]]) -> None:
+        for name, node in self._nodes.items():
+            node.environment = {"LD_PRELOAD": str(library)} | environment(name)
+
+    # -- management ------------------------------------------------------------------------------------------------
+
+    def _api(self, method: str, name: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        node = self._nodes[name]
+        if not node.running or name in self._frozen:
+            raise ApiFailed(f"{name} is not up")
+        connection = http.client.HTTPConnection(HOST, node.http, timeout=API_MAX_S)
+        headers = {"Authorization": _LOGIN, "Content-Type": "application/json"}
+        try:
+            connection.request(method, path, json.dumps(body) if body is not None else None, headers)
+            answer = connection.getresponse()
+            text = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise ApiFailed(f"{name}: {path}: {error}") from error
+        finally:
+            connection.close()
+        if answer.status >= 300:
+            raise ApiFailed(f"{name}: {path}: {answer.status} {text[:500]!r}")
+        return json.loads(text) if text else None
+
+    def _try(self, method: str, name: str, path: str) -> Any:
+        """None instead of a failure."""
+        try:
+            return self._api(method, name, path)
+        except ApiFailed:
+            return None
+
+    def members(self, queue: str) -> list[Member]:
+        """By each member's own account; who leads is known best by the one with the highest term."""
+        told = [(name, one) for name in self._nodes if (one := self._queue(name, queue))]
+        if not told:
+            return []
+        _, latest = max(told, key=lambda pair: int(pair[1]["term"]))
+        return [
+            Member(name, latest["leader"] == name, True, int(one["applied"]), str(one["digest"]))
+            for name, one in told
+        ]
+
+    def _queue(self, name: str, queue: str) -> Any:
+        """What a node says of a queue that it is a member of."""
+        told = self._try("GET", name, f"/api/cluster/queues/%2F/{quote(queue, safe='')}")
+        return told if told and "applied" in told else None
+
+    def depth(self, queue: str) -> tuple[int, int]:
+        """By the account of the leader."""
+        for name in self._nodes:
+            told = self._queue(name, queue)
+            if told and told["leader"] == name:
+                return int(told["ready"]), int(told["unacked"])
+        return -1, -1
+
+    def transfer(self, queue: str, name: str) -> None:
+        self.mqctl(name, "cluster", "transfer-leader", queue, name)
+        wait_for(f"{name} leads {queue}", lambda: self.leader(queue) == name)
+
+    # -- membership ------------------------------------------------------------------------------------------------
+
+    def grow(self) -> str:
+        name = f"n{len(self._nodes) + 1}"
+        while name in self._nodes:
+            name += "x"
+        self._listen[name] = free_port()
+        self._nodes[name] = self._make(name, [*self.names, name])
+        self.mqctl(self.names[0], "cluster", "join", name, f"{HOST}:{self._listen[name]}")
+        self.restart(name)
+        self.names = (*self.names, name)
+        wait_for("the new node is seen", self._formed, FORM_MAX_S, lambda: str(self._told()))
+        self.mqctl(self.names[0], "cluster", "grow", name)
+        return name
+
+    def shrink(self, name: str) -> None:
+        through = self.names[0]
+        self.mqctl(through, "cluster", "shrink", name)
+        self.names = tuple(other for other in self.names if other != name)
+        wait_for(f"{name} keeps no queue", lambda: not self._keeps(through, name), FORM_MAX_S)
+        self.stop(name)
+        wait_for(f"{name} is gone", lambda: not self._sees(through, name), FORM_MAX_S)
+        self.mqctl(through, "cluster", "forget", name)
+        del self._nodes[name]
+
+    def _keeps(self, through: str, name: str) -> bool:
+        queues = self._api("GET", through, "/api/cluster/queues")
+        return any(name in queue["members"] for queue in queues)
+
+    def _sees(self, through: str, name: str) -> bool:
+        nodes = self._api("GET", through, "/api/cluster")["nodes"]
+        return any(node["name"] == name and node["running"] for node in nodes)
+
+    def mqctl(self, through: str, *arguments: str) -> str:
+        return self._nodes[through].mqctl(*arguments)

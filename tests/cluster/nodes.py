@@ -1,0 +1,207 @@
+"""A cluster of real processes, seen from outside: what tests do to it, and what they ask it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.cluster.links import Links, Unsupported
+
+POLL_S = 0.05
+COMMAND_MAX_S = 60.0
+
+
+@dataclass(frozen=True)
+class Member:
+    """One replica of a queue, by its own account or its leader's."""
+
+    node: str
+    leads: bool
+    online: bool
+    #: Index of the last entry that it applied.
+    applied: int
+    #: Of the state at `applied`; None where a broker has none to tell.
+    digest: str | None
+
+
+class Cluster(ABC):
+    """Nodes by name. Every method that waits is bounded, and raises AssertionError when its time is up."""
+
+    broker: str
+    links: Links
+    #: An answer on a channel says that what was sent there before it is durable.
+    answers_vouch: bool
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self._small: set[Path] = set()
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def tainted(self) -> bool:
+        """What was done to it left traces that do not go away by themselves, and would be found by the next test."""
+        return False
+
+    # -- processes -------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def start(self) -> None:
+        """All nodes, until each serves and knows the others."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    @abstractmethod
+    def launch(self, name: str) -> None:
+        """Start a node's process, and do not wait for it."""
+
+    @abstractmethod
+    def ready(self, name: str) -> None:
+        """Until a launched node serves clients."""
+
+    @abstractmethod
+    def kill(self, name: str) -> None: ...
+
+    @abstractmethod
+    def stop(self, name: str) -> None:
+        """SIGTERM, and wait for the end."""
+
+    @abstractmethod
+    def freeze(self, name: str) -> None: ...
+
+    @abstractmethod
+    def thaw(self, name: str) -> None: ...
+
+    @abstractmethod
+    def port(self, name: str) -> int:
+        """Where clients of this node connect; after a restart it may be another."""
+
+    @abstractmethod
+    def data(self, name: str) -> Path: ...
+
+    @abstractmethod
+    def log(self, name: str) -> str: ...
+
+    @abstractmethod
+    def preload(self, library: Path, environment: Callable[[str], dict[str, str]]) -> None:
+        """From the next launch on, processes load this library first; the environment is by node."""
+
+    # -- queues ----------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def members(self, queue: str) -> list[Member]:
+        """Replicas as far as they can be asked; empty if nobody can."""
+
+    @abstractmethod
+    def depth(self, queue: str) -> tuple[int, int]:
+        """Ready messages, and those that are with consumers."""
+
+    def transfer(self, queue: str, name: str) -> None:
+        """Make this node the queue's leader."""
+        raise Unsupported(f"{self.broker} is not asked to move leaders here")
+
+    def wipe(self, name: str) -> None:
+        """Take a dead node's data away."""
+        shutil.rmtree(self.data(name))
+
+    def grow(self) -> str:
+        """Start one more node and make it a member of the cluster and of all queues; its name."""
+        raise Unsupported(f"membership of {self.broker} is not changed here")
+
+    def shrink(self, name: str) -> None:
+        """Take a node out of all queues and out of the cluster, and stop it."""
+        raise Unsupported(f"membership of {self.broker} is not changed here")
+
+    # -- what follows from these -----------------------------------------------------------------------------------
+
+    def restart(self, name: str) -> None:
+        self.launch(name)
+        self.ready(name)
+
+    def leader(self, queue: str, within_s: float = 30.0) -> str:
+        found: list[str] = []
+
+        def one() -> bool:
+            found[:] = [member.node for member in self.members(queue) if member.leads and member.online]
+            return len(found) == 1
+
+        wait_for(f"{queue} has one leader", one, within_s, lambda: str(self.members(queue)))
+        return found[0]
+
+    def confine(self, name: str, size_bytes: int) -> None:
+        """Move a dead node's data onto a file system of this size."""
+        if os.geteuid() != 0:
+            raise Unsupported("only root may mount a small file system")
+        place = self.data(name)
+        aside = place.with_name(place.name + ".aside")
+        place.rename(aside)
+        place.mkdir()
+        mounting = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(place)]
+        done = subprocess.run(mounting, capture_output=True, text=True, timeout=COMMAND_MAX_S)
+        if done.returncode != 0:
+            place.rmdir()
+            aside.rename(place)
+            raise Unsupported(f"a file system can't be mounted here: {done.stderr.strip()}")
+        self._small.add(place)
+        _move(aside, place)
+
+    def release(self, name: str) -> None:
+        """The opposite."""
+        place = self.data(name)
+        aside = place.with_name(place.name + ".aside")
+        shutil.copytree(place, aside, copy_function=_copy_sparse)
+        self._unmount(place)
+        place.rmdir()
+        aside.rename(place)
+
+    def _unmount(self, place: Path) -> None:
+        subprocess.run(["umount", "-l", str(place)], check=True, timeout=COMMAND_MAX_S)
+        self._small.remove(place)
+
+    def unmount(self) -> None:
+        """Whatever a test that failed left mounted."""
+        for place in sorted(self._small):
+            self._unmount(place)
+
+
+def _copy_sparse(source: str, target: str) -> str:
+    """A store's file is as long as its map, and mostly holes."""
+    subprocess.run(["cp", "-p", "--sparse=always", source, target], check=True, timeout=COMMAND_MAX_S)
+    return target
+
+
+def _move(source: Path, target: Path) -> None:
+    shutil.copytree(source, target, dirs_exist_ok=True, copy_function=_copy_sparse)
+    shutil.rmtree(source)
+
+
+def wait_for(
+    what: str, holds: Callable[[], bool], within_s: float = 30.0, state: Callable[[], str] = lambda: ""
+) -> float:
+    """Poll a condition of other processes, for which there is no event; how long it took."""
+    began = time.monotonic()
+    while not holds():
+        if time.monotonic() - began > within_s:
+            raise AssertionError(f"not within {within_s} s: {what}; {state()}")
+        time.sleep(POLL_S)
+    return time.monotonic() - began

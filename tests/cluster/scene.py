@@ -1,0 +1,301 @@
+"""One fault, from the load before it to the verdict after it."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pamqp import commands
+
+from tests.cluster.disks import SlowDisks
+from tests.cluster.ledger import RULES, Ledger, Reader
+from tests.cluster.links import isolate
+from tests.cluster.load import Load, longest_silence
+from tests.cluster.nodes import Cluster, Member, wait_for
+from tests.reliability.bodies import number
+from tests.reliability.client import ChannelClosed, Client, Delivery, Gone
+
+QUEUES = 3
+#: Led by the node through which it is declared, so that the test spreads leaders.
+QUORUM: dict[str, Any] = {"x-queue-type": "quorum", "x-queue-leader-locator": "client-local"}
+BEFORE_S = 1.0
+AFTER_S = 1.0
+#: A client may notice so much later that its node was gone, and a delivery may lie so long in a node that was not there.
+GRACE_S = 5.0
+LATE_S = 20.0
+RECOVER_MAX_S = 60.0
+QUIET_MAX_S = 30.0
+FETCH_SILENCE_S = 2.0
+FAILURES_MAX = 20
+FAILURE_CHARS = 700
+
+
+class Scene:
+    """What faults act through. It keeps track of what is being done to whom, and so of what clients may suffer."""
+
+    def __init__(self, cluster: Cluster, seed: int, name: str, slow_disks: SlowDisks | None = None) -> None:
+        self.cluster = cluster
+        self.random = random.Random(seed)
+        self.slow_disks = slow_disks
+        self.queues = [f"{name}-{i}" for i in range(QUEUES)]
+        self.ledgers = [Ledger(queue, self.excused) for queue in self.queues]
+        self.load = Load(cluster, self.ledgers, self)
+        self.failures: list[str] = []
+        #: Nodes that were down, frozen or cut off at some time.
+        self.hit: set[str] = set()
+        self.struck_at = self.healing_at = 0.0
+        self._down: dict[str, float] = {}
+        self._absent: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    # -- what the load asks ----------------------------------------------------------------------------------------
+
+    def down(self, name: str) -> bool:
+        return time.monotonic() < self._down.get(name, 0.0)
+
+    def excused(self, name: str) -> bool:
+        return time.monotonic() < self._absent.get(name, 0.0)
+
+    def fail(self, text: str) -> None:
+        text = text[:FAILURE_CHARS]
+        with self._lock:
+            if len(self.failures) < FAILURES_MAX and text not in self.failures:
+                self.failures.append(text)
+
+    # -- what is done ----------------------------------------------------------------------------------------------
+
+    def strike(self, *names: str) -> None:
+        """Something begins to be done to the cluster; clients of these nodes will feel it."""
+        if not self.struck_at:
+            self.struck_at = time.monotonic()
+        for ledger in self.ledgers:
+            ledger.disturbed = True
+        self.hit.update(names)
+        for name in names:
+            self._absent[name] = float("inf")
+
+    def heal(self, *names: str) -> None:
+        self.healing_at = now = time.monotonic()
+        for name in names:
+            self._absent[name] = now + LATE_S
+
+    def _fall(self, *names: str) -> None:
+        self.strike(*names)
+        for name in names:
+            self._down[name] = float("inf")
+
+    def _rise(self, *names: str) -> None:
+        self.heal(*names)
+        for name in names:
+            self.cluster.launch(name)
+        for name in names:
+            self.cluster.ready(name)
+        for name in names:
+            self._down[name] = time.monotonic() + GRACE_S
+
+    @contextlib.contextmanager
+    def killed(self, *names: str) -> Iterator[None]:
+        self._fall(*names)
+        for name in names:
+            self.cluster.kill(name)
+        yield
+        self._rise(*names)
+
+    @contextlib.contextmanager
+    def stopped(self, name: str) -> Iterator[None]:
+        self._fall(name)
+        self.cluster.stop(name)
+        yield
+        self._rise(name)
+
+    @contextlib.contextmanager
+    def frozen(self, name: str) -> Iterator[None]:
+        self.strike(name)
+        self.cluster.freeze(name)
+        yield
+        self.heal(name)
+        self.cluster.thaw(name)
+
+    @contextlib.contextmanager
+    def cut_off(
+        self,
+        name: str,
+        shape: Callable[..., None] = isolate,
+        **conditions: object,
+    ) -> Iterator[None]:
+        """`shape` is isolate, mute or deafen."""
+        self.strike(name)
+        shape(self.cluster.links, name, self.cluster.names, **(conditions or {"hold": True}))
+        yield
+        self.heal(name)
+        shape(self.cluster.links, name, self.cluster.names)
+
+    def hold(self, seconds: float) -> None:
+        """Let the load go on."""
+        time.sleep(seconds)
+
+    # -- what is asked ---------------------------------------------------------------------------------------------
+
+    def leader(self) -> str:
+        return self.cluster.leader(self.queues[0])
+
+    def followers(self) -> list[str]:
+        leader = self.leader()
+        return [name for name in self.cluster.names if name != leader]
+
+    def caught_up(self, within_s: float = RECOVER_MAX_S) -> float:
+        """Until every replica has applied what its leader has applied now; seconds since the heal."""
+        for queue in self.queues:
+            found: list[Member] = []
+
+            def led(queue: str = queue, found: list[Member] = found) -> bool:
+                found[:] = self.cluster.members(queue)
+                return any(member.leads and member.online for member in found)
+
+            def state(queue: str = queue) -> str:
+                return str(self.cluster.members(queue))
+
+            wait_for(f"{queue} has a leader", led, within_s, state)
+            target = max(member.applied for member in found if member.leads)
+
+            def reached(queue: str = queue, target: int = target) -> bool:
+                return self._all_at(queue, target)
+
+            wait_for(f"replicas of {queue} reach {target}", reached, within_s, state)
+        return time.monotonic() - self.healing_at
+
+    def _all_at(self, queue: str, target: int) -> bool:
+        members = self.cluster.members(queue)
+        nodes = {member.node for member in members if member.online and member.applied >= target}
+        return nodes >= set(self.cluster.names)
+
+    # -- from beginning to end -------------------------------------------------------------------------------------
+
+    def declare(self) -> None:
+        for i, queue in enumerate(self.queues):
+            with contextlib.closing(
+                Client(self.cluster.port(self.cluster.names[i % len(self.cluster.names)]))
+            ) as client:
+                client.declare(queue, **QUORUM)
+
+    def delete(self) -> None:
+        with contextlib.closing(Client(self.cluster.port(self.cluster.names[0]))) as client:
+            for queue in self.queues:
+                client.call(commands.Queue.Delete(queue=queue), commands.Queue.DeleteOk)
+
+    def rescue(self) -> None:
+        """What the load's consumers did not get is fetched by new ones: only what is nowhere is lost."""
+        for queue, ledger in zip(self.queues, self.ledgers, strict=True):
+            missing = ledger.waiting()
+            if not missing:
+                continue
+            for name in self.cluster.names:
+                with contextlib.suppress(Gone, OSError, TimeoutError, ChannelClosed):
+                    self._fetch(queue, ledger, name)
+            self.fail(f"{queue}: consumers did not get {missing} messages, new ones {ledger.waiting()}")
+
+    def _fetch(self, queue: str, ledger: Ledger, name: str) -> None:
+        reader = Reader(name, 0)
+        with contextlib.closing(Client(self.cluster.port(name))) as client:
+            client.consume(queue, 0)
+            while events := list(client.receive(FETCH_SILENCE_S)):
+                for event in events:
+                    assert isinstance(event, Delivery), event
+                    ledger.deliver(reader, number(event.body), event.redelivered)
+                    client.ack(event.tag)
+            client.sync(0)
+
+    def verify_quiet(self) -> None:
+        """Nobody is there any more: nothing is left, nobody holds anything, and replicas are equal."""
+        for queue in self.queues:
+            try:
+                wait_for(
+                    f"{queue} is empty, nothing unacked",
+                    lambda queue=queue: self.cluster.depth(queue) == (0, 0),  # type: ignore[misc]
+                    QUIET_MAX_S,
+                    lambda queue=queue: str(self.cluster.depth(queue)),  # type: ignore[misc]
+                )
+                wait_for(
+                    f"replicas of {queue} are equal",
+                    lambda queue=queue: _equal(self.cluster.members(queue), len(self.cluster.names)),  # type: ignore[misc]
+                    QUIET_MAX_S,
+                    lambda queue=queue: str(self.cluster.members(queue)),  # type: ignore[misc]
+                )
+            except AssertionError as error:
+                self.fail(str(error))
+
+
+def _equal(members: list[Member], how_many: int) -> bool:
+    states = {(member.applied, member.digest) for member in members}
+    return len(states) == 1 and len({member.node for member in members}) >= how_many
+
+
+@dataclass(frozen=True)
+class Outcome:
+    fault: str
+    confirmed: int
+    #: By the rules of the ledger.
+    counts: dict[str, int]
+    late: int
+    nacked: int
+    redelivered: int
+    #: The longest time without a confirm: at nodes that nothing was done to, until the heal began, and after that;
+    #: at nodes to which something was done, all in all.
+    silent_s: float | None
+    silent_after_s: float | None
+    silent_hit_s: float | None
+    #: From the beginning of the heal.
+    agreed_s: float
+    failures: list[str]
+
+    @property
+    def held(self) -> bool:
+        return not self.failures and not any(self.counts.values())
+
+
+def run(cluster: Cluster, name: str, fault: Callable[[Scene], None], **settings: object) -> Outcome:
+    """Load, the fault, its heal, the drain, the verdict."""
+    scene = Scene(cluster, name=f"chaos-{name.replace(' ', '-')}", **settings)  # type: ignore[arg-type]
+    scene.declare()
+    load = scene.load
+    agreed_s = float("nan")
+    try:
+        load.start()
+        scene.hold(BEFORE_S)
+        fault(scene)
+        agreed_s = scene.caught_up()
+        load.wait_all_confirmed("after the heal", since=scene.healing_at, within_s=RECOVER_MAX_S)
+        scene.hold(AFTER_S)
+        ended = time.monotonic()
+        load.stop_publishing()
+        load.drain()
+    except AssertionError as error:
+        ended = time.monotonic()
+        scene.fail(str(error))
+    finally:
+        load.stop()
+    scene.rescue()
+    scene.verify_quiet()
+    for ledger in scene.ledgers:
+        ledger.close()
+        scene.failures += ledger.faults()
+    outcome = Outcome(
+        name,
+        load.confirmed,
+        {rule: sum(ledger.counts[rule] for ledger in scene.ledgers) for rule in RULES},
+        sum(ledger.late for ledger in scene.ledgers),
+        sum(len(ledger.nacked) for ledger in scene.ledgers),
+        sum(ledger.redelivered for ledger in scene.ledgers),
+        longest_silence(load.publishers, scene.struck_at, scene.healing_at, lambda n: n not in scene.hit),
+        longest_silence(load.publishers, scene.healing_at, ended, lambda n: n not in scene.hit),
+        longest_silence(load.publishers, scene.struck_at, ended, lambda n: n in scene.hit),
+        agreed_s,
+        scene.failures,
+    )
+    scene.delete()
+    return outcome

@@ -1,0 +1,76 @@
+"""Load through all three nodes, one fault each, and every promise kept. The longer list is `make chaos`."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from pamqp import commands
+
+from tests.cluster import faults
+from tests.cluster.faults import FAULTS
+from tests.cluster.nodes import Cluster, wait_for
+from tests.cluster.scene import Outcome, Scene, run
+from tests.reliability.client import Client
+
+#: Shorter than in the long version: what matters is that the others go on meanwhile.
+HOLD_S = 1.5
+ABSENT_S = 4.0
+ENOUGH = 500
+
+
+def judged(cluster: Cluster, name: str) -> Outcome:
+    outcome = run(cluster, name, FAULTS[name], seed=1)
+    assert outcome.failures == []
+    assert not any(outcome.counts.values()), outcome
+    assert outcome.confirmed > ENOUGH, "there was hardly any load"
+    return outcome
+
+
+@pytest.fixture(autouse=True)
+def shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faults, "HOLD_S", HOLD_S)
+    monkeypatch.setattr(faults, "ABSENT_S", ABSENT_S)
+
+
+def purge(scene: Scene) -> None:
+    """Not a fault of the broker: it does what it is asked to, and the judge has to see that messages are gone."""
+    scene.strike()
+    scene.load.pause(True)
+    wait_for("consumers are gone", lambda: not any(c.attached.is_set() for c in scene.load.consumers))
+    # Nothing is with anybody, so all that is confirmed and unseen will be purged.
+    wait_for("nothing is unacked", lambda: scene.cluster.depth(scene.queues[0])[1] == 0)
+    wait_for("a backlog", lambda: scene.ledgers[0].waiting() >= 50)
+    with contextlib.closing(Client(scene.cluster.port(scene.cluster.names[0]))) as client:
+        client.call(commands.Queue.Purge(queue=scene.queues[0]), commands.Queue.PurgeOk)
+    scene.heal()
+    scene.load.pause(False)
+
+
+def test_judge_sees_what_is_gone(cluster: Cluster) -> None:
+    outcome = run(cluster, "purge", purge, seed=1)
+    assert outcome.counts["lost"] >= 50
+    assert not outcome.held
+    assert not any(count for rule, count in outcome.counts.items() if rule != "lost")
+
+
+def test_kill_leader_then_follower(cluster: Cluster) -> None:
+    judged(cluster, "kill leader")
+    judged(cluster, "kill follower")
+
+
+def test_kill_all(cluster: Cluster) -> None:
+    judged(cluster, "kill all")
+
+
+def test_freeze_leader(cluster: Cluster) -> None:
+    """Frozen for longer than the others wait: they go on, and it finds its place again."""
+    judged(cluster, "freeze leader")
+
+
+def test_partition_leader(cluster: Cluster) -> None:
+    judged(cluster, "partition leader")
+
+
+def test_rolling_restart(cluster: Cluster) -> None:
+    judged(cluster, "rolling restart")

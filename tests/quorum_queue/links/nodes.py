@@ -1,0 +1,161 @@
+"""Nodes with nothing but links, in one Trio loop, over loopback."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import trio
+
+from quorum_queue.links.handshake import Hello
+from quorum_queue.links.mesh import Mesh
+from quorum_queue.links.ports import LinkOptions, Peer
+
+SECRET = b"a secret of thirty-two bytes, ok."
+OPTIONS = LinkOptions(heartbeat_ms=50, dead_ms=1_000)
+#: For what takes milliseconds on an idle machine.
+PATIENCE_S = 20.0
+
+Tls = tuple[ssl.SSLContext, ssl.SSLContext]
+
+
+class Recorder:
+    """Keeps what a mesh tells."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+        self.hellos: dict[str, Hello] = {}
+        self.frames: dict[str, list[bytes]] = {}
+        self.turns = 0
+        self.react: Callable[[str, list[memoryview]], None] = lambda peer, frames: None
+        self._changed = trio.Event()
+
+    def link_up(self, peer: str, hello: Hello) -> None:
+        self.told.append(("up", peer))
+        self.hellos[peer] = hello
+        self._change()
+
+    def link_down(self, peer: str) -> None:
+        self.told.append(("down", peer))
+        self._change()
+
+    def received(self, peer: str, frames: list[memoryview]) -> None:
+        assert frames
+        self.frames.setdefault(peer, []).extend(map(bytes, frames))
+        self.react(peer, frames)
+        self._change()
+
+    def turn_ended(self) -> None:
+        self.turns += 1
+
+    def _change(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        with trio.fail_after(PATIENCE_S):
+            while not condition():
+                await self._changed.wait()
+
+    def count(self, what: str, peer: str) -> int:
+        return self.told.count((what, peer))
+
+    def check_alternation(self) -> None:
+        """Each session goes up once and down at most once, and never two at a time."""
+        for peer in {peer for _, peer in self.told}:
+            states = [what for what, name in self.told if name == peer]
+            assert states == ["up", "down"] * (len(states) // 2) + ["up"] * (len(states) % 2)
+
+
+def listening(port: int = 0) -> socket.socket:
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("127.0.0.1", port))
+    sock.listen(64)
+    return sock
+
+
+class LinkNode:
+    """One node, to be started and stopped."""
+
+    def __init__(self, name: str, nursery: trio.Nursery, listen: socket.socket, **options: Any) -> None:
+        self.name = name
+        self.address = Peer(name, *listen.getsockname())
+        self.listen = listen
+        self.events = Recorder()
+        self._nursery = nursery
+        self._scope = trio.CancelScope()
+        self._stopped = trio.Event()
+        arguments: dict[str, Any] = {
+            "incarnation": 1,
+            "identity": f"disk of {name}",
+            "cluster": "c",
+            "peers": (),
+            "secret": SECRET,
+            "tls": None,
+            "options": OPTIONS,
+        }
+        self.arguments = arguments | options
+        self.mesh = Mesh(node=name, listen=listen, events=self.events, **self.arguments)
+
+    def start(self) -> None:
+        self._nursery.start_soon(self._run)
+
+    async def _run(self) -> None:
+        try:
+            with self._scope:
+                await self.mesh.run()
+        finally:
+            self._stopped.set()
+
+    async def stop(self) -> None:
+        """As if the process had ended: the kernel closes its sockets."""
+        self._scope.cancel()
+        await self._stopped.wait()
+        self.listen.close()
+
+    def restarted(self, **changes: Any) -> LinkNode:
+        """Return the same node after a restart, at the same port, not started yet."""
+        arguments = self.arguments | {"incarnation": self.arguments["incarnation"] + 1} | changes
+        return LinkNode(self.name, self._nursery, listening(self.address.port), **arguments)
+
+    def connected(self) -> set[str]:
+        return set(self.mesh.connected())
+
+
+@asynccontextmanager
+async def nodes(
+    *names: str, start: bool = True, options: LinkOptions = OPTIONS, tls: Tls | None = None, **limits: Any
+) -> AsyncIterator[list[LinkNode]]:
+    """Nodes that know each other. Checks what was told at the end."""
+    sockets = {name: listening() for name in names}
+    peers = [Peer(name, *sock.getsockname()) for name, sock in sockets.items()]
+    made: list[LinkNode] = []
+    async with trio.open_nursery() as nursery:
+        for name, sock in sockets.items():
+            made.append(
+                LinkNode(name, nursery, sock, peers=peers, options=replace(options, **limits), tls=tls)
+            )
+        try:
+            if start:
+                for node in made:
+                    node.start()
+                await all_linked(made)
+            yield made
+        finally:
+            nursery.cancel_scope.cancel()
+            for node in made:
+                node.listen.close()
+    for node in made:
+        node.events.check_alternation()
+
+
+async def all_linked(made: Iterable[LinkNode]) -> None:
+    made = list(made)
+    for node in made:
+        others = {other.name for other in made} - {node.name}
+        await node.events.until(lambda node=node, others=others: node.connected() >= others)  # type: ignore[misc]

@@ -1,0 +1,341 @@
+"""Deduplication: no message is taken twice, whatever is sent again, and whenever the node dies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from quorum_queue import names as names_module
+from quorum_queue.machine import dedup as dedup_module
+from quorum_queue.machine import snapshot
+from quorum_queue.machine.codec import CodecError, framed
+from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.dedup import Dedup, id_of, is_name, key_of, sequence_of
+from quorum_queue.machine.effects import Effects
+from quorum_queue.machine.machine import Machine, Meta
+from quorum_queue.machine.run import Attributes, Run
+from quorum_queue.machine.settings import Settings
+from tests.quorum_queue.node import PERSISTENT, Node, Publisher, Receiver
+
+WINDOW_MS = 20
+IDLE_MS = 50
+PRODUCERS_MAX = 3
+ARGUMENTS: dict[str, object] = {"x-deduplication-window-ms": WINDOW_MS, "x-deduplication-count": 4}
+DECLARED = Settings(deduplication_window_ms=WINDOW_MS, deduplication_count=4)
+
+#: What a publisher says of a message: nothing, its id, or its producer and sequence.
+Said = str | tuple[str, int] | None
+said = (
+    st.none()
+    | st.sampled_from(list("abcdefg"))
+    | st.tuples(st.sampled_from(list("PQRST")), st.integers(-2, 9))
+)
+
+
+def name_of(said: Said) -> bytes | None:
+    if said is None:
+        return None
+    return id_of(said.encode()) if isinstance(said, str) else sequence_of(said[0].encode(), said[1])
+
+
+class Memory:
+    """What a queue must remember, one message at a time."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        #: (id, time), oldest first.
+        self.ids: list[tuple[str, int]] = []
+        #: (producer, sequence, time), the one that was idle longest first.
+        self.producers: list[tuple[str, int, int]] = []
+
+    def expire(self, now: int) -> None:
+        self.ids = [entry for entry in self.ids if now - entry[1] < WINDOW_MS]
+        self.producers = [entry for entry in self.producers if now - entry[2] < IDLE_MS]
+
+    def is_new(self, said: Said) -> bool:
+        if isinstance(said, tuple):
+            return all(name != said[0] or sequence < said[1] for name, sequence, _ in self.producers)
+        return said is None or all(known != said for known, _ in self.ids)
+
+    def take(self, said: Said, now: int) -> None:
+        if isinstance(said, str):
+            self.ids = [*self.ids, (said, now)][-self.count :]
+        elif said is not None:
+            others = [entry for entry in self.producers if entry[0] != said[0]]
+            self.producers = [*others, (*said, now)][-PRODUCERS_MAX:]
+
+    def copy(self) -> Memory:
+        copy = Memory(self.count)
+        copy.ids, copy.producers = list(self.ids), list(self.producers)
+        return copy
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_limits() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dedup_module, "PRODUCER_IDLE_MS", IDLE_MS)
+        patch.setattr(dedup_module, "PRODUCERS_MAX", PRODUCERS_MAX)
+        patch.setattr(names_module, "RECORD_NAMES_MAX", 3)
+        yield
+
+
+class DedupComparison(RuleBasedStateMachine):
+    """The machine of a queue that may be full, against the list of what it must know."""
+
+    @initialize(count=st.integers(1, 5), max_length=st.none() | st.integers(0, 5),
+                overflow=st.sampled_from(["drop-head", "reject-publish", "reject-publish-dlx"]))  # fmt: skip
+    def start(self, count: int, max_length: int | None, overflow: Any) -> None:
+        self.machine = Machine(
+            Settings(
+                deduplication_window_ms=WINDOW_MS,
+                deduplication_count=count,
+                max_length=max_length,
+                overflow=overflow,
+            )
+        )
+        self.memory = Memory(count)
+        self.now = 0
+        self.number = 1
+
+    @rule(batch=st.lists(said, min_size=1, max_size=8))
+    def publish(self, batch: list[Said]) -> None:
+        first = self.number
+        self.number += len(batch)
+        run = Run(range(len(batch)), [b"x"] * len(batch), b"head")
+        effects = Effects(wants_enqueued=True)
+        refuses = (
+            self.machine.settings.overflow != "drop-head" and self.machine.settings.max_length is not None
+        )
+        room = (self.machine.settings.max_length or 0) - self.machine.ready.count
+        command = "enqueue_once", run, "origin", first, [name_of(message) for message in batch]
+        self.machine.apply(Meta(self.now), [command], effects)
+        self.memory.expire(self.now)
+        taken: list[int] = []
+        refused: list[int] = []
+        for number, message in enumerate(batch, first):
+            if self.memory.is_new(message):
+                if refuses and len(taken) >= room:
+                    refused.append(number)
+                    continue
+                taken.append(number)
+                self.memory.take(message, self.now)
+        assert sum(len(run.seqs) for run in effects.enqueued) == len(taken)
+        answered = [number for _, low, high, _ in effects.confirmed for number in range(low, high + 1)]
+        assert answered == [number for number in range(first, self.number) if number not in refused]
+        answered = [number for _, low, high in effects.refused for number in range(low, high + 1)]
+        assert answered == refused
+        assert effects.duplicates == len(batch) - len(taken) - len(refused)
+
+    @rule(elapsed=st.sampled_from([1, 7, WINDOW_MS, IDLE_MS]))
+    def wait(self, elapsed: int) -> None:
+        self.now += elapsed
+
+    @rule()
+    def purge(self) -> None:
+        """What is gone is remembered all the same."""
+        self.machine.apply(Meta(self.now), [("purge",)], Effects())
+
+    @rule()
+    def restore(self) -> None:
+        digest = snapshot.digest(self.machine)
+        self.machine = snapshot.decode(snapshot.encode(self.machine))
+        assert snapshot.digest(self.machine) == digest
+
+
+TestDedup = DedupComparison.TestCase
+TestDedup.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+
+
+class DedupOnDisk(RuleBasedStateMachine):
+    """A durable queue that is killed at any point: it knows what its last commit knew, and so do its messages."""
+
+    @initialize()
+    def start(self) -> None:
+        self.node = Node()
+        self.host = self.node.host(DECLARED, journalled=True)
+        self.publisher = Publisher()
+        self.number = 1
+        self.memory, self.durable_memory = Memory(4), Memory(4)
+        self.ready: list[bytes] = []
+        self.durable_ready: list[bytes] = []
+
+    @rule(batches=st.lists(st.lists(said, min_size=1, max_size=8), min_size=1, max_size=3))
+    def publish(self, batches: list[list[Said]]) -> None:
+        """Batches of one turn."""
+        self.memory.expire(self.node.clock.now)
+        for batch in batches:
+            first = self.number
+            self.number += len(batch)
+            contents = [b"%d" % number for number in range(first, self.number)]
+            for message, content in zip(batch, contents, strict=True):
+                if self.memory.is_new(message):
+                    self.memory.take(message, self.node.clock.now)
+                    self.ready.append(content)
+            run = Run(range(len(batch)), contents, b"head", PERSISTENT)
+            names = [name_of(message) for message in batch]
+            self.host.pending.append(("enqueue_once", run, self.publisher, first, names))
+        before = set(self.publisher.confirms)
+        self.host.turn()
+        # Neither a message nor its duplicate is confirmed before the sync.
+        assert self.publisher.confirms == before
+        self.check()
+
+    @rule()
+    def commit(self) -> None:
+        self.node.commit()
+        self.durable_memory, self.durable_ready = self.memory.copy(), list(self.ready)
+        assert self.publisher.confirms == set(range(1, self.number))
+
+    @rule(count=st.integers(1, 5))
+    def consume(self, count: int) -> None:
+        receiver = Receiver()
+        consumer = Consumer("c", prefetch=count, sink=receiver)
+        self.host.submit(("attach", consumer))
+        self.host.submit(("detach", "c", False), ("settle", "c", 0, count))
+        assert receiver.contents == self.ready[:count]
+        del self.ready[:count]
+
+    @rule(elapsed=st.sampled_from([1, 7, WINDOW_MS, IDLE_MS]))
+    def wait(self, elapsed: int) -> None:
+        self.node.clock.now += elapsed
+
+    @rule()
+    def crash(self) -> None:
+        self.host = self.node.crash(ARGUMENTS)
+        self.memory, self.ready = self.durable_memory.copy(), list(self.durable_ready)
+        self.publisher = Publisher()
+        self.publisher.confirms = set(range(1, self.number))
+        self.check()
+
+    def check(self) -> None:
+        assert self.host.machine.ready.count == len(self.ready)
+        dedup = self.host.machine.dedup
+        assert dedup is not None
+        state = dedup.state()
+        assert state.ids == [(name_of(known), at) for known, at in self.memory.ids]
+        assert [(key, sequence) for key, sequence, _ in state.producers] == [
+            (key_of(sequence_of(name.encode(), sequence)), sequence)
+            for name, sequence, _ in self.memory.producers
+        ]
+        assert len(dedup.positions) == len(dedup)
+
+
+TestDedupOnDisk = DedupOnDisk.TestCase
+TestDedupOnDisk.settings = settings(
+    max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+def once(
+    host: Any, ids: list[bytes | None], publisher: Publisher, first: int, attributes: Attributes = PERSISTENT
+) -> None:
+    run = Run(range(len(ids)), [b"x"] * len(ids), b"head", attributes)
+    host.submit(("enqueue_once", run, publisher, first, ids))
+
+
+def test_a_duplicate_is_confirmed_with_what_it_is_a_duplicate_of() -> None:
+    node, publisher = Node(), Publisher()
+    host = node.host(DECLARED, journalled=True)
+    once(host, [id_of(b"a")], publisher, 1)
+    once(host, [id_of(b"a")], publisher, 2, Attributes(persistent=False))
+    assert publisher.confirms == set()
+    node.commit()
+    assert publisher.confirms == {1, 2}
+    # Nothing waits for the disk now, but the answer takes the same way.
+    once(host, [id_of(b"a")], publisher, 3)
+    node.commit()
+    assert publisher.confirms == {1, 2, 3}
+    assert host.machine.ready.count == 1
+
+
+def test_a_transient_message_and_its_id_go_with_the_node() -> None:
+    node, publisher = Node(), Publisher()
+    host = node.host(DECLARED, journalled=True)
+    once(host, [id_of(b"a"), sequence_of(b"P", 5)], publisher, 1)
+    once(host, [id_of(b"b"), sequence_of(b"P", 6)], publisher, 3, Attributes(persistent=False))
+    node.commit()
+    host = node.crash(ARGUMENTS)
+    once(host, [id_of(b"a"), id_of(b"b"), sequence_of(b"P", 5), sequence_of(b"P", 6)], publisher, 5)
+    assert host.machine.ready.count == 2 + 2
+
+
+def test_a_queue_without_a_log_confirms_at_once() -> None:
+    node, publisher = Node(), Publisher()
+    host = node.host(DECLARED, journalled=False)
+    once(host, [id_of(b"a"), id_of(b"a")], publisher, 1)
+    assert publisher.confirms == {1, 2}
+    assert host.machine.ready.count == 1
+
+
+def test_what_is_forgotten_leaves_the_disk() -> None:
+    node, publisher = Node(), Publisher()
+    host = node.host(DECLARED, journalled=True)
+    for number in range(200):
+        once(host, [id_of(b"%d" % number), sequence_of(b"P", number)], publisher, 2 * number + 1)
+        node.commit()
+    host.submit(("purge",))
+    node.commit()
+    records = host.services.journal.read(7, names_module.FIRST_POSITION, 1 << 63)
+    assert sum(record.count for record in records) <= 5 + 4
+    before, after = host.machine.dedup, node.crash(ARGUMENTS).machine.dedup
+    assert before is not None
+    assert after is not None
+    assert after.state() == before.state()
+
+
+def test_a_queue_that_does_not_deduplicate_takes_everything() -> None:
+    machine = Machine(Settings())
+    run = Run(range(2), [b"x"] * 2, b"head")
+    machine.apply(Meta(0), [("enqueue_once", run, None, 1, [id_of(b"a"), id_of(b"a")])], Effects())
+    assert machine.ready.count == 2
+
+
+def test_limits_may_change() -> None:
+    machine = Machine(DECLARED)
+
+    def publish(*ids: bytes) -> None:
+        run = Run(range(len(ids)), [b"x"] * len(ids), b"head")
+        machine.apply(Meta(0), [("enqueue_once", run, None, 1, [id_of(name) for name in ids])], Effects())
+
+    publish(b"a", b"b", b"c")
+    machine.apply(
+        Meta(0), [("configure", Settings(deduplication_window_ms=5, deduplication_count=2))], Effects()
+    )
+    publish(b"d")
+    assert machine.dedup is not None
+    assert [name for name, _ in machine.dedup.state().ids] == [id_of(b"c"), id_of(b"d")]
+    machine.apply(Meta(0), [("configure", Settings())], Effects())
+    publish(b"d")
+    assert machine.dedup is None
+    assert machine.ready.count == 5
+
+
+def test_names() -> None:
+    long = b"x" * 500
+    assert len(id_of(long)) < 50
+    assert id_of(long) != id_of(long + b"x")
+    # What looks like a hash is none.
+    assert id_of(id_of(long)[1:]) != id_of(long)
+    for name in (id_of(b""), id_of(long), sequence_of(b"", -(1 << 63)), sequence_of(long, (1 << 63) - 1)):
+        assert is_name(name)
+    for wrong in (b"", b"x", b"s1234567"):
+        assert not is_name(wrong)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\x01",
+        b"\x07" + bytes(8),
+        b"\x01" + bytes(8) + b"\x00\x00\x00\x09i",
+        b"\x01" + bytes(8) + framed(b"?"),
+    ],
+)
+def test_bytes_that_are_no_names(payload: bytes) -> None:
+    with pytest.raises(CodecError):
+        names_module.restore(Dedup(DECLARED), names_module.FIRST_POSITION, 1, payload, [])

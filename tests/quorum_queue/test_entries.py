@@ -1,0 +1,218 @@
+"""Entries of the log: commands to bytes and back, bodies by ordinal, bytes that are no entry."""
+
+from __future__ import annotations
+
+import contextlib
+from random import Random
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from quorum_queue.machine.bodies import bodies_of, contents_of
+from quorum_queue.machine.codec import CodecError
+from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.dedup import id_of, sequence_of
+from quorum_queue.machine.entries import decode_entry, encode_batch, encode_entry
+from quorum_queue.machine.machine import Command
+from quorum_queue.machine.replicated import Replica
+from quorum_queue.machine.run import Attributes, Run
+from quorum_queue.machine.settings import Settings
+from tests.quorum_queue.entry_log import random_log
+
+KEY = (12, 3, "tag", 40)
+U64 = st.integers(0, (1 << 64) - 1)
+keys = st.tuples(st.integers(0, 1 << 50), st.integers(1, 65535), st.none() | st.text(max_size=5), U64)
+attributes = st.builds(
+    Attributes,
+    persistent=st.booleans(),
+    priority=st.integers(0, 255),
+    ttl_ms=st.none() | st.integers(0, 1 << 60),
+    channel=st.integers(1, 65535),
+    frame_bytes=st.integers(8, (1 << 32) - 1),
+    overhead=st.integers(0, (1 << 32) - 1),
+)
+names = st.none() | st.binary(max_size=200).map(id_of) | st.builds(
+    sequence_of, st.binary(max_size=200), st.integers(-(1 << 63), (1 << 63) - 1)
+)  # fmt: skip
+
+
+@st.composite
+def enqueues(draw: st.DrawFn) -> Command:
+    contents = draw(st.lists(st.binary(max_size=30), min_size=1, max_size=6))
+    run = Run(range(len(contents)), contents, draw(st.binary(max_size=20)), draw(attributes))
+    if draw(st.booleans()):
+        run.heads = [draw(st.binary(max_size=9)) for _ in contents]
+    origin = draw(st.none() | st.integers(0, (1 << 64) - 2))
+    if draw(st.booleans()):
+        return "enqueue", run, origin, draw(U64)
+    return "enqueue_once", run, origin, draw(U64), [draw(names) for _ in contents]
+
+
+@st.composite
+def consumers(draw: st.DrawFn) -> Command:
+    consumer = Consumer(
+        draw(keys),
+        no_ack=draw(st.booleans()),
+        prefetch=draw(st.integers(0, 65535)),
+        priority=draw(st.integers(-(1 << 63), (1 << 63) - 1)),
+        exclusive=draw(st.booleans()),
+        window_limit=draw(st.integers(0, 65535)),
+    )
+    consumer.paused = draw(st.booleans())
+    consumer.next_id = draw(U64)
+    return draw(st.sampled_from(["attach", "get"])), consumer
+
+
+commands = st.one_of(
+    enqueues(),
+    consumers(),
+    st.tuples(st.sampled_from(["settle", "return", "discard"]), keys, U64, U64),
+    st.tuples(st.sampled_from(["detach", "pause"]), keys, st.booleans()),
+    st.tuples(st.sampled_from(["prefetch", "window"]), keys, U64),
+    st.tuples(st.just("purge"), st.none() | st.integers(0, 1 << 60)),
+    st.tuples(st.just("dead_lettered"), U64, U64),
+    st.tuples(st.just("node_down"), st.text(max_size=9), U64),
+    st.tuples(
+        st.just("configure"),
+        st.builds(Settings, max_length=st.none() | st.integers(0, 9), keeps_all=st.booleans()),
+    ),
+    st.sampled_from([("tick",), ("touch",)]),
+)
+batches = st.lists(
+    st.tuples(st.text(min_size=1, max_size=4), U64, U64, st.lists(commands, max_size=6)), max_size=4
+)
+
+
+def entry_of(made: list[tuple[str, int, int, list[Command]]], now_ms: int = 0) -> bytes:
+    return encode_entry(now_ms, [part for batch in made for part in encode_batch(*batch)])
+
+
+def plain(command: Command, owner: tuple[str, int] | None, ordinal: int) -> tuple[object, ...]:
+    """A command as plain data; `owner` goes before keys as they are on their own node."""
+
+    def keyed(key: tuple[object, ...]) -> tuple[object, ...]:
+        return key if owner is None else owner + key
+
+    verb = command[0]
+    if verb in ("attach", "get"):
+        consumer: Consumer = command[1]
+        limits = consumer.own_prefetch, consumer.window_limit, consumer.prefetch, consumer.next_id
+        flags = consumer.no_ack, consumer.exclusive, consumer.paused, consumer.priority
+        return verb, keyed(consumer.key), limits, flags
+    if verb in ("enqueue", "enqueue_once"):
+        run: Run = command[1]
+        sizes = list(run.sizes) if run.sizes is not None else list(map(len, run.contents or ()))
+        heads = [run.head_of(index) for index in range(len(run.seqs))]
+        seqs = run.seqs if owner is None else range(ordinal, ordinal + len(run.seqs))
+        return verb, seqs, sizes, run.size, heads, run.attributes, run.expires_at, *command[2:]
+    if verb in ("settle", "return", "discard", "detach", "pause", "prefetch", "window"):
+        return verb, keyed(command[1]), *command[2:]
+    return command
+
+
+@given(batches, U64)
+def test_what_is_written_is_read(made: list[tuple[str, int, int, list[Command]]], now_ms: int) -> None:
+    data = entry_of(made, now_ms)
+    expected = []
+    contents: list[bytes] = []
+    for node, incarnation, number, sent in made:
+        told = []
+        for command in sent:
+            told.append(plain(command, (node, incarnation), len(contents)))
+            if command[0].startswith("enqueue"):
+                contents += command[1].contents
+        expected.append((node, incarnation, number, told))
+    for form in (data, memoryview(data)):
+        entry = decode_entry(form)
+        assert entry.now_ms == now_ms
+        found = [
+            (
+                batch.node,
+                batch.incarnation,
+                batch.number,
+                [plain(command, None, 0) for command in batch.commands],
+            )
+            for batch in entry.batches
+        ]
+        assert found == expected
+        assert all(
+            command[1].contents is None
+            for batch in entry.batches
+            for command in batch.commands
+            if command[0].startswith("enqueue")
+        )
+        assert entry.bodies.count == len(contents)
+        assert contents_of(form, range(len(contents))) == contents
+
+
+@given(batches, st.data())
+def test_bodies_by_ordinal(made: list[tuple[str, int, int, list[Command]]], data: st.DataObject) -> None:
+    entry = entry_of(made)
+    bodies = bodies_of(entry)
+    contents = [
+        c for *_, sent in made for command in sent if command[0][:2] == "en" for c in command[1].contents
+    ]
+    first, stop = data.draw(st.integers(0, 20)), data.draw(st.integers(0, 20))
+    ordinals = range(first, stop, data.draw(st.integers(1, 4)))
+    if not ordinals or ordinals[-1] < len(contents):
+        assert bodies.contents(ordinals) == [contents[ordinal] for ordinal in ordinals]
+    else:
+        with pytest.raises(CodecError):
+            bodies.contents(ordinals)
+
+
+@given(batches.filter(bool), st.data())
+def test_a_truncated_entry_is_refused(
+    made: list[tuple[str, int, int, list[Command]]], data: st.DataObject
+) -> None:
+    """Unless it ends between two batches: whole entries have checksums."""
+    ends = {len(entry_of(made[:count])) for count in range(len(made) + 1)}
+    entry = entry_of(made)
+    cut = data.draw(st.integers(0, len(entry) - 1).filter(lambda cut: cut not in ends))
+    for read in (decode_entry, bodies_of):
+        with pytest.raises(CodecError):
+            read(entry[:cut])
+
+
+@given(st.integers(0, 1 << 32).map(Random), st.data())
+def test_a_damaged_entry_is_refused_or_applied(random: Random, data: st.DataObject) -> None:
+    """CodecError is the only exception, and what is read can be applied: a bad entry must not stop every node."""
+    log = random_log(random, 4)
+    replica = Replica(Settings(delivery_limit=2, max_length=9, deduplication_window_ms=9))
+    for index, entry in enumerate(log, 1):
+        damaged = bytearray(entry)
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= data.draw(st.integers(1, 255))
+        with contextlib.suppress(CodecError):
+            contents_of(bytes(damaged), range(1))
+        try:
+            decoded = decode_entry(bytes(damaged))
+        except CodecError:
+            decoded = decode_entry(entry)
+        replica.apply(index, decoded, ("n1", 1))
+    assert Replica.restore(replica.snapshot()).digest() == replica.digest()
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes(data: bytes) -> None:
+    for form in (data, encode_entry(0, [data])):
+        with contextlib.suppress(CodecError):
+            decode_entry(form)
+        with contextlib.suppress(CodecError):
+            contents_of(form, range(1))
+
+
+def test_another_version() -> None:
+    with pytest.raises(CodecError, match="version 99, this mqd reads version"):
+        decode_entry(b"\x63" + bytes(8))
+
+
+def test_a_key_is_written_once_a_batch() -> None:
+    settles: list[Command] = [("settle", KEY, number, number) for number in range(100)]
+    one, many = (len(b"".join(encode_batch("n1", 1, 1, settles[:count]))) for count in (1, 100))
+    assert many - one == 99 * 21
+
+
+def test_no_such_command() -> None:
+    with pytest.raises(ValueError, match="no command 'dance'"):
+        encode_batch("n1", 1, 1, [("dance",)])

@@ -1,0 +1,127 @@
+"""Where bodies are, against a dictionary of single messages."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from quorum_queue.machine import locations as locations_module
+from quorum_queue.machine.codec import CodecError
+from quorum_queue.machine.locations import Locations
+
+
+class LocationsComparison(RuleBasedStateMachine):
+    @initialize()
+    def start(self) -> None:
+        self.locations = Locations()
+        self.places: dict[int, tuple[int, int]] = {}
+        #: Settled since the last add.
+        self.late: dict[int, tuple[int, int]] = {}
+        self.next_seq, self.entry = 1, 0
+
+    @rule(
+        parts=st.lists(
+            st.tuples(st.integers(1, 9), st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=3
+        )
+    )
+    def add(self, parts: list[tuple[int, int, int]]) -> None:
+        self.entry += 1
+        ordinal = 0
+        for count, refused, gap in parts:
+            # Some messages of the entry are refused; some positions are somewhere else, or nowhere.
+            ordinal += refused
+            self.next_seq += gap
+            self.locations.add(self.next_seq, count, self.entry, ordinal)
+            self.places.update(
+                (self.next_seq + offset, (self.entry, ordinal + offset)) for offset in range(count)
+            )
+            self.next_seq += count
+            ordinal += count
+        self.late.clear()
+
+    @rule(data=st.data(), step=st.integers(1, 4), count=st.integers(1, 30))
+    def settle(self, data: st.DataObject, step: int, count: int) -> None:
+        if not self.places:
+            return
+        start = data.draw(st.sampled_from(list(self.places)))
+        stop = start
+        while stop in self.places and (stop - start) // step < count:
+            stop += step
+        seqs = range(start, stop, step)
+        before = {entry for entry, _ in self.places.values()}
+        self.locations.forget(seqs)
+        for seq in seqs:
+            self.late[seq] = self.places.pop(seq)
+        after = {entry for entry, _ in self.places.values()}
+        assert sorted(self.locations.released()) == sorted(before - after)
+
+    @rule()
+    def restore(self) -> None:
+        self.locations = Locations.restore(self.locations.snapshot())
+        self.late.clear()
+
+    @rule(data=st.data(), step=st.integers(1, 4), count=st.integers(1, 30))
+    def find(self, data: st.DataObject, step: int, count: int) -> None:
+        start = data.draw(st.integers(0, self.next_seq + 2))
+        seqs = range(start, start + count * step, step)
+        known = {**self.places, **self.late}
+        if all(seq in known for seq in seqs):
+            found = self.locations.find(seqs)
+            singles = [(entry, ordinal) for entry, ordinals in found for ordinal in ordinals]
+            assert singles == [known[seq] for seq in seqs]
+
+    @invariant()
+    def every_place_is_known(self) -> None:
+        assert self.locations.pinned() == sorted({entry for entry, _ in self.places.values()})
+        for seq, place in self.places.items():
+            assert self.locations.find(range(seq, seq + 1)) == [(place[0], range(place[1], place[1] + 1))]
+
+
+TestLocations = LocationsComparison.TestCase
+TestLocations.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def test_neighbours_of_one_entry_are_one_span() -> None:
+    locations = Locations()
+    locations.add(1, 5, 9, 0)
+    locations.add(6, 5, 9, 5)
+    assert len(locations) == 1
+    locations.add(11, 5, 9, 11)
+    locations.add(16, 5, 10, 0)
+    assert len(locations) == 3
+
+
+def test_what_nobody_has_is_not_found() -> None:
+    locations = Locations()
+    with pytest.raises(KeyError):
+        locations.find(range(1, 2))
+    locations.add(5, 5, 1, 0)
+    locations.add(20, 5, 2, 0)
+    for seqs in (range(4, 6), range(9, 11), range(19, 21), range(24, 26), range(8, 22), range(6, 31, 12)):
+        with pytest.raises(KeyError):
+            locations.find(seqs)
+    assert locations.find(range(9, 21, 11)) == [(1, range(4, 5)), (2, range(1))]
+
+
+def test_spans_of_released_entries_are_swept_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locations_module, "SWEEP_SPANS_MIN", 4)
+    locations = Locations()
+    for entry in range(1, 1001):
+        locations.add(10 * entry, 10, entry, 0)
+        if entry != 7:
+            locations.forget(range(10 * entry, 10 * entry + 10))
+    assert len(locations) == 1
+    assert len(locations.snapshot()) < 100
+    assert len(locations._firsts) <= 10
+    assert locations.find(range(70, 80)) == [(7, range(10))]
+
+
+def test_damaged_locations_are_refused() -> None:
+    locations = Locations()
+    locations.add(1, 5, 1, 0)
+    state = locations.snapshot()
+    for cut in range(len(state)):
+        with pytest.raises(CodecError):
+            Locations.restore(state[:cut])

@@ -1,0 +1,92 @@
+"""One Spark session and one broker of each kind for all tests here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pytest
+
+from benchmarks.brokers import RABBITMQ_SERVER
+from conformance_tests.rabbitmq import JudgedRabbitMQ
+from tests.reliability.node import Node
+from tests.spark_sink import session
+from tests.spark_sink.peer import Peer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TEST_S = 120
+Name = Callable[..., str]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        # The first test with a session waits for a JVM.
+        if item.path.is_relative_to(Path(__file__).parent) and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(TEST_S))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    started = session.start(tmp_path_factory.mktemp("spark"))
+    yield started
+    started.stop()
+
+
+@pytest.fixture(scope="session")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """A real mqd."""
+    with Node(tmp_path_factory.mktemp("mqd")) as node:
+        yield node
+
+
+@pytest.fixture(scope="session")
+def rabbitmq() -> Iterator[int]:
+    """The port of a RabbitMQ of our own, where Debian's rabbitmq-server is installed."""
+    if not RABBITMQ_SERVER.exists():
+        pytest.skip(f"{RABBITMQ_SERVER} is not installed")
+    broker = JudgedRabbitMQ()
+    try:
+        broker.start()
+        yield broker.port
+    finally:
+        broker.close()
+
+
+@pytest.fixture(scope="session")
+def mqd_url(node: Node) -> str:
+    return f"amqp://guest:guest@127.0.0.1:{node.port}/"
+
+
+@pytest.fixture(params=["mqd", "rabbitmq"])
+def url(request: pytest.FixtureRequest) -> str:
+    """Each broker in turn."""
+    if request.param == "mqd":
+        node: Node = request.getfixturevalue("node")
+        return f"amqp://guest:guest@127.0.0.1:{node.port}/"
+    port: int = request.getfixturevalue("rabbitmq")
+    return f"amqp://guest:guest@127.0.0.1:{port}/"
+
+
+@pytest.fixture
+def peer(url: str) -> Iterator[Peer]:
+    """A stock client beside Spark, on the broker of `url`."""
+    with Peer(url) as peer:
+        yield peer
+
+
+@pytest.fixture
+def mqd_peer(mqd_url: str) -> Iterator[Peer]:
+    with Peer(mqd_url) as peer:
+        yield peer
+
+
+@pytest.fixture
+def name() -> Name:
+    def make(prefix: str = "q") -> str:
+        return f"{prefix}-{uuid4().hex[:12]}"
+
+    return make

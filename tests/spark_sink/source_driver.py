@@ -1,0 +1,64 @@
+"""A Spark driver that can be killed: from a queue to a queue.
+
+`python -m tests.spark_sink.source_driver DIRECTORY URL FROM TO DELIVERY STOP`; ends when the queue FROM is read to the
+end, or, with STOP not empty, when a file of that name is there. Also for spark-submit, where the session is given.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TRIGGER_MESSAGES = 250
+
+
+def main() -> int:
+    directory, url, source, sink, delivery, stop = sys.argv[1:]
+    spark = started(Path(directory))
+    rows = (
+        spark.readStream.format("amqp")
+        .options(url=url, queue=source, maxMessagesPerTrigger=TRIGGER_MESSAGES)
+        .load()
+        .select("value")
+    )
+    writer = (
+        rows.writeStream.format("amqp")
+        .options(url=url, routingKey=sink, delivery=delivery)
+        .option("checkpointLocation", f"{directory}/checkpoint")
+    )
+    if stop:
+        query = writer.start()
+        while query.isActive and not Path(stop).exists():
+            time.sleep(0.2)
+        if (failure := query.exception()) is not None:
+            raise failure
+        query.stop()
+    else:
+        writer.trigger(availableNow=True).start().awaitTermination()
+    spark.stop()
+    return 0
+
+
+def started(directory: Path) -> SparkSession:
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        from tests.spark_sink import session
+
+        return session.start(directory)
+    # Under spark-submit nothing of the tests is there, and the connector only from --py-files.
+    from pyspark.sql import SparkSession
+
+    from spark_sink import AmqpDataSource
+
+    submitted = SparkSession.builder.getOrCreate()
+    submitted.dataSource.register(AmqpDataSource)
+    return submitted
+
+
+if __name__ == "__main__":
+    sys.exit(main())

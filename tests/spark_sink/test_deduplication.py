@@ -1,0 +1,162 @@
+"""exactly-once by the queues of mqd themselves: producers, and sequences that only rise."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.brokers import free_port
+from spark_sink.client.connection import Connection
+from spark_sink.client.errors import Refused
+from spark_sink.ledger import LEDGER
+from spark_sink.options import BadOption, sink_options
+from spark_sink.target import mechanism
+from spark_sink.task import Task, write
+from tests.reliability.node import Node
+from tests.spark_sink.conftest import Name
+from tests.spark_sink.peer import Peer
+from tests.spark_sink.test_task import ROWS, TaskDied, batches, bodies, once, plan
+
+
+@pytest.fixture
+def task(name: Name) -> Task:
+    return Task(name("query"), 7, 3)
+
+
+@pytest.fixture
+def queue(mqd_peer: Peer, name: Name) -> str:
+    return mqd_peer.queue(name(), x_deduplication=True)
+
+
+def test_no_attempt_but_the_first_is_seen(mqd_url: str, mqd_peer: Peer, queue: str, task: Task) -> None:
+    one = plan(mqd_url, "broker", queue)
+    with pytest.raises(TaskDied):
+        write(one, task, batches(bodies(), die_after=400))
+    for _ in range(2):
+        assert write(one, task, batches(bodies())).rows == ROWS
+    assert [body for _, _, body in mqd_peer.take(queue, ROWS)] == [body.encode() for body in bodies()]
+    write(one, task, batches(bodies()))  # what was consumed is remembered, too
+    assert mqd_peer.count(queue) == 0
+
+
+def test_batches_and_partitions_follow_one_another(
+    mqd_url: str, mqd_peer: Peer, queue: str, name: Name
+) -> None:
+    application = name("query")
+    one = plan(mqd_url, "broker", queue)
+    for batch in (0, 0, 1, 0, 2, 1):
+        for partition in (0, 1):
+            values = bodies(20, f"{batch}-{partition}-")
+            write(one, Task(application, batch, partition), batches(values))
+    expected = [body for b in (0, 1, 2) for p in (0, 1) for body in bodies(20, f"{b}-{p}-")]
+    assert mqd_peer.bodies(queue, 120) == once(expected)
+
+
+def test_two_attempts_at_the_same_time(mqd_url: str, mqd_peer: Peer, queue: str, task: Task) -> None:
+    """Speculation, or a driver that is not quite dead: whoever comes first with a row is taken."""
+    one = plan(mqd_url, "broker", queue)
+    attempts = [threading.Thread(target=write, args=(one, task, batches(bodies()))) for _ in range(3)]
+    for attempt in attempts:
+        attempt.start()
+    for attempt in attempts:
+        attempt.join()
+    assert [body for _, _, body in mqd_peer.take(queue, ROWS)] == [body.encode() for body in bodies()]
+
+
+def test_rows_that_a_full_queue_refused_are_not_taken_for_written(
+    mqd_url: str, mqd_peer: Peer, name: Name, task: Task
+) -> None:
+    """Their numbers have been passed when there is room for later ones; the retry must bring them all the same."""
+    full = mqd_peer.queue(name(), x_deduplication=True, x_max_length=300, x_overflow="reject-publish")
+    one = plan(mqd_url, "broker", full)
+    seen: Counter[bytes] = Counter()
+    refusals = 0
+    while True:
+        try:
+            write(one, task, batches(bodies()))
+            break
+        except Refused as refused:
+            assert "nacked" in str(refused)
+            refusals += 1
+            assert refusals < 10
+        # Room for some comes now, and, while the next attempt sends, for others.
+        seen += mqd_peer.bodies(full)
+    seen += mqd_peer.bodies(full)
+    assert refusals > 1
+    assert seen == once(bodies())
+
+
+def test_a_row_whose_queue_comes_late(
+    mqd_url: str, mqd_peer: Peer, queue: str, task: Task, name: Name
+) -> None:
+    late = name("late")
+    keys = [queue, late, queue, late, queue]
+    one = plan(mqd_url, "broker", queue)
+    with pytest.raises(Refused, match=f"'{task.application}/7/3/1' came back .and 1 more.|312 NO_ROUTE"):
+        write(one, task, batches(bodies(5), routing_key=keys))
+    assert mqd_peer.count(f"{LEDGER}{task.producer}") == 1
+    mqd_peer.queue(late, x_deduplication=True)
+    for _ in range(2):
+        write(one, task, batches(bodies(5), routing_key=keys))
+    assert mqd_peer.bodies(queue, 3) == once(["0", "2", "4"])
+    assert mqd_peer.bodies(late, 2) == once(["1", "3"])
+
+
+def test_a_broker_that_is_killed_remembers(tmp_path: Path) -> None:
+    port = free_port()
+    url = f"amqp://guest:guest@127.0.0.1:{port}/"
+    with Node(tmp_path, "--amqp", f"127.0.0.1:{port}") as node:
+        with Peer(url) as peer:
+            peer.channel.queue_declare("out", durable=True, arguments={"x-deduplication": True})
+        one, task = plan(url, "broker", "out"), Task("query", 1, 0)
+        with pytest.raises(TaskDied):
+            write(one, task, batches(bodies(), die_after=600))
+
+        def killing() -> None:
+            node.kill()
+            node.start()
+
+        def events() -> Iterator[Any]:
+            for number, batch in enumerate(batches(bodies())):
+                if number == 4:
+                    threading.Thread(target=killing).start()
+                yield batch
+
+        write(one, task, events())
+        with Peer(url) as peer:
+            assert peer.bodies("out", ROWS) == once(bodies())
+
+
+def choose(url: str, queue: str, *columns: str, **given: str) -> str:
+    options = sink_options({"url": url, "routingKey": queue, "delivery": "exactly-once"} | given)
+    with Connection.open(options.login, "test") as connection:
+        return mechanism(connection, options, ["value", *columns])
+
+
+def test_who_drops_duplicates_is_chosen_by_what_the_queue_was_declared_with(
+    mqd_url: str, mqd_peer: Peer, queue: str, name: Name
+) -> None:
+    plain = mqd_peer.queue(name())
+    assert choose(mqd_url, queue) == "broker"
+    assert choose(mqd_url, plain) == "ledger"
+    assert choose(mqd_url, queue, deduplication="ledger") == "ledger"
+    with pytest.raises(BadOption, match=f"the queue '{plain}' was declared without x-deduplication"):
+        choose(mqd_url, plain, deduplication="broker")
+
+
+def test_of_queues_that_only_rows_or_bindings_name_the_user_has_to_know_it(mqd_url: str, queue: str) -> None:
+    for columns, given in ((["routing_key"], {}), ([], {"exchange": "amq.topic"})):
+        assert choose(mqd_url, queue, *columns, **given) == "ledger"
+        assert choose(mqd_url, queue, *columns, deduplication="broker", **given) == "broker"
+
+
+def test_a_stock_broker_cannot_be_asked_for_it(rabbitmq: int) -> None:
+    url = f"amqp://guest:guest@127.0.0.1:{rabbitmq}/"
+    assert choose(url, "q") == "ledger"
+    with pytest.raises(BadOption, match="'deduplication' is broker, and .* has no publisher deduplication"):
+        choose(url, "q", deduplication="broker")

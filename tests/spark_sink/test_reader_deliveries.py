@@ -1,0 +1,210 @@
+"""Bytes into messages, whatever the chunks, and messages into columns."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pamqp import commands, frame, heartbeat
+
+from spark_sink.columns import BadMessage, Decoder, as_text, check_schema, decode_properties
+from spark_sink.deliveries import Garbled, Run, Splitter, digest
+from spark_sink.pieces import PIECE_MESSAGES, Deliveries, cut
+from spark_sink.rows import BadColumn, source_schema
+from tests.spark_sink.wire import Message, Reader, delivery, run_of
+
+HEARTBEAT = frame.marshal(heartbeat.Heartbeat(), 0)
+ACK = frame.marshal(commands.Basic.Ack(7), 1)
+FRAME_MAX = 64
+
+texts = st.text(max_size=20)
+properties = st.fixed_dictionaries(
+    {},
+    optional={
+        "content_type": texts,
+        "headers": st.dictionaries(
+            st.text(min_size=1, max_size=5), st.one_of(texts, st.integers(0, 9)), max_size=2
+        ),
+        "delivery_mode": st.sampled_from([1, 2]),
+        "priority": st.integers(0, 255),
+        "message_id": texts,
+        "correlation_id": texts,
+        "app_id": texts,
+    },
+)
+names = st.text("ab.-_:", max_size=10)  # pamqp checks them
+messages = st.builds(Message, st.binary(max_size=200), names, texts, properties)
+
+
+def rows(runs: list[Run]) -> list[dict[str, Any]]:
+    decoder = Decoder(source_schema(), "q")
+    return [row for batch in decoder.batches([run.data for run in runs], 5) for row in batch.to_pylist()]
+
+
+@given(
+    st.lists(st.one_of(messages, st.sampled_from([HEARTBEAT, ACK])), max_size=12),
+    st.integers(1, 400),
+    st.data(),
+)
+def test_any_chunks_give_the_same_messages(
+    given_frames: list[Message | bytes], chunk: int, data: st.DataObject
+) -> None:
+    wire, sent, others = b"", [], []
+    for tag, each in enumerate(given_frames, 1):
+        if isinstance(each, bytes):
+            wire += each
+            others.append(each)
+        else:
+            wire += delivery(each, tag, data.draw(st.booleans()), FRAME_MAX)
+            sent.append((tag, each))
+    reader = Reader()
+    for start in range(0, len(wire), chunk):
+        reader.feed(wire[start : start + chunk])
+    assert reader.whole and reader.others == others
+    runs = reader.splitter.runs
+    assert [run.tag(index) for run in runs for index in range(len(run))] == [tag for tag, _ in sent]
+    found = rows(runs)
+    assert [row["value"] for row in found] == [message.body for _, message in sent]
+    assert [row["offset"] for row in found] == list(range(5, 5 + len(sent)))
+    for row, (_, message) in zip(found, sent, strict=True):
+        assert (row["exchange"], row["routing_key"]) == (message.exchange, message.routing_key)
+        for name in ("content_type", "delivery_mode", "priority", "message_id", "correlation_id", "app_id"):
+            # pamqp leaves out empty texts and zeros, as no property.
+            assert (row[name] or None) == (message.properties.get(name) or None), name
+        headers = message.properties.get("headers")
+        assert dict(row["headers"] or {}) == {name: as_text(value) for name, value in (headers or {}).items()}
+
+
+@given(st.lists(messages, min_size=1, max_size=6))
+def test_a_message_is_the_same_in_every_delivery(sent: list[Message]) -> None:
+    first, again = Reader(), Reader()
+    for tag, message in enumerate(sent, 1):
+        first.feed(delivery(message, tag))
+        # What a quorum queue adds.
+        counted = {**message.properties.get("headers", {}), "x-delivery-count": 3}
+        again.feed(delivery(message, tag + 100, True, headers=counted))
+    assert digest(first.splitter.runs) == digest(again.splitter.runs)
+    other = Reader()
+    other.feed(delivery(Message(sent[0].body + b"!"), 1))
+    assert digest(other.splitter.runs) != digest([first.splitter.runs[0].one(0)])
+
+
+def test_a_heartbeat_among_the_frames_of_a_message() -> None:
+    message = Message(b"b" * 150)
+    wire = delivery(message, 1, frame_max=FRAME_MAX)
+    ends = [0]
+    while ends[-1] < len(wire):
+        ends.append(ends[-1] + int.from_bytes(wire[ends[-1] + 3 : ends[-1] + 7]) + 8)
+    for cut_at in ends[1:-1]:
+        for chunk in (1, 9, len(wire) + 8):
+            reader, broken = Reader(), wire[:cut_at] + HEARTBEAT + wire[cut_at:]
+            for start in range(0, len(broken), chunk):
+                reader.feed(broken[start : start + chunk])
+            assert [row["value"] for row in rows(reader.splitter.runs)] == [message.body], (cut_at, chunk)
+
+
+@pytest.mark.parametrize("break_at", ["end", "kind", "size"])
+def test_broken_frames_are_an_error(break_at: str) -> None:
+    wire = bytearray(delivery(Message(b"body"), 1))
+    body_at = len(wire) - 12
+    if break_at == "end":
+        wire[-1] = 0
+    elif break_at == "kind":
+        wire[body_at] = 7
+    else:
+        header_at = body_at - 8 - 14
+        wire[header_at + 7 + 11] = 3  # the header says 3 bytes
+    with pytest.raises(Garbled):
+        Splitter().take(bytes(wire), 0, len(wire))
+
+
+def test_a_run_is_split_and_counted() -> None:
+    run = run_of(b"a", b"bb", b"ccc")
+    first, rest = run.split(1)
+    assert [row["value"] for row in rows([first, rest])] == [b"a", b"bb", b"ccc"]
+    assert [rest.tag(0), rest.tag(1), run.one(1).tag(0)] == [2, 3, 2]
+    assert [run.count_within(size) for size in (0, len(first.data), len(run.data) - 1, len(run.data))] == [
+        0,
+        1,
+        2,
+        3,
+    ]
+
+
+def test_pieces_hold_all_messages_in_order() -> None:
+    bodies = [b"%d" % number for number in range(2 * PIECE_MESSAGES + 2)]
+    run = run_of(*bodies)
+    runs = [*run.split(7)[:1], run.split(7)[1]]
+    pieces = [piece for piece in cut(runs, 100) if isinstance(piece, Deliveries)]
+    assert len(pieces) == 3
+    decoder = Decoder(source_schema(), "q")
+    found = [
+        row
+        for piece in pieces
+        for batch in decoder.batches([piece.block], piece.offset)
+        for row in batch.to_pylist()
+    ]
+    assert [row["value"] for row in found] == bodies
+    assert [row["offset"] for row in found] == list(range(100, 100 + len(bodies)))
+
+
+def test_long_messages_are_pieces_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spark_sink.pieces.PIECE_BYTES_MAX", 1_000)
+    run = run_of(b"a" * 5_000, b"b", b"c" * 400, b"d" * 600, b"e" * 5_000)
+    pieces = [piece for piece in cut([run], 0) if isinstance(piece, Deliveries)]
+    assert [piece.offset for piece in pieces] == [0, 1, 3, 4]
+    assert b"".join(piece.block for piece in pieces) == run.data
+
+
+def test_properties_and_headers_become_columns() -> None:
+    moment = datetime(2024, 2, 29, 12, tzinfo=UTC)
+    headers = {"text": "t", "number": 5, "flag": True, "nothing": None, "list": [1, "a"], "when": moment}
+    message = Message(
+        b"v", properties={"timestamp": moment, "headers": headers, "message_type": "sale", "user_id": "guest"}
+    )
+    reader = Reader()
+    reader.feed(delivery(message, 1, True))
+    [row] = rows(reader.splitter.runs)
+    assert (row["timestamp"], row["type"], row["user_id"], row["redelivered"]) == (
+        moment,
+        "sale",
+        "guest",
+        True,
+    )
+    assert dict(row["headers"]) == {
+        "text": "t",
+        "number": "5",
+        "flag": "true",
+        "nothing": None,
+        "list": '[1, "a"]',
+        "when": "2024-02-29T12:00:00+00:00",
+    }
+
+
+def test_a_timestamp_that_spark_cannot_hold_is_null() -> None:
+    assert decode_properties(b"\x00\x40" + b"\xff" * 8)[9] is None
+
+
+def test_text_that_is_not_utf8() -> None:
+    assert decode_properties(b"\x80\x00\x02\xff\xfe")[0] == "��"
+
+
+def test_headers_that_cannot_be_decoded_are_an_error() -> None:
+    with pytest.raises(BadMessage, match="cannot be decoded"):
+        decode_properties(b"\x20\x00\x00\x00\x00\x03\x01a?")
+
+
+def test_a_schema_may_leave_columns_out_but_not_change_them() -> None:
+    from pyspark.sql.types import StringType, StructType
+
+    some = StructType([source_schema()["routing_key"], source_schema()["value"]])
+    check_schema(some)
+    [batch] = Decoder(some, "q").batches([run_of(b"x").data], 0)
+    assert batch.to_pylist() == [{"routing_key": "q", "value": b"x"}]
+    with pytest.raises(BadColumn, match="did you mean 'value'"):
+        check_schema(StructType().add("valu", StringType()))
+    with pytest.raises(BadColumn, match="column 'value' is binary.*cast"):
+        check_schema(StructType().add("value", StringType()))
