@@ -1,4 +1,5 @@
 # run     a broker on its defaults: 127.0.0.1:5672, management on 127.0.0.1:15672, data in ./mqd-data
+# cluster three nodes: 127.0.0.1:5672 to 5674, management on 15672 to 15674, data in ./mqd-cluster
 # test    the tests, and the conformance suite against mqd
 # example a pipeline of Spark's through the broker of `make run`; ends with a picture
 # check   format, lint, types, the direction of imports
@@ -6,10 +7,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: run test example check conformance clients bench chaos clean
+.PHONY: run cluster test example check conformance clients bench chaos sim clean
 
 run: .venv/run
 	exec $(BIN)/mqd $(ARGS)
+
+# Three nodes on this machine; Ctrl-C stops them.
+cluster: .venv/run
+	exec $(BIN)/python -m deploy.local_cluster $(ARGS)
 
 test: .venv/test
 	$(BIN)/python -m pytest tests $(ARGS)
@@ -36,7 +41,7 @@ clients: .venv/test
 bench: .venv/test
 	$(BIN)/python -m benchmarks $(ARGS)
 
-# Kills, and 4 GB of messages through a small memory; minutes, not seconds.
+# Kills, 4 GB of messages through a small memory, three nodes under every fault, Spark jobs under kills; an hour, not seconds.
 chaos: .venv/test
 	$(BIN)/python -m tests.reliability.chaos $(ARGS)
 

@@ -129,7 +129,8 @@ class Node:
         commits = broker.services.commits
         cluster = ClusterNode(config, broker, environment, commits, listening, end_turn=self.server.end_turn)
         broker.replication, broker.hosts = cluster.replication, cluster.hosts
-        broker.replicate, broker.flush = cluster.turn, cluster.flush
+        broker.replicate = cluster.turn
+        broker.hold, broker.flush = cluster.mesh.hold, cluster.flush
         return cluster
 
     def _disk_full(self, full: bool) -> None:
@@ -224,8 +225,11 @@ class Node:
                     serving.start_soon(self.server.serve, sock, tls)
                 if http is not None:
                     serving.start_soon(self._manage, http)
-                announce(self)
-                await _stop_signal()
+                with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+                    # Whoever is told that the node serves may stop it at once.
+                    announce(self)
+                    async for _ in signals:
+                        break
                 logger.info("stopping")
                 if self.cluster is not None:
                     await self.cluster.drain(config.drain_timeout_s)
@@ -268,12 +272,6 @@ class Node:
                 continue
             with trio.move_on_after(max(0.0, (due - clock()) / 1000)):
                 await self._timer_changed.wait()
-
-
-async def _stop_signal() -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async for _ in signals:
-            return
 
 
 def _address(listening: socket.socket) -> str:

@@ -175,7 +175,7 @@ def queue_exists(ch: BlockingChannel, queue: str) -> bool:
     except pika.exceptions.ChannelClosedByBroker as error:
         # 405: it is there, and another connection's own.
         assert error.reply_code in (404, 405), error
-        return error.reply_code == 405
+        return bool(error.reply_code == 405)
     probe.close()
     return True
 
@@ -185,9 +185,8 @@ def exchange_exists(ch: BlockingChannel, exchange: str) -> bool:
     try:
         probe.exchange_declare(exchange, passive=True)
     except pika.exceptions.ChannelClosedByBroker as error:
-        # 405: it is there, and another connection's own.
-        assert error.reply_code in (404, 405), error
-        return error.reply_code == 405
+        assert error.reply_code == 404, error
+        return False
     probe.close()
     return True
 

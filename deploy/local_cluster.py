@@ -27,6 +27,8 @@ import click
 STOP_TIMEOUT_S = 20.0
 #: Between two looks at the nodes, s.
 LOOK_INTERVAL_S = 1.0
+#: Of a log, for its last line.
+LAST_WORDS_BYTES = 4096
 
 
 @dataclass
@@ -44,7 +46,7 @@ class Member:
     shown: str = ""
 
     def start(self) -> None:
-        log = (self.directory / "mqd.log").open("a")
+        log = self.log.open("a")
         command = [sys.executable, "-m", "amqp_server.app", *self.arguments]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
@@ -64,7 +66,7 @@ class Member:
         if process is None or process.poll() is not None:
             code = None if process is None else process.returncode
             how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-            return f"down ({how}); its log: {self.directory / 'mqd.log'}"
+            return f"down ({how}): {self._last_words()}; log in {self.log}"
         if not self.ready:
             return f"starting, pid {process.pid}"
         seen = _cluster(self.http, user)
@@ -74,8 +76,18 @@ class Member:
         majority = "majority" if seen["majority"] else "NO MAJORITY"
         return (
             f"up, pid {process.pid}, amqp={self.amqp} http={self.http}, sees {' '.join(others) or 'nobody'}, "
-            f"{majority}, leads {seen['groups'].get(self.name, 0)} of {seen['groups_total']} groups"
+            f"{majority}, leads {seen['groups'].get(self.name, 0)} of {seen['groups_total']} quorum queues"
         )
+
+    @property
+    def log(self) -> Path:
+        return self.directory / "mqd.log"
+
+    def _last_words(self) -> str:
+        with self.log.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - LAST_WORDS_BYTES))
+            lines = log.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
 
     def stop(self) -> None:
         process = self.process
@@ -131,6 +143,13 @@ def make_members(
     return members
 
 
+def _announcement(members: list[Member], elapsed_s: float) -> str:
+    return (
+        f"all ready ({elapsed_s:.1f} s): connect to any of {' '.join(member.amqp for member in members)}; "
+        f"look with mqctl --url http://{members[0].http} cluster status; Ctrl-C stops all"
+    )
+
+
 @click.command(context_settings={"show_default": True})
 @click.option(
     "--data-dir", type=click.Path(path_type=Path), default=Path("mqd-cluster"), help="Where all is kept."
@@ -153,8 +172,10 @@ def main(
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
+    began = time.monotonic()
     for member in members:
         member.start()
+    announced = False
     while not stop.wait(LOOK_INTERVAL_S if all(member.ready for member in members) else 0.1):
         for member in members:
             state = member.state(login)
@@ -165,6 +186,9 @@ def main(
             if restart and process is not None and process.poll() is not None:
                 member.ready = ""
                 member.start()
+        if not announced and all(member.ready for member in members):
+            announced = True
+            click.echo(_announcement(members, time.monotonic() - began))
     for member in members:
         click.echo(f"{time.strftime('%H:%M:%S')} {member.name} stopping")
         member.stop()

@@ -1,7 +1,7 @@
 """The exchanges and bindings of one vhost, and where a message goes."""
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from exchanges.binding import Binding, DestinationKind
@@ -160,6 +160,16 @@ class Router:
             and (kind is None or binding.kind == kind)
         ]
 
+    def reachable_queues(self, exchange: str) -> list[str]:
+        """Return the queues that bindings lead to from an exchange, through other exchanges and alternates, too."""
+        start = self._exchanges.get(exchange)
+        queues: dict[str, None] = {}
+        for each in self._reachable(start) if start is not None else ():
+            for binding in self._from.get(each.name, ()):
+                if binding.kind == "queue":
+                    queues[binding.destination] = None
+        return list(queues)
+
     def in_use(self, name: str) -> bool:
         return bool(self._from.get(name))
 
@@ -225,11 +235,16 @@ class Router:
 
     def _collect_depends(self, start: Exchange) -> Depends:
         depends = _KEY
+        for exchange in self._reachable(start):
+            depends |= exchange.matcher.depends
+        return depends
+
+    def _reachable(self, start: Exchange) -> Iterator[Exchange]:
         visited = {start.name: None}
         pending = [start]
         while pending:
             exchange = pending.pop()
-            depends |= exchange.matcher.depends
+            yield exchange
             names = [
                 each.destination for each in self._from.get(exchange.name, ()) if each.kind == "exchange"
             ]
@@ -240,7 +255,6 @@ class Router:
                 if following is not None and name not in visited:
                     visited[name] = None
                     pending.append(following)
-        return depends
 
     def _remove(self, binding: Binding) -> None:
         self._exchanges[binding.source].matcher.unbind(binding)

@@ -241,7 +241,7 @@ class Encoder:
         if name == "message_id" and prefix is not None:
             if not missing:
                 return []
-            return [b"%c%b%d" % (len(prefix) + len(str(row)), prefix, row) for row in self._rows(count)]
+            return list(_numbered(prefix, self._rows(count)))
         return None
 
     def _rows(self, count: int) -> range:
@@ -251,6 +251,8 @@ class Encoder:
         producer = self._identity.producer
         if column is None and producer is None:
             return None, ()
+        if column is None and producer is not None and not self._identity.refused:
+            return self._sequences(producer, count), ()
         tables = self._header_tables(column) if column is not None else [b""] * count
         missing = arrow.nulls(column) if column is not None else []
         if producer is not None:
@@ -273,12 +275,17 @@ class Encoder:
         except header_table.BadEntry as error:
             raise self._bad("headers", error.position, str(error)) from None
 
+    def _sequences(self, producer: bytes, count: int) -> Encoded:
+        """Whole tables, of nothing but what deduplication needs: they differ in their last eight bytes."""
+        before = header_table.text("x-producer", producer) + header_table.LONG_NAMED["x-sequence"]
+        before = header_table.SIZE.pack(len(before) + header_table.LONG.size) + before
+        low = self._identity.sequence + self._row
+        return list(map(before.__add__, map(header_table.LONG.pack, range(low, low + count))))
+
     def _deduplication(self, producer: bytes, count: int) -> Encoded:
         identity = self._identity
-        named = header_table.text("x-producer", producer) + header_table.LONG_NAMED["x-sequence"]
         low = identity.sequence
-        pack = header_table.LONG.pack
-        tables = [named + pack(low + row) for row in self._rows(count)]
+        tables = [table[header_table.SIZE.size :] for table in self._sequences(producer, count)]
         if identity.refused:
             for position, row in enumerate(self._rows(count)):
                 if row in identity.refused:
@@ -322,3 +329,13 @@ class Encoder:
                     "timestamp", position, "is before 1970: AMQP counts seconds from then, without a sign"
                 )
         return [header_table.LONG.pack(value) for value in values]
+
+
+def _numbered(prefix: bytes, numbers: range) -> Iterator[bytes]:
+    """Short strings of the prefix and a number. Those whose numbers have as many digits are of one length."""
+    while numbers:
+        digits = len(str(numbers[0]))
+        same = numbers[: max(0, 10**digits - numbers[0])]
+        before = LENGTH[len(prefix) + digits] + prefix
+        yield from map(before.__add__, map(b"%d".__mod__, same))
+        numbers = numbers[len(same) :]

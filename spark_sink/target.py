@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from pika import spec
 
@@ -16,8 +17,16 @@ NOT_FOUND, PRECONDITION_FAILED = 404, 406
 CAPABILITY = "publisher_deduplication"
 ARGUMENT = "x-deduplication"
 
+#: Why a target is not known, in the words that a user reads.
+ROWS_DECIDE = "rows say which queues they go to"
+
+Declare: TypeAlias = spec.Exchange.Declare | spec.Queue.Declare
 #: How a task sends.
 Mechanism = Literal["none", "confirm", "tx", "ledger", "broker"]
+
+logger = logging.getLogger("spark_sink")
+#: What this process has said.
+_told: set[str] = set()
 
 
 def check(connection: Connection, options: SinkOptions, columns: Collection[str]) -> None:
@@ -40,9 +49,7 @@ def _only_queue(options: SinkOptions, columns: Collection[str]) -> str | None:
     return options.routing_key
 
 
-def _passive(
-    connection: Connection, declare: spec.Exchange.Declare | spec.Queue.Declare, option: str, name: str
-) -> None:
+def _passive(connection: Connection, declare: Declare, option: str, name: str) -> None:
     try:
         connection.call(declare, spec.Exchange.DeclareOk, spec.Queue.DeclareOk)
     except ChannelClosed as error:
@@ -56,38 +63,60 @@ def _passive(
 
 
 def mechanism(connection: Connection, options: SinkOptions, columns: Collection[str]) -> Mechanism:
-    """Choose how tasks send. Raises BadOption if the broker lacks what the options ask for."""
+    """Choose how tasks send, and say so. Raises BadOption if the broker lacks what the options ask for."""
     if options.delivery != "exactly-once":
         return options.delivery
-    able = bool(connection.capabilities.get(CAPABILITY))
-    queue = _only_queue(options, columns)
+    missing = _missing(connection, options, columns)
     if options.deduplication == "broker":
-        if not able:
+        # Of queues that only rows name the user has to know it.
+        if missing is not None and not missing.startswith(ROWS_DECIDE):
             raise BadOption(
-                f"option 'deduplication' is broker, and {connection.host} has no publisher deduplication: "
-                "leave it at auto, or set it to ledger"
+                f"option 'deduplication' is broker, and {missing}: leave it at auto, or set it to ledger"
             )
-        # Of queues behind an exchange the user has to know it.
-        if queue is not None and not _deduplicates(connection, queue):
-            raise BadOption(
-                f"option 'deduplication' is broker, and the queue '{queue}' was declared without {ARGUMENT}: "
-                "declare it with that argument, leave the option at auto, or set it to ledger"
-            )
-        return "broker"
-    if options.deduplication == "ledger" or not able or queue is None:
-        return "ledger"
-    return "broker" if _deduplicates(connection, queue) else "ledger"
+        return _chosen("broker", "asked for")
+    if options.deduplication == "ledger":
+        return _chosen("ledger", "asked for")
+    return _chosen("broker", f"all queues have {ARGUMENT}") if missing is None else _chosen("ledger", missing)
 
 
-def _deduplicates(connection: Connection, queue: str) -> bool:
+def _missing(connection: Connection, options: SinkOptions, columns: Collection[str]) -> str | None:
+    """Return why the broker may not drop all duplicates, None if it does."""
+    if not connection.capabilities.get(CAPABILITY):
+        return f"{connection.host} has no publisher deduplication"
+    if options.exchange and "exchange" not in columns:
+        declare: Declare = spec.Exchange.Declare(
+            exchange=options.exchange, passive=True, arguments={ARGUMENT: True}
+        )
+        what = f"a queue behind the exchange '{options.exchange}'"
+    elif (queue := _only_queue(options, columns)) is not None:
+        declare = spec.Queue.Declare(queue=queue, passive=True, arguments={ARGUMENT: True})
+        what = f"the queue '{queue}'"
+    else:
+        return f"{ROWS_DECIDE}, and it is not known which of them have {ARGUMENT}"
+    error = _mismatch(connection, declare)
+    return None if error is None else f"{what} was declared without {ARGUMENT} ({error})"
+
+
+def _mismatch(connection: Connection, declare: Declare) -> str | None:
     """A broker with the capability compares this argument even of a passive declare."""
     try:
-        connection.call(
-            spec.Queue.Declare(queue=queue, passive=True, arguments={ARGUMENT: True}), spec.Queue.DeclareOk
-        )
+        connection.call(declare, spec.Exchange.DeclareOk, spec.Queue.DeclareOk)
     except ChannelClosed as error:
         if error.code != PRECONDITION_FAILED:
             raise
         connection.open_channel()
-        return False
-    return True
+        return str(error)
+    return None
+
+
+def _chosen(mechanism: Mechanism, why: str) -> Mechanism:
+    """Tell it on the driver's standard error, once for each process: a streaming query asks for each micro-batch."""
+    text = f"exactly-once by the {mechanism}: {why}"
+    if text not in _told:
+        if not logger.hasHandlers():
+            # This runs in a process of Spark's, where nobody else sets logging up.
+            logger.addHandler(logging.StreamHandler())
+            logger.setLevel(logging.INFO)
+        logger.info("spark_sink: %s", text)
+        _told.add(text)
+    return mechanism

@@ -80,6 +80,8 @@ class Broker:
         #: what the turn has left for other nodes. Both are other ones in a cluster.
         self.replicate: Callable[[], bool] = lambda: False
         self.flush: Callable[[], None] = lambda: None
+        #: Called before, for `flush` to be all that sends.
+        self.hold: Callable[[], None] = lambda: None
         #: Counts up for exchanges that choose at random.
         self.nonce = 0
 
@@ -171,6 +173,7 @@ class Broker:
 
     def end_turn(self) -> None:
         """Go on where an answer was awaited, apply what is pending, and answer the publishers."""
+        self.hold()
         self._catch_up()
         self.run_dirty()
         while self.replicate() or self.resuming:

@@ -85,6 +85,12 @@ class Queue:
             subscription.queue_gone()
         self.subscriptions.clear()
 
+    def consumer_lost(self, key: Any) -> None:
+        """A consumer here lost its place in the queue and did not get it back."""
+        subscription = self.subscriptions.pop(key, None)
+        if subscription is not None:
+            subscription.queue_gone()
+
     def consumer_gone(self, left: int) -> None:
         """A consumer went, of whatever node. An auto-delete queue goes with its last one."""
         self.renew()

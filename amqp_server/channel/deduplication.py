@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import struct
+from itertools import repeat
 from typing import Any
 
 from amqp_server.wire import content, frames
-from quorum_queue.machine.dedup import id_of, sequence_of
+from quorum_queue.machine.dedup import SEQUENCE_MAX, Names, Sequence, id_of, sequence_of
 from quorum_queue.machine.run import Run
 
 ID = "x-deduplication-id"
 PRODUCER, SEQUENCE = "x-producer", "x-sequence"
-
-_SEQUENCE_MAX = (1 << 63) - 1
 
 #: Beginnings of content headers that are remembered, of all connections.
 KNOWN_MAX = 4096
 #: The entry x-sequence of a long, up to its eight bytes.
 _MARK = b"\x0ax-sequencel"
 _NUMBER_BYTES = 8
+_NUMBER = struct.Struct(">q")
+#: Type, channel and size of the frame stand before its payload.
+_HEADER_AT = 7
 #: Class, weight and body size stand before the flags.
 _FLAGS_AT = 12
 _CONTENT_TYPE, _CONTENT_ENCODING, _HEADERS, _MORE_FLAGS = 1 << 15, 1 << 14, 1 << 13, 1
@@ -31,26 +34,63 @@ _known: dict[bytes, bytes | None] = {}
 def name_of(item: bytes) -> bytes | None:
     """Return the name of a message as its frames have it. An id is stronger than a sequence; other types say nothing."""
     _, _, size = frames.prefix.unpack_from(item)
-    header = item[7 : 7 + size]
+    header = item[_HEADER_AT : _HEADER_AT + size]
     at = header.find(_MARK) + len(_MARK)
     if at >= len(_MARK):
-        beginning = header[_FLAGS_AT:at]
-        if beginning not in _known:
-            if len(_known) >= KNOWN_MAX:
-                _known.clear()
-            _known[beginning] = _producer(header, at)
-        producer = _known[beginning]
+        producer = _producer(header, at)
         if producer is not None:
             sequence = int.from_bytes(header[at : at + _NUMBER_BYTES], "big", signed=True)
-            return sequence_of(producer, sequence) if abs(sequence) <= _SEQUENCE_MAX else None
+            return sequence_of(producer, sequence) if abs(sequence) <= SEQUENCE_MAX else None
     # Most messages have neither; parsing a table costs a hundred times as much as this.
     elif ID.encode() not in header and SEQUENCE.encode() not in header:
         return None
     return _parsed(header)
 
 
+def names_of(items: list[bytes]) -> Names | None:
+    """Return the names of messages of one run, None if none has one."""
+    sequence = _sequence_of(items)
+    if sequence is not None:
+        return sequence
+    names = list(map(name_of, items))
+    return names if any(names) else None
+
+
+def _sequence_of(items: list[bytes]) -> Sequence | None:
+    """Return the one sequence that all messages are of.
+
+    Then their headers are the same bytes up to the number, and it stands at the same place: a comparison for each message.
+    """
+    item = items[0]
+    _, _, size = frames.prefix.unpack_from(item)
+    at = item.find(_MARK, _HEADER_AT, _HEADER_AT + size) + len(_MARK)
+    if at < len(_MARK):
+        return None
+    producer = _producer(item[_HEADER_AT : _HEADER_AT + size], at - _HEADER_AT)
+    if producer is None:
+        return None
+    (first,) = _NUMBER.unpack_from(item, at)
+    if first < -SEQUENCE_MAX or first + len(items) - 1 > SEQUENCE_MAX:
+        return None
+    flags_at = _HEADER_AT + _FLAGS_AT
+    numbers = range(first, first + len(items))
+    beginnings = map(item[flags_at:at].__add__, map(_NUMBER.pack, numbers))
+    if not all(map(bytes.startswith, items, beginnings, repeat(flags_at))):
+        return None
+    return Sequence.from_first(sequence_of(producer, first), len(items))
+
+
 def _producer(header: bytes, at: int) -> bytes | None:
     """Return whose number stands at a place, if it is the last of the headers and the one that a parse finds."""
+    beginning = header[_FLAGS_AT:at]
+    if beginning not in _known:
+        if len(_known) >= KNOWN_MAX:
+            _known.clear()
+        _known[beginning] = _found_producer(header, at)
+    return _known[beginning]
+
+
+def _found_producer(header: bytes, at: int) -> bytes | None:
     if _table_end(header) != at + _NUMBER_BYTES:
         return None
     producer = _bytes((content.Properties.parse(header).headers or {}).get(PRODUCER))
@@ -84,7 +124,7 @@ def _parsed(header: bytes) -> bytes | None:
     producer, sequence = _bytes(headers.get(PRODUCER)), headers.get(SEQUENCE)
     if producer is None or not isinstance(sequence, int) or isinstance(sequence, bool):
         return None
-    return sequence_of(producer, sequence) if abs(sequence) <= _SEQUENCE_MAX else None
+    return sequence_of(producer, sequence) if abs(sequence) <= SEQUENCE_MAX else None
 
 
 def _bytes(value: object) -> bytes | None:
@@ -97,9 +137,9 @@ def enqueue_named(host: Any, run: Run, origin: Any, first: int) -> None:
     """Put messages to a queue that looks whether it took them before."""
     for part in content.by_overhead(run) if host.counts_bytes else [run]:
         assert part.contents is not None
-        names = [name_of(item) for item in part.contents]
-        if any(names):
+        names = names_of(part.contents)
+        if names is not None:
             host.pending.append(("enqueue_once", part, origin, first, names))
         else:
             host.pending.append(("enqueue", part, origin, first))
-        first += len(names)
+        first += len(part.contents)

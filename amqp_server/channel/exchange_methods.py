@@ -8,7 +8,7 @@ from pamqp import base, commands
 
 from amqp_server.broker.arguments import Declaration, equivalence_error
 from amqp_server.broker.operations import Bind, DeclareExchange, DeleteExchange, Unbind
-from amqp_server.broker.queue import Queue
+from amqp_server.broker.queue import Queue, settings_of
 from amqp_server.broker.records import ExchangeRecord, encoded
 from amqp_server.errors import AccessRefused, CommandInvalid, NotFound, PreconditionFailed, ResourceLocked
 from amqp_server.wire import tables
@@ -61,9 +61,27 @@ def declare(channel: Channel, method: commands.Exchange.Declare) -> None:
         raise AccessRefused(DEFAULT_REFUSED)
     if method.passive:
         existing(channel, name)
+        if dict(method.arguments or {}).get("x-deduplication") is True:
+            _check_deduplication(channel, name)
         _declared(channel, method)
     else:
         _declare(channel, method, name)
+
+
+def _check_deduplication(channel: Channel, name: str) -> None:
+    """As of a queue (see queue_methods), of all queues that messages may go to from here, as they are bound now.
+
+    Raises PreconditionFailed, also if there is none.
+    """
+    vhost = channel.vhost
+    problem = f"inequivalent arg 'x-deduplication' for exchange '{name}' in vhost '{vhost.name}': received 'true' but"
+    queues = vhost.router.reachable_queues(name)
+    if not queues:
+        raise PreconditionFailed(f"{problem} no queue is bound")
+    for queue in queues:
+        found = vhost.queues.get(queue)
+        if found is not None and not settings_of(found.parsed).deduplicates:
+            raise PreconditionFailed(f"{problem} queue '{queue}' has none")
 
 
 def _declared(channel: Channel, method: commands.Exchange.Declare) -> None:

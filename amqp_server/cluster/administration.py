@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from amqp_server.broker.operations import SetMembers
+from amqp_server.broker import operations
+from amqp_server.broker.operations import DeleteQueue, NodeDown, Operation, SetMembers
 from amqp_server.broker.topology import Result
-from amqp_server.cluster.catalog import GROUP, Proposal, PutNode, RemoveNode
+from amqp_server.cluster.catalog import GROUP, Change, Proposal, PutNode, RemoveNode
 from amqp_server.config import parse_address
 from amqp_server.errors import NotFound, PreconditionFailed, Unavailable
 from quorum_queue.cluster.group import Group
@@ -18,6 +19,10 @@ from quorum_queue.ports import Refused
 if TYPE_CHECKING:
     from amqp_server.broker.queue import Queue
     from amqp_server.cluster.node import ClusterNode
+
+#: Time that groups have to let a node go that leaves, and between two looks, s.
+PART_TIMEOUT_S = 30.0
+PART_LOOK_S = 0.05
 
 
 class Administration:
@@ -55,6 +60,7 @@ class Administration:
         return {
             "name": name,
             "address": address,
+            "leaving": not address,
             "running": running,
             "incarnation": cluster.replicas.incarnations.get(name) if running else None,
         }
@@ -167,14 +173,45 @@ class Administration:
             raise NotFound(f"no node '{name}' in the cluster")
         if len(nodes) == 1:
             raise PreconditionFailed(f"node '{name}' is the last one of its cluster")
-        for queue in self._quorum_queues():
-            if queue.members == (name,):
+        own = name == self._cluster.node
+        if not own and name in self._cluster.mesh.connected():
+            raise PreconditionFailed(f"node '{name}' is up: stop it first, or have it leave")
+        homed = self._only_on(name)
+        for queue in homed:
+            # What a dead node alone had is lost with it. One that leaves is not to lose anything.
+            if own or queue.members:
                 raise PreconditionFailed(
                     f"queue '{queue.name}' in vhost '{queue.vhost.name}' is on node '{name}' only: "
-                    "grow it to another node first, or delete it"
+                    "grow it to another node, or delete it, first"
                 )
+        # No queue is put there, and none grows there, from now on.
+        await self._propose(PutNode(name, ""))
         await self.shrink(name)
+        if own:
+            await self._parted()
+        for queue in homed:
+            await self._change(DeleteQueue(queue.vhost.name, queue.name, queue.queue_id))
+        await self._change(NodeDown(name, self._cluster.catalog.incarnation_of(name)))
         await self._propose(RemoveNode(name))
+
+    def _only_on(self, name: str) -> list[Queue]:
+        """Return the durable queues that would be lost with a node."""
+        return [
+            queue
+            for queue in list(self._cluster.hosts.queues.values())
+            if queue.members == (name,) or (queue.node == name and queue.durable and not queue.exclusive)
+        ]
+
+    async def _parted(self) -> None:
+        """Wait until no group counts on this node any more. Raises Unavailable."""
+        with trio.move_on_after(PART_TIMEOUT_S):
+            while self._cluster.hosts.parting:
+                await trio.sleep(PART_LOOK_S)
+        left = len(self._cluster.hosts.parting)
+        if left:
+            raise Unavailable(
+                f"{left} queues still count on this node, because others are down or filled: try again"
+            )
 
     async def grow(self, name: str, vhosts: Iterable[str]) -> int:
         """Have a node keep all quorum queues of these vhosts, too; return how many are new to it."""
@@ -238,16 +275,10 @@ class Administration:
             raise NotFound(f"no node '{name}' in the cluster")
 
     async def _set_members(self, queue: Queue, members: tuple[str, ...], leader: str) -> None:
-        operation = SetMembers(queue.vhost.name, queue.name, queue.queue_id, members, leader)
-        answers: list[Result | Refused] = []
-        done = trio.Event()
+        await self._change(SetMembers(queue.vhost.name, queue.name, queue.queue_id, members, leader))
 
-        def told(result: Result | Refused) -> None:
-            answers.append(result)
-            done.set()
-
-        self._cluster.replication.propose(operation, told)
-        await self._wait(done, answers)
+    async def _change(self, operation: Operation) -> None:
+        await self._propose(Change(operations.encode(operation)))
 
     async def _propose(self, proposal: Proposal) -> None:
         answers: list[Result | Refused] = []

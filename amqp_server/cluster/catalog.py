@@ -25,7 +25,7 @@ _LENGTH = struct.Struct(">I")
 
 
 class PutNode(msgspec.Struct, frozen=True, array_like=True, tag=101):
-    """A node belongs to the cluster, and is reached at this address."""
+    """A node belongs to the cluster, and is reached at this address. Without one it is about to leave."""
 
     name: str
     address: str
@@ -73,6 +73,8 @@ class Catalog:
 
     #: A queue's id is the index of its declaration, so there is one batch to an entry.
     single = True
+    #: Whoever made a change goes on when all nodes have applied it.
+    awaited = True
 
     def __init__(self, node: str, incarnation: int, topology: Topology) -> None:
         self._own = (node, incarnation)
@@ -89,6 +91,11 @@ class Catalog:
         self.led: Callable[[], None] = lambda: None
         #: Calls back when all nodes that can be reached have applied so much.
         self.spread: Callable[[int, Callable[[], None]], None] = lambda index, then: then()
+
+    @property
+    def staying(self) -> list[str]:
+        """The nodes that queues may be put on: not those that are about to leave."""
+        return sorted(name for name, address in self.nodes.items() if address)
 
     def incarnation_of(self, node: str) -> int:
         """Return the last start of a node that is known here; 0 if none is."""
@@ -158,6 +165,9 @@ class Catalog:
     def passed(self, index: int) -> None:
         pass
 
+    def settled(self) -> None:
+        pass
+
     def snapshot(self) -> bytes:
         return _encode(_State(self._topology.snapshot(), self.nodes, self._batches))
 
@@ -166,6 +176,9 @@ class Catalog:
 
     def kept_in(self, state: bytes) -> list[int]:
         return []
+
+    def wanted(self, index: int) -> bool:
+        return True
 
     def released(self) -> list[int]:
         return []

@@ -33,13 +33,13 @@ class Groups:
     """Opens the groups of this node."""
 
     def __init__(
-        self, replicas: Replicas, store: GroupStore, recovered: Mapping[int, RecoveredGroup], *, disk: int
+        self, replicas: Replicas, store: GroupStore, recovered: Mapping[int, RecoveredGroup]
     ) -> None:
         self.replicas = replicas
         self._store = store
         self._recovered = dict(recovered)
-        #: A number of this disk: another one has another.
-        self._disk = disk
+        #: Tells what was forgotten before this start from what is forgotten later.
+        self._amnesia = replicas.incarnation
         #: Groups up to this index of group 0 may have had this node as a member on a disk that it lost.
         self.lost_before = 0
 
@@ -57,7 +57,7 @@ class Groups:
         """Open a group with what is on disk of it. `members` are those it began with, if nothing is."""
         found = self._recovered.pop(group_id, None)
         if found is None:
-            amnesiac = self._disk if lost else 0
+            amnesiac = self._amnesia if lost else 0
             return self._new(machine, group_id, members, amnesiac=amnesiac)
         index = term = 0
         if found.snapshot_lost:
@@ -71,17 +71,19 @@ class Groups:
             index, term, state = stored
             members, state = unpack_state(state)
             machine.load(state)
+        last_index = min([at - 1 for at in found.lost if at > index], default=found.last_index)
+        if last_index < found.last_index:
+            self._store.truncate(group_id, last_index + 1)
         log = Log(
             GroupLog(self._store, group_id),
             snapshot_index=index,
             snapshot_term=term,
-            last_index=found.last_index,
+            last_index=last_index,
             terms=found.terms,
         )
-        lost_entries = [at for at in found.lost if at > index]
-        log.lost = tuple(lost_entries)
-        # Without its vote, or the end of its log, it might promise what it has promised otherwise.
-        forgotten = found.hard_lost or found.last_index in lost_entries
+        # Without its vote, or a part of its log, it might promise what it has promised otherwise. The others may
+        # have cut off what is missing: the log ends before it, and grows again as that of one who has lost its disk.
+        forgotten = found.hard_lost or last_index < found.last_index
         group = self.replicas.open(
             group_id,
             machine,
@@ -89,12 +91,10 @@ class Groups:
             hard=HardState(found.term, found.vote),
             log=log,
             applied=index,
-            changes=self._changes(found),
-            amnesiac=self._disk if forgotten else 0,
+            changes=self._changes(found, last_index),
+            amnesiac=self._amnesia if forgotten else 0,
         )
         self._sweep(group, found, index)
-        for at in lost_entries:
-            self.replicas.lost(group, at)
         return group
 
     def _new(self, machine: StateMachine, group_id: int, members: Members, *, amnesiac: int) -> Group:
@@ -112,14 +112,14 @@ class Groups:
     def _emptied(self, machine: StateMachine, group_id: int, members: Members) -> Group:
         """What is left cannot be used: begin without it, and without a vote until the others have filled it."""
         self._store.drop(group_id)
-        return self._new(machine, group_id, members, amnesiac=self._disk)
+        return self._new(machine, group_id, members, amnesiac=self._amnesia)
 
-    def _changes(self, found: RecoveredGroup) -> list[tuple[int, Members]]:
+    def _changes(self, found: RecoveredGroup, last_index: int) -> list[tuple[int, Members]]:
         """Read the entries of the log that change the members."""
         return [
             (index, Members.decode(self._store.read_one(found.group, index).data))
             for index in found.kinds.get(MEMBERS, [])
-            if index not in found.lost
+            if index <= last_index
         ]
 
     def _sweep(self, group: Group, found: RecoveredGroup, snapshot_index: int) -> None:
@@ -140,6 +140,11 @@ class Groups:
                 spans.append(range(at, stop))
             if spans:
                 self._store.drop_entries(group.id, spans)
+        damaged = (*found.lost, *(aside.lost if aside is not None else ()))
+        unwanted = [
+            range(index, index + 1) for index in damaged if index <= snapshot_index and index not in here
+        ]
+        self._store.drop_entries(group.id, unwanted)
         for index, found_here in here.items():
             if not found_here:
                 self.replicas.lost(group, index)

@@ -33,6 +33,8 @@ class ClusterHosts:
         self.remote: dict[int, RemoteHost] = {}
         #: Hosts of quorum queues that this node is a member of.
         self.grouped: dict[int, GroupHost] = {}
+        #: Those that it is to leave, and cannot before the others have taken it out of the group.
+        self.parting: dict[int, Queue] = {}
         #: Hosts that guests may use, by queue.
         self.queues: dict[int, Queue] = {}
 
@@ -53,6 +55,7 @@ class ClusterHosts:
         self.queues.pop(queue.queue_id, None)
         self.remote.pop(queue.queue_id, None)
         self.grouped.pop(queue.queue_id, None)
+        self.parting.pop(queue.queue_id, None)
 
     def host_of(self, queue_id: int) -> Host | None:
         """Return the host of a queue that this node can serve others from."""
@@ -145,16 +148,27 @@ class ClusterHosts:
 
     def changed(self, queue: Queue) -> None:
         """The members are others now: this node may be one of them, or not be one any more."""
-        node = self._groups.replicas.node
-        host = queue.host
-        if (node in queue.members) is (queue.queue_id in self.grouped):
+        queue_id = queue.queue_id
+        if self._groups.replicas.node not in queue.members:
+            if queue_id in self.grouped:
+                self.parting[queue_id] = queue
             return
-        assert isinstance(host, Away)
-        if node in queue.members:
-            self.remote.pop(queue.queue_id, None)
-            queue.host = self._group_host(queue)
-        else:
-            del self.grouped[queue.queue_id]
-            queue.host = self._remote_host(queue)
-        host.hand_over(queue.host)
+        self.parting.pop(queue_id, None)
+        if queue_id not in self.grouped:
+            del self.remote[queue_id]
+            self._move(queue, self._group_host)
+
+    def left(self, queue_id: int) -> None:
+        """The other members have taken this node out of the group: it is not needed there any more."""
+        queue = self.parting.pop(queue_id, None)
+        if queue is not None:
+            del self.grouped[queue_id]
+            self._move(queue, self._remote_host)
+
+    def _move(self, queue: Queue, make: Callable[[Queue], Host]) -> None:
+        before = queue.host
+        assert isinstance(before, Away)
+        after = queue.host = make(queue)
+        assert isinstance(after, Away)
+        before.hand_over(after)
         self._broker.changed()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 import trio
@@ -48,6 +48,8 @@ logger = logging.getLogger("mqd.cluster")
 TICK_S = 0.05
 #: A node that has not applied a change by then is not waited for, ms.
 SPREAD_MS = 1_000
+#: Between two words of a node that waits for others before it can serve, s.
+WAITING_S = 5.0
 #: Links with a node that was taken away stay so long, ms.
 LEAVE_MS = 2_000
 #: Clients and whoever asked for it have so long to take their last bytes when the node has to go, s.
@@ -111,9 +113,8 @@ class ClusterNode:
             clock=broker.clock,
             timeout_ms=config.change_timeout_ms,
         )
-        disk = int(environment.node_id.replace("-", "")[:15], 16) + 1
-        self.groups = Groups(self.replicas, self.store, self.store.recovered(), disk=disk)
-        self.hosts = ClusterHosts(broker, self.groups, nodes=lambda: self.catalog.nodes)
+        self.groups = Groups(self.replicas, self.store, self.store.recovered())
+        self.hosts = ClusterHosts(broker, self.groups, nodes=lambda: self.catalog.staying)
         self.guests = Guests(self.mesh, host_of=self.hosts.host_of, dirty=self._dirty)
         self.steward = Steward(
             self.replicas,
@@ -133,12 +134,15 @@ class ClusterNode:
         self._session_of: dict[str, tuple[str, int]] = {}
         #: What others have told of how far their disks are.
         self._written: dict[str, Seen] = {}
-        self._told_written = 0
+        self._told_written: dict[str, int] = {}
         #: Nodes that were taken away, and when their links end: they are to hear of it, ms.
         self._leaving: dict[str, int] = {}
         #: When links broke, for nodes that are not taken for down yet, ms.
         self._broken_at: dict[str, int] = {}
         self._joined = trio.Event()
+        #: When this process was last seen running, and peers whose present session is from before it stood still.
+        self._awake_ms = broker.clock()
+        self._from_before: dict[str, None] = {}
         #: How far the topology is here, as the others were told, and how far it is there.
         self._told_applied = 0
         self._peers_applied: dict[str, int] = {}
@@ -285,12 +289,12 @@ class ClusterNode:
             for peer in self.mesh.connected():
                 self.mesh.send(peer, frames.applied(group.applied))
 
-    def _tell_written(self) -> None:
-        """Have the others know how far the disk is: see belonging."""
+    def _tell_written(self, peers: Iterable[str]) -> None:
+        """Have these nodes know how far the disk is: see belonging."""
         written = self._environment.written
-        if written != self._told_written:
-            self._told_written = written
-            for peer in self.mesh.connected():
+        for peer in peers:
+            if self._told_written.get(peer) != written:
+                self._told_written[peer] = written
                 self.mesh.send(peer, frames.written(written))
 
     # -- links -----------------------------------------------------------------------------------------------------
@@ -300,7 +304,8 @@ class ClusterNode:
         self._tell_about(peer)
         self._peers_applied[peer] = 0
         self.mesh.send(peer, frames.applied(self._told_applied))
-        self.mesh.send(peer, frames.written(self._told_written))
+        self._told_written.pop(peer, None)
+        self._tell_written([peer])
         self._session_of[peer] = (hello.identity, hello.incarnation)
         self._node_is(peer, hello.incarnation)
         self.replicas.link_up(peer)
@@ -310,12 +315,29 @@ class ClusterNode:
                 self.replicas.ask_again(group, index)
 
     def link_down(self, peer: str) -> None:
+        self._from_before.pop(peer, None)
         self._broken_at[peer] = self._broker.clock()
         self.replicas.link_down(peer)
         self.guests.link_down(peer)
         self._spread_further()
         for host in list(self.hosts.remote.values()):
             host.link_down(peer)
+
+    def _look_at_clock(self) -> None:
+        """Find out whether this process stood still so long that the others may have gone on without it.
+
+        What waits in its sockets then is the past. It might be handed to clients as news: messages that others have
+        got and acked meanwhile. So all sessions begin anew, and this node leads nothing until it is told how things are.
+        """
+        now = self._broker.clock()
+        asleep_ms, self._awake_ms = now - self._awake_ms, now
+        if asleep_ms < self._config.cluster_dead_ms + self._config.node_down_ms // 2:
+            return
+        logger.warning("this process stood still for %d ms: asking the other nodes how things are", asleep_ms)
+        self._from_before = dict.fromkeys(self.mesh.connected())
+        for peer in self._from_before:
+            self.mesh.drop(peer)
+        self.replicas.distrust()
 
     def _node_is(self, node: str, incarnation: int | None) -> None:
         """Have the queues led here let go of the consumers of a node that is down, or was and is back."""
@@ -325,6 +347,9 @@ class ClusterNode:
                 host.gone_members()
 
     def received(self, peer: str, found: list[memoryview]) -> None:
+        self._look_at_clock()
+        if peer in self._from_before:
+            return
         try:
             for frame in found:
                 self._frame(peer, frame)
@@ -346,6 +371,10 @@ class ClusterNode:
         elif kind == frames.APPLIED:
             self._peers_applied[peer] = frames.parse_applied(frame)
             self._spread_further()
+        elif kind == frames.LEAVING:
+            self._peer_leaves(peer, frames.parse_group(frame))
+        elif kind == frames.LEFT:
+            self.hosts.left(frames.parse_group(frame))
         elif kind == frames.WRITTEN:
             identity, said_in = self._session_of[peer]
             self._written[peer] = Seen(0, identity, said_in, frames.parse_written(frame))
@@ -353,6 +382,15 @@ class ClusterNode:
             self._about(peer, msgspec.msgpack.decode(frame[1:], type=About))
         else:
             self.replicas.received(peer, frame)
+
+    def _peer_leaves(self, peer: str, group_id: int) -> None:
+        """A node that is to leave a group asks whether it has left."""
+        group = self.replicas.groups.get(group_id)
+        if group is None:
+            return
+        core = group.core
+        if core.members_index <= core.commit and peer not in core.members.everyone():
+            self.mesh.send(peer, frames.left(group_id))
 
     def _replied(self, token: str, batch: bytes) -> None:
         host = self._broker.reply_hosts.get(token)
@@ -377,10 +415,13 @@ class ClusterNode:
         """Send what the turn has left for other nodes."""
         self._tell_applied()
         self.guests.flush()
+        # With what leaves anyway, above all the answers that rest on a commit: by itself it would wake the others.
+        self._tell_written(self.mesh.waiting())
         self.mesh.flush()
 
     async def run(self) -> None:
         """Keep the links and the clocks of the groups until cancelled."""
+        self._awake_ms = self._broker.clock()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.mesh.run)
             nursery.start_soon(self._tick)
@@ -391,11 +432,11 @@ class ClusterNode:
         looked = 0
         while True:
             await trio.sleep(TICK_S)
+            self._look_at_clock()
             now = self._broker.clock()
             self.replicas.tick(self.mesh.heard_within(config.cluster_dead_ms / 1000))
             self.guests.tick()
             self._spread_further()
-            self._tell_written()
             self._end_links(now)
             self.replication.tick()
             for node, since in list(self._broken_at.items()):
@@ -404,6 +445,7 @@ class ClusterNode:
                     self._node_is(node, None)
             if now - looked >= config.rebalance_ms:
                 looked = now
+                self._tell_written(self.mesh.connected())
                 self._settle_memory()
                 self.steward.look()
             self._end_turn()
@@ -414,7 +456,7 @@ class ClusterNode:
         if group is None or founded is None:
             return
         if founded.lost and not founded.lost_before and group.applied and not group.core.amnesiac:
-            self._founded = Founded(founded.nodes, founded.lost, group.applied)
+            self._founded = msgspec.structs.replace(founded, lost_before=group.applied)
             self.groups.lost_before = group.applied
             self._note(self._founded, lambda: None)
         if group.core.leader and not group.core.amnesiac:
@@ -428,7 +470,7 @@ class ClusterNode:
         """Wait until this node belongs to the cluster and knows all that was decided before."""
         waiting = True
         while waiting:
-            with trio.move_on_after(10.0):
+            with trio.move_on_after(WAITING_S):
                 await self._joined.wait()
                 await self.mark()
                 waiting = False

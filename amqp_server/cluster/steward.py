@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from amqp_server.broker.operations import NodeDown, SetMembers
 from amqp_server.cluster.catalog import GROUP, PutNode
+from quorum_queue.cluster import frames
 from quorum_queue.cluster.group import Group
 from quorum_queue.raft.errors import MembershipRefused, NotLeader
 from quorum_queue.raft.members import Members
@@ -69,6 +70,7 @@ class Steward:
             self._grow(queue)
             if not self.draining and moved < self._replicas.options.rebalance_groups:
                 moved += self._move(host.group, queue.record.leader)
+        self._ask_to_leave()
         self._cut_logs()
 
     # -- group 0 ---------------------------------------------------------------------------------------------------
@@ -141,13 +143,19 @@ class Steward:
                 return Members(_without(voters, name), learners)
         return None
 
+    def _ask_to_leave(self) -> None:
+        """Find out whether the groups that this node is to leave have let it go."""
+        for queue_id, queue in self._hosts.parting.items():
+            for name in queue.members:
+                self._replicas.send(name, frames.leaving(queue_id))
+
     def _grow(self, queue: Queue) -> None:
         """Bring a queue to the size that it was declared to grow to, as soon as there are nodes for it."""
         target = queue.parsed.target_group_size
-        if target is None or len(queue.members) >= min(target, len(self._catalog.nodes)):
+        if target is None or len(queue.members) >= min(target, len(self._catalog.staying)):
             return
         up = self._replicas.links.connected()
-        spare = [name for name in sorted(self._catalog.nodes) if name not in queue.members and name in up]
+        spare = [name for name in self._catalog.staying if name not in queue.members and name in up]
         if spare:
             self.set_members(queue, (*queue.members, spare[0]))
 
@@ -217,7 +225,7 @@ class Steward:
             if resting and group.since_bytes and CUT_GROWTH * group.since_bytes >= group.snapshot_bytes:
                 self._replicas.take_snapshot(group)
                 cut += 1
-            elif group.cleaned < group.snapshot_index and not group.sending:
+            elif group.released or group.cleaned < group.snapshot_index:
                 self._replicas.compact(group)
             if cut >= CUT_GROUPS:
                 return

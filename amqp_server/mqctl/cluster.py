@@ -30,7 +30,7 @@ def status(session: Session) -> None:
             "up" if node["running"] else "down",
             node["address"],
             str(told["groups"].get(node["name"], 0)),
-            "leader of the topology" if _leads(told, node["name"]) else "",
+            "leader of the topology" if _leads(told, node["name"]) else "leaves" if node["leaving"] else "",
         )
         for node in told["nodes"]
     ]

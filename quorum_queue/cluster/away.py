@@ -148,11 +148,17 @@ class Away:
             self._sinks.pop(key, None)
         if done is not None:
             done(refused)
+        elif refused is not None:
+            # It was attached once, and could not be again.
+            self.queue.consumer_lost(key)
 
     def _confirmed(self, token: int, first: int, last: int, *, refused: bool = False) -> None:
         publish = self._publishes.get(token)
         if publish is None:
             return
+        if publish.first < first:
+            # For those before there was no answer: a snapshot stood in for what became of them.
+            self._confirmed(token, publish.first, first - 1, refused=self._doubtful)
         # The machine answers for the messages of one command in their order.
         publish.first = last + 1
         if publish.first > publish.last:
@@ -180,6 +186,11 @@ class Away:
             if not waiting:
                 del self._getting[key]
             done(run)
+
+    @property
+    def _doubtful(self) -> bool:
+        """May the queue have refused what was never answered?"""
+        return True
 
     def _got_nothing(self, key: Key) -> None:
         waiting = self._getting.get(key)

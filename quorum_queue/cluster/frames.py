@@ -7,6 +7,7 @@
     APPLIED how far the sender is in the topology's log
     REPLY   messages for a client of the peer that waits for direct replies
     WRITTEN how many commits the sender's disk has taken
+    LEAVING is the sender still a member of a group?  LEFT the receiver is no member of it any more
 
 A link is authenticated, so whoever sends broken bytes is a broken node: `FrameError` ends its session, and nothing else.
 """
@@ -17,7 +18,9 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-RAFT, BATCH, STATE, FETCH, ENTRIES, ABOUT, QUEUE, EVENTS, APPLIED, REPLY, WRITTEN = range(1, 12)
+RAFT, BATCH, STATE, FETCH, ENTRIES, ABOUT, QUEUE, EVENTS, APPLIED, REPLY, WRITTEN, LEAVING, LEFT = range(
+    1, 14
+)
 
 _GROUP = struct.Struct(">BQ")
 _STATE = struct.Struct(">BQQQQQQH")
@@ -146,6 +149,19 @@ def written(commits: int) -> list[bytes]:
 
 
 def parse_written(frame: memoryview) -> int:
+    return _group(frame)
+
+
+def leaving(group: int) -> list[bytes]:
+    return [_GROUP.pack(LEAVING, group)]
+
+
+def left(group: int) -> list[bytes]:
+    return [_GROUP.pack(LEFT, group)]
+
+
+def parse_group(frame: memoryview) -> int:
+    """Return the group of `leaving` or `left`."""
     return _group(frame)
 
 

@@ -30,6 +30,10 @@ class StateMachine(Protocol):
     #: Does each batch want an entry of its own?
     single: bool
 
+    @property
+    def awaited(self) -> bool:
+        """Is there anybody on this node who waits for what others do to the machine?"""
+
     def encode(self, now_ms: int, batches: list[bytes]) -> bytes:
         """Make an entry of batches that nodes have made."""
 
@@ -37,6 +41,9 @@ class StateMachine(Protocol):
 
     def passed(self, index: int) -> None:
         """An entry without a command for the machine was applied."""
+
+    def settled(self) -> None:
+        """Entries were applied, and for now there are no more."""
 
     def snapshot(self) -> bytes: ...
 
@@ -50,6 +57,9 @@ class StateMachine(Protocol):
 
     def kept(self) -> list[int]:
         """Indexes of the applied entries whose bodies are still wanted, in order."""
+
+    def wanted(self, index: int) -> bool:
+        """Is this entry still of use, to the log or for its bodies?"""
 
     def released(self) -> list[int]:
         """Indexes of entries that are not wanted any more since the last call."""
@@ -122,6 +132,11 @@ class Group:
     @property
     def leader(self) -> str:
         return self.core.leader
+
+    @property
+    def behind(self) -> bool:
+        """Has a leader committed what was not applied here yet, or is it not known, because nobody leads?"""
+        return self.applied < self.core.leader_commit or not self.core.leader
 
     @property
     def is_leader(self) -> bool:
@@ -201,6 +216,7 @@ class Group:
                 if kind == MEMBERS:
                     machine.members_changed(self.core.members)
             self.applied = index
+        machine.settled()
         self.landed()
         self.released += machine.released()
 
@@ -224,3 +240,4 @@ class Group:
             self.leading = leading
             self.replicas.led_count += 1 if leading else -1
             self.machine.leader_changed()
+        self.machine.settled()

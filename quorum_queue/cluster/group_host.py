@@ -32,6 +32,11 @@ logger = logging.getLogger("mqd.quorum_queue")
 
 _GONE = Refused("the queue was deleted")
 
+
+class BodyGone(Exception):
+    """The disk has lost a body, and nobody keeps it any more: it was settled while it waited to be fetched."""
+
+
 #: Entries, each with the ordinals of messages within it.
 Places = list[tuple[int, range]]
 
@@ -40,7 +45,7 @@ class GroupHost(Away):
     """The host of a quorum queue, and the state machine of its group."""
 
     __slots__ = (
-        "_attach_batches",
+        "_asked",
         "_dead_letters_sent",
         "_dirty",
         "_gone_after",
@@ -77,8 +82,8 @@ class GroupHost(Away):
         self._own = replicas.own
         self._dirty = dirty
         self._wake_at: int | None = None
-        #: Attaches by the batch that carries them.
-        self._attach_batches: list[tuple[int, Key]] = []
+        #: Attaches, gets and purges on their way: batch, verb, key or token.
+        self._asked: list[tuple[int, str, Any]] = []
         #: Deliveries that wait for a body which the disk has lost, and all after them, with the places of bodies.
         self._held: list[tuple[Consumer, Run, int, Places]] = []
         self._released: list[int] = []
@@ -154,8 +159,10 @@ class GroupHost(Away):
             number = group.next_number
             for command in commands:
                 verb = command[0]
-                if verb == "attach":
-                    self._attach_batches.append((number, command[1].key))
+                if verb == "attach" or verb == "get":
+                    self._asked.append((number, verb, command[1].key))
+                elif verb == "purge":
+                    self._asked.append((number, verb, command[1]))
                 elif verb in ("enqueue", "enqueue_once") and command[2] is not None:
                     self._publishes[command[2]].batch = number
             group.submit(b"".join(replicated.encode_batch(node, incarnation, number, commands)))
@@ -184,6 +191,10 @@ class GroupHost(Away):
 
     # -- the state machine of the group ----------------------------------------------------------------------------
 
+    @property
+    def awaited(self) -> bool:
+        return bool(self._sinks)
+
     def encode(self, now_ms: int, batches: list[bytes]) -> bytes:
         return replicated.encode_entry(now_ms, batches)
 
@@ -211,6 +222,9 @@ class GroupHost(Away):
     def kept(self) -> list[int]:
         return self.replica.locations.pinned()
 
+    def wanted(self, index: int) -> bool:
+        return index > self.group.core.log.snapshot_index or self.replica.locations.holds(index)
+
     def kept_in(self, state: bytes) -> list[int]:
         return Replica.restore(state).locations.pinned()
 
@@ -232,28 +246,66 @@ class GroupHost(Away):
         self.replica = Replica.restore(state)
         self.replicas.bodies.drop_group(self.queue_id)
         self._held.clear()
-        by_key = self.replica.machine.consumers.by_key
-        for key in list(self._attaching):
-            if (*self._own, *key) in by_key:
-                self._attached(key, None)
-        for key, consumer in list(self._consumers.items()):
-            held = by_key.get((*self._own, *key))
-            if held is None:
-                if key not in self._attaching:
-                    self._attach_again(key, consumer)
-                continue
-            known = self._next_ids.get(key, 0)
-            for first, run in zip(held.checkout.starts, held.checkout.runs, strict=True):
-                if first >= known:
-                    copy = run.every(0, 1)
-                    self._held.append((held, copy, first, self.replica.find(copy.seqs)))
-        # What was confirmed or refused in between is not told apart any more; it was taken, or its queue was full.
         landed = self.landed()
+        asked = self._landed_of_asked(landed)
+        self._catch_up_consumers(asked)
         for token, publish in list(self._publishes.items()):
             if publish.batch <= landed:
-                self._confirmed(token, publish.first, publish.last)
+                self._confirmed(token, publish.first, publish.last, refused=self._doubtful)
+        for verb, key in asked:
+            if verb == "purge":
+                self._purged(key, 0)
+            elif verb == "get" and len(self._getting.get(key, ())) > self._asked_count(verb, key):
+                self._got_nothing(key)
         self._passed(landed)
+        if self.pending:
+            self._dirty(self)
+
+    def _catch_up_consumers(self, asked: list[tuple[str, Any]]) -> None:
+        """Hand to this node's consumers what the snapshot says that they hold and they have not got."""
+        by_key = self.replica.machine.consumers.by_key
+        for verb, key in asked:
+            held = by_key.get((*self._own, *key)) if verb == "attach" else None
+            if held is not None and held.attached:
+                self._attached(key, None)
+            elif verb == "attach" and key in self._consumers:
+                # It was refused, and will be again, or it was let go since.
+                self._attach_again(key, self._consumers[key])
+            elif verb == "attach":
+                self._attached(key, "the consumer is gone")
+        on_the_way = [key for _, verb, key in self._asked if verb == "attach"]
+        on_the_way += [command[1].key for command in self.pending if command[0] == "attach"]
+        for key, consumer in self._consumers.items():
+            held = by_key.get((*self._own, *key))
+            if (held is None or not held.attached) and key not in on_the_way:
+                self._attach_again(key, consumer)
+        for key in self._sinks:
+            # Also those that are cancelled, and those that get messages one by one.
+            held = by_key.get((*self._own, *key))
+            known = self._next_ids.get(key, 0)
+            if held is not None:
+                for first, run in zip(held.checkout.starts, held.checkout.runs, strict=True):
+                    if first >= known:
+                        copy = run.every(0, 1)
+                        self._held.append((held, copy, first, self.replica.find(copy.seqs)))
         self._deliver_held()
+
+    def _landed_of_asked(self, landed: int) -> list[tuple[str, Any]]:
+        """Take what was asked in batches up to this one."""
+        found: list[tuple[str, Any]] = []
+        while self._asked and self._asked[0][0] <= landed:
+            found.append(self._asked.pop(0)[1:])
+        return found
+
+    def _asked_count(self, verb: str, key: Key) -> int:
+        return sum(asked[1:] == (verb, key) for asked in self._asked)
+
+    @property
+    def _doubtful(self) -> bool:
+        """A queue that may have been full may have refused."""
+        settings = self.settings
+        limited = settings.max_length is not None or settings.max_length_bytes is not None
+        return limited and settings.overflow != "drop-head"
 
     def leader_changed(self) -> None:
         if not self.group.is_leader:
@@ -278,26 +330,31 @@ class GroupHost(Away):
 
     def _perform(self, applied: Applied, bodies: Bodies) -> None:
         number = applied.batches[-1] if applied.batches else 0
-        if self._attach_batches and number:
+        if self._asked and number:
             refused = {key[2:]: reason for key, reason in applied.attach_refused}
-            while self._attach_batches and self._attach_batches[0][0] <= number:
-                _, key = self._attach_batches.pop(0)
-                why = refused.get(key)
-                self._attached(key, EXCLUSIVE if why == "exclusive" else why)
+            for verb, key in self._landed_of_asked(number):
+                if verb == "attach":
+                    why = refused.get(key)
+                    self._attached(key, EXCLUSIVE if why == "exclusive" else why)
         if applied.deliveries:
             find = self.replica.find
             for consumer, run, first_id in applied.deliveries:
                 self._held.append((consumer, run, first_id, find(run.seqs)))
-            self._deliver_held()
-        for token, first, last in applied.confirmed:
-            self._confirmed(token, first, last)
-        for token, first, last in applied.refused:
-            self._confirmed(token, first, last, refused=True)
+        if applied.refused:
+            self._answer_each(applied)
+        else:
+            for token, first, last in applied.confirmed:
+                self._confirmed(token, first, last)
         for key in applied.got_nothing:
             self._got_nothing(key[2:])
         for token, count in applied.purged:
             self._purged(token, count)
+        if applied.consumers_gone and self._held:
+            # What they would have got goes to others; only what needs no ack is theirs for good.
+            gone = dict.fromkeys(applied.consumers_gone)
+            self._held = [held for held in self._held if held[0].no_ack or held[0].key not in gone]
         for key in applied.consumers_gone:
+            self._held = [held for held in self._held if held[0].key != key]
             attached = self._consumers.get(key[2:])
             if attached is not None:
                 self._attach_again(key[2:], attached)
@@ -311,6 +368,13 @@ class GroupHost(Away):
             self._passed(number)
         if self.pending:
             self._dirty(self)
+
+    def _answer_each(self, applied: Applied) -> None:
+        """Answer for the messages of each publish in their order."""
+        answers = [(*answer, False) for answer in applied.confirmed]
+        answers += [(*answer, True) for answer in applied.refused]
+        for token, first, last, refused in sorted(answers):
+            self._confirmed(token, first, last, refused=refused)
 
     def _lead(self, applied: Applied) -> None:
         if applied.dead_letters:
@@ -347,10 +411,21 @@ class GroupHost(Away):
 
     # -- bodies ----------------------------------------------------------------------------------------------------
 
+    def settled(self) -> None:
+        if self._held:
+            self._deliver_held()
+
     def _deliver_held(self) -> None:
+        if self.group.behind:
+            # A node that was away learns first what became of its consumers meanwhile.
+            return
         while self._held:
             consumer, run, first_id, places = self._held[0]
-            contents = self._contents(places, self._deliver_held)
+            try:
+                contents = self._contents(places, self._deliver_held)
+            except BodyGone:
+                del self._held[0]
+                continue
             if contents is None:
                 return
             del self._held[0]
@@ -360,7 +435,10 @@ class GroupHost(Away):
             self._dirty(self)
 
     def _contents(self, places: Places, again: Callable[[], None]) -> list[bytes] | None:
-        """Return the bodies, or None if they have to be fetched first; `again` is called when they are here."""
+        """Return the bodies, or None if they have to be fetched first; `again` is called when they are here.
+
+        Raises BodyGone.
+        """
         found: list[bytes] = []
         for index, ordinals in places:
             bodies = self.replicas.bodies.get(self.queue_id, index) or self._read(index, again)
@@ -374,6 +452,8 @@ class GroupHost(Away):
         try:
             (entry,) = replicas.store.read(self.queue_id, index, index, 1)
         except EntryLost:
+            if not self.wanted(index):
+                raise BodyGone from None
             replicas.lost(self.group, index, again)
             return None
         bodies = replicated.bodies_of(entry.data)
@@ -394,9 +474,12 @@ class GroupHost(Away):
 
     def _send_dead_letter(self, run: Run, reason: Reason, places: Places, *, certain: bool) -> None:
         seq = run.seqs.start
-        contents = self._contents(
-            places, lambda: self._send_dead_letter(run, reason, places, certain=certain)
-        )
+        try:
+            contents = self._contents(
+                places, lambda: self._send_dead_letter(run, reason, places, certain=certain)
+            )
+        except BodyGone:
+            return
         if contents is None:
             return
         run.contents = contents

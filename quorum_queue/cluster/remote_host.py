@@ -128,6 +128,9 @@ class RemoteHost(Away):
             batch = encode_batch(self._node, self._incarnation, self._sent, commands)
             if not home or not self._links.send(home, frames.queue(self.queue_id, batch)):
                 self._end(confirm=False, why=self._down())
+                if self._consumers and not self._session:
+                    # They came from another host and were to be attached here.
+                    self._lose_consumers()
                 return
             self._session = home
 
@@ -170,6 +173,9 @@ class RemoteHost(Away):
             return
         self._session = ""
         self._end(confirm=False, why=self._down())
+        self._lose_consumers()
+
+    def _lose_consumers(self) -> None:
         self._consumers.clear()
         self._sinks.clear()
         self._next_ids.clear()

@@ -28,8 +28,12 @@ from quorum_queue.raft.options import Options
 logger = logging.getLogger("mqd.replication")
 
 _RAFT = bytes((frames.RAFT,))
+#: What the disk has lost and nobody has sent yet is asked for again after so long, of another node, ms.
+LOST_RETRY_MS = 1_000
 #: Entries whose last message is settled are deleted together.
 RELEASED_MAX = 256
+#: An entry costs all members about as much as this many bytes in it do.
+SMALL_ENTRY_BYTES = 16 * 1024
 
 
 class Store(Protocol):
@@ -119,6 +123,8 @@ class Replicas:
         #: A turn may end another one: whoever was waited for goes on within it.
         self._turning = False
         self._writing: deque[int] = deque()
+        #: Groups whose next entry waits for more to go with it.
+        self._gathering: dict[Group, None] = {}
         #: The disk does not take what it is given: this node leads nothing.
         self.stalled = self._full = False
         self._transfers: dict[Group, None] = {}
@@ -127,6 +133,8 @@ class Replicas:
         self._early_bytes = 0
         #: Entries that the disk lost, with what waits for them.
         self._lost: dict[tuple[int, int], list[Callable[[], None]]] = {}
+        self._lost_asked_ms = 0
+        self._lost_rounds = 0
         self.bodies = BodyCache(options.bodies_bytes)
         #: Says whether a group may still come into being here (its declaration is not applied yet).
         self.may_come: Callable[[int], bool] = lambda group_id: False
@@ -169,6 +177,7 @@ class Replicas:
         del self.groups[group.id]
         self.dirty.pop(group, None)
         self.active.pop(group, None)
+        self._gathering.pop(group, None)
         self._transfers.pop(group, None)
         self.flight_bytes -= sum(len(flight.payload) for flight in group.flights)
         group.flights.clear()
@@ -266,6 +275,8 @@ class Replicas:
     def tick(self, heard: Collection[str]) -> None:
         """One tick of the election clock, for the groups that are not at rest."""
         self._watch_disk()
+        if self._lost and self.clock() - self._lost_asked_ms >= LOST_RETRY_MS:
+            self._ask_for_lost()
         if self.stalled:
             # Whoever cannot write leads nobody.
             return
@@ -297,6 +308,15 @@ class Replicas:
                 group.core.step_down()
                 self.touch(group)
 
+    def distrust(self) -> None:
+        """What this node knows may be long out of date: it leads nobody and follows nobody, until it hears anew."""
+        for group in self.groups.values():
+            if group.is_leader:
+                group.core.step_down()
+            else:
+                group.core.lost_contact(group.core.leader)
+            self.touch(group)
+
     # -- turns -----------------------------------------------------------------------------------------------------
 
     def turn(self) -> bool:
@@ -317,16 +337,30 @@ class Replicas:
 
     def _turn(self, group: Group) -> None:
         core = group.core
-        if group.inbox:
+        if group.inbox and not self._gathers(group):
             group.propose()
         while core.has_ready:
             self._carry_out(group)
         group.watch_leader()
         self._snapshot_if_due(group)
+        core.patient = not group.flights and not group.machine.awaited
         if core.quiet:
             self.active.pop(group, None)
         else:
             self.active[group] = None
+
+    def _gathers(self, group: Group) -> bool:
+        """Shall the next entry wait for more? A small one does while the one before is on its way and the disk is busy.
+
+        It is durable no later for that: the disks of the others are as busy, and take all that waits at once.
+        """
+        core = group.core
+        if not self._writing or core.commit == core.last_index or not group.is_leader:
+            return False
+        if sum(map(len, group.inbox)) >= SMALL_ENTRY_BYTES:
+            return False
+        self._gathering[group] = None
+        return True
 
     def _carry_out(self, group: Group) -> None:
         ready = group.core.ready()
@@ -372,6 +406,9 @@ class Replicas:
 
         def done() -> None:
             self._writing.popleft()
+            if not self._writing:
+                self.dirty.update(self._gathering)
+                self._gathering.clear()
             for group, hard, index, term, messages in written:
                 if self.groups.get(group.id) is not group:
                     continue
@@ -458,7 +495,9 @@ class Replicas:
         """Return the entry up to which the log may be cut."""
         index = group.snapshot_index
         leadership = group.core.leadership
-        if leadership is not None and group.log_bytes < self.options.log_bytes_max:
+        # A follower that needs an entry which is lost here gets a snapshot instead.
+        lost = group.core.log.lost
+        if leadership is not None and not lost and group.log_bytes < self.options.log_bytes_max:
             for peer in leadership.peers.values():
                 if peer.contact:
                     index = min(index, peer.match)
@@ -485,22 +524,39 @@ class Replicas:
         self._lost[group.id, index] = [then] if then is not None else []
         self.ask_again(group, index)
 
-    def ask_again(self, group: Group, index: int) -> None:
-        for peer in group.core.members.everyone():
-            if peer != self.node and self.links.send(peer, frames.fetch(group.id, [index])):
-                return
+    def ask_again(self, group: Group, *indexes: int) -> None:
+        """Ask one of the other members, each in its turn."""
+        linked = [peer for peer in group.core.members.everyone() if peer != self.node and self.linked(peer)]
+        if linked:
+            self.links.send(linked[self._lost_rounds % len(linked)], frames.fetch(group.id, indexes))
 
-    def found(self, group: Group, entry: frames.StoredEntry) -> bool:
-        """An entry came from a peer; say whether it was one that the disk had lost."""
+    def _ask_for_lost(self) -> None:
+        """Ask again for what nobody has sent, and give up what nobody wants any more."""
+        self._lost_asked_ms = self.clock()
+        self._lost_rounds += 1
+        wanted: dict[Group, list[int]] = {}
+        for group_id, index in list(self._lost):
+            group = self.groups.get(group_id)
+            if group is None:
+                del self._lost[group_id, index]
+            elif group.machine.wanted(index):
+                wanted.setdefault(group, []).append(index)
+            else:
+                for then in self._lost.pop((group_id, index)):
+                    then()
+        for group, indexes in wanted.items():
+            self.ask_again(group, *indexes[: transfer.FETCH_ENTRIES_MAX])
+
+    def found(self, group: Group, entry: frames.StoredEntry) -> None:
+        """An entry came from a peer, perhaps one that the disk had lost."""
         waiting = self._lost.pop((group.id, entry.index), None)
         if waiting is None:
-            return False
+            return
         self.store.keep(group.id, [entry])
         group.core.found(entry.index)
         self.touch(group)
         for then in waiting:
             then()
-        return True
 
     def lost_entries(self) -> list[tuple[int, int]]:
         return list(self._lost)

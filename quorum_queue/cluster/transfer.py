@@ -164,9 +164,14 @@ def answer_fetch(replicas: Replicas, peer: str, group_id: int, indexes: list[int
     found: list[frames.StoredEntry] = []
     size = 0
     for index in indexes:
-        entry = None if group is None else read_entry(replicas, group, index)
+        # What is not applied may be another leader's.
+        known = group is not None and index <= group.applied
+        entry = read_entry(replicas, group, index) if group is not None and known else None
         if entry is None:
             found.append(frames.StoredEntry(index, 0, frames.GONE, b""))
+            if group is not None and known and group.machine.wanted(index):
+                # By the time it is asked for again it may have come from another member.
+                replicas.lost(group, index)
             continue
         found.append(entry)
         size += len(entry.data)
@@ -228,9 +233,10 @@ def _ask(group: Group, receiving: Receiving) -> None:
 def receive_entries(group: Group, peer: str, found: list[frames.StoredEntry]) -> None:
     replicas = group.replicas
     receiving = group.receiving
+    answered = False
     for entry in found:
-        if entry.kind != frames.GONE and replicas.found(group, entry):
-            continue
+        if entry.kind != frames.GONE:
+            replicas.found(group, entry)
         if receiving is None or entry.index not in receiving.asked:
             continue
         if entry.kind == frames.GONE:
@@ -238,9 +244,10 @@ def receive_entries(group: Group, peer: str, found: list[frames.StoredEntry]) ->
             logger.warning("group %d: %s has no entry %d", group.id, peer, entry.index)
             group.receiving = None
             return
+        answered = True
         del receiving.asked[entry.index]
         replicas.store.keep_aside(group.id, [entry])
-    if receiving is None:
+    if receiving is None or not answered:
         return
     receiving.moved_at = replicas.clock()
     # An answer holds as many as fit: ask again for the others.

@@ -81,9 +81,17 @@ class Mesh:
         """
         return self._sessions.send(peer, parts)
 
+    def hold(self) -> None:
+        """A turn begins, at whose end `flush` is called: nothing need be sent before."""
+        self._sessions.hold()
+
     def flush(self) -> None:
         """Send now what was queued: for a node that knows that its turn is over. It happens by itself otherwise."""
         self._sessions.flush()
+
+    def waiting(self) -> Collection[str]:
+        """Return the peers to which the next `flush` sends something."""
+        return self._sessions.waiting()
 
     def pending_bytes(self, peer: str) -> int:
         """Return what is queued for the peer and was not taken by the socket."""

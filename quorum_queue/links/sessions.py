@@ -62,8 +62,8 @@ class Sessions:
         #: Sessions that this node has begun because the peer chose them.
         self._adopted = 0
         self._dirty: dict[Session, None] = {}
-        #: While the node is being told something: what it sends leaves when it is done.
-        self._telling = False
+        #: While the node is being told something, or in a turn of its own: what it sends leaves when it is done.
+        self._held = False
         self._flush_wanted = trio.Event()
         #: For all links: it is filled and emptied between two waits.
         self._shared = memoryview(bytearray(options.read_bytes))
@@ -91,11 +91,18 @@ class Sessions:
             return False
         if session not in self._dirty:
             self._dirty[session] = None
-            if not self._telling:
+            if not self._held:
                 self._flush_wanted.set()
         return True
 
+    def hold(self) -> None:
+        self._held = True
+
+    def waiting(self) -> list[str]:
+        return [session.peer for session in self._dirty]
+
     def flush(self) -> None:
+        self._held = False
         dirty = self._dirty
         while dirty:
             session, _ = dirty.popitem()
@@ -188,12 +195,11 @@ class Sessions:
         self._in_turn(lambda: self._events.received(session.peer, frames))
 
     def _in_turn(self, event: Callable[[], None]) -> None:
-        self._telling = True
+        self._held = True
         try:
             event()
             self._events.turn_ended()
         finally:
-            self._telling = False
             self.flush()
 
     async def flush_on_demand(self) -> None:

@@ -26,6 +26,7 @@ PRODUCERS_MAX = 100_000
 NAME_BYTES_MAX = 128
 #: A sequence is any signed long; bytes have it without sign.
 _SEQUENCE_LOW = -(1 << 63)
+SEQUENCE_MAX = (1 << 63) - 1
 
 #: What stands before the producer.
 _SEQUENCE_BYTES = 9
@@ -33,6 +34,57 @@ _ID, _SEQUENCE = b"i", b"s"
 
 #: (name of a message, True): taken; (key, False): forgotten.
 Change = tuple[bytes, bool]
+
+
+class Sequence:
+    """The names of messages that one producer has numbered one after the other: all that a queue has to look at is two."""
+
+    __slots__ = ("key", "numbers")
+
+    def __init__(self, key: bytes, numbers: range) -> None:
+        #: What the producer is remembered by.
+        self.key = key
+        self.numbers = numbers
+
+    @classmethod
+    def from_first(cls, name: bytes, count: int) -> Sequence:
+        """Return the sequence that begins with this name. Raises ValueError."""
+        if name[:1] != _SEQUENCE or not is_name(name):
+            raise ValueError("a sequence begins with a name that is none")
+        first = _sequence(name)
+        if first + count - 1 > SEQUENCE_MAX:
+            raise ValueError(f"a sequence of {count} names is too long after {first}")
+        return cls(key_of(name), range(first, first + count))
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, part: slice) -> Sequence:
+        return Sequence(self.key, self.numbers[part])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and (self.key, self.numbers) == (other.key, other.numbers)
+
+    def __repr__(self) -> str:
+        return f"Sequence({self.key!r}, {self.numbers!r})"
+
+    @property
+    def first(self) -> bytes:
+        return self.name(self.numbers[0])
+
+    @property
+    def last(self) -> bytes:
+        return self.name(self.numbers[-1])
+
+    def name(self, number: int) -> bytes:
+        return _SEQUENCE + (number - _SEQUENCE_LOW).to_bytes(8, "big") + self.key[1:]
+
+    def each(self) -> list[bytes | None]:
+        return [self.name(number) for number in self.numbers]
+
+
+#: What the messages of a run are called.
+Names = list[bytes | None] | Sequence
 
 
 class DedupState(msgspec.Struct, array_like=True):
@@ -79,6 +131,12 @@ class Dedup:
             return name not in self._ids
         known = self._producers.get(key_of(name))
         return known is None or _sequence(name) > known[0]
+
+    def taken_of(self, names: Sequence) -> int:
+        """Return how many of these, which are the first of them, were taken already."""
+        known = self._producers.get(names.key)
+        numbers = names.numbers
+        return 0 if known is None else min(max(0, known[0] + 1 - numbers.start), len(numbers))
 
     def take(self, name: bytes | None, now_ms: int, changes: list[Change] | None = None) -> None:
         """Remember a message that is new. What it pushes out is added to `changes`, the message itself is not."""

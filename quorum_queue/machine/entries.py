@@ -21,7 +21,7 @@ from quorum_queue.machine.arrays import packed
 from quorum_queue.machine.bodies import BATCH, ENTRY, VERSION, Bodies, sections
 from quorum_queue.machine.codec import CodecError, framed, unframed
 from quorum_queue.machine.consumers import Consumer
-from quorum_queue.machine.dedup import is_name
+from quorum_queue.machine.dedup import Names, Sequence, is_name
 from quorum_queue.machine.machine import Command
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
@@ -31,7 +31,7 @@ CHANNEL_FIELDS = 4
 
 #: verb, origin + 1 (0 none), first, messages, flags, priority, ttl_ms (-1 none), channel, frame_bytes, overhead, bytes of heads, of ids
 _ENQUEUE = struct.Struct(">BQQIBBqHIIII")
-_MIXED, _PERSISTENT, _WITH_IDS = 1, 2, 4
+_MIXED, _PERSISTENT, _WITH_IDS, _WITH_SEQUENCE = 1, 2, 4, 8
 #: verb, key, first and last delivery id
 _RANGE = struct.Struct(">BIQQ")
 #: verb, key, flags, prefetch, window's limit, priority, next delivery id
@@ -136,14 +136,17 @@ def _encode_enqueue(command: Command) -> list[bytes]:
     _, run, origin, first, *rest = command
     attributes: Attributes = run.attributes
     routing = run.head if run.heads is None else b"".join(map(framed, run.heads))
-    ids = b"".join(framed(name or b"") for name in rest[0]) if rest else b""
     flags = (_MIXED if run.heads is not None else 0) | (_PERSISTENT if attributes.persistent else 0)
+    ids = b""
+    if rest:
+        named, ids = _encode_names(rest[0])
+        flags |= named
     head = _ENQUEUE.pack(
         _V_ENQUEUE,
         0 if origin is None else origin + 1,
         first,
         len(run.contents),
-        flags | (_WITH_IDS if rest else 0),
+        flags,
         attributes.priority,
         -1 if attributes.ttl_ms is None else attributes.ttl_ms,
         attributes.channel,
@@ -153,6 +156,12 @@ def _encode_enqueue(command: Command) -> list[bytes]:
         len(ids),
     )
     return [head, routing, ids]
+
+
+def _encode_names(names: Names) -> tuple[int, bytes]:
+    if isinstance(names, Sequence):
+        return _WITH_SEQUENCE, names.first
+    return _WITH_IDS, b"".join(framed(name or b"") for name in names)
 
 
 def _encode_consumer(verb: str, consumer: Consumer, key: int) -> bytes:
@@ -293,6 +302,8 @@ class _Decoder:
         else:
             run.head = routing
         origin = origin - 1 if origin else None
+        if flags & _WITH_SEQUENCE:
+            return "enqueue_once", run, origin, first, Sequence.from_first(self._take(ids), count)
         if not flags & _WITH_IDS:
             return "enqueue", run, origin, first
         names = [name or None for name in unframed(self._take(ids), count)]

@@ -120,6 +120,10 @@ class Locations:
         """Return the entries that hold messages which are not settled, in order."""
         return sorted(self._live)
 
+    def holds(self, entry: int) -> bool:
+        """Return whether this entry has messages that are not settled."""
+        return entry in self._live
+
     def _kept(self) -> tuple[array[int], ...]:
         """The columns without the spans of entries that are released."""
         columns = self._firsts, self._counts, self._entries, self._ordinals

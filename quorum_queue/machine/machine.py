@@ -7,7 +7,7 @@ raises nothing for outcomes that are to be expected. Compare rabbit_fifo in Rabb
 Commands are tuples whose first field names them:
 
     ("enqueue", run_without_numbers, origin, first)   first is the publisher's number of its first message
-    ("enqueue_once", run, origin, first, ids)         ids are bytes or None, one for each message; see dedup
+    ("enqueue_once", run, origin, first, names)       names are bytes or None, one for each message, or a Sequence; see dedup
     ("attach", Consumer) ("detach", key, requeue) ("pause", key, paused) ("prefetch", key, count)
     ("window", key, Window)                           on a replica: the window's limit, 0 for none
     ("settle", key, low, high)                        done with these deliveries
@@ -28,7 +28,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from quorum_queue.machine.consumers import UNLIMITED, Checkout, Consumer, Consumers
-from quorum_queue.machine.dedup import Dedup
+from quorum_queue.machine.dedup import Dedup, Sequence
 from quorum_queue.machine.effects import Effects, Reason
 from quorum_queue.machine.ready import Ready
 from quorum_queue.machine.run import Run
@@ -108,15 +108,20 @@ class Machine:
 
     def _enqueue_once(self, meta: Meta, command: Command, effects: Effects) -> None:
         """Take what was not taken before, and confirm the rest as if it were."""
-        _, rest, origin, first, ids = command
-        dedup = self.dedup
+        _, rest, origin, first, names = command
+        dedup, settings = self.dedup, self.settings
         if dedup is None:
             self._enqueue(meta, ("enqueue", rest, origin, first), effects)
             return
         dedup.expire(meta.now_ms, effects.names)
         # A queue that may refuse does so one by one: what it refuses is not remembered.
-        may_refuse = self.settings.overflow != "drop-head"
-        persistent = rest.attributes.persistent or self.settings.keeps_all
+        limited = settings.max_length is not None or settings.max_length_bytes is not None
+        may_refuse = limited and settings.overflow != "drop-head"
+        if isinstance(names, Sequence) and not may_refuse:
+            self._enqueue_sequence(meta, rest, origin, first, names, effects)
+            return
+        ids = names.each() if isinstance(names, Sequence) else names
+        persistent = rest.attributes.persistent or settings.keeps_all
         count, start = len(ids), 0
         while start < count:
             fresh = dedup.is_new(ids[start])
@@ -137,6 +142,24 @@ class Machine:
                 # As if it were persistent: the one that is there already may be.
                 effects.confirmed.append((origin, first + start, first + start, True))
             start = stop
+
+    def _enqueue_sequence(
+        self, meta: Meta, run: Run, origin: Any, first: int, names: Sequence, effects: Effects
+    ) -> None:
+        """Messages in a row of one producer: those that were taken stand before those that were not."""
+        dedup = self.dedup
+        assert dedup is not None
+        count = len(names)
+        taken = dedup.taken_of(names)
+        if taken:
+            effects.duplicates += taken
+            effects.confirmed.append((origin, first, first + taken - 1, True))
+            if taken == count:
+                return
+            run.take(taken)
+        persistent = run.attributes.persistent or self.settings.keeps_all
+        self._remember(dedup, names.last, persistent, meta, effects)
+        self._enqueue(meta, ("enqueue", run, origin, first + taken), effects)
 
     def _remember(
         self, dedup: Dedup, name: bytes | None, persistent: bool, meta: Meta, effects: Effects

@@ -53,11 +53,13 @@ class Raft:
         "hard",
         "installing_index",
         "leader",
+        "leader_commit",
         "leadership",
         "log",
         "node",
         "offer",
         "options",
+        "patient",
         "reads",
         "role",
         "snapshots",
@@ -91,6 +93,8 @@ class Raft:
         self.set_hard(hard.term, "" if self.amnesiac else hard.vote)
         self.role = self._told_role = FOLLOWER
         self.leader = self._told_leader = ""
+        #: What a leader said is committed, whether its entries are here or not.
+        self.leader_commit = 0
         self.leadership: Leadership | None = None
         self.commit = self._applied = log.snapshot_index
         #: The log is the same as that of this term's leader up to here, and that much it was told.
@@ -106,6 +110,8 @@ class Raft:
         self.reads: list[tuple[int, int]] = []
         self.snapshots: list[str] = []
         self.offer: Message | None = None
+        #: Nobody on this node waits for what the leader commits; the driver says so.
+        self.patient = False
         self.elapsed = 0
         self.attempt = 0
         self.timeout = 0

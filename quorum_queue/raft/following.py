@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 def on_append(raft: Raft, message: Message) -> None:
     """Take entries that follow on what is here, and answer when they are durable."""
     raft.follow(message.sender)
+    raft.leader_commit = max(raft.leader_commit, message.hint_term)
     if raft.installing_index:
         return
     if not fits(raft, message):
@@ -27,6 +28,7 @@ def on_append(raft: Raft, message: Message) -> None:
 
 def on_commit(raft: Raft, message: Message) -> None:
     raft.follow(message.sender)
+    raft.leader_commit = max(raft.leader_commit, message.hint_term)
     if raft.installing_index:
         return
     if fits(raft, message):
@@ -69,6 +71,7 @@ def acknowledge(raft: Raft, context: int = 0, kind: int = APPEND_ANSWER) -> None
             commit=raft.commit,
             context=context,
             amnesiac=raft.amnesiac,
+            patient=raft.patient,
         )  # fmt: skip
     )
 

@@ -36,6 +36,7 @@ class Leadership:
         "quorum_silent",
         "raft",
         "reads",
+        "telling",
         "transfer_silent",
         "transferring",
     )
@@ -47,6 +48,8 @@ class Leadership:
         self.peers: dict[str, Progress] = {}
         #: There may be something to send.
         self.due = True
+        #: A tick has passed: the patient ones are told of the commit, too.
+        self.telling = False
         self.quorum_silent = 0
         self.reads = Reads()
         self.transferring = ""
@@ -118,8 +121,11 @@ class Leadership:
                 peer.contact = False
             elif not peer.contact:
                 self.in_contact(name)
-            elif peer.is_behind(raft.log.last_index):
-                self._wait_for(peer)
+            else:
+                if peer.told < self.commit_for(peer):
+                    self.telling = self.due = True
+                if peer.is_behind(raft.log.last_index):
+                    self._wait_for(peer)
         if self.has_quorum():
             self.quorum_silent = 0
         else:
@@ -171,7 +177,7 @@ class Leadership:
             return False
         last_index = self.raft.log.last_index
         for peer in self.peers.values():
-            if peer.contact and peer.is_behind(last_index):
+            if peer.contact and (peer.is_behind(last_index) or peer.told < self.commit_for(peer)):
                 return False
         return self.has_quorum()
 
@@ -184,6 +190,7 @@ class Leadership:
         for name, peer in self.peers.items():
             if peer.contact and peer.state != NEEDS_SNAPSHOT:
                 self._send_to(name, peer)
+        self.telling = False
         target = self.peers.get(self.transferring)
         if target is not None and target.match == self.raft.log.last_index:
             self.raft.send(Message(TIMEOUT_NOW, self.raft.node, self.transferring, self.raft.term))
@@ -232,6 +239,7 @@ class Leadership:
                 commit,
                 entries,
                 hint=peer.floor if admitted else 0,
+                hint_term=raft.commit,
                 context=context,
                 amnesiac=admitted,
             )  # fmt: skip
@@ -251,10 +259,11 @@ class Leadership:
     def _tell_commit(self, name: str, peer: Progress) -> None:
         raft = self.raft
         commit = self.commit_for(peer)
-        if commit > peer.told:
+        if commit > peer.told and (self.telling or not peer.patient):
             peer.told = commit
             index = self._known_index(peer)
-            raft.send(Message(COMMIT, raft.node, name, raft.term, index, raft.log.term_at(index), commit))
+            raft.send(Message(COMMIT, raft.node, name, raft.term, index, raft.log.term_at(index), commit,
+                              hint_term=raft.commit))  # fmt: skip
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
@@ -264,6 +273,7 @@ class Leadership:
         if peer is None:
             return
         peer.silent = 0
+        peer.patient = message.patient
         if message.amnesiac != peer.amnesiac:
             readmission.memory_changed(message, peer)
         if message.context > peer.round:

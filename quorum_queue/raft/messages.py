@@ -20,6 +20,7 @@ NORMAL, MEMBERS, EMPTY = range(3)
 
 # Kinds of messages.
 #: Entries after (index, log_term); always answered, once they are durable at the receiver. `context`: a read's round.
+#: `hint_term`: what the leader has committed, also beyond what this log has.
 APPEND = 1
 #: Answer to APPEND, COMMIT and SNAPSHOT. `index`: durable and as the leader has it; `commit`: the sender's.
 #: With `reject`, `index` is the one that did not fit, (hint, hint_term) the next to try.
@@ -47,7 +48,8 @@ _MORE = struct.Struct(">QQQQ")
 _ENTRY = struct.Struct(">QBI")
 _U16 = struct.Struct(">H")
 _U32 = struct.Struct(">I")
-_REJECT, _HAS_MORE, _HAS_MEMBERS, _HAS_ENTRIES = 1, 2, 4, 8
+_REJECT, _HAS_MORE, _HAS_MEMBERS, _HAS_ENTRIES, _PATIENT = 1, 2, 4, 8, 16
+_FLAGS = 31
 #: Indexes and terms stay below, so that sums of them still fit in 64 bits.
 _NUMBER_MAX = 1 << 62
 
@@ -76,12 +78,14 @@ class Message(NamedTuple):
     #: In answers: the sender has lost its disk, and this is the number of its new one. In appends the leader
     #: says it back, and from which index on (`hint`) that member may remember again.
     amnesiac: int = 0
+    #: In answers: nobody at the sender waits for what is committed, so it may be told when it suits.
+    patient: bool = False
 
 
 def encode_message(group: int, message: Message) -> list[bytes]:
     """Return the parts whose concatenation is the encoding; entry data is not copied."""
     sender, to = message.sender.encode(), message.to.encode()
-    flags = _REJECT if message.reject else 0
+    flags = (_REJECT if message.reject else 0) | (_PATIENT if message.patient else 0)
     parts = [b"", sender, to]
     if message.hint or message.hint_term or message.context or message.amnesiac:
         flags |= _HAS_MORE
@@ -115,7 +119,7 @@ def _decode(data: memoryview) -> tuple[int, Message]:
     version, kind, flags, group, term, index, log_term, commit, sender_bytes, to_bytes = _HEAD.unpack_from(
         data
     )
-    if version != _VERSION or kind not in _KINDS or flags > 15:
+    if version != _VERSION or kind not in _KINDS or flags > _FLAGS:
         raise CodecError(f"a message has version {version}, kind {kind} and flags {flags}")
     offset = _HEAD.size
     hint = hint_term = context = amnesiac = 0
@@ -142,7 +146,7 @@ def _decode(data: memoryview) -> tuple[int, Message]:
         raise CodecError(f"a message of {offset} bytes comes with {len(data) - offset} more")
     return group, Message(
         kind, sender, to, term, index, log_term, commit, entries, bool(flags & _REJECT), hint, hint_term, context,
-        members, amnesiac,
+        members, amnesiac, bool(flags & _PATIENT),
     )  # fmt: skip
 
 

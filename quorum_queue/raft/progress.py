@@ -22,6 +22,7 @@ class Progress:
         "inflight_bytes",
         "match",
         "next",
+        "patient",
         "round",
         "silent",
         "snapshot_sent",
@@ -43,6 +44,8 @@ class Progress:
         self.inflight_bytes = 0
         #: The highest commit it was told.
         self.told = 0
+        #: It does not mind to hear of the commit a tick late.
+        self.patient = False
         #: The latest round of reads that it confirmed.
         self.round = 0
         #: Ticks without an answer.

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from quorum_queue.machine.consumers import Consumer
-from quorum_queue.machine.dedup import id_of, sequence_of
+from quorum_queue.machine.dedup import Sequence, id_of, sequence_of
 from quorum_queue.machine.machine import Command
 from quorum_queue.machine.replicated import (
     Applied,
@@ -121,6 +121,9 @@ class Sender:
         origin = random.choice([None, random.randint(0, 9)])
         if verb == "enqueue":
             return verb, run, origin, first
+        if random.random() < 0.3:
+            named = sequence_of(b"p", random.randint(0, 30))
+            return verb, run, origin, first, Sequence.from_first(named, count)
         names = [
             random.choice(
                 [None, id_of(b"%d" % random.randint(0, 9)), sequence_of(b"p", random.randint(0, 30))]

@@ -14,7 +14,16 @@ from quorum_queue.machine import dedup as dedup_module
 from quorum_queue.machine import snapshot
 from quorum_queue.machine.codec import CodecError, framed
 from quorum_queue.machine.consumers import Consumer
-from quorum_queue.machine.dedup import Dedup, id_of, is_name, key_of, sequence_of
+from quorum_queue.machine.dedup import (
+    SEQUENCE_MAX,
+    Dedup,
+    Names,
+    Sequence,
+    id_of,
+    is_name,
+    key_of,
+    sequence_of,
+)
 from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.machine import Machine, Meta
 from quorum_queue.machine.run import Attributes, Run
@@ -36,10 +45,29 @@ said = (
 )
 
 
+def _in_a_row(producer: str, first: int, count: int) -> list[Said]:
+    return [(producer, number) for number in range(first, first + count)]
+
+
+#: Messages of one publish: each with a name of its own, or numbered by one producer one after the other.
+publishes = st.lists(said, min_size=1, max_size=8) | st.builds(
+    _in_a_row, st.sampled_from(list("PQRST")), st.integers(-2, 9), st.integers(1, 8)
+)
+
+
 def name_of(said: Said) -> bytes | None:
     if said is None:
         return None
     return id_of(said.encode()) if isinstance(said, str) else sequence_of(said[0].encode(), said[1])
+
+
+def names_of(batch: list[Said]) -> Names:
+    """As the edge says it: a sequence where it is one."""
+    names = [name_of(message) for message in batch]
+    if isinstance(batch[0], tuple) and batch == _in_a_row(*batch[0], len(batch)):
+        assert names[0] is not None
+        return Sequence.from_first(names[0], len(names))
+    return names
 
 
 class Memory:
@@ -101,7 +129,7 @@ class DedupComparison(RuleBasedStateMachine):
         self.now = 0
         self.number = 1
 
-    @rule(batch=st.lists(said, min_size=1, max_size=8))
+    @rule(batch=publishes)
     def publish(self, batch: list[Said]) -> None:
         first = self.number
         self.number += len(batch)
@@ -111,7 +139,7 @@ class DedupComparison(RuleBasedStateMachine):
             self.machine.settings.overflow != "drop-head" and self.machine.settings.max_length is not None
         )
         room = (self.machine.settings.max_length or 0) - self.machine.ready.count
-        command = "enqueue_once", run, "origin", first, [name_of(message) for message in batch]
+        command = "enqueue_once", run, "origin", first, names_of(batch)
         self.machine.apply(Meta(self.now), [command], effects)
         self.memory.expire(self.now)
         taken: list[int] = []
@@ -163,7 +191,7 @@ class DedupOnDisk(RuleBasedStateMachine):
         self.ready: list[bytes] = []
         self.durable_ready: list[bytes] = []
 
-    @rule(batches=st.lists(st.lists(said, min_size=1, max_size=8), min_size=1, max_size=3))
+    @rule(batches=st.lists(publishes, min_size=1, max_size=3))
     def publish(self, batches: list[list[Said]]) -> None:
         """Batches of one turn."""
         self.memory.expire(self.node.clock.now)
@@ -176,8 +204,7 @@ class DedupOnDisk(RuleBasedStateMachine):
                     self.memory.take(message, self.node.clock.now)
                     self.ready.append(content)
             run = Run(range(len(batch)), contents, b"head", PERSISTENT)
-            names = [name_of(message) for message in batch]
-            self.host.pending.append(("enqueue_once", run, self.publisher, first, names))
+            self.host.pending.append(("enqueue_once", run, self.publisher, first, names_of(batch)))
         before = set(self.publisher.confirms)
         self.host.turn()
         # Neither a message nor its duplicate is confirmed before the sync.
@@ -312,6 +339,37 @@ def test_limits_may_change() -> None:
     publish(b"d")
     assert machine.dedup is None
     assert machine.ready.count == 5
+
+
+def test_a_sequence_is_its_names() -> None:
+    for producer in (b"P", b"x" * 500):
+        first = sequence_of(producer, -1)
+        names = Sequence.from_first(first, 5)
+        assert names.each() == [sequence_of(producer, number) for number in range(-1, 4)]
+        assert (names.first, names.last, len(names)) == (first, sequence_of(producer, 3), 5)
+        assert names[:2].each() + names[2:].each() == names.each()
+        assert names[2:] == Sequence.from_first(sequence_of(producer, 1), 3)
+    with pytest.raises(ValueError, match="is none"):
+        Sequence.from_first(id_of(b"a"), 1)
+    with pytest.raises(ValueError, match="too long"):
+        Sequence.from_first(sequence_of(b"P", SEQUENCE_MAX), 2)
+
+
+def test_of_a_sequence_only_the_last_is_written() -> None:
+    node, publisher = Node(), Publisher()
+    host = node.host(DECLARED, journalled=True)
+    for first in (1, 3, 6):
+        # The first two of each are there already, but for the first time.
+        run = Run(range(5), [b"%d" % number for number in range(first, first + 5)], b"head", PERSISTENT)
+        names = Sequence.from_first(sequence_of(b"P", first), 5)
+        host.submit(("enqueue_once", run, publisher, 5 * first, names))
+    node.commit()
+    receiver = Receiver()
+    host.submit(("attach", Consumer("c", prefetch=99, sink=receiver)))
+    assert receiver.contents == [b"%d" % number for number in range(1, 11)]
+    assert len(publisher.confirms) == 15
+    records = host.services.journal.read(7, names_module.FIRST_POSITION, 1 << 63)
+    assert sum(record.count for record in records) == 1
 
 
 def test_names() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from quorum_queue.machine.bodies import bodies_of, contents_of
 from quorum_queue.machine.codec import CodecError
 from quorum_queue.machine.consumers import Consumer
-from quorum_queue.machine.dedup import id_of, sequence_of
+from quorum_queue.machine.dedup import SEQUENCE_MAX, Sequence, id_of, sequence_of
 from quorum_queue.machine.entries import decode_entry, encode_batch, encode_entry
 from quorum_queue.machine.machine import Command
 from quorum_queue.machine.replicated import Replica
@@ -46,6 +46,10 @@ def enqueues(draw: st.DrawFn) -> Command:
     origin = draw(st.none() | st.integers(0, (1 << 64) - 2))
     if draw(st.booleans()):
         return "enqueue", run, origin, draw(U64)
+    if draw(st.booleans()):
+        first = draw(st.integers(-SEQUENCE_MAX, SEQUENCE_MAX - len(contents)))
+        named = Sequence.from_first(sequence_of(draw(st.binary(max_size=200)), first), len(contents))
+        return "enqueue_once", run, origin, draw(U64), named
     return "enqueue_once", run, origin, draw(U64), [draw(names) for _ in contents]
 
 

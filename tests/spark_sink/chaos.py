@@ -14,8 +14,9 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -28,7 +29,7 @@ from tests.spark_sink import session
 from tests.spark_sink.peer import Peer
 from tests.spark_sink.standalone import Standalone
 
-FILES, LINES = 12, 500
+FILES, LINES = 10, 300
 ROWS = FILES * LINES
 KILLS = 3
 STEP_MAX_S = 300.0
@@ -172,20 +173,37 @@ def executor_kill(directory: Path, variant: str) -> None:
             judge(peer, queue, delivery, ROWS, f"executor kill -9 x{len(executors)}, {variant}")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    steps = {"driver": driver_kills, "broker": broker_kill, "executor": executor_kill}
+#: A directory of its own, and the variant. Raises AssertionError.
+Step = Callable[[Path, str], None]
+STEPS: dict[str, Step] = {"driver": driver_kills, "broker": broker_kill, "executor": executor_kill}
+
+
+def every(steps: Mapping[str, Step], only: Iterable[str], variants: Iterable[str]) -> bool:
+    """Take each step with each variant, one after the other; return whether all held."""
+    held = True
+    for name in only:
+        for variant in variants:
+            with tempfile.TemporaryDirectory(prefix="spark-chaos-") as directory:
+                began = time.monotonic()
+                try:
+                    steps[name](Path(directory), variant)
+                except AssertionError:
+                    traceback.print_exc()
+                    print(f"{name}, {variant}: FAILED", flush=True)
+                    held = False
+                print(f"  {time.monotonic() - began:.0f} s", flush=True)
+    return held
+
+
+def main(steps: Mapping[str, Step] = STEPS, description: str | None = __doc__) -> int:
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="+", choices=steps, default=list(steps))
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    for name in options.only:
-        for variant in options.variants:
-            with tempfile.TemporaryDirectory(prefix="spark-chaos-") as directory:
-                began = time.monotonic()
-                steps[name](Path(directory), variant)
-                print(f"  {time.monotonic() - began:.0f} s", flush=True)
-    return 0
+    return 0 if every(steps, options.only, options.variants) else 1
 
 
 if __name__ == "__main__":

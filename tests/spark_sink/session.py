@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 JVM_MEMORY = "1g"
+#: Compilers and collectors for long runs cost short ones more than they give.
+JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 #: Two at once; a task may fail twice. Without the second number local mode never tries again.
 MASTER = "local[2,3]"
 
@@ -36,6 +38,8 @@ def start(directory: Path, master: str = MASTER) -> SparkSession:
         SparkSession.builder.master(master)
         .appName("spark_sink tests")
         .config("spark.driver.memory", JVM_MEMORY)
+        .config("spark.driver.extraJavaOptions", JVM_OPTIONS)
+        .config("spark.sql.codegen.wholeStage", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.ui.enabled", "false")

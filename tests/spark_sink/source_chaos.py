@@ -1,43 +1,39 @@
 """The source's longer proofs: `python -m tests.spark_sink.source_chaos`.
 
-Messages go from a queue to another by a streaming query, amqp to amqp, while things are killed: the driver three times,
-the broker's node twice, an executor of a standalone cluster that got the connector by --py-files. For both ways of
-delivery: nothing is lost, nothing stays unacked; with exactly-once nothing comes twice, with confirm only under an id
-that was there. Prints what it saw.
-
-With `--url` the broker is not started here, and may be a cluster: `--node-pid`, as often as it has nodes, says whom
-to kill (each stays dead until the next is to be killed, so whoever started them has to start them again).
+Messages go from a queue to another by a streaming query, amqp to amqp, while things are killed: the driver three times;
+the broker's node twice; of three nodes the one that leads the target and the one that leads the source, both quorum queues;
+an executor of a standalone cluster that got the connector by --py-files. For all ways of delivery: nothing is lost,
+nothing stays unacked; with exactly-once nothing comes twice, with confirm only under an id that was there. Prints what
+it saw.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
 import pika.exceptions
-import psutil
 
 from benchmarks.brokers import free_port
 from spark_sink.client.login import parse_url
+from tests.cluster.mqd import MqdCluster
 from tests.reliability.node import Node
 from tests.spark_sink import session
-from tests.spark_sink.chaos import DELIVERIES, KILLS, STEP_MAX_S, Driver, reach, until
+from tests.spark_sink.chaos import KILLS, STEP_MAX_S, VARIANTS, Driver, Step, main, reach, until
 from tests.spark_sink.peer import Peer
 from tests.spark_sink.standalone import Standalone
 
-ROWS = 6_000
+ROWS = 3_000
 SOURCE, SINK = "chaos-in", "chaos-out"
-FIRST_GOAL, GOAL_STEP = 400, 1_100
+FIRST_GOAL, GOAL_STEP = 300, 700
 
 
 class SourceDriver(Driver):
@@ -88,18 +84,19 @@ def peer_of(url: str) -> Peer:
         time.sleep(0.2)
 
 
-def fill(peer: Peer, kind: str) -> None:
-    for queue in (SOURCE, SINK):
-        peer.channel.queue_delete(queue)
-        peer.channel.queue_declare(queue, durable=True, arguments={"x-queue-type": kind})
+def fill(peer: Peer, kind: str, sink_arguments: Mapping[str, bool]) -> None:
+    declare = peer.channel.queue_declare
+    declare(SOURCE, durable=True, arguments={"x-queue-type": kind})
+    declare(SINK, durable=True, arguments={"x-queue-type": kind, **sink_arguments})
     peer.channel.confirm_delivery()
     for number in range(ROWS):
         # What a source can tell apart: with ids, not even a batch that was committed and not acked is read twice.
         peer.publish(SOURCE, [str(number).encode()], delivery_mode=2, message_id=f"in-{number}")
 
 
-def judge(peer: Peer, delivery: str, what: str) -> None:
+def judge(peer: Peer, variant: str, what: str) -> None:
     """Raises AssertionError."""
+    delivery, _ = VARIANTS[variant]
     until("nothing left in the source", lambda: peer.count(SOURCE) == 0)
     seen: Counter[bytes] = Counter()
     ids: set[str] = set()
@@ -109,7 +106,7 @@ def judge(peer: Peer, delivery: str, what: str) -> None:
     total = sum(seen.values())
     lost = {str(number).encode() for number in range(ROWS)} - seen.keys()
     print(
-        f"{what}, {delivery}: {ROWS} rows, {total} messages, {len(lost)} lost, {total - len(seen)} twice",
+        f"{what}, {variant}: {ROWS} rows, {total} messages, {len(lost)} lost, {total - len(seen)} twice",
         flush=True,
     )
     assert not lost, f"lost: {sorted(lost)[:10]}"
@@ -120,56 +117,111 @@ def judge(peer: Peer, delivery: str, what: str) -> None:
     assert peer.take(SOURCE) == []
 
 
-def driver_kills(directory: Path, url: str, delivery: str, kind: str) -> None:
-    with peer_of(url) as peer:
-        fill(peer, kind)
-    for kill in range(KILLS):
-        driver = SourceDriver(directory, url, delivery)
-        with peer_of(url) as peer:
-            driver.reach(peer, min(ROWS - 1, FIRST_GOAL + kill * GOAL_STEP))
-        driver.kill()
-    SourceDriver(directory, url, delivery).finish()
-    with peer_of(url) as peer:
-        judge(peer, delivery, f"driver kill -9 x{KILLS}, {kind}")
+def driver_kills(directory: Path, variant: str) -> None:
+    delivery, arguments = VARIANTS[variant]
+    with Node(directory) as node:
+        url = url_of(node.port)
+        with Peer(url) as peer:
+            fill(peer, "classic", arguments)
+            for kill in range(KILLS):
+                with SourceDriver(directory, url, delivery) as driver:
+                    driver.reach(peer, min(ROWS - 1, FIRST_GOAL + kill * GOAL_STEP))
+                    driver.kill()
+            with SourceDriver(directory, url, delivery) as driver:
+                driver.finish()
+            judge(peer, variant, f"driver kill -9 x{KILLS}")
 
 
-def node_kills(
-    directory: Path, url: str, delivery: str, kind: str, kills: Sequence[Callable[[], None]]
+def url_of(*ports: int) -> str:
+    return "amqp://guest:guest@" + ",".join(f"127.0.0.1:{port}" for port in ports) + "/"
+
+
+def kills_under_way(
+    directory: Path, url: str, variant: str, kind: str, kills: Sequence[Callable[[], None]], what: str
 ) -> None:
+    """Kill something again and again while one query runs."""
+    delivery, arguments = VARIANTS[variant]
     with peer_of(url) as peer:
-        fill(peer, kind)
+        fill(peer, kind, arguments)
     stop = directory / "stop"
-    driver = SourceDriver(directory, url, delivery, str(stop))
-    for number, kill in enumerate(kills):
+    with SourceDriver(directory, url, delivery, str(stop)) as driver:
+        for number, kill in enumerate(kills):
+            with peer_of(url) as peer:
+                driver.reach(peer, FIRST_GOAL + number * GOAL_STEP)
+            kill()
         with peer_of(url) as peer:
-            driver.reach(peer, FIRST_GOAL + number * GOAL_STEP)
-        kill()
+            driver.reach(peer, ROWS)
+            # The last batch is acked when Spark asks for the next.
+            until("the source is read", lambda: peer.count(SOURCE) == 0)
+        stop.touch()
+        driver.finish()
     with peer_of(url) as peer:
-        reach(peer, SINK, ROWS)
-        # The last batch is acked when Spark asks for the next.
-        until("the source is read", lambda: peer.count(SOURCE) == 0)
-    stop.touch()
-    driver.finish()
-    with peer_of(url) as peer:
-        judge(peer, delivery, f"broker kill -9 x{len(kills)}, {kind}")
+        judge(peer, variant, what)
 
 
-def executor_kill(directory: Path, url: str, delivery: str, kind: str) -> None:
-    with peer_of(url) as peer, Bare(directory) as cluster:
-        fill(peer, kind)
+def node_kills(directory: Path, variant: str) -> None:
+    """One node, started again on the same port."""
+    port = free_port()
+    with Node(directory, "--amqp", f"127.0.0.1:{port}") as node:
+
+        def kill() -> None:
+            node.kill()
+            node.start()
+
+        kills_under_way(
+            directory, url_of(port), variant, "classic", [kill, kill], "broker kill -9 x2, one node"
+        )
+
+
+class ThreeNodes(MqdCluster):
+    """Each node has the same port after a restart, so that a url keeps what it says."""
+
+    def __init__(self) -> None:
+        self._ports = {name: free_port() for name in ("n1", "n2", "n3")}
+        super().__init__(tuple(self._ports))
+
+    def _make(self, name: str, peers: Sequence[str]) -> Node:
+        self._options = ("--amqp", f"127.0.0.1:{self._ports[name]}")
+        return super()._make(name, peers)
+
+    @property
+    def url(self) -> str:
+        return url_of(*self._ports.values())
+
+    def kill_leader(self, queue: str) -> None:
+        """The node stays down until another has taken over."""
+        name = self.leader(queue)
+        self.kill(name)
+        until(f"{queue} has another leader", lambda: self.leader(queue) != name)
+        self.restart(name)
+
+
+def cluster_kills(directory: Path, variant: str) -> None:
+    with ThreeNodes() as nodes:
+        kills = [lambda: nodes.kill_leader(SINK), lambda: nodes.kill_leader(SOURCE)]
+        kills_under_way(
+            directory, nodes.url, variant, "quorum", kills, "leader kill -9 x2, three nodes, quorum queues"
+        )
+
+
+def executor_kill(directory: Path, variant: str) -> None:
+    delivery, arguments = VARIANTS[variant]
+    with Node(directory) as node, Peer(url_of(node.port)) as peer, Bare(directory) as cluster:
+        fill(peer, "classic", arguments)
         stop = directory / "stop"
         archive = packed(directory / "spark_sink.zip")
         job = cluster.submit(
             "tests.spark_sink.source_driver",
-            *(str(directory), url, SOURCE, SINK, delivery, str(stop)),
+            *(str(directory), url_of(node.port), SOURCE, SINK, delivery, str(stop)),
             options=("--py-files", str(archive)),
         )
         reach(peer, SINK, FIRST_GOAL)
         os.kill(cluster.executors()[0], signal.SIGKILL)
         reach(peer, SINK, ROWS)
+        until("the source is read", lambda: peer.count(SOURCE) == 0)
         stop.touch()
         assert job.wait(STEP_MAX_S) == 0, cluster.log()
-        judge(peer, delivery, f"executor kill -9 on a standalone cluster, --py-files, {kind}")
+        judge(peer, variant, "executor kill -9 on a standalone cluster, --py-files")
 
 
 def packed(archive: Path) -> Path:
@@ -181,56 +233,13 @@ def packed(archive: Path) -> Path:
     return archive
 
 
-def one_node(directory: Path, step: str, delivery: str, kind: str) -> None:
-    port = free_port()
-    with Node(directory, "--amqp", f"127.0.0.1:{port}") as node:
-        url = f"amqp://guest:guest@127.0.0.1:{port}/"
-
-        def kill() -> None:
-            node.kill()
-            node.start()
-
-        if step == "node":
-            node_kills(directory, url, delivery, kind, [kill, kill])
-        else:
-            STEPS[step](directory, url, delivery, kind)
-
-
-def given_nodes(directory: Path, url: str, pids: Sequence[int], delivery: str, kind: str) -> None:
-    def killer(pid: int) -> Callable[[], None]:
-        return lambda: psutil.Process(pid).kill()
-
-    node_kills(directory, url, delivery, kind, [killer(pid) for pid in pids])
-
-
-STEPS: dict[str, Callable[[Path, str, str, str], None]] = {"driver": driver_kills, "executor": executor_kill}
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    names = ("driver", "node", "executor")
-    parser.add_argument("--only", nargs="+", choices=names, default=list(names))
-    parser.add_argument("--delivery", nargs="+", choices=DELIVERIES, default=list(DELIVERIES))
-    parser.add_argument("--queues", choices=("classic", "quorum"), default="classic")
-    parser.add_argument("--url", help="a broker that runs, with all of its hosts; else one node is started")
-    parser.add_argument("--node-pid", type=int, action="append", default=[], help="with --url: whom to kill")
-    options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    for step in options.only:
-        for delivery in options.delivery:
-            with tempfile.TemporaryDirectory(prefix="spark-chaos-") as made:
-                directory, began = Path(made), time.monotonic()
-                if options.url is None:
-                    one_node(directory, step, delivery, options.queues)
-                elif step == "node":
-                    given_nodes(directory, options.url, options.node_pid, delivery, options.queues)
-                else:
-                    STEPS[step](directory, options.url, delivery, options.queues)
-                print(f"  {time.monotonic() - began:.0f} s", flush=True)
-    return 0
+STEPS: dict[str, Step] = {
+    "driver": driver_kills,
+    "node": node_kills,
+    "cluster": cluster_kills,
+    "executor": executor_kill,
+}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(STEPS, __doc__))

@@ -133,7 +133,8 @@ def test_a_broker_that_is_killed_remembers(tmp_path: Path) -> None:
 
 
 def choose(url: str, queue: str, *columns: str, **given: str) -> str:
-    options = sink_options({"url": url, "routingKey": queue, "delivery": "exactly-once"} | given)
+    key = {"routingKey": queue} if queue else {}
+    options = sink_options({"url": url, "delivery": "exactly-once", **key} | given)
     with Connection.open(options.login, "test") as connection:
         return mechanism(connection, options, ["value", *columns])
 
@@ -149,10 +150,43 @@ def test_who_drops_duplicates_is_chosen_by_what_the_queue_was_declared_with(
         choose(mqd_url, plain, deduplication="broker")
 
 
-def test_of_queues_that_only_rows_or_bindings_name_the_user_has_to_know_it(mqd_url: str, queue: str) -> None:
-    for columns, given in ((["routing_key"], {}), ([], {"exchange": "amq.topic"})):
-        assert choose(mqd_url, queue, *columns, **given) == "ledger"
-        assert choose(mqd_url, queue, *columns, deduplication="broker", **given) == "broker"
+def test_of_queues_that_only_rows_name_the_user_has_to_know_it(mqd_url: str, queue: str) -> None:
+    assert choose(mqd_url, queue, "routing_key") == "ledger"
+    assert choose(mqd_url, queue, "routing_key", deduplication="broker") == "broker"
+
+
+def test_behind_an_exchange_all_queues_must_drop_duplicates(
+    mqd_url: str, mqd_peer: Peer, queue: str, name: Name
+) -> None:
+    channel, plain = mqd_peer.channel, mqd_peer.queue(name())
+    exchange, other = name("exchange"), name("exchange")
+    channel.exchange_declare(exchange, "topic", durable=True, auto_delete=True)
+    channel.exchange_declare(other, "fanout", durable=True, auto_delete=True)
+    assert choose(mqd_url, "", exchange=exchange) == "ledger"  # nobody is there yet
+    channel.queue_bind(queue, exchange, "#")
+    assert choose(mqd_url, "", "routing_key", exchange=exchange) == "broker"
+    channel.exchange_bind(other, exchange, "a.*")
+    channel.queue_bind(plain, other)
+    assert choose(mqd_url, "", exchange=exchange) == "ledger"
+    assert choose(mqd_url, "", "exchange", exchange=exchange) == "ledger"
+    with pytest.raises(BadOption, match=f"behind the exchange '{exchange}' was declared without .*'{plain}'"):
+        choose(mqd_url, "", exchange=exchange, deduplication="broker")
+    channel.queue_unbind(plain, other)
+    assert choose(mqd_url, "", exchange=exchange) == "broker"
+
+
+def test_the_driver_says_which_it_is(
+    mqd_url: str, queue: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_sink.target._told", set())
+    with caplog.at_level("INFO", "spark_sink"):
+        for _ in range(3):
+            choose(mqd_url, queue)
+        choose(mqd_url, queue, "routing_key")
+    assert [record.message.split(":")[1] for record in caplog.records] == [
+        " exactly-once by the broker",
+        " exactly-once by the ledger",
+    ]
 
 
 def test_a_stock_broker_cannot_be_asked_for_it(rabbitmq: int) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from amqp_server.channel.deduplication import _parsed, enqueue_named, name_of
+from amqp_server.channel.deduplication import _parsed, enqueue_named, name_of, names_of
 from amqp_server.wire import content, tables
-from quorum_queue.machine.dedup import id_of, sequence_of
+from quorum_queue.machine.dedup import SEQUENCE_MAX, Sequence, id_of, sequence_of
 from quorum_queue.machine.run import Run
 
 
@@ -72,6 +72,42 @@ def test_names_that_are_remembered_are_those_that_are_parsed(
             item = first[:at] + number.to_bytes(8, "big", signed=True) + first[at + 8 :]
             size = int.from_bytes(item[3:7], "big")
             assert name_of(item) == _parsed(item[7 : 7 + size])
+
+
+def numbered(producer: str, numbers: list[int], **more: object) -> list[bytes]:
+    return [
+        message({**more, "x-producer": producer, "x-sequence": number}, body=b"%d" % number)
+        for number in numbers
+    ]
+
+
+#: Numbers from here on are eight bytes long.
+B = 1 << 40
+
+
+@pytest.mark.parametrize(
+    ("items", "is_one"),
+    [
+        (numbered("p", [B]), True),
+        (numbered("p", [-B, -B + 1, -B + 2]), True),
+        (numbered("å" * 100, [B, B + 1], other="x"), True),
+        (numbered("p", [SEQUENCE_MAX - 1, SEQUENCE_MAX]), True),
+        (numbered("p", [B, B + 1, B + 3]), False),
+        (numbered("p", [B + 1, B]), False),
+        (numbered("p", [B, B]), False),
+        (numbered("p", [B]) + numbered("q", [B + 1]), False),
+        (numbered("p", [B]) + numbered("p", [B + 1], other=1), False),
+        ([*numbered("p", [B]), message(body=b"\x0ax-sequencel" + (B + 1).to_bytes(8, "big"))], False),
+        ([message(), *numbered("p", [B])], False),
+        ([message({"x-sequence": number, "x-producer": "p"}) for number in (B, B + 1)], False),
+        ([message({"x-deduplication-id": "a", "x-sequence": number}) for number in (B, B + 1)], False),
+    ],
+)
+def test_messages_in_a_row_are_one_sequence(items: list[bytes], is_one: bool) -> None:
+    names = names_of(items)
+    assert isinstance(names, Sequence) is is_one
+    listed = names.each() if isinstance(names, Sequence) else names
+    assert listed == [name_of(item) for item in items]
 
 
 def test_a_body_is_not_looked_at() -> None:
