@@ -3,9 +3,12 @@
 # test    the tests, and the conformance suite against mqd
 # example a pipeline of Spark's through the broker of `make run`; ends with a picture
 # check   format, lint, types, the direction of imports
+# sim     clusters in one process, with seeded chance in the place of networks, disks and clocks
 PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
+# Most tests wait for disks and processes, so more of them than there are cores may run at a time.
+WORKERS ?= 3
 
 .PHONY: run cluster test example check conformance clients bench chaos sim clean
 
@@ -17,7 +20,7 @@ cluster: .venv/run
 	exec $(BIN)/python -m deploy.local_cluster $(ARGS)
 
 test: .venv/test
-	$(BIN)/python -m pytest tests $(ARGS)
+	$(BIN)/python -m pytest tests -n $(WORKERS) --dist loadgroup $(ARGS)
 	$(BIN)/python -m pytest conformance_tests $(ARGS)
 
 example: .venv/test
@@ -44,6 +47,14 @@ bench: .venv/test
 # Kills, 4 GB of messages through a small memory, three nodes under every fault, Spark jobs under kills; an hour, not seconds.
 chaos: .venv/test
 	$(BIN)/python -m tests.reliability.chaos $(ARGS)
+
+# Whole clusters under seeded chance: `make sim SEED=n` is one run (ARGS=--trace tells all of it), without SEED those of CI.
+sim: .venv/test
+ifdef SEED
+	$(BIN)/python -m tests.quorum_queue.cluster.simulation --seed $(SEED) $(ARGS)
+else
+	$(BIN)/python -m pytest tests/quorum_queue/raft/test_simulation.py tests/quorum_queue/cluster/test_simulation.py $(ARGS)
+endif
 
 clean:
 	rm -rf .venv *.egg-info build .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

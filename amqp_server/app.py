@@ -62,8 +62,10 @@ class SpillJournal(Journal):
         super().__init__(environment.spill)
         self._commits = commits
 
-    def append(self, queue_id: int, first_seq: int, count: int, payload: bytes | list[bytes]) -> None:
-        super().append(queue_id, first_seq, count, payload)
+    def append(
+        self, queue_id: int, first_seq: int, count: int, payload: bytes | list[bytes], head_parts: int = 0
+    ) -> None:
+        super().append(queue_id, first_seq, count, payload, head_parts)
         self._commits.request()
 
     def settle(self, queue_id: int, seqs: range) -> None:

@@ -160,11 +160,16 @@ class Router:
             and (kind is None or binding.kind == kind)
         ]
 
-    def reachable_queues(self, exchange: str) -> list[str]:
-        """Return the queues that bindings lead to from an exchange, through other exchanges and alternates, too."""
+    def reachable_queues(self, exchange: str) -> list[str] | None:
+        """Return the queues that bindings lead to from an exchange, through other exchanges and alternates, too.
+
+        None: any, since the default exchange is among them.
+        """
         start = self._exchanges.get(exchange)
         queues: dict[str, None] = {}
         for each in self._reachable(start) if start is not None else ():
+            if not each.name:
+                return None
             for binding in self._from.get(each.name, ()):
                 if binding.kind == "queue":
                     queues[binding.destination] = None

@@ -6,7 +6,8 @@ next layer fills. Nothing is called durable before the sync has returned.
 When the map or the disk is full nothing is lost: the layer stays, publishers are to be stopped (`on_full`),
 and it is tried again every second. Space comes back only by settling, and the settles lie behind the layer
 that does not fit. Those of turns that did nothing but settle are therefore committed ahead; what was
-submitted in one turn stays together, because a dead-lettered message is an append here and a settle there.
+submitted in one turn, from one await to the next, stays together, because a dead-lettered message is an append here
+and a settle there.
 """
 
 import time
@@ -38,6 +39,7 @@ class Commit:
         self._stopping = False
         self._full = False
         self._tended = time.monotonic()
+        self._loop: trio.lowlevel.TrioToken | None = None
 
     def request(self, done: Callable[[], None] | None = None) -> None:
         """All that was submitted so far goes into the next transaction;
@@ -49,8 +51,10 @@ class Commit:
         if not self._wanted:
             self._wanted = True
             self._wake.set()
-        if self._full:
-            self._pending.close_layer()
+        if self._loop is not None and (self._full or self._pending.is_large):
+            # Not now: a turn asks for a commit several times, and more of it may follow. The loop gets to this
+            # when the task that runs now has come to an await, and that is the end of its turn.
+            self._loop.run_sync_soon(self._pending.close_layer, idempotent=True)
 
     async def barrier(self) -> None:
         """Wait until all that was submitted before is durable."""
@@ -65,6 +69,13 @@ class Commit:
 
     async def run(self) -> None:
         """Raises CommitFailed; then the node has to stop."""
+        self._loop = trio.lowlevel.current_trio_token()
+        try:
+            await self._run()
+        finally:
+            self._loop = None
+
+    async def _run(self) -> None:
         while True:
             await self._wake_up()
             stopping = self._stopping

@@ -1,7 +1,7 @@
 """The data directory of a node: its lock, its layout version, its identity, its metadata, and the two stores.
 
 lock        held by the running process
-main/       LMDB: journal and metadata, synced at each commit
+main/       LMDB: journal and metadata, synced at each commit; beside it the ballast
 spill/      LMDB: transient bodies that did not fit in memory, never synced, wiped at start
 """
 
@@ -21,7 +21,7 @@ from persistence.metadata import Metadata, unpack_entry
 from persistence.record import seal, unseal
 from persistence.store import LmdbStore
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 RESIDENT_BYTES_MAX = 64 * 1024 * 1024
 
 

@@ -8,14 +8,22 @@ the chunk's key keeps the body of a truncated entry from ever passing for that o
 Snapshots are the same: a head under the group, and chunks. All values are sealed as in persistence/record.py.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from struct import Struct
 from typing import NamedTuple
 from zlib import crc32
 
-from persistence import record
-from persistence.record import QUEUE, RECORD_VERSION, SEALED, Payload, pack_chunks, seal, unseal
+from persistence.record import (
+    QUEUE,
+    RECORD_VERSION,
+    SEALED,
+    Payload,
+    Values,
+    count_chunks,
+    pack_chunks,
+    seal,
+    unseal,
+)
 
 CHUNK_KEY = Struct(">QQQH")  # group, index, term, chunk
 ENTRY_HEAD = Struct(">QBIH")  # term, kind, bytes of data, chunks
@@ -26,7 +34,6 @@ ENTRY_BYTES_MAX = 64 * 1024 * 1024
 INLINE_BYTES = 1800
 
 EntryLike = tuple[int, int, int, bytes]
-Values = Iterator[tuple[bytes, bytes | bytearray]]
 
 
 class StoredEntry(NamedTuple):
@@ -120,7 +127,3 @@ def unpack_snapshot_head(key: bytes, value: bytes | memoryview) -> SnapshotHead:
 
 def chunk_keys(group: int, index: int, term: int, chunks: int) -> list[bytes]:
     return [CHUNK_KEY.pack(group, index, term, chunk) for chunk in range(chunks)]
-
-
-def count_chunks(size: int) -> int:
-    return max(-(-size // record.CHUNK_BYTES), 1)

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from operator import itemgetter
 
+from persistence.layer import Append
 from persistence.ports import Store
 from persistence.record import SEQ_MAX, Payload, Record, RecoveredQueue
 
@@ -26,15 +27,18 @@ class Journal:
         """Appended and not yet durable."""
         return self._pending.bytes
 
-    def append(self, queue_id: int, first_seq: int, count: int, payload: Payload) -> None:
+    def append(
+        self, queue_id: int, first_seq: int, count: int, payload: Payload, head_parts: int = 0
+    ) -> None:
         """A batch of messages with the sequence numbers from first_seq to first_seq + count - 1.
 
-        A list is the parts of the payload. A sequence number is used once in a queue's life, unless the
-        queue is dropped.
+        A list is the parts of the payload. The first `head_parts` of them are its head, which a restart reads
+        and which should be small; it does not read the rest. A sequence number is used once in a queue's
+        life, unless the queue is dropped.
         """
         if count < 1 or first_seq < 0 or first_seq + count > SEQ_MAX:
             raise ValueError(f"a batch of {count} messages from {first_seq} on")
-        self._pending.open.changes(queue_id).append(first_seq, count, payload)
+        self._pending.open.changes(queue_id).append((first_seq, count, payload, head_parts))
         self._pending.count(len(payload) if isinstance(payload, bytes) else sum(map(len, payload)))
 
     def settle(self, queue_id: int, seqs: range) -> None:
@@ -80,11 +84,11 @@ class Journal:
         return self._store.recover()
 
 
-def _overlapping(appends: list[tuple[int, int, Payload]], first_seq: int, last_seq: int) -> list[Record]:
+def _overlapping(appends: list[Append], first_seq: int, last_seq: int) -> list[Record]:
     at = max(bisect_left(appends, first_seq, key=itemgetter(0)) - 1, 0)
     found = []
     while at < len(appends) and appends[at][0] <= last_seq:
-        first, count, payload = appends[at]
+        first, count, payload, _ = appends[at]
         if first + count > first_seq:
             found.append(Record(first, count, payload if isinstance(payload, bytes) else b"".join(payload)))
         at += 1

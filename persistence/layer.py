@@ -1,8 +1,9 @@
 """What was submitted and is not yet durable.
 
 Layers queue up behind the running commit: the oldest may be in a transaction, the newest takes what comes. A
-layer is one transaction, so it is closed when it is large; a done() waits for the layer that was open when
-it was given.
+layer is one transaction, so it is closed when it is large, but only between turns: what one turn submits, such as
+a dead letter or all of a tx, is there after a crash altogether or not at all. A done() waits for the layer that was
+open when it was given.
 """
 
 from collections import deque
@@ -12,11 +13,14 @@ from operator import itemgetter
 from persistence.group_changes import GroupChanges
 from persistence.record import Payload
 
+# From here on a layer is large.
 LAYER_BYTES_MAX = 32 * 1024 * 1024
 LAYER_APPENDS_MAX = 50_000
 
 # A synced transaction costs about this much beside its bytes, so that many small things count, too.
 ENTRY_BYTES = 64
+
+Append = tuple[int, int, Payload, int]  # first_seq, count, payload, parts of it that are its head
 
 
 class QueueChanges:
@@ -30,18 +34,18 @@ class QueueChanges:
 
     def clear(self) -> None:
         self.ordered = True  # are the appends in the order of their sequence numbers?
-        self.appends: list[tuple[int, int, Payload]] = []  # first_seq, count, payload
+        self.appends: list[Append] = []
         self.starts: list[int] = []  # settled intervals, as they came; the last one grows
         self.stops: list[int] = []
         self.annotations: dict[int, bytes] = {}
         self.state: bytes | None = None
 
-    def append(self, first_seq: int, count: int, payload: Payload) -> None:
-        if self.appends and self.appends[-1][0] > first_seq:
+    def append(self, append: Append) -> None:
+        if self.appends and self.appends[-1][0] > append[0]:
             self.ordered = False
-        self.appends.append((first_seq, count, payload))
+        self.appends.append(append)
 
-    def in_order(self) -> list[tuple[int, int, Payload]]:
+    def in_order(self) -> list[Append]:
         if not self.ordered:
             self.appends.sort(key=itemgetter(0))
             self.ordered = True
@@ -67,8 +71,8 @@ class QueueChanges:
     def absorb(self, later: "QueueChanges") -> None:
         if later.dropped:
             self.drop()
-        for first_seq, count, payload in later.appends:
-            self.append(first_seq, count, payload)
+        for append in later.appends:
+            self.append(append)
         self.starts += later.starts
         self.stops += later.stops
         self.annotations.update(later.annotations)
@@ -144,17 +148,20 @@ class Pending:
         self.bytes += size
         layer.bytes += size
         layer.appended += 1
-        if layer.bytes >= LAYER_BYTES_MAX or layer.appended >= LAYER_APPENDS_MAX:
-            self.close_layer()
+
+    @property
+    def is_large(self) -> bool:
+        """Is the open layer to be closed after this turn?"""
+        return self.open.bytes >= LAYER_BYTES_MAX or self.open.appended >= LAYER_APPENDS_MAX
 
     def close_layer(self) -> None:
-        """Later submissions go into a transaction of their own."""
+        """Later submissions go into a transaction of their own. Between turns only."""
         if self.open:
             self.open = Layer()
             self.layers.append(self.open)
 
     def take(self) -> Layer:
-        """The oldest layer, closed. It stays here, to be read from, until `settled`."""
+        """The oldest layer, closed. It stays here, to be read from, until `remove`. Between turns only."""
         layer = self.layers[0]
         if layer is self.open:
             self.open = Layer()
@@ -168,7 +175,7 @@ class Pending:
         self.bytes -= layer.bytes
 
     def behind(self) -> list[Layer]:
-        """All that was submitted after the oldest layer, in closed layers."""
+        """All that was submitted after the oldest layer, in closed layers. Between turns only."""
         self.close_layer()
         return [layer for layer in self.layers if layer is not self.layers[0] and layer is not self.open]
 

@@ -42,7 +42,7 @@ class Faults:
 
 @dataclass
 class MemoryQueue:
-    records: dict[int, tuple[int, bytes]] = field(default_factory=dict)
+    records: dict[int, tuple[int, list[bytes], int]] = field(default_factory=dict)
     gone: dict[int, set[int]] = field(default_factory=dict)  # settled messages of records that are left
     annotations: dict[int, bytes] = field(default_factory=dict)
     state: bytes | None = None
@@ -90,8 +90,8 @@ class MemoryStore(Metadata):
     def records(self, queue_id: int, first_seq: int, last_seq: int) -> list[Record]:
         queue = self.queues.get(queue_id, MemoryQueue())
         return [
-            Record(first, count, payload)
-            for first, (count, payload) in sorted(queue.records.items())
+            Record(first, count, b"".join(parts))
+            for first, (count, parts, _) in sorted(queue.records.items())
             if first <= last_seq and first + count > first_seq
         ]
 
@@ -161,13 +161,14 @@ class MemoryTransaction:
 
 
 def _apply(queue: MemoryQueue, changes: QueueChanges) -> None:
-    for first_seq, count, payload in changes.appends:
-        queue.records[first_seq] = count, payload if isinstance(payload, bytes) else b"".join(payload)
+    for first_seq, count, payload, head_parts in changes.appends:
+        parts = [payload] if isinstance(payload, bytes) else payload
+        queue.records[first_seq] = count, parts, head_parts
     queue.annotations.update(changes.annotations)
     if changes.state is not None:
         queue.state = changes.state
     starts, stops = settled.merge(changes.starts, changes.stops)
-    for first_seq, (count, _) in list(queue.records.items()):
+    for first_seq, (count, _, _) in list(queue.records.items()):
         gone = queue.gone.setdefault(first_seq, set())
         gone.update(
             seq for seq in range(first_seq, first_seq + count) if settled.contains(starts, stops, seq)
@@ -180,9 +181,8 @@ def _apply(queue: MemoryQueue, changes: QueueChanges) -> None:
 
 
 def _recover(queue_id: int, queue: MemoryQueue) -> Iterator[RecoveredRecord]:
-    for first_seq, (count, payload) in sorted(queue.records.items()):
-        packed = list(pack(queue_id, first_seq, count, payload))
-        keys = [key for key, _ in packed]
-        chunks = [memoryview(value) for _, value in packed]
+    for first_seq, (count, parts, head_parts) in sorted(queue.records.items()):
+        key, head, chunks = pack(queue_id, first_seq, count, parts, head_parts)
+        body = {chunk_key: memoryview(value) for chunk_key, value in chunks}
         bits = sum(1 << (seq - first_seq) for seq in queue.gone.get(first_seq, ()))
-        yield RecoveredRecord(first_seq, count, keys, chunks, settled.ranges(first_seq, bits))
+        yield RecoveredRecord(key, memoryview(head), body.get, settled.ranges(first_seq, bits))

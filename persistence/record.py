@@ -1,17 +1,18 @@
 """Records on disk: keys, values and their checksums.
 
-A record is a batch of messages with consecutive sequence numbers. Its key is (queue, first, chunk, count),
-big-endian, so that keys sort by queue and position. The count is in the key and not in the value because a
-value larger than half a page lies in overflow pages of its own: a restart and a settle then learn all they
-need without touching those pages. Large payloads are cut into chunks, because LMDB needs contiguous free
-pages for each value.
+A record is a batch of messages with consecutive sequence numbers. Its payload is a head, which a restart reads,
+and a body, which it does not. The head lies under (queue, first, count, chunks), big-endian, so that keys sort by
+queue and position; the body in so many chunks in a table of their own, under (queue, first, chunk). What is small is
+in the head's value altogether and has no chunks. So a restart and a settle go along the heads and touch no body:
+py-lmdb reads every page of a value that a cursor comes by. The count and the number of chunks are in the key, so that
+a settle needs no value at all. A body is cut into chunks because LMDB needs contiguous free pages for each value.
 
 Every value begins with a version byte and the CRC-32 of all the rest, the key included: a good value under a
 wrong key is corrupt, too.
 """
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 from zlib import crc32
@@ -20,15 +21,24 @@ from persistence.errors import CorruptRecord
 
 RECORD_VERSION = 1
 CHUNK_BYTES = 512 * 1024
+# Up to this size head and body share a value. A larger limit would save a call for each record and cost a restart:
+# with bodies of 1 KB beside the heads it would read three times as many pages as with none.
+INLINE_BYTES = 512
+# Up to this size it is cheaper to copy a chunk once more than to put its checksum in afterwards.
+COPIED_BYTES_MAX = 8 * 1024
 
-KEY = struct.Struct(">QQHI")  # queue_id, first_seq, chunk, count
+KEY = struct.Struct(">QQIH")  # queue_id, first_seq, count, chunks of the body
+BODY_KEY = struct.Struct(">QQH")  # queue_id, first_seq, chunk
 POSITION = struct.Struct(">QQ")  # queue_id, seq
 QUEUE = struct.Struct(">Q")
 HEADER = struct.Struct(">BII")  # version, crc32, payload bytes of all chunks together
 SEALED = struct.Struct(">BI")  # version, crc32
+SIZE = struct.Struct(">I")  # what a header has beside
 SEQ_MAX = (1 << 64) - 1
 
 Payload = bytes | list[bytes]
+Values = Iterable[tuple[bytes, bytes | bytearray]]
+Fetch = Callable[[bytes], memoryview | None]  # a chunk by its key
 
 
 class Record(NamedTuple):
@@ -40,42 +50,37 @@ class Record(NamedTuple):
 class RecoveredRecord:
     """A record found at start. Valid only until the next one is taken from the iterator.
 
-    Nothing of the payload is read before it is asked for: `prefix` and `payload` are views of mapped pages,
-    and `corrupt` reads all of it. A record that is cut off or has lost a chunk is corrupt without being
-    read.
+    Nothing of the body is read before `payload` or `corrupt` is asked for.
     """
 
-    __slots__ = ("_chunks", "_keys", "count", "first_seq", "settled")
+    __slots__ = ("_fetch", "_key", "_value", "count", "first_seq", "settled")
 
-    def __init__(
-        self, first_seq: int, count: int, keys: list[bytes], chunks: list[memoryview], settled: list[range]
-    ) -> None:
-        self.first_seq = first_seq
-        self.count = count
+    def __init__(self, key: bytes, value: memoryview, fetch: Fetch, settled: list[range]) -> None:
+        _, self.first_seq, self.count, _ = KEY.unpack(key)
         self.settled = settled
-        self._keys = keys
-        self._chunks = chunks
+        self._key = key
+        self._value = value
+        self._fetch = fetch
 
     @property
-    def prefix(self) -> memoryview:
-        """The payload's beginning, at most one chunk, uncopied."""
-        return self._chunks[0][HEADER.size :]
+    def head(self) -> memoryview:
+        """The payload's head, uncopied and unverified. Of a small record it is all of the payload."""
+        return self._value[SEALED.size :]
 
     @property
-    def payload(self) -> memoryview:
-        """The whole payload, unverified. Uncopied unless it has several chunks."""
-        if len(self._chunks) == 1:
-            return self.prefix
-        return memoryview(b"".join([chunk[HEADER.size :] for chunk in self._chunks]))
+    def payload(self) -> bytes:
+        """The whole payload. Raises CorruptRecord."""
+        return unpack(self._key, self._value, self._fetch)
+
+    @property
+    def head_corrupt(self) -> bool:
+        """Does the head fail its checksum?"""
+        return find_seal_fault(self._key, self._value) is not None
 
     @property
     def corrupt(self) -> bool:
-        """Does the record fail its checksum? Reads the whole payload."""
-        try:
-            verify(self._keys, self._chunks)
-        except CorruptRecord:
-            return True
-        return False
+        """Does anything of the record fail its checksum? Reads all of it."""
+        return self.head_corrupt or _read_body(self._key, self._fetch)[1] is not None
 
 
 @dataclass(slots=True)
@@ -87,15 +92,61 @@ class RecoveredQueue:
 
 
 def pack(
-    queue_id: int, first_seq: int, count: int, payload: Payload
-) -> Iterator[tuple[bytes, bytes | bytearray]]:
-    """Keys and values of a record. The payload is copied once, into the value."""
-    return pack_chunks(lambda chunk: KEY.pack(queue_id, first_seq, chunk, count), payload)
+    queue_id: int, first_seq: int, count: int, payload: Payload, head_parts: int
+) -> tuple[bytes, bytes, Values]:
+    """The head's key, the head, and keys and values of the body's chunks."""
+    parts = [payload] if isinstance(payload, bytes) else payload
+    if sum(map(len, parts)) <= INLINE_BYTES:
+        head_parts = len(parts)
+    body = parts[head_parts:]
+    size = sum(map(len, body))
+    key = KEY.pack(queue_id, first_seq, count, count_chunks(size) if size else 0)
+    head = seal(key, b"".join(parts[:head_parts]))
+    if not size:
+        return key, head, ()
+    if size <= CHUNK_BYTES:
+        return key, head, (_pack_chunk(BODY_KEY.pack(queue_id, first_seq, 0), size, body),)
+    return key, head, pack_chunks(lambda chunk: BODY_KEY.pack(queue_id, first_seq, chunk), body)
 
 
-def pack_chunks(
-    key_of: Callable[[int], bytes], payload: Payload
-) -> Iterator[tuple[bytes, bytes | bytearray]]:
+def unpack(key: bytes, value: memoryview | bytes, fetch: Fetch) -> bytes:
+    """The payload of a record, copied once. Raises CorruptRecord."""
+    fault = find_seal_fault(key, value)
+    chunks: list[memoryview] = []
+    if fault is None:
+        chunks, fault = _read_body(key, fetch)
+    if fault is not None:
+        raise _corrupt(key, fault)
+    if not chunks:
+        return bytes(value[SEALED.size :])
+    return b"".join([value[SEALED.size :], *[chunk[HEADER.size :] for chunk in chunks]])
+
+
+def body_keys(key: bytes) -> list[bytes]:
+    """The keys of a record's body."""
+    queue_id, first_seq, _, chunks = KEY.unpack(key)
+    return [BODY_KEY.pack(queue_id, first_seq, chunk) for chunk in range(chunks)]
+
+
+def _read_body(key: bytes, fetch: Fetch) -> tuple[list[memoryview], str | None]:
+    """The chunks of a record's body, and what is wrong with them."""
+    keys = body_keys(key)
+    chunks: list[memoryview] = []
+    for at, body_key in enumerate(keys):
+        chunk = fetch(body_key)
+        if chunk is None:
+            return [], f"lacks its chunk {at}"
+        chunks.append(chunk)
+    return chunks, find_fault(keys.__getitem__, keys, chunks)
+
+
+def _corrupt(key: bytes, what: str) -> CorruptRecord:
+    queue_id, first_seq, count, _ = KEY.unpack(key)
+    text = f"the journal record of queue {queue_id}, messages {first_seq} to {first_seq + count - 1}, {what}"
+    return CorruptRecord(text, queue_id, first_seq)
+
+
+def pack_chunks(key_of: Callable[[int], bytes], payload: Payload) -> Values:
     """Keys and values of a payload that is cut into chunks. `key_of` makes the key of a chunk."""
     parts = [payload] if isinstance(payload, bytes) else payload
     size = sum(map(len, parts))
@@ -107,7 +158,11 @@ def pack_chunks(
         yield _pack_chunk(key_of(chunk), size, [whole[start : start + CHUNK_BYTES]])
 
 
-def _pack_chunk(key: bytes, size: int, parts: Sequence[bytes | memoryview]) -> tuple[bytes, bytearray]:
+def _pack_chunk(
+    key: bytes, size: int, parts: Sequence[bytes | memoryview]
+) -> tuple[bytes, bytes | bytearray]:
+    if size <= COPIED_BYTES_MAX:
+        return key, seal(key, b"".join([SIZE.pack(size), *parts]))
     header = HEADER.pack(RECORD_VERSION, 0, size)
     value = bytearray().join([header, *parts])
     with memoryview(value) as view:
@@ -116,12 +171,8 @@ def _pack_chunk(key: bytes, size: int, parts: Sequence[bytes | memoryview]) -> t
     return key, value
 
 
-def verify(keys: Sequence[bytes], chunks: Sequence[memoryview | bytes]) -> None:
-    """Raise CorruptRecord unless these are all the chunks of one record, as they were written."""
-    queue_id, first_seq, _, count = KEY.unpack(keys[0])
-    fault = find_fault(lambda chunk: KEY.pack(queue_id, first_seq, chunk, count), keys, chunks)
-    if fault is not None:
-        raise _corrupt(queue_id, first_seq, count, fault)
+def count_chunks(size: int) -> int:
+    return max(-(-size // CHUNK_BYTES), 1)
 
 
 def find_fault(
@@ -143,11 +194,6 @@ def find_fault(
     return None if found == size else f"has {found} of its {size} bytes"
 
 
-def _corrupt(queue_id: int, first_seq: int, count: int, what: str) -> CorruptRecord:
-    text = f"the journal record of queue {queue_id}, messages {first_seq} to {first_seq + count - 1}, {what}"
-    return CorruptRecord(text, queue_id, first_seq)
-
-
 def join(chunks: Sequence[memoryview]) -> bytes:
     """The payload of verified chunks, copied once."""
     if len(chunks) == 1:
@@ -162,12 +208,19 @@ def seal(key: bytes, content: bytes) -> bytes:
 
 def unseal(key: bytes, value: bytes | memoryview, name: Callable[[], str]) -> bytes:
     """The content of a small value. `name` says what it is, for the error."""
+    fault = find_seal_fault(key, value)
+    if fault is not None:
+        raise CorruptRecord(f"{name()} {fault}")
+    return bytes(value[SEALED.size :])
+
+
+def find_seal_fault(key: bytes, value: bytes | memoryview) -> str | None:
+    """What is wrong with a small value."""
     if len(value) < SEALED.size:
-        raise CorruptRecord(f"{name()} is cut off")
+        return "is cut off"
     version, checksum = SEALED.unpack_from(value)
     if version != RECORD_VERSION:
-        raise CorruptRecord(f"{name()} has the unknown version {version}")
-    content = bytes(value[SEALED.size :])
-    if crc32(content, crc32(key)) != checksum:
-        raise CorruptRecord(f"{name()} does not match its checksum")
-    return content
+        return f"has the unknown version {version}"
+    if crc32(value[SEALED.size :], crc32(key)) != checksum:
+        return "does not match its checksum"
+    return None

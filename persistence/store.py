@@ -16,11 +16,13 @@ import errno
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import lmdb
 
 from persistence import residency, settled
+from persistence.ballast import Ballast
 from persistence.errors import CommitFailed, PersistenceError, StorageFull
 from persistence.group_tables import GroupTables, owners
 from persistence.layer import Layer, Pending
@@ -32,17 +34,20 @@ from persistence.record import (
     Record,
     RecoveredQueue,
     RecoveredRecord,
-    join,
+    unpack,
     unseal,
-    verify,
 )
-from persistence.residency import FAULT_BYTES
+from persistence.residency import FAULT_BYTES, FOLIO_BYTES, PAGE_BYTES
 from persistence.transaction import Erasures, LmdbTransaction, unpack_mask
 
 TABLES_MAX = 16
+STAT_BLOCK_BYTES = 512  # what stat counts in, whatever the file system's blocks are
 ENLARGE_BYTES = 4 * 1024 * 1024
 ENLARGE_BYTES_MAX = 64 * 1024 * 1024
 DISK_SLACK_BYTES = 16 * 1024 * 1024
+# Of the disk so much is left for deletions, which need pages before they free any: without it, a disk filled to its
+# last page stays full for ever.
+RESERVE_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,7 @@ class Tables:
     about: "lmdb._Database"
     metadata: "lmdb._Database"
     records: "lmdb._Database"
+    bodies: "lmdb._Database"
     settled: "lmdb._Database"
     erasures: "lmdb._Database"
     annotations: "lmdb._Database"
@@ -78,6 +84,8 @@ class LmdbStore:
         self._map_bytes = map_bytes
         self._enlarged_bytes = 0
         self._touched_bytes = 0
+        # What is not synced is not needed after a crash, nor are deletions from it.
+        self._ballast = Ballast(directory / "ballast") if sync else None
         self._snapshot: lmdb.Transaction[memoryview] | None = None
         self._writing = False
         self._recovering = 0
@@ -101,7 +109,23 @@ class LmdbStore:
     # --- the one writer
 
     def transaction(self, layer: Layer) -> LmdbTransaction:
+        """Raises StorageFull, as the transaction may."""
+        if layer.appended:
+            self._check_room(layer)
         return LmdbTransaction(self, layer)
+
+    def _check_room(self, layer: Layer) -> None:
+        """Raise StorageFull if this would take what is left for deletions."""
+        # Values of some size have pages of their own, leaves are half empty at worst.
+        wanted = layer.bytes + layer.bytes // 4 + min(layer.appended * PAGE_BYTES, layer.bytes)
+        free = self._disk_free()
+        if free < wanted + RESERVE_BYTES and free + self._unused_bytes() < wanted + RESERVE_BYTES:
+            raise StorageFull(f"{self._data_file}: the rest of the disk is needed for deletions")
+
+    def _unused_bytes(self) -> int:
+        """What the data file has on the disk and no page in use; its free pages were perhaps never written."""
+        allocated = os.stat(self._data_file).st_blocks * STAT_BLOCK_BYTES
+        return max(0, allocated - self._pages_used() * int(self._env.stat()["psize"]))
 
     def begin_write(self) -> "lmdb.Transaction[memoryview]":
         if self._writing:
@@ -133,6 +157,8 @@ class LmdbStore:
         return CommitFailed(f"{self._data_file}: {error}")
 
     def enlarge(self) -> bool:
+        if self._ballast is not None and self._ballast.give_up():
+            return True
         if self._writing or self._enlarged_bytes >= ENLARGE_BYTES_MAX:
             return False
         self._drop_snapshot()
@@ -154,15 +180,19 @@ class LmdbStore:
         """Pages within the data file that are free: it never gets smaller, but they are used before it grows."""
         if self._snapshot is None and self._writing:
             return 0
+        return max(0, self.used_bytes() - self._pages_used() * int(self._env.stat()["psize"]))
+
+    def _pages_used(self) -> int:
         txn = self.snapshot()
-        used = 0
-        for name in Tables.__slots__:
-            stat = txn.stat(getattr(self.tables, name))
-            used += stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
-        stat = self._env.stat()
-        return max(0, self.used_bytes() - used * stat["psize"])
+        stats = [txn.stat(getattr(self.tables, name)) for name in Tables.__slots__]
+        return sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
 
     def tend(self) -> None:
+        self._give_pages_back()
+        if self._ballast is not None:
+            self._ballast.restore()
+
+    def _give_pages_back(self) -> None:
         if residency.resident_shared_bytes() > self._resident_bytes_max:
             residency.drop_mapped_pages(self._data_file)
 
@@ -171,7 +201,7 @@ class LmdbStore:
         self._touched_bytes += size
         if self._touched_bytes >= self._resident_bytes_max // 4:
             self._touched_bytes = 0
-            self.tend()
+            self._give_pages_back()
 
     def _disk_free(self) -> int:
         disk = os.statvfs(self._data_file)
@@ -193,14 +223,14 @@ class LmdbStore:
 
     def records(self, queue_id: int, first_seq: int, last_seq: int) -> list[Record]:
         found = []
-        with self.snapshot().cursor(db=self.tables.records) as cursor:
+        txn = self.snapshot()
+        fetch = partial(txn.get, db=self.tables.bodies)
+        with txn.cursor(db=self.tables.records) as cursor:
             _seek_overlapping(cursor, queue_id, first_seq)
-            for keys, chunks in _walk(cursor, queue_id, last_seq):
-                _, first, _, count = KEY.unpack(keys[0])
-                if self._erased(queue_id, first, count):
-                    continue
-                verify(keys, chunks)
-                found.append(Record(first, count, join(chunks)))
+            for key, value in _walk(cursor, queue_id, last_seq):
+                _, first, count, _ = KEY.unpack(key)
+                if not self._erased(queue_id, first, count):
+                    found.append(Record(first, count, unpack(key, value, fetch)))
         self.touched(sum(len(record.payload) + FAULT_BYTES for record in found))
         return found
 
@@ -213,7 +243,7 @@ class LmdbStore:
         """Is the record on disk only because its deletion is not finished?"""
         spans = self.erasures.get(queue_id)
         return spans is not None and any(
-            start <= first_seq and first_seq + count <= stop for start, stop in spans
+            start <= first_seq and first_seq + count <= stop for start, stop in spans.items()
         )
 
     # --- recovery
@@ -242,11 +272,13 @@ class LmdbStore:
         with txn.cursor(db=self.tables.records) as cursor:
             cursor.set_range(KEY.pack(queue_id, 0, 0, 0))
             while key := cursor.key():
-                owner, first, _, count = KEY.unpack(key)
+                owner, first, count, _ = KEY.unpack(key)
                 if owner != queue_id:
                     break
                 ends = [
-                    end for start, end in self.erasures[queue_id] if start <= first and first + count <= end
+                    end
+                    for start, end in self.erasures[queue_id].items()
+                    if start <= first and first + count <= end
                 ]
                 if not ends:
                     return True
@@ -261,15 +293,17 @@ class LmdbStore:
     def _recover_records(
         self, txn: "lmdb.Transaction[memoryview]", queue_id: int
     ) -> Iterator[RecoveredRecord]:
+        fetch = partial(txn.get, db=self.tables.bodies)
         with txn.cursor(db=self.tables.records) as cursor:
             cursor.set_range(KEY.pack(queue_id, 0, 0, 0))
-            for keys, chunks in _walk(cursor, queue_id, SEQ_MAX):
-                _, first, _, count = KEY.unpack(keys[0])
+            for key, value in _walk(cursor, queue_id, SEQ_MAX):
+                _, first, count, _ = KEY.unpack(key)
                 if self._erased(queue_id, first, count):
                     continue
-                self.touched(FAULT_BYTES)
+                # Heads share pages, but those lie scattered among the bodies.
+                self.touched((len(key) + len(value)) * (FOLIO_BYTES // PAGE_BYTES))
                 bits = self.mask(txn, queue_id, first, count)
-                yield RecoveredRecord(first, count, keys, chunks, settled.ranges(first, bits))
+                yield RecoveredRecord(key, value, fetch, settled.ranges(first, bits))
 
     def _annotations(self, txn: "lmdb.Transaction[memoryview]", queue_id: int) -> dict[int, bytes]:
         found = {}
@@ -290,7 +324,7 @@ class LmdbStore:
             for key, value in cursor:
                 queue_id, start = POSITION.unpack(key)
                 stop = unseal(bytes(key), value, lambda: "an erasure")
-                self.erasures.setdefault(queue_id, []).append((start, QUEUE.unpack(stop)[0]))
+                self.erasures.setdefault(queue_id, {})[start] = QUEUE.unpack(stop)[0]
 
 
 def _says(error: lmdb.Error, number: int) -> bool:
@@ -303,7 +337,7 @@ def _seek_overlapping(cursor: "lmdb.Cursor[memoryview]", queue_id: int, seq: int
     start = KEY.pack(queue_id, seq, 0, 0)
     found = cursor.prev() if cursor.set_range(start) else cursor.last()
     if found:
-        owner, first, _, count = KEY.unpack(cursor.key())
+        owner, first, count, _ = KEY.unpack(cursor.key())
         if owner == queue_id and first + count > seq:
             start = KEY.pack(queue_id, first, 0, 0)
     cursor.set_range(start)
@@ -311,26 +345,13 @@ def _seek_overlapping(cursor: "lmdb.Cursor[memoryview]", queue_id: int, seq: int
 
 def _walk(
     cursor: "lmdb.Cursor[memoryview]", queue_id: int, last_seq: int
-) -> Iterator[tuple[list[bytes], list[memoryview]]]:
-    """The records from the cursor on:
-
-    The keys and values of their chunks. Values are views and are not read.
-    """
-    keys: list[bytes] = []
-    chunks: list[memoryview] = []
-    previous = -1
+) -> Iterator[tuple[bytes, memoryview]]:
+    """Keys and heads of the records from the cursor on. Heads are views."""
     more = bool(cursor.key())
     while more:
         key = bytes(cursor.key())
         owner, first, _, _ = KEY.unpack(key)
         if owner != queue_id or first > last_seq:
             break
-        if first != previous and keys:
-            yield keys, chunks
-            keys, chunks = [], []
-        previous = first
-        keys.append(key)
-        chunks.append(cursor.value())
+        yield key, cursor.value()
         more = cursor.next()
-    if keys:
-        yield keys, chunks

@@ -5,9 +5,10 @@ so that a thread doing many small puts would fight with a busy loop for it. Only
 sync, runs in a worker thread.
 
 No index of the records is kept in memory. A settled range is looked up with a cursor: records that lie
-wholly in it are deleted, those at its edges get a mask of their settled messages beside them. Deleting costs
-at least a page read for each large record, so one transaction deletes only so many. The rest of the range is
-noted as an erasure, as durable as a deletion, and the following transactions carry on with it.
+wholly in it are deleted, those at its edges get a mask of their settled messages beside them. Bodies are deleted
+by their keys: a cursor would read them. Even so LMDB reads a page of each large one, so one transaction deletes only
+so many. The rest of the range is noted as an erasure, as durable as a deletion, and the following transactions
+carry on with it.
 """
 
 import logging
@@ -21,8 +22,8 @@ from persistence.errors import CorruptRecord
 from persistence.group_writer import GroupWriter
 from persistence.layer import Layer, QueueChanges
 from persistence.metadata import pack_entry
-from persistence.record import KEY, POSITION, QUEUE, SEQ_MAX, pack, seal, unseal
-from persistence.residency import FAULT_BYTES
+from persistence.record import KEY, POSITION, QUEUE, SEQ_MAX, body_keys, pack, seal, unseal
+from persistence.residency import FAULT_BYTES, PAGE_BYTES
 
 if TYPE_CHECKING:
     from persistence.store import LmdbStore
@@ -34,7 +35,7 @@ ERASE_KEYS_MAX = 8192
 STEP_WORK = 256 * 1024
 CALL_WORK = 512
 
-Erasures = dict[int, list[tuple[int, int]]]
+Erasures = dict[int, dict[int, int]]  # queue → start → stop
 
 
 class LmdbTransaction:
@@ -44,7 +45,7 @@ class LmdbTransaction:
         self._tables = store.tables
         self._txn = store.begin_write()
         self._records = self._txn.cursor(db=self._tables.records)
-        self._erasures: Erasures = {queue_id: list(spans) for queue_id, spans in store.erasures.items()}
+        self._erasures: Erasures = {queue_id: dict(spans) for queue_id, spans in store.erasures.items()}
         self._erase_left = ERASE_KEYS_MAX
         self._work = 0
         self._group_erasures = store.groups.erasures
@@ -108,17 +109,21 @@ class LmdbTransaction:
         appends = changes.in_order()
         if appends and queue_id in self._erasures:
             yield from self._erase_before_reuse(queue_id, appends[-1][0] + appends[-1][1], appends[0][0])
-        for first_seq, count, payload in appends:
+        for first_seq, count, payload, head_parts in appends:
             bits = settled.mask_of(first_seq, count, starts, stops) if starts else 0
             if bits:
                 if bits == settled.whole(count):
                     continue
                 self._put_mask(queue_id, first_seq, count, bits)
-            for key, value in pack(queue_id, first_seq, count, payload):
-                txn.put(key, value, db=tables.records)
+            key, head, chunks = pack(queue_id, first_seq, count, payload, head_parts)
+            txn.put(key, head, db=tables.records)
+            if self._worked(CALL_WORK + len(head)):
+                yield
+            for chunk_key, value in chunks:
+                txn.put(chunk_key, value, db=tables.bodies)
                 if self._worked(CALL_WORK + len(value)):
                     yield
-        spans = [(first_seq, first_seq + count) for first_seq, count, _ in appends]
+        spans = [(first_seq, first_seq + count) for first_seq, count, _, _ in appends]
         for start, stop in settled.outside(starts, stops, spans):
             yield from self._settle(queue_id, start, stop)
         if queue_id in self._store.annotated:
@@ -144,7 +149,7 @@ class LmdbTransaction:
         records = self._records
         found = records.prev() if records.set_range(KEY.pack(queue_id, start, 0, 0)) else records.last()
         if found:
-            owner, first_seq, _, count = KEY.unpack(records.key())
+            owner, first_seq, count, _ = KEY.unpack(records.key())
             if owner == queue_id and first_seq + count > start:
                 self._settle_part(queue_id, first_seq, count, start, stop)
                 if first_seq + count >= stop:
@@ -156,7 +161,8 @@ class LmdbTransaction:
         reached = yield from self._erase(queue_id, start, stop)
         if reached < stop:
             self._settle_last(queue_id, reached, stop)
-            self._erasures.setdefault(queue_id, []).append((reached, stop))
+            spans = self._erasures.setdefault(queue_id, {})
+            spans[reached] = stop = max(stop, spans.get(reached, 0))
             position = POSITION.pack(queue_id, reached)
             self._txn.put(position, seal(position, QUEUE.pack(stop)), db=self._tables.erasures)
 
@@ -171,21 +177,19 @@ class LmdbTransaction:
         erased_to = start
         partly: tuple[int, int] | None = None
         while key := records.key():
-            owner, first_seq, _, count = KEY.unpack(key)
+            owner, first_seq, count, chunks = KEY.unpack(key)
             if owner != queue_id or first_seq >= stop:
                 break
             if first_seq + count > stop:
                 partly = first_seq, count
                 break
-            # A record's chunks go in one transaction: half a record would be a corrupt one.
-            if self._erase_left <= 0 and first_seq >= erased_to:
+            if self._erase_left <= 0:
                 reached = first_seq
                 break
-            records.delete()
-            self._erase_left -= 1
-            self._store.touched(FAULT_BYTES)
+            self._delete_record()
+            self._erase_left -= 1 + chunks
             erased_to = first_seq + count
-            if self._worked(CALL_WORK):
+            if self._worked((1 + chunks) * CALL_WORK):
                 yield
         if partly is not None:
             self._settle_part(queue_id, *partly, start, stop)
@@ -198,7 +202,7 @@ class LmdbTransaction:
         records = self._records
         found = records.prev() if records.set_range(KEY.pack(queue_id, stop, 0, 0)) else records.last()
         if found:
-            owner, first_seq, _, count = KEY.unpack(records.key())
+            owner, first_seq, count, _ = KEY.unpack(records.key())
             if owner == queue_id and start <= first_seq and first_seq + count > stop:
                 self._settle_part(queue_id, first_seq, count, start, stop)
 
@@ -213,9 +217,15 @@ class LmdbTransaction:
         self._txn.delete(position, db=self._tables.settled)
         records = self._records
         records.set_range(KEY.pack(queue_id, first_seq, 0, 0))
-        while (key := records.key()) and KEY.unpack(key)[:2] == (queue_id, first_seq):
-            records.delete()
-            self._store.touched(FAULT_BYTES)
+        self._delete_record()
+
+    def _delete_record(self) -> None:
+        """Delete the record at the cursor, which goes to the next one."""
+        keys = body_keys(bytes(self._records.key()))
+        for key in keys:
+            self._txn.delete(key, db=self._tables.bodies)
+        self._records.delete()
+        self._store.touched(PAGE_BYTES + FAULT_BYTES * len(keys))
 
     def _put_mask(self, queue_id: int, first_seq: int, count: int, bits: int) -> None:
         position = POSITION.pack(queue_id, first_seq)
@@ -233,7 +243,7 @@ class LmdbTransaction:
 
     def _erase_before_reuse(self, queue_id: int, stop: int, start: int) -> Iterator[None]:
         """A dropped queue's number is used again where old records are still being erased: finish first."""
-        if any(low < stop and high > start for low, high in self._erasures[queue_id]):
+        if any(low < stop and high > start for low, high in self._erasures[queue_id].items()):
             self._erase_left += SEQ_MAX
             yield from self._continue_erasure(queue_id)
             self._erase_left -= SEQ_MAX
@@ -245,7 +255,7 @@ class LmdbTransaction:
             yield from self._continue_erasure(queue_id)
 
     def _continue_erasure(self, queue_id: int) -> Iterator[None]:
-        for start, stop in self._erasures.pop(queue_id):
+        for start, stop in self._erasures.pop(queue_id).items():
             self._txn.delete(POSITION.pack(queue_id, start), db=self._tables.erasures)
             yield from self._erase_or_note(queue_id, start, stop)
 

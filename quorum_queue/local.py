@@ -322,7 +322,8 @@ class LocalHost(Paging):
 
     def _append(self, batch: list[Run]) -> None:
         first, stop = batch[0].seqs.start, batch[-1].seqs.stop
-        self.services.journal.append(self.queue_id, first, stop - first, codec.encode(batch))
+        encoded = codec.encode(batch)
+        self.services.journal.append(self.queue_id, first, stop - first, encoded, codec.HEAD_PARTS)
 
     def _mark(self, run: Run) -> None:
         level = min(run.attributes.priority, len(self.marks) - 1)

@@ -53,7 +53,7 @@ class NameJournal:
             part = names[start : start + RECORD_NAMES_MAX]
             payload = [_HEAD.pack(VERSION, now_ms), *(framed(name) for _, name in part)]
             first = max(dedup.next_position, FIRST_POSITION)
-            self._journal.append(self._queue_id, first, len(part), payload)
+            self._journal.append(self._queue_id, first, len(part), payload, head_parts=len(payload))
             dedup.positions.update(
                 zip((key for key, _ in part), range(first, first + len(part)), strict=True)
             )

@@ -12,8 +12,7 @@ from quorum_queue.pages import Page
 if TYPE_CHECKING:
     from quorum_queue.local import NodeServices
 
-#: One journal record has at most about this many bytes, so that paging in one does not stall the loop, and a restart
-#: finds all heads at its beginning.
+#: One journal record has at most about this many bytes, so that paging in one does not stall the loop.
 RECORD_BYTES_MAX = 256 * 1024
 #: Bodies are paged in this far ahead of the head of the queue.
 READ_AHEAD_BYTES = 512 * 1024
@@ -71,16 +70,27 @@ class Paging:
                 looked_at += 1
                 if freed >= bytes_wanted or looked_at > PAGE_OUT_LOOKS_MAX:
                     return freed
-                durable = self.journalled and run.attributes.persistent
-                if run.contents is not None and durable and run.seqs[-1] <= self._durable_seq:
-                    freed += run.page_out()
+                if run.contents is None:
+                    continue
+                if self.journalled and run.attributes.persistent:
+                    if run.seqs[-1] > self._durable_seq:
+                        continue
+                elif not run.spilled:
+                    self._spill(run)
+                freed += run.page_out()
         return freed
 
     def _spill(self, run: Run) -> None:
         self._spilled_to = max(self._spilled_to, run.seqs[-1])
         run.spilled = True
-        for part in parts_of(run):
-            self.services.spill.append(self.queue_id, part.seqs.start, len(part.seqs), codec.encode([part]))
+        # What consumers hold may have gaps; records have none.
+        whole = run.seqs.step == 1
+        parts = parts_of(run) if whole else [_part(run, at, at + 1) for at in range(len(run.seqs))]
+        for part in parts:
+            encoded = codec.encode([part])
+            self.services.spill.append(
+                self.queue_id, part.seqs.start, len(part.seqs), encoded, codec.HEAD_PARTS
+            )
 
     def _read_ahead(self) -> None:
         """Bring back the bodies that will be wanted next."""

@@ -38,7 +38,10 @@ class Record(Protocol):
 class Journal(Protocol):
     """Durable (or spilled) batches, by queue and position; see persistence.journal."""
 
-    def append(self, queue_id: int, first_seq: int, count: int, payload: bytes | list[bytes]) -> None: ...
+    def append(
+        self, queue_id: int, first_seq: int, count: int, payload: bytes | list[bytes], head_parts: int = 0
+    ) -> None:
+        """The first `head_parts` parts are what a restart reads of the batch."""
 
     def settle(self, queue_id: int, seqs: range) -> None: ...
 

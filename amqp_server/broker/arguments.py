@@ -6,6 +6,7 @@ queue's arguments are parsed again when the node starts: what was accepted once 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
 
 from amqp_server.errors import PreconditionFailed
@@ -87,6 +88,10 @@ _COMPARED: dict[str, tuple[str, ...]] = {
         "x-deduplication-count",
     ),
 }
+
+
+#: Sets of arguments that are kept once for all queues that have them.
+SHARED_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +267,7 @@ def parse_queue_arguments(
     `default_type` is the queue's type if the arguments do not say it.
     """
     if not arguments and default_type == "classic":
-        return QueueArguments()
+        return _shared(QueueArguments())
     place = f"queue '{name}' in vhost '{vhost}'"
 
     def checked(argument: str, check: Callable[[object, str], object]) -> object:
@@ -292,7 +297,13 @@ def parse_queue_arguments(
             )
     if queue_type == "quorum":
         _check_quorum_properties(place, durable=durable, exclusive=exclusive, auto_delete=auto_delete)
-    return QueueArguments(**values)
+    return _shared(QueueArguments(**values))
+
+
+@lru_cache(maxsize=SHARED_MAX)
+def _shared(parsed: QueueArguments) -> QueueArguments:
+    """Return one and the same object for queues that were declared alike, as thousands may have been."""
+    return parsed
 
 
 def _dead_letter_exchange(arguments: Mapping[str, object], types: Mapping[str, str], place: str) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from amqp_server.broker.arguments import QueueArguments
+from amqp_server.broker.arguments import SHARED_MAX, QueueArguments
 from amqp_server.broker.operations import DeleteQueue
 from amqp_server.broker.records import QueueRecord
 from quorum_queue.machine.settings import Settings
@@ -115,6 +116,7 @@ class Queue:
         return DeleteQueue(self.vhost.name, self.name, self.queue_id)
 
 
+@lru_cache(maxsize=SHARED_MAX)
 def settings_of(parsed: QueueArguments) -> Settings:
     """Return what the machine must know of a queue's arguments."""
     limit = parsed.delivery_limit

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Mapping
+from functools import lru_cache
 
 import msgspec
 
@@ -13,6 +15,10 @@ from amqp_server.wire import tables
 QUEUES, EXCHANGES, BINDINGS = "queues", "exchanges", "bindings"
 #: What only this node knows of a queue: its slots of the delivered marks.
 MARKS = "marks"
+#: What thousands of queues may have alike is kept once, if it is not too large, bytes…
+SHARED_BYTES_MAX = 1024
+#: …or too diverse.
+SHARED_MAX = 1024
 
 
 class QueueRecord(msgspec.Struct, frozen=True):
@@ -35,6 +41,37 @@ class QueueRecord(msgspec.Struct, frozen=True):
     members: tuple[str, ...] = ()
     #: Where its leader is thought to be.
     leader: str = ""
+
+
+def shared(record: QueueRecord) -> QueueRecord:
+    """Return the record with what other queues have alike as one and the same object."""
+    arguments = record.arguments
+    return msgspec.structs.replace(
+        record,
+        vhost=sys.intern(record.vhost),
+        arguments=_arguments(arguments)[0] if len(arguments) <= SHARED_BYTES_MAX else arguments,
+        type=sys.intern(record.type),
+        node=sys.intern(record.node),
+        members=_members(record.members),
+        leader=sys.intern(record.leader),
+    )
+
+
+def arguments_of(record: QueueRecord) -> Mapping[str, object]:
+    """Return the arguments of a queue, not to be changed: other queues may have them, too."""
+    if len(record.arguments) <= SHARED_BYTES_MAX:
+        return _arguments(record.arguments)[1]
+    return tables.decode(record.arguments)
+
+
+@lru_cache(maxsize=SHARED_MAX)
+def _arguments(encoded: bytes) -> tuple[bytes, Mapping[str, object]]:
+    return encoded, tables.decode(encoded)
+
+
+@lru_cache(maxsize=SHARED_MAX)
+def _members(members: tuple[str, ...]) -> tuple[str, ...]:
+    return members
 
 
 class ExchangeRecord(msgspec.Struct, frozen=True):

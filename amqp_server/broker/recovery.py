@@ -42,7 +42,10 @@ class RecoveredRecord(Protocol):
     def count(self) -> int: ...
 
     @property
-    def prefix(self) -> memoryview: ...
+    def head(self) -> memoryview: ...
+
+    @property
+    def head_corrupt(self) -> bool: ...
 
     @property
     def corrupt(self) -> bool: ...
@@ -164,8 +167,12 @@ def _machine(broker: Broker, record: QueueRecord, recovered: RecoveredQueue, slo
         if entry.first_seq >= names.FIRST_POSITION:
             _restore_names(machine, record, entry)
             continue
+        # Those of a lost record are not to be used again: it still lies on the disk.
+        machine.next_seq = max(machine.next_seq, entry.first_seq + entry.count)
         try:
-            runs = codec.decode_heads(entry.prefix, entry.first_seq)
+            if entry.head_corrupt:
+                raise codec.CodecError("its checksum is wrong")
+            runs = codec.decode_heads(entry.head, entry.first_seq)
         except codec.CodecError as error:
             logger.error(
                 "queue '%s' lost messages %d to %d: %s",
@@ -175,7 +182,6 @@ def _machine(broker: Broker, record: QueueRecord, recovered: RecoveredQueue, slo
                 error,
             )
             continue
-        machine.next_seq = max(machine.next_seq, entry.first_seq + entry.count)
         for run in runs:
             for part in _unsettled(run, entry.settled):
                 level = min(part.attributes.priority, len(marks) - 1)
@@ -202,7 +208,7 @@ def _restore_names(machine: Machine, record: QueueRecord, entry: RecoveredRecord
     try:
         if entry.corrupt:
             raise codec.CodecError("its checksum is wrong")
-        names.restore(machine.dedup, entry.first_seq, entry.count, entry.prefix, entry.settled)
+        names.restore(machine.dedup, entry.first_seq, entry.count, entry.head, entry.settled)
     except codec.CodecError as error:
         logger.error("queue '%s' forgot %d names of messages: %s", record.name, entry.count, error)
 

@@ -22,8 +22,10 @@ from amqp_server.broker.records import (
     BindingRecord,
     ExchangeRecord,
     QueueRecord,
+    arguments_of,
     encoded,
     key,
+    shared,
 )
 from amqp_server.errors import ResourceError
 from amqp_server.wire import tables
@@ -274,7 +276,8 @@ class VHost:
         self, record: QueueRecord, machine: Machine | None, marks: list[int] | None = None
     ) -> Queue:
         """Make a queue that has its record, with its messages where it has any."""
-        arguments = tables.decode(record.arguments)
+        record = shared(record)
+        arguments = arguments_of(record)
         parsed = self.parse_arguments(
             record.name,
             arguments,

@@ -76,6 +76,8 @@ def _check_deduplication(channel: Channel, name: str) -> None:
     vhost = channel.vhost
     problem = f"inequivalent arg 'x-deduplication' for exchange '{name}' in vhost '{vhost.name}': received 'true' but"
     queues = vhost.router.reachable_queues(name)
+    if queues is None:
+        raise PreconditionFailed(f"{problem} the default exchange is behind it")
     if not queues:
         raise PreconditionFailed(f"{problem} no queue is bound")
     for queue in queues:

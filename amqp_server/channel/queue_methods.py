@@ -61,7 +61,7 @@ def resolve_name(channel: Channel, name: str) -> str:
 
 def declare(channel: Channel, method: commands.Queue.Declare) -> None:
     if method.queue == PSEUDO_QUEUE or method.queue.startswith(PSEUDO_QUEUE + "."):
-        if method.queue != PSEUDO_QUEUE and method.queue not in channel.broker.reply_hosts:
+        if method.queue != PSEUDO_QUEUE and not _awaits_replies(channel, method.queue):
             raise NotFound(f"no queue '{method.queue}' in vhost '{channel.vhost.name}'")
         _declare_ok(channel, method, method.queue, 0, 1)
     elif method.passive:
@@ -73,6 +73,11 @@ def declare(channel: Channel, method: commands.Queue.Declare) -> None:
         _declared(channel, method, queue)
     else:
         _declare(channel, method)
+
+
+def _awaits_replies(channel: Channel, token: str) -> bool:
+    """Is there a client behind this? Of one on another node it is known only whether the node can be reached."""
+    return token in channel.broker.reply_hosts or channel.broker.hosts.reply(token) is not None
 
 
 def _declare_ok(

@@ -147,7 +147,7 @@ class Groups:
         self._store.drop_entries(group.id, unwanted)
         for index, found_here in here.items():
             if not found_here:
-                self.replicas.lost(group, index)
+                self.replicas.losses.add(group, index)
 
     def drop_unclaimed(self, applied: int) -> None:
         """Groups whose queue was deleted while this node was away."""

@@ -309,10 +309,6 @@ class ClusterNode:
         self._session_of[peer] = (hello.identity, hello.incarnation)
         self._node_is(peer, hello.incarnation)
         self.replicas.link_up(peer)
-        for group_id, index in self.replicas.lost_entries():
-            group = self.replicas.groups.get(group_id)
-            if group is not None:
-                self.replicas.ask_again(group, index)
 
     def link_down(self, peer: str) -> None:
         self._from_before.pop(peer, None)
@@ -443,7 +439,8 @@ class ClusterNode:
                 if now - since >= config.node_down_ms:
                     del self._broken_at[node]
                     self._node_is(node, None)
-            if now - looked >= config.rebalance_ms:
+            founding = self.leads_topology and not self.catalog.nodes
+            if founding or now - looked >= config.rebalance_ms:
                 looked = now
                 self._tell_written(self.mesh.connected())
                 self._settle_memory()
@@ -459,6 +456,7 @@ class ClusterNode:
             self._founded = msgspec.structs.replace(founded, lost_before=group.applied)
             self.groups.lost_before = group.applied
             self._note(self._founded, lambda: None)
+        self.replicas.forget_early()
         if group.core.leader and not group.core.amnesiac:
             self.groups.drop_unclaimed(min(group.applied, self._broker.topology.applied))
 

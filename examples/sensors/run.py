@@ -147,14 +147,16 @@ def main() -> int:
     # Live, a reading is sent about when it would be made, ten times faster.
     pace = 0.0 if options.available_now else PER_SECOND * SENSORS * 10.0
     publisher = threading.Thread(target=publish, args=(options.url, sent, pace), daemon=True)
-    publisher.start()
     if options.available_now:
+        publisher.start()
         publisher.join()
     spark = session()
     try:
         query = write(
             pipeline(spark, options.url), options.url, directory / "checkpoint", options.available_now
         )
+        if not options.available_now:
+            publisher.start()
         watch(query, len(sent))
         due = averages(sent)
         found = collect(options.url, AVERAGES, len(due), END_S)

@@ -229,6 +229,8 @@ class Away:
             to.pending.append(("attach", consumer))
         to._sinks = self._sinks
         to._next_ids = self._next_ids
+        # An answer to an earlier one may still come.
+        to._last_token = max(to._last_token, self._last_token)
         to.turn()
         self._consumers, self._sinks, self._next_ids = {}, {}, {}
         self.close()

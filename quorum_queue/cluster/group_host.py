@@ -79,7 +79,7 @@ class GroupHost(Away):
         self.services = services
         self.replicas = replicas
         self.replica = Replica(settings)
-        self._own = replicas.own
+        self._own = replicas.own_in(queue_id)
         self._dirty = dirty
         self._wake_at: int | None = None
         #: Attaches, gets and purges on their way: batch, verb, key or token.
@@ -179,6 +179,10 @@ class GroupHost(Away):
             self.pending.append(("touch",))
             self._dirty(self)
 
+    def hand_over(self, to: Away) -> None:
+        self.replicas.leave(self.queue_id)
+        super().hand_over(to)
+
     def close(self) -> None:
         """The queue is gone, here and on all members."""
         if self.closed:
@@ -255,7 +259,10 @@ class GroupHost(Away):
         for verb, key in asked:
             if verb == "purge":
                 self._purged(key, 0)
-            elif verb == "get" and len(self._getting.get(key, ())) > self._asked_count(verb, key):
+        for key in list(self._getting):
+            coming = sum(asked[1:] == ("get", key) for asked in self._asked)
+            coming += sum(held[0].key[2:] == key for held in self._held)
+            while len(self._getting.get(key, ())) > coming:
                 self._got_nothing(key)
         self._passed(landed)
         if self.pending:
@@ -296,9 +303,6 @@ class GroupHost(Away):
         while self._asked and self._asked[0][0] <= landed:
             found.append(self._asked.pop(0)[1:])
         return found
-
-    def _asked_count(self, verb: str, key: Key) -> int:
-        return sum(asked[1:] == (verb, key) for asked in self._asked)
 
     @property
     def _doubtful(self) -> bool:
@@ -354,7 +358,9 @@ class GroupHost(Away):
             gone = dict.fromkeys(applied.consumers_gone)
             self._held = [held for held in self._held if held[0].no_ack or held[0].key not in gone]
         for key in applied.consumers_gone:
-            self._held = [held for held in self._held if held[0].key != key]
+            if any(held[0].key == key for held in self._held):
+                self._held = [held for held in self._held if held[0].key != key]
+                self._got_nothing(key[2:])
             attached = self._consumers.get(key[2:])
             if attached is not None:
                 self._attach_again(key[2:], attached)
@@ -425,6 +431,7 @@ class GroupHost(Away):
                 contents = self._contents(places, self._deliver_held)
             except BodyGone:
                 del self._held[0]
+                self._got_nothing(consumer.key[2:])
                 continue
             if contents is None:
                 return
@@ -454,7 +461,7 @@ class GroupHost(Away):
         except EntryLost:
             if not self.wanted(index):
                 raise BodyGone from None
-            replicas.lost(self.group, index, again)
+            replicas.losses.add(self.group, index, again)
             return None
         bodies = replicated.bodies_of(entry.data)
         replicas.bodies.put(self.queue_id, index, bodies, len(entry.data))

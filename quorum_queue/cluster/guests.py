@@ -31,7 +31,7 @@ ALL_IDS = 1 << 62
 class Guest:
     """One node at one queue."""
 
-    __slots__ = ("_guests", "keys", "number", "paused", "peer", "queue_id")
+    __slots__ = ("_guests", "gone", "keys", "number", "paused", "peer", "queue_id")
 
     def __init__(self, guests: Guests, peer: str, queue_id: int) -> None:
         self._guests = guests
@@ -42,11 +42,18 @@ class Guest:
         #: Of its last batch.
         self.number = 0
         self.paused = False
+        #: Its session is over, or it goes elsewhere: what it asked for is answered there. In a later session, and to
+        #: a later start of its node, the same token means something else.
+        self.gone = False
 
     def tell(self, *event: Any) -> None:
+        if self.gone:
+            return
         self._guests.events_for(self.peer, self.queue_id).add(*event)
 
     def deliver(self, consumer: Any, run: Run, first_id: int) -> None:
+        if self.gone:
+            return
         self._guests.events_for(self.peer, self.queue_id).deliver(consumer.key[-4:], first_id, run)
 
     def moved(self) -> None:
@@ -170,6 +177,7 @@ class Guests:
 
     def forget(self, guest: Guest) -> None:
         """It goes elsewhere."""
+        guest.gone = True
         place = guest.peer, guest.queue_id
         if self._guests.get(place) is guest:
             del self._guests[place]
@@ -178,6 +186,7 @@ class Guests:
         """Give back what the consumers of that node held."""
         for name, queue_id in [place for place in self._guests if place[0] == peer]:
             guest = self._guests.pop((name, queue_id))
+            guest.gone = True
             self._events.pop((name, queue_id), None)
             host = self._host_of(queue_id)
             if host is None:

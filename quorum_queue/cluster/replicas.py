@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from quorum_queue.cluster import frames, transfer
 from quorum_queue.cluster.bodies import BodyCache
 from quorum_queue.cluster.group import Group, StateMachine
+from quorum_queue.cluster.losses import Losses
 from quorum_queue.cluster.options import ReplicationOptions
 from quorum_queue.cluster.state import pack_state
 from quorum_queue.raft.core import Raft
@@ -28,8 +29,6 @@ from quorum_queue.raft.options import Options
 logger = logging.getLogger("mqd.replication")
 
 _RAFT = bytes((frames.RAFT,))
-#: What the disk has lost and nobody has sent yet is asked for again after so long, of another node, ms.
-LOST_RETRY_MS = 1_000
 #: Entries whose last message is settled are deleted together.
 RELEASED_MAX = 256
 #: An entry costs all members about as much as this many bytes in it do.
@@ -129,12 +128,13 @@ class Replicas:
         self.stalled = self._full = False
         self._transfers: dict[Group, None] = {}
         #: Messages for groups that are not known here yet, by group.
-        self._early: dict[int, list[Message]] = {}
+        self._early: dict[int, list[tuple[Message, int]]] = {}
+        #: The same for pieces of snapshots, with the peers that sent them.
+        self._early_pieces: dict[int, list[tuple[str, frames.StatePiece]]] = {}
         self._early_bytes = 0
-        #: Entries that the disk lost, with what waits for them.
-        self._lost: dict[tuple[int, int], list[Callable[[], None]]] = {}
-        self._lost_asked_ms = 0
-        self._lost_rounds = 0
+        self.losses = Losses(self)
+        #: How often this node has left a group since it started.
+        self._left: dict[int, int] = {}
         self.bodies = BodyCache(options.bodies_bytes)
         #: Says whether a group may still come into being here (its declaration is not applied yet).
         self.may_come: Callable[[int], bool] = lambda group_id: False
@@ -166,7 +166,8 @@ class Replicas:
         )
         group = self.groups[group_id] = Group(self, group_id, core, machine, applied=applied)
         self.touch(group)
-        for message in self._early.pop(group_id, ()):
+        for message, size in self._early.pop(group_id, ()):
+            self._early_bytes -= size
             self._step(group, message)
         return group
 
@@ -185,6 +186,19 @@ class Replicas:
             self.led_count -= 1
         self.store.drop(group.id)
         self.commits.request()
+
+    def leave(self, group_id: int) -> None:
+        """This node is a member of a group no more. It may become one again."""
+        self._left[group_id] = self._left.get(group_id, 0) + 1
+
+    def own_in(self, group_id: int) -> tuple[str, int]:
+        """Return what this node's batches for a group begin with.
+
+        The numbers of batches begin with 1 in each membership. For the group, who comes again is a further start of
+        its node; of these two numbers the start of this node's process is a time in ms, so there is room between.
+        """
+        times = self._left.get(group_id)
+        return self.own if times is None else (self.node, self.incarnation + times)
 
     def touch(self, group: Group) -> None:
         """Something happened in a group: look at it at the end of the turn."""
@@ -205,6 +219,7 @@ class Replicas:
                 if group.core.leader == peer:
                     group.sent_to = ("", 0)
                 self.touch(group)
+        self.losses.ask_again()
 
     def link_down(self, peer: str) -> None:
         for group in self.groups.values():
@@ -232,7 +247,9 @@ class Replicas:
         elif kind == frames.STATE:
             piece = frames.parse_state(frame)
             group = self.groups.get(piece.group)
-            if group is not None:
+            if group is None or piece.group in self._early_pieces:
+                self._keep_piece(peer, piece)
+            else:
                 transfer.receive_state(group, peer, piece)
         elif kind == frames.FETCH:
             group_id, indexes = frames.parse_fetch(frame)
@@ -261,30 +278,51 @@ class Replicas:
         """A leader may be ahead of us in the topology: its first words to a new group must not be lost."""
         if self._early_bytes > self.options.early_bytes_max or not self.may_come(group_id):
             return
-        self._early.setdefault(group_id, []).append(message)
+        self._early.setdefault(group_id, []).append((message, size))
         self._early_bytes += size
 
+    def _keep_piece(self, peer: str, piece: frames.StatePiece) -> None:
+        """A node that lost its disk is sent queues of which it has not heard yet."""
+        if self._early_bytes <= self.options.early_bytes_max and (
+            piece.group in self._early_pieces or self.may_come(piece.group)
+        ):
+            self._early_pieces.setdefault(piece.group, []).append((peer, piece))
+            self._early_bytes += len(piece.data)
+
+    def _take_pieces(self) -> None:
+        """Hand over what came before its group was there."""
+        for group_id in [group_id for group_id in self._early_pieces if group_id in self.groups]:
+            for peer, piece in self._early_pieces.pop(group_id):
+                self._early_bytes -= len(piece.data)
+                transfer.receive_state(self.groups[group_id], peer, piece)
+
     def forget_early(self) -> None:
-        """The topology is as new as anybody's: what has no group here now has none."""
-        self._early = {group: kept for group, kept in self._early.items() if self.may_come(group)}
-        if not self._early:
-            self._early_bytes = 0
+        """What has no group here, now that the topology has come so far, will have none."""
+        for group_id in [group_id for group_id in self._early if not self.may_come(group_id)]:
+            self._early_bytes -= sum(size for _, size in self._early.pop(group_id))
+        self._take_pieces()
+        for group_id in [group_id for group_id in self._early_pieces if not self.may_come(group_id)]:
+            self._early_bytes -= sum(len(piece.data) for _, piece in self._early_pieces.pop(group_id))
 
     # -- time ------------------------------------------------------------------------------------------------------
 
     def tick(self, heard: Collection[str]) -> None:
         """One tick of the election clock, for the groups that are not at rest."""
         self._watch_disk()
-        if self._lost and self.clock() - self._lost_asked_ms >= LOST_RETRY_MS:
-            self._ask_for_lost()
+        self.losses.tick()
         if self.stalled:
             # Whoever cannot write leads nobody.
             return
+        if self._early_pieces:
+            self._take_pieces()
         for group in list(self._transfers):
             transfer.go_on(group)
         for group in list(self.active):
-            group.core.tick(heard)
-            self.touch(group)
+            core = group.core
+            core.tick(heard)
+            # After most ticks a thousand candidates go on waiting.
+            if core.has_ready or core.quiet or group.inbox:
+                self.touch(group)
 
     def _watch_disk(self) -> None:
         slow = bool(self._writing) and self.clock() - self._writing[0] > self.options.disk_stall_ms
@@ -388,7 +426,7 @@ class Replicas:
         for to in ready.snapshots:
             transfer.begin(group, to)
         for index in ready.lost:
-            self.lost(group, index)
+            self.losses.add(group, index)
 
     def _post(self, group_id: int, messages: Iterable[Message]) -> None:
         for message in messages:
@@ -510,56 +548,6 @@ class Replicas:
         if spans:
             self.store.drop_entries(group.id, spans)
             self.commits.request()
-
-    # -- entries that the disk lost --------------------------------------------------------------------------------
-
-    def lost(self, group: Group, index: int, then: Callable[[], None] | None = None) -> None:
-        """An entry cannot be read: get it again from a peer, and call `then` when it is here."""
-        waiting = self._lost.get((group.id, index))
-        if waiting is not None:
-            if then is not None:
-                waiting.append(then)
-            return
-        logger.error("group %d: entry %d cannot be read, fetching it from a peer", group.id, index)
-        self._lost[group.id, index] = [then] if then is not None else []
-        self.ask_again(group, index)
-
-    def ask_again(self, group: Group, *indexes: int) -> None:
-        """Ask one of the other members, each in its turn."""
-        linked = [peer for peer in group.core.members.everyone() if peer != self.node and self.linked(peer)]
-        if linked:
-            self.links.send(linked[self._lost_rounds % len(linked)], frames.fetch(group.id, indexes))
-
-    def _ask_for_lost(self) -> None:
-        """Ask again for what nobody has sent, and give up what nobody wants any more."""
-        self._lost_asked_ms = self.clock()
-        self._lost_rounds += 1
-        wanted: dict[Group, list[int]] = {}
-        for group_id, index in list(self._lost):
-            group = self.groups.get(group_id)
-            if group is None:
-                del self._lost[group_id, index]
-            elif group.machine.wanted(index):
-                wanted.setdefault(group, []).append(index)
-            else:
-                for then in self._lost.pop((group_id, index)):
-                    then()
-        for group, indexes in wanted.items():
-            self.ask_again(group, *indexes[: transfer.FETCH_ENTRIES_MAX])
-
-    def found(self, group: Group, entry: frames.StoredEntry) -> None:
-        """An entry came from a peer, perhaps one that the disk had lost."""
-        waiting = self._lost.pop((group.id, entry.index), None)
-        if waiting is None:
-            return
-        self.store.keep(group.id, [entry])
-        group.core.found(entry.index)
-        self.touch(group)
-        for then in waiting:
-            then()
-
-    def lost_entries(self) -> list[tuple[int, int]]:
-        return list(self._lost)
 
 
 __all__ = ["CodecError", "Replicas", "Store"]

@@ -171,7 +171,7 @@ def answer_fetch(replicas: Replicas, peer: str, group_id: int, indexes: list[int
             found.append(frames.StoredEntry(index, 0, frames.GONE, b""))
             if group is not None and known and group.machine.wanted(index):
                 # By the time it is asked for again it may have come from another member.
-                replicas.lost(group, index)
+                replicas.losses.add(group, index)
             continue
         found.append(entry)
         size += len(entry.data)
@@ -236,7 +236,9 @@ def receive_entries(group: Group, peer: str, found: list[frames.StoredEntry]) ->
     answered = False
     for entry in found:
         if entry.kind != frames.GONE:
-            replicas.found(group, entry)
+            replicas.losses.found(group, entry)
+        elif peer == group.core.leader:
+            replicas.losses.gone_at_leader(group, entry.index)
         if receiving is None or entry.index not in receiving.asked:
             continue
         if entry.kind == frames.GONE:

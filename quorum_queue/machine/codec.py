@@ -17,6 +17,8 @@ from typing import Any
 from quorum_queue.machine.run import Attributes, Run
 
 VERSION = 2
+#: The first parts of what `encode` returns, which hold all that `decode_heads` needs.
+HEAD_PARTS = 2
 _PREFIX = struct.Struct(">BI")
 #: messages, mixed heads?, persistent?, priority, ttl_ms (-1 none), channel, frame_bytes, overhead, expires_at (-1 none), bytes of heads
 _RUN = struct.Struct(">I??BqHIIqI")

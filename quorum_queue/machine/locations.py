@@ -28,16 +28,17 @@ class _State(msgspec.Struct, array_like=True):
     live: bytes
 
 
+#: The columns of a queue that has never held anything, of which there may be thousands.
+_NONE = array("q")
+
+
 class Locations:
     """Spans in the order of positions."""
 
     __slots__ = ("_counts", "_entries", "_firsts", "_gone", "_live", "_ordinals", "_released", "_spans_of")
 
     def __init__(self) -> None:
-        self._firsts = array("q")
-        self._counts = array("q")
-        self._entries = array("q")
-        self._ordinals = array("q")
+        self._firsts = self._counts = self._entries = self._ordinals = _NONE
         #: Messages of each entry that are not settled, by the entry's index.
         self._live: dict[int, int] = {}
         self._spans_of: dict[int, int] = {}
@@ -61,6 +62,8 @@ class Locations:
         ):
             self._counts[-1] += count
             return
+        if self._firsts is _NONE:
+            self._firsts, self._counts, self._entries, self._ordinals = (array("q") for _ in range(4))
         self._firsts.append(first_seq)
         self._counts.append(count)
         self._entries.append(entry)

@@ -305,6 +305,25 @@ class Raft:
         if self.leadership is not None:
             self.leadership.due = True
 
+    def forget(self, amnesiac: int) -> None:
+        """The next entry to be applied is lost here, and the others keep it no more.
+
+        What follows on it is of no use then. It may have been acknowledged, so this is as if the disk was lost: see
+        the constructor for the number. The caller truncates what is stored after the last applied entry.
+        """
+        if self.leadership is not None:
+            self.step_down()
+        first = self._applied + 1
+        while len(self._configs) > 1 and self._configs[-1][0] >= first:
+            self._configs.pop()
+        self.log.truncate(first)
+        self.commit = self._applied
+        self.verified = min(self.verified, self._applied)
+        self.amnesiac = amnesiac
+        self.set_hard(self.term, "")
+        if self.leader:
+            following.acknowledge(self)
+
     # -- messages --------------------------------------------------------------------------------------------------
 
     def step(self, message: Message) -> None:

@@ -100,7 +100,7 @@ class Log:
         """Put consecutive entries at the end, or in place of the end."""
         first = entries[0].index
         if first <= self.last_index:
-            self._truncate(first)
+            self.truncate(first)
         assert first == self.last_index + 1
         terms = self.terms
         for entry in entries:
@@ -110,7 +110,8 @@ class Log:
         self._cache += entries
         self.last_index = entries[-1].index
 
-    def _truncate(self, index: int) -> None:
+    def truncate(self, index: int) -> None:
+        """Let the log end before this entry."""
         kept = max(0, index - self._cache_first())
         for entry in self._cache[kept:]:
             self._cache_bytes -= len(entry.data) + ENTRY_OVERHEAD

@@ -136,6 +136,22 @@ def test_alternate_exchanges_chain_and_may_go_round() -> None:
     assert router.route("d", "k").queues == ()
 
 
+def test_all_queues_behind_an_exchange() -> None:
+    router = router_of("a:topic", "b:fanout>c", "c:direct>a", "apart:fanout", "default:fanout>")
+    for binding in (
+        to_queue("a", "1", "#"), to_exchange("a", "b", "x.*"), to_queue("b", "2"), to_queue("c", "3", "y"),
+        to_queue("c", "1", "z"), to_queue("apart", "4"),
+    ):  # fmt: skip
+        router.bind(binding)
+    assert sorted(router.reachable_queues("a") or ()) == ["1", "2", "3"]
+    assert sorted(router.reachable_queues("c") or ()) == ["1", "2", "3"]
+    assert router.reachable_queues("apart") == ["4"]
+    assert router.reachable_queues("default") == router.reachable_queues("missing") == []
+    router.predeclare()
+    router.set_policy_alternate("default", "")
+    assert router.reachable_queues("default") is None
+
+
 def test_a_binding_that_leads_nowhere_is_still_a_match_for_the_alternate_exchange() -> None:
     router = router_of("a:fanout>spare", "empty:direct", "spare:fanout")
     router.bind(to_queue("spare", "q"))

@@ -13,7 +13,6 @@ from persistence.commit import Commit
 from persistence.environment import Environment
 from persistence.errors import CommitFailed
 from persistence.journal import Journal
-from persistence.layer import LAYER_BYTES_MAX
 from persistence.memory import Faults, MemoryEnvironment
 
 pytestmark = pytest.mark.trio
@@ -68,6 +67,23 @@ async def test_done_comes_in_order_and_after_the_sync(environment: Any) -> None:
     assert len(contents(journal)[1]) == 50
 
 
+async def test_it_is_told_once_when_all_that_waited_is_durable(environment: Any) -> None:
+    journal, commit = Journal(environment), Commit(environment)
+    order: list[str] = []
+    commit.on_durable = lambda: order.append("durable")
+
+    async def body() -> None:
+        journal.append(1, 0, 1, b"x")
+        commit.request(lambda: order.append("first"))
+        commit.request(lambda: order.append("second"))
+        await commit.barrier()
+        journal.append(1, 1, 1, b"x")
+        await commit.barrier()
+
+    await running(commit, body)
+    assert order == ["first", "second", "durable", "durable"]
+
+
 async def test_barrier_without_changes_returns(environment: Any) -> None:
     commit = Commit(environment)
     with trio.fail_after(5):
@@ -85,20 +101,6 @@ async def test_stop_commits_what_waits(environment: Any) -> None:
     await running(commit, body)
     assert done == [1]
     assert contents(journal) == {1: {0: b"last"}}
-
-
-async def test_large_layers_become_several_transactions(environment: Any) -> None:
-    journal, commit = Journal(environment), Commit(environment)
-    part = b"y" * (1 << 20)
-
-    async def body() -> None:
-        for seq in range(LAYER_BYTES_MAX // len(part) + 3):
-            journal.append(1, seq, 1, part)
-        assert len(environment.pending.layers) == 2
-        await commit.barrier()
-
-    await running(commit, body)
-    assert len(journal.read(1, 0, 1000)) == LAYER_BYTES_MAX // len(part) + 3
 
 
 async def test_settled_before_written_is_never_written(environment: Any) -> None:

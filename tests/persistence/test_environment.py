@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from persistence.environment import Environment
+from persistence.environment import SCHEMA_VERSION, Environment
 from persistence.errors import CorruptRecord, DataDirectoryInUse, DataDirectoryUnusable, SchemaMismatch
 from persistence.flush import flush
 from persistence.journal import Journal
-from persistence.record import CHUNK_BYTES
+from persistence.record import CHUNK_BYTES, INLINE_BYTES
 from persistence.settled import mask, merge, outside, ranges
+from persistence.stepped import SteppedCommit
 from persistence.transaction import ERASE_KEYS_MAX
 
 ROOT = Path(__file__).parents[2]
@@ -39,8 +40,8 @@ def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
 
 def test_another_layout_is_refused_and_left_alone(tmp_path: Path) -> None:
     open_environment(tmp_path).close()
-    with pytest.raises(SchemaMismatch, match=r"layout 1.*layout 2"):
-        Environment.open(tmp_path / "data", schema_version=2)
+    with pytest.raises(SchemaMismatch, match=rf"layout {SCHEMA_VERSION}.*layout 99"):
+        Environment.open(tmp_path / "data", schema_version=99)
     open_environment(tmp_path).close()
 
 
@@ -75,18 +76,20 @@ def test_spill_is_wiped_at_start(tmp_path: Path) -> None:
     environment.close()
 
 
-@pytest.mark.parametrize("size", [10, 3000, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES + 5])
-def test_sizes(tmp_path: Path, size: int) -> None:
+@pytest.mark.parametrize("head_bytes", [0, 10, 5000])
+@pytest.mark.parametrize("size", [10, 600, 3000, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES + 5])
+def test_sizes(tmp_path: Path, size: int, head_bytes: int) -> None:
     environment = open_environment(tmp_path)
     journal = Journal(environment)
     payload = bytes(range(256)) * (size // 256) + bytes(size % 256)
-    journal.append(1, 0, 3, payload)
+    head, body = payload[:head_bytes], payload[head_bytes:]
+    journal.append(1, 0, 3, [head, body], head_parts=1)
     environment.flush()
     assert journal.read(1, 2, 2) == [(0, 3, payload)]
     (queue,) = journal.recover()
     (record,) = queue.records
     assert record.payload == payload
-    assert payload.startswith(record.prefix)
+    assert record.head == (payload if size <= INLINE_BYTES else head)
     assert not record.corrupt
     # Dropping the references before the map goes.
     del record, queue
@@ -131,7 +134,7 @@ def test_a_lost_chunk_is_found(tmp_path: Path) -> None:
     journal.append(1, 0, 1, bytes(3 * CHUNK_BYTES))
     environment.flush()
     txn = environment.begin_write()
-    with txn.cursor(db=environment.tables.records) as cursor:
+    with txn.cursor(db=environment.tables.bodies) as cursor:
         cursor.first()
         cursor.next()
         cursor.delete()
@@ -139,6 +142,8 @@ def test_a_lost_chunk_is_found(tmp_path: Path) -> None:
     environment.end_write()
     with pytest.raises(CorruptRecord, match="lacks its chunk 1"):
         journal.read(1, 0, 0)
+    (queue,) = journal.recover()
+    assert [(record.head_corrupt, record.corrupt) for record in queue.records] == [(False, True)]
     environment.close()
 
 
@@ -211,3 +216,35 @@ def test_intervals() -> None:
     assert list(outside([0, 20], [10, 30], [(2, 4), (6, 8), (9, 25)])) == [(0, 2), (4, 6), (8, 9), (25, 30)]
     assert ranges(100, mask(100, 8, 102, 105) | mask(100, 8, 107, 300)) == [range(102, 105), range(107, 108)]
     assert ranges(0, 0) == []
+
+
+@pytest.mark.parametrize("later", [range(10), range(40)])
+def test_an_erasure_is_never_shortened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: range) -> None:
+    """A range that waits to be deleted is settled again from the same start on, as a full disk brings it about."""
+    monkeypatch.setattr("persistence.transaction.ERASE_KEYS_MAX", 0)
+    environment = open_environment(tmp_path)
+    journal = Journal(environment)
+    for seq in range(40):
+        journal.append(1, seq, 1, b"x")
+    commit_once(environment)
+    for seqs in (range(30), later):
+        journal.settle(1, seqs)
+        commit_once(environment)
+    left = range(max(30, later.stop), 40)
+    for _ in range(2):
+        assert [r.first_seq for queue in journal.recover() for r in queue.records] == list(left)
+        environment.close()
+        environment = open_environment(tmp_path)
+        journal = Journal(environment)
+    monkeypatch.setattr("persistence.transaction.ERASE_KEYS_MAX", 7)
+    environment.flush()
+    assert environment.snapshot().stat(environment.tables.records)["entries"] == len(left)
+    assert environment.snapshot().stat(environment.tables.erasures)["entries"] == 0
+    environment.close()
+
+
+def commit_once(environment: Environment) -> None:
+    """One transaction, as the commit task makes it; a flush would go on until all is erased."""
+    steps = SteppedCommit(environment)
+    assert steps.begin()
+    steps.end()

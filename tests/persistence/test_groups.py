@@ -12,14 +12,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 import persistence.group_writer
 import persistence.groups
-import persistence.layer
 import persistence.record
 import persistence.transaction
 from persistence.environment import Environment
 from persistence.errors import EntryLost
-from persistence.group_record import ENTRY_HEAD, INLINE_BYTES, RecoveredGroup, StoredEntry, count_chunks
+from persistence.group_record import ENTRY_HEAD, INLINE_BYTES, RecoveredGroup, StoredEntry
 from persistence.groups import Groups
 from persistence.memory import MemoryEnvironment
+from persistence.record import count_chunks
 from persistence.stepped import SteppedCommit
 
 GROUPS = st.sampled_from([0, 1, (1 << 64) - 1])
@@ -314,7 +314,6 @@ class LmdbHistories(Histories):
             (persistence.group_writer, "ERASE_KEYS_MAX", 2),
             (persistence.groups, "LOOKUPS_MAX", 3),
             (persistence.transaction, "STEP_WORK", 1000),
-            (persistence.layer, "LAYER_APPENDS_MAX", 5),
         )
         self.usual = [getattr(module, name) for module, name, _ in self.bounds]
         for module, name, value in self.bounds:

@@ -1,10 +1,14 @@
+import os
 import sys
+from collections.abc import Iterator
+from mmap import MADV_RANDOM, PROT_READ, mmap
 from pathlib import Path
 
 import pytest
 
 from persistence.environment import Environment
 from persistence.journal import Journal
+from persistence.record import CHUNK_BYTES
 from persistence.residency import drop_mapped_pages, resident_shared_bytes
 
 MEGABYTE = 1 << 20
@@ -52,4 +56,84 @@ def test_tend_acts_above_the_bound_only(tmp_path: Path) -> None:
     environment._resident_bytes_max = 0
     environment.tend()
     assert resident_shared_bytes() - before < 5 * MEGABYTE
+    environment.close()
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Iterator[Environment]:
+    """64 records of one message of 1 MB, none of it resident, nor in the page cache if that can be had."""
+    environment = Environment.open(tmp_path, map_bytes=1 << 32, resident_bytes_max=1 << 40)
+    journal = Journal(environment)
+    for seq in range(64):
+        journal.append(1, seq, 1, [b"head", b"r" * MEGABYTE], head_parts=1)
+    environment.flush()
+    forget_pages(tmp_path / "main" / "data.mdb")
+    yield environment
+    environment.close()
+
+
+def test_a_start_reads_no_bodies(large: Environment) -> None:
+    before = resident_shared_bytes()
+    heads = [bytes(record.head) for queue in Journal(large).recover() for record in queue.records]
+    assert heads == [b"head"] * 64
+    assert resident_shared_bytes() - before < 2 * MEGABYTE
+
+
+def forget_pages(path: Path) -> None:
+    """Out of the resident set and of the page cache: the kernel maps around a page whatever it has there."""
+    drop_mapped_pages(path)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def mapped_by_touching(path: Path, step: int) -> int:
+    """What becomes resident of a file by reading a byte in each stretch of it."""
+    with path.open("rb") as file, mmap(file.fileno(), 0, prot=PROT_READ) as mapped:
+        mapped.madvise(MADV_RANDOM)
+        before = resident_shared_bytes()
+        for at in range(0, len(mapped), step):
+            mapped[at]
+        return resident_shared_bytes() - before
+
+
+@pytest.mark.parametrize("how", ["settle", "settle one by one", "drop"])
+def test_settling_reads_no_bodies(large: Environment, how: str) -> None:
+    """LMDB reads the first page of each value that it deletes, and no more than those may become resident."""
+    journal = Journal(large)
+    data = large.directory / "main" / "data.mdb"
+    first_pages = mapped_by_touching(data, CHUNK_BYTES)
+    forget_pages(data)
+    before = resident_shared_bytes()
+    if how == "drop":
+        journal.drop(1)
+        large.flush()
+    for seqs in [range(64)] if how == "settle" else [range(seq, seq + 1) for seq in range(64)]:
+        journal.settle(1, seqs)
+        large.flush()
+    assert list(journal.recover()) == []
+    for table in (large.tables.records, large.tables.bodies):
+        assert large.snapshot().stat(table)["entries"] == 0
+    assert resident_shared_bytes() - before < first_pages + 2 * MEGABYTE
+
+
+def test_a_bounded_set_at_the_usual_bound(tmp_path: Path) -> None:
+    """Thousands of small records are gone through, and the bound holds meanwhile."""
+    bound = 4 * MEGABYTE
+    environment = Environment.open(tmp_path, map_bytes=1 << 32, resident_bytes_max=bound)
+    journal = Journal(environment)
+    for seq in range(40_000):
+        journal.append(1, seq, 1, b"h" * 400)
+    environment.flush()
+    drop_mapped_pages(tmp_path / "main" / "data.mdb")
+    before = resident_shared_bytes()
+    most = count = 0
+    for queue in journal.recover():
+        for _ in queue.records:
+            count += 1
+            if count % 100 == 0:
+                most = max(most, resident_shared_bytes() - before)
+    assert count == 40_000
+    # Looked at after each quarter of the bound, and some is mapped around each page.
+    assert most < 2 * bound
     environment.close()

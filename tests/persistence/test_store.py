@@ -9,7 +9,6 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-import persistence.layer
 import persistence.record
 import persistence.transaction
 from persistence.environment import Environment
@@ -89,12 +88,21 @@ class Histories(RuleBasedStateMachine):
         raise NotImplementedError
 
     @rule(
-        queue_id=QUEUES, count=st.integers(1, 9), payload=PAYLOADS, gap=st.integers(0, 2), cut=st.booleans()
+        queue_id=QUEUES,
+        count=st.integers(1, 9),
+        payload=PAYLOADS,
+        gap=st.integers(0, 2),
+        head_parts=st.integers(0, 2) | st.none(),
     )
-    def append(self, queue_id: int, count: int, payload: bytes, gap: int, cut: bool) -> None:
+    def append(
+        self, queue_id: int, count: int, payload: bytes, gap: int, head_parts: int | None = None
+    ) -> None:
         first = self.next_seq[queue_id] + gap
         self.next_seq[queue_id] = first + count
-        self.journal.append(queue_id, first, count, [payload[:7], payload[7:]] if cut else payload)
+        if head_parts is None:
+            self.journal.append(queue_id, first, count, payload)
+        else:
+            self.journal.append(queue_id, first, count, [payload[:7], payload[7:]], head_parts)
         self.present.batches.setdefault(queue_id, {})[first] = count, payload
         self.present.left.setdefault(queue_id, set()).update(range(first, first + count))
 
@@ -135,7 +143,7 @@ class Histories(RuleBasedStateMachine):
             if step == "commit":
                 self.commit()
             elif step == "append" or not left:
-                self.append(queue_id, random.randint(1, 9), b"t" * random.randint(0, 1500), 0, False)
+                self.append(queue_id, random.randint(1, 9), b"t" * random.randint(0, 1500), 0)
             elif step == "annotate":
                 seq = random.choice(left)
                 self.journal.annotate(queue_id, seq, b"t")
@@ -165,6 +173,11 @@ class Histories(RuleBasedStateMachine):
     def delete(self, table: str, key: str) -> None:
         self.environment.delete(table, key)
         self.present.entries.pop((table, key), None)
+
+    @rule()
+    def close_layer(self) -> None:
+        """The turn is over, and what it submitted is large."""
+        self.environment.pending.close_layer()
 
     @rule()
     def commit(self) -> None:
@@ -250,7 +263,6 @@ class LmdbHistories(Histories):
             (persistence.record, "CHUNK_BYTES", 1000),
             (persistence.transaction, "ERASE_KEYS_MAX", 2),
             (persistence.transaction, "STEP_WORK", 1000),
-            (persistence.layer, "LAYER_APPENDS_MAX", 5),
         )
         self.usual = [getattr(module, name) for module, name, _ in self.bounds]
         for module, name, value in self.bounds:

@@ -141,11 +141,13 @@ class OnceOnly(Journal):
         super().__init__(store)
         self._written: set[int] = set()
 
-    def append(self, queue_id: int, first_seq: int, count: int, payload: bytes | list[bytes]) -> None:
+    def append(
+        self, queue_id: int, first_seq: int, count: int, payload: bytes | list[bytes], head_parts: int = 0
+    ) -> None:
         seqs = set(range(first_seq, first_seq + count))
         assert seqs.isdisjoint(self._written)
         self._written |= seqs
-        super().append(queue_id, first_seq, count, payload)
+        super().append(queue_id, first_seq, count, payload, head_parts)
 
 
 class Node:

@@ -190,7 +190,8 @@ def test_what_was_spilled_is_not_spilled_again() -> None:
     # Read ahead.
     assert resident_bytes(host) == 9
     publish(host, numbered(10, 12), attributes=TRANSIENT)
-    assert host.page_out(1 << 30) == 9
+    # What the consumer holds goes, too.
+    assert host.page_out(1 << 30) == 12
     assert node.services.memory.used == host.resident_bytes == resident_bytes(host)
     host.submit(("prefetch", "c", 0))
     assert receiver.contents == numbered(1, 12)
@@ -198,6 +199,32 @@ def test_what_was_spilled_is_not_spilled_again() -> None:
     assert node.services.memory.used == host.resident_bytes == 0
     node.commit()
     assert node.environment.spill.records(QUEUE_ID, 0, 100) == []
+
+
+@pytest.mark.parametrize("journalled", [False, True])
+def test_transient_bodies_that_consumers_hold_are_spilled(journalled: bool) -> None:
+    """Two consumers take turns, so that what each holds has gaps."""
+    node = Node()
+    host = node.host(Settings(), journalled=journalled)
+    receivers = {key: attach(host, key, prefetch=10) for key in "ab"}
+    publish(host, numbered(1, 8, 100), attributes=TRANSIENT)
+    held = host.machine.consumers.by_key["a"].checkout.runs
+    assert any(run.seqs.step > 1 for run in held)
+    assert host.page_out(1 << 30) == 808
+    assert node.services.memory.used == host.resident_bytes == resident_bytes(host) == 0
+    node.commit()
+    assert host.page_out(1 << 30) == 0
+    # One comes back and goes out again, one is settled, and a consumer ends with what it has left.
+    host.submit(("return", "a", 1, 1), ("settle", "a", 0, 0))
+    host.submit(("detach", "b", False), ("detach", "b", True))
+    seen = {content for _, content, _ in receivers["a"].received}
+    assert seen == set(numbered(1, 8, 100))
+    assert all(again for _, _, again in receivers["a"].received[4:])
+    assert node.services.memory.used == host.resident_bytes == resident_bytes(host)
+    host.submit(("settle", "a", 0, 1 << 20))
+    assert node.services.memory.used == host.resident_bytes == 0
+    node.commit()
+    assert node.environment.spill.records(QUEUE_ID, 0, 1 << 40) == []
 
 
 def test_what_was_joined_is_paged_out_once() -> None:

@@ -1,8 +1,8 @@
 """The longer proofs: `python -m tests.reliability.chaos`.
 
 4 GB of messages through one queue while the whole process keeps within 400 MB, durable and transient; then many rounds
-of kill -9 under load with seeds of their own; then three nodes under every fault of `tests.cluster.faults`. Prints what it
-saw; the exit code says whether all held.
+of kill -9 under load with seeds of their own; then three nodes under every fault of `tests.cluster.faults`; then Spark jobs
+whose drivers, executors and brokers are killed. Prints what it saw; the exit code says whether all held.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tests.cluster.faults import FAULTS
 from tests.reliability.flow import Row, limited, through
 from tests.reliability.node import Node
 from tests.reliability.test_kill import BUDGET, rounds
+from tests.spark_sink.kills import spark_kills
 
 MIB = 1 << 20
 LIMIT_BYTES = 400_000_000
@@ -68,6 +69,9 @@ def main() -> int:
     parser.add_argument(
         "--logs", type=Path, help="where to keep the three nodes' logs after a fault that did not hold"
     )
+    parser.add_argument(
+        "--spark", action=argparse.BooleanOptionalAction, default=True, help="Spark jobs, too"
+    )
     parser.add_argument("--directory", type=Path, help="where data goes; default: a temporary directory")
     chosen = parser.parse_args()
     # Nodes end with this program, however it ends.
@@ -77,7 +81,10 @@ def main() -> int:
             memory(Path(directory), chosen.megabytes * MIB)
         kills(Path(directory), chosen.seeds, chosen.rounds)
     seeds = range(1, chosen.cluster_seeds + 1)
-    return 0 if cluster_faults("mqd", FAULTS, seeds, chosen.logs) else 1
+    held = cluster_faults("mqd", FAULTS, seeds, chosen.logs)
+    if chosen.spark:
+        held = spark_kills() and held
+    return 0 if held else 1
 
 
 if __name__ == "__main__":

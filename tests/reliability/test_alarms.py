@@ -143,20 +143,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-@pytest.mark.parametrize(
-    "floor",
-    [
-        pytest.param(
-            0,
-            id="full",
-            marks=pytest.mark.xfail(
-                strict=False,
-                reason="without the floor the disk may fill to its last byte, and then freeing a page may need one",
-            ),
-        ),
-        pytest.param(16 * MIB, id="floor"),
-    ],
-)
+@pytest.mark.parametrize("floor", [pytest.param(0, id="full"), pytest.param(16 * MIB, id="floor")])
 def test_full_disk_blocks_publishers_until_there_is_room(small_disk: Path, floor: int) -> None:
     """Consumers go on, and that is what makes room; every message that was published arrives once, in order."""
     with Node(small_disk, "--disk-free-min-bytes", str(floor), "--unsynced-high-bytes", str(2 * MIB)) as node:

@@ -9,6 +9,7 @@ import pytest
 from tests.reliability.bodies import number
 from tests.reliability.client import Client, Delivery
 from tests.reliability.flow import Flow, limited, through
+from tests.reliability.node import Node
 
 MIB = 1 << 20
 BUDGET = 40 * MIB
@@ -34,13 +35,14 @@ def test_300_mb_under_a_40_mb_budget(tmp_path: Path, persistent: bool) -> None:
         assert node.disk_bytes() < disk * 1.3, "the space of what was consumed is not used again"
 
 
-def test_what_a_consumer_holds_unacked_does_not_stay_in_memory(tmp_path: Path) -> None:
+@pytest.mark.parametrize("persistent", [True, False], ids=["durable", "transient"])
+def test_what_a_consumer_holds_unacked_does_not_stay_in_memory(tmp_path: Path, persistent: bool) -> None:
     """It has no prefetch and acks nothing: all of it comes back, in order, to the next one."""
     total = 200 * MIB
     with limited(tmp_path, *OPTIONS) as (node, watch):
         holder, taker = Client(node.port), Client(node.port)
         holder.declare("flow")
-        flow = Flow(node.port, "flow", total, persistent=True)
+        flow = Flow(node.port, "flow", total, persistent=persistent)
         flow.publish()
         holder.consume("flow", 0)
         received = 0
@@ -59,3 +61,28 @@ def test_what_a_consumer_holds_unacked_does_not_stay_in_memory(tmp_path: Path) -
         taker.sync(0)
         assert watch.peak.resident < RESIDENT_MAX, f"{watch.peak.resident >> 20} MiB resident"
         taker.close()
+
+
+def test_a_start_does_not_bring_the_bodies_into_memory(tmp_path: Path) -> None:
+    with Node(tmp_path, *OPTIONS) as node:
+        client = Client(node.port)
+        client.declare("flow")
+        flow = Flow(node.port, "flow", TOTAL, persistent=True)
+        flow.publish()
+        assert flow.published.wait(100) and not flow.errors
+        client.close()
+        node.kill()
+        node.start()
+        started = peak_resident_bytes(node.pid)
+        assert started < 60 * MIB + 80 * MIB, f"{started >> 20} MiB resident"
+        client = Client(node.port)
+        client.consume("flow", 10)
+        assert [number(delivery.body) for delivery in client.deliveries(10)] == list(range(10))
+        assert client.count("flow") == flow.sent - 10
+        client.close()
+
+
+def peak_resident_bytes(pid: int) -> int:
+    """The kernel's own high-water mark, mapped pages included."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))

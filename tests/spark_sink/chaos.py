@@ -100,7 +100,7 @@ def judge(peer: Peer, queue: str, delivery: str, rows: int, what: str) -> None:
     """Raises AssertionError."""
     seen: Counter[bytes] = Counter()
     ids: set[str] = set()
-    for _, properties, body in peer.take(queue, rows):
+    for _, properties, body in peer.drain(queue, rows):
         seen[body] += 1
         ids.add(str(properties.message_id))
     total = sum(seen.values())

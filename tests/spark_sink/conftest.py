@@ -18,22 +18,34 @@ from tests.spark_sink.peer import Peer
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-TEST_S = 120
+TEST_S = 240
 Name = Callable[..., str]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        # The first test with a session waits for a JVM.
+        # The first test with a session waits for a JVM, and Spark for processes that a busy machine starts late.
         if item.path.is_relative_to(Path(__file__).parent) and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(TEST_S))
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    started = session.start(tmp_path_factory.mktemp("spark"))
+    directory = tmp_path_factory.mktemp("spark")
+    started = session.start(directory)
+    warm_up(started, directory)
     yield started
     started.stop()
+
+
+def warm_up(spark: SparkSession, directory: Path) -> None:
+    """A batch and a stream through Python workers, so that no test pays for the first of anything."""
+    assert spark.sparkContext.parallelize(range(2), 2).map(str).collect() == ["0", "1"]
+    (directory / "in").mkdir()
+    (directory / "in" / "0.txt").write_text("0")
+    lines = spark.readStream.schema("value string").text(str(directory / "in")).repartition(2)
+    writer = lines.writeStream.format("noop").option("checkpointLocation", str(directory / "checkpoint"))
+    assert writer.trigger(availableNow=True).start().awaitTermination(TEST_S)
 
 
 @pytest.fixture(scope="session")

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
-from typing import Any
 
 ROW_PAUSE_S = 0.005
-ARROW_BATCH = 100
 
 
-def slowly(batches: Iterator[Any]) -> Iterator[Any]:
-    for batch in batches:
-        time.sleep(batch.num_rows * ROW_PAUSE_S)
-        yield batch
+def slowly(value: str) -> str:
+    time.sleep(ROW_PAUSE_S)
+    return value
 
 
 def main() -> int:
     from pyspark.sql import SparkSession
+    from pyspark.sql.functions import udf
 
     url, queue, delivery, rows = sys.argv[1:]
     spark = SparkSession.builder.getOrCreate()
-    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", ARROW_BATCH)
-    frame = spark.range(0, int(rows), 1, 2).selectExpr("cast(id as string) as value")
-    frame.mapInArrow(slowly, "value string").write.format("amqp").options(
-        url=url, routingKey=queue, delivery=delivery
-    ).mode("append").save()
+    slow = udf(slowly, "string", useArrow=False)
+    numbers = spark.range(0, int(rows), 1, 2).selectExpr("cast(id as string) as value")
+    frame = numbers.select(slow("value").alias("value"))
+    frame.write.format("amqp").options(url=url, routingKey=queue, delivery=delivery).mode("append").save()
     spark.stop()
     return 0
 

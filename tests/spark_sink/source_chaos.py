@@ -88,10 +88,10 @@ def fill(peer: Peer, kind: str, sink_arguments: Mapping[str, bool]) -> None:
     declare = peer.channel.queue_declare
     declare(SOURCE, durable=True, arguments={"x-queue-type": kind})
     declare(SINK, durable=True, arguments={"x-queue-type": kind, **sink_arguments})
-    peer.channel.confirm_delivery()
     for number in range(ROWS):
         # What a source can tell apart: with ids, not even a batch that was committed and not acked is read twice.
         peer.publish(SOURCE, [str(number).encode()], delivery_mode=2, message_id=f"in-{number}")
+    reach(peer, SOURCE, ROWS)
 
 
 def judge(peer: Peer, variant: str, what: str) -> None:
@@ -100,7 +100,7 @@ def judge(peer: Peer, variant: str, what: str) -> None:
     until("nothing left in the source", lambda: peer.count(SOURCE) == 0)
     seen: Counter[bytes] = Counter()
     ids: set[str] = set()
-    for _, properties, body in peer.take(SINK, ROWS):
+    for _, properties, body in peer.drain(SINK, ROWS):
         seen[body] += 1
         ids.add(str(properties.message_id))
     total = sum(seen.values())
@@ -151,8 +151,6 @@ def kills_under_way(
             kill()
         with peer_of(url) as peer:
             driver.reach(peer, ROWS)
-            # The last batch is acked when Spark asks for the next.
-            until("the source is read", lambda: peer.count(SOURCE) == 0)
         stop.touch()
         driver.finish()
     with peer_of(url) as peer:
@@ -215,10 +213,10 @@ def executor_kill(directory: Path, variant: str) -> None:
             *(str(directory), url_of(node.port), SOURCE, SINK, delivery, str(stop)),
             options=("--py-files", str(archive)),
         )
-        reach(peer, SINK, FIRST_GOAL)
+        until("a beginning", lambda: job.poll() is not None or peer.count(SINK) >= FIRST_GOAL)
+        assert job.poll() is None, cluster.log()
         os.kill(cluster.executors()[0], signal.SIGKILL)
-        reach(peer, SINK, ROWS)
-        until("the source is read", lambda: peer.count(SOURCE) == 0)
+        until("all rows", lambda: job.poll() is not None or peer.count(SINK) >= ROWS)
         stop.touch()
         assert job.wait(STEP_MAX_S) == 0, cluster.log()
         judge(peer, variant, "executor kill -9 on a standalone cluster, --py-files")

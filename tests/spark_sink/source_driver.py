@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TRIGGER_MESSAGES = 250
+IDLE = "Waiting for data to arrive"
+#: What --py-files is given.
+ARCHIVE = "spark_sink.zip"
+#: Enough that each executor has some.
+TASKS = 8
 
 
 def main() -> int:
@@ -34,7 +39,8 @@ def main() -> int:
     )
     if stop:
         query = writer.start()
-        while query.isActive and not Path(stop).exists():
+        # The last batch is acked when Spark asks for the next.
+        while query.isActive and not (Path(stop).exists() and query.status["message"] == IDLE):
             time.sleep(0.2)
         if (failure := query.exception()) is not None:
             raise failure
@@ -57,7 +63,17 @@ def started(directory: Path) -> SparkSession:
 
     submitted = SparkSession.builder.getOrCreate()
     submitted.dataSource.register(AmqpDataSource)
+    found = submitted.sparkContext.parallelize(range(TASKS), TASKS).map(place).collect()
+    if not all(ARCHIVE in each for each in found):
+        raise RuntimeError(f"the connector came from elsewhere: {found}")
     return submitted
+
+
+def place(_: int) -> str:
+    """Where a worker has the connector from."""
+    import spark_sink
+
+    return str(spark_sink.__file__)
 
 
 if __name__ == "__main__":

@@ -58,6 +58,8 @@ def opening(keys: Keys = KEYS, hello: Hello = N2, to: str = "n1") -> bytes:
         opening(hello=Hello("n1", 1, "")),
         opening(to="n2"),
     ],
+    # Nonces differ from process to process; names of tests must not.
+    ids=["http", "amqp", "too long", "empty", "zeros", "wrong secret", "unknown", "ourselves", "for another"],
 )
 async def test_gets_nothing(said: bytes) -> None:
     async with nodes("n1", "n2", handshake_ms=60_000) as (one, _):

@@ -1,0 +1,49 @@
+"""A file that only takes up room, to be given up when another program has filled the disk to its last byte.
+
+Deletions need pages before they free any. What this node appends leaves room for them by itself; others do not.
+"""
+
+import logging
+import os
+from pathlib import Path
+
+log = logging.getLogger("mqd.persistence")
+
+BALLAST_BYTES = 4 * 1024 * 1024
+# It is made again only when so much would be free beside it.
+FREE_BYTES_MIN = 16 * 1024 * 1024
+
+
+class Ballast:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._held = False
+        # It is cut off when its process died while making it.
+        self.give_up()
+        self.restore()
+
+    def restore(self) -> None:
+        """Take the room if there is plenty."""
+        if self._held:
+            return
+        disk = os.statvfs(self._path.parent)
+        if disk.f_bavail * disk.f_frsize < BALLAST_BYTES + FREE_BYTES_MIN:
+            return
+        try:
+            with self._path.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, BALLAST_BYTES)
+        except OSError as error:
+            log.warning("%s: %s", self._path, error)
+            self._path.unlink(missing_ok=True)
+        else:
+            self._held = True
+
+    def give_up(self) -> bool:
+        """Free the room. False if there is none to free."""
+        try:
+            self._path.unlink()
+        except FileNotFoundError:
+            return False
+        finally:
+            self._held = False
+        return True

@@ -1,0 +1,39 @@
+"""One cluster for all tests here that leave it as they found it: its nodes run again, whatever was done to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.amqp_server.cluster.ring import Ring
+
+#: Quick, because tests wait for what these are for.
+OPTIONS = ("--change-timeout-ms", "3000", "--rebalance-ms", "300", "--node-down-ms", "500")
+
+
+@pytest.fixture(scope="package")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
+    with Ring(tmp_path_factory.mktemp("ring"), *OPTIONS) as started:
+        yield started
+        for name, node in started.nodes.items():
+            if node.running:
+                assert node.stop() == 0, node.log()[-3000:]
+            assert "Traceback" not in node.log(), (name, node.log()[-6000:])
+
+
+@pytest.fixture
+def ring(running: Ring) -> Ring:
+    running.heal()
+    return running
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Iterator[Ring]:
+    """A cluster of the test's own, not started."""
+    made = Ring(tmp_path, *OPTIONS)
+    try:
+        yield made
+    finally:
+        made.close()

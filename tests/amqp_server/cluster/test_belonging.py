@@ -1,0 +1,88 @@
+"""What speaks against using a data directory, as far as it can be told without a cluster."""
+
+from __future__ import annotations
+
+import pytest
+
+from amqp_server.cluster.belonging import Directory, Founded, Seen, check_alone
+from amqp_server.cluster.errors import ClusterError
+
+
+class Notes:
+    """Metadata in memory."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[str, str], bytes] = {}
+
+    def put(self, table: str, key: str, value: bytes) -> None:
+        self.rows[table, key] = value
+
+    def delete(self, table: str, key: str) -> None:
+        del self.rows[table, key]
+
+    def items(self, table: str) -> list[tuple[str, bytes]]:
+        return [(key, value) for (of, key), value in self.rows.items() if of == table]
+
+
+FOUNDED = Founded({"n1": "d1", "n2": "d2"}, name="n1")
+
+
+def test_incarnations_rise_whatever_the_clock_says() -> None:
+    notes = Notes()
+    assert Directory(notes, "d1", 1).begin(1_000) == 1_000
+    assert Directory(notes, "d1", 1).begin(1_000) == 1_001
+    assert Directory(notes, "d1", 1).begin(5) == 1_002
+    assert Directory(notes, "d1", 1).begin(9_000) == 9_000
+
+
+def test_whose_directory_it_is() -> None:
+    notes = Notes()
+    Directory(notes, "d1", 1).check("data", "n1", alone=False)
+    with pytest.raises(ClusterError, match="belongs to a node that stands alone"):
+        Directory(notes, "d1", 1).check("data", "n1", alone=True)
+    check_alone(notes, "data")
+    Directory(notes, "d1", 1).note_founded(FOUNDED)
+    directory = Directory(notes, "d1", 1)
+    assert directory.founded == FOUNDED
+    directory.check("data", "n1", alone=True)
+    with pytest.raises(ClusterError, match="belongs to node 'n1' of a cluster, not to 'n2'"):
+        directory.check("data", "n2", alone=True)
+    with pytest.raises(ClusterError, match="belongs to node 'n1' of a cluster: start it with --peers"):
+        check_alone(notes, "data")
+    directory.note_out("it had to go")
+    with pytest.raises(ClusterError, match="data: it had to go"):
+        Directory(notes, "d1", 1).check("data", "n1", alone=True)
+
+
+BEFORE, NOW = 1_000, 2_000
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        # Nobody knows anything.
+        (Seen(), False),
+        # The last start, and this one, are what is to be expected.
+        (Seen(incarnation=BEFORE), False),
+        (Seen(incarnation=NOW), False),
+        (Seen(incarnation=900), False),
+        # A start that this directory does not remember.
+        (Seen(incarnation=1_500), True),
+        # The disk had come as far, or not so far, or farther.
+        (Seen(BEFORE, "d1", BEFORE, 50), False),
+        (Seen(BEFORE, "d1", BEFORE, 49), False),
+        (Seen(BEFORE, "d1", BEFORE, 51), True),
+        # That was another disk, or was said since this start.
+        (Seen(BEFORE, "d0", BEFORE, 51), False),
+        (Seen(NOW, "d1", NOW, 51), False),
+    ],
+)
+def test_turned_back(seen: Seen, expected: bool) -> None:
+    notes = Notes()
+    Directory(notes, "d1", 1).begin(BEFORE)
+    assert Directory(notes, "d1", 50).turned_back(seen, NOW) is expected
+
+
+def test_an_empty_directory_is_not_turned_back() -> None:
+    """It remembers nothing and says so, which is another matter."""
+    assert not Directory(Notes(), "d9", 3).turned_back(Seen(900, "d1", 900, 51), NOW)

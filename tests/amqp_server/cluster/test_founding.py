@@ -1,0 +1,207 @@
+"""How a cluster comes about, and what keeps a node from being part of it: a clear word, and nobody else is hurt."""
+
+from __future__ import annotations
+
+import ipaddress
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import trustme
+
+from tests.amqp_server.cluster.ring import HOST, NAMES, QUORUM, Ring, free_ports, publish, take
+from tests.reliability.node import Node, run_once, wait_until
+
+
+def says(node: Node, *words: str) -> None:
+    """Wait until the node's log has all of these in one line."""
+
+    def said() -> bool:
+        return any(all(word in line for word in words) for line in node.log().splitlines())
+
+    wait_until(f"{words} in the log", said, 30, lambda: node.log()[-3000:])
+
+
+def serves(ring: Ring, *names: str) -> None:
+    """These nodes take changes, messages and each other's word for it."""
+    first, last = names[0], names[-1]
+    with ring.channel(first) as channel, ring.channel(last) as other:
+        channel.queue_declare("proof", durable=True, arguments=QUORUM)
+        publish(other, "proof", b"1")
+        assert take(channel, "proof", 1) == [b"1"]
+        other.queue_delete("proof")
+
+
+def test_founded_when_the_last_one_is_there(empty: Ring) -> None:
+    for name in ("n2", "n3"):
+        empty.nodes[name].launch()
+    for name, other in (("n2", "n3"), ("n3", "n2")):
+        says(empty.nodes[name], f"link to {other} up")
+        # It says when it waits for too long, and for whom.
+        says(empty.nodes[name], "waiting for the cluster; nodes that cannot be reached: n1")
+    empty.nodes["n1"].launch()
+    for name in NAMES:
+        empty.nodes[name].ready()
+    empty.formed()
+    serves(empty, *NAMES)
+    told = empty.status("n1")
+    assert [node["name"] for node in told["nodes"]] == [*NAMES]
+    assert {node["address"] for node in told["nodes"]} == {f"{HOST}:{port}" for port in empty.links.values()}
+    # From now on a majority is enough, and the directories are not to be used by nodes that stand alone.
+    for node in empty.nodes.values():
+        node.kill()
+    code, _, errors = run_once(["--data-dir", str(empty.nodes["n1"].data), *_anywhere()])
+    assert code == 1
+    assert "belongs to node 'n1' of a cluster" in errors
+    code, _, errors = run_once(
+        [
+            *("--data-dir", str(empty.nodes["n1"].data), "--node", "n2", "--peers", empty.peers()),
+            *("--cluster-secret-file", str(empty.secret), *_anywhere()),
+        ]
+    )
+    assert code == 1
+    assert "belongs to node 'n1' of a cluster, not to 'n2'" in errors
+    empty.names = ["n1", "n3"]
+    empty.start("n1", "n3")
+    serves(empty, "n1", "n3")
+
+
+def _anywhere() -> tuple[str, ...]:
+    return ("--amqp", f"{HOST}:0", "--http", f"{HOST}:0")
+
+
+def test_what_ends_a_start(tmp_path: Path) -> None:
+    secret, short = tmp_path / "secret", tmp_path / "short"
+    secret.write_text("x" * 32)
+    short.write_text("too short\n")
+    with Node(tmp_path, "--disk-free-min-bytes", "1MiB") as alone:
+        assert alone.stop() == 0
+    port, other = free_ports(2)
+    peers = f"n1={HOST}:{port},n2={HOST}:{other}"
+    certificates = ("--cluster-tls-cert-file", str(secret), "--cluster-tls-key-file", str(secret))
+    ends: list[tuple[int, str, tuple[str, ...]]] = [
+        (2, "such that this node, n3, is among them", ("--node", "n3")),
+        (2, "each name once", ("--peers", peers + ",n1=127.0.0.1:1")),
+        (2, "made of name=host:port", ("--peers", "n1")),
+        (2, "given when there are peers", ("--cluster-secret-file", "")),
+        (1, "can't be read: No such file", ("--cluster-secret-file", str(tmp_path / "none"))),
+        (1, "has 9 bytes, it needs 16 at least", ("--cluster-secret-file", str(short))),
+        (2, "given with its key and its authority", certificates[:2]),
+        (
+            1,
+            "certificates for the links can't be used",
+            (*certificates, "--cluster-tls-ca-file", str(secret)),
+        ),
+        (1, "belongs to a node that stands alone", ("--data-dir", str(alone.data))),
+    ]
+
+    def start(number: int) -> tuple[int, str, str]:
+        own = ("--data-dir", str(tmp_path / f"data{number}"), *_anywhere())
+        shared = ("--node", "n1", "--peers", peers, "--cluster-secret-file", str(secret))
+        listening = ("--cluster-listen", f"{HOST}:0")
+        return run_once([*own, *shared, *listening, *ends[number][2]])
+
+    with ThreadPoolExecutor(3) as pool:
+        outcomes = list(pool.map(start, range(len(ends))))
+    for (code, text, _), (ended, out, errors) in zip(ends, outcomes, strict=True):
+        assert (ended, out) == (code, ""), errors
+        assert text in errors.splitlines()[-1]
+        assert "Traceback" not in errors
+    with Node(tmp_path, "--disk-free-min-bytes", "1MiB") as alone:
+        assert "guest" in alone.mqctl("list_users")
+
+
+def test_strangers_do_not_get_in_and_hurt_nobody(ring: Ring, tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    wrong = tmp_path / "wrong"
+    wrong.write_text("another secret altogether")
+    peers = f"{ring.peers()},n4={HOST}:{port}"
+
+    def place(directory: str, name: str, secret: Path) -> Node:
+        home = tmp_path / directory
+        home.mkdir()
+        return Node(
+            home,
+            *("--node", name, "--peers", peers, "--cluster-secret-file", str(secret)),
+            *("--cluster-listen", f"{HOST}:0"),
+        )
+
+    def heard(*words: str) -> None:
+        wait_until(
+            f"{words} in the log of a member",
+            lambda: any(
+                all(word in line for word in words)
+                for node in ring.nodes.values()
+                for line in node.log().splitlines()
+            ),
+        )
+
+    liar = place("liar", "n4", wrong)
+    unknown = place("unknown", "n4", ring.secret)
+    double = place("double", "n2", ring.secret)
+    strangers = (liar, unknown, double)
+    try:
+        for node in strangers:
+            node.launch()
+        says(liar, "WARNING", "another cluster secret")
+        heard("WARNING", "it claims to be 'n4', but its proof is wrong: another cluster secret?")
+        says(unknown, "WARNING", "'n4' is no peer of it")
+        heard("WARNING", "'n4' is no peer of this node")
+        heard("WARNING", "another 'n2' has a session already")
+        serves(ring, *NAMES)
+        assert {node["name"] for node in ring.status("n1")["nodes"]} == {*NAMES}
+        assert all(node.running for node in strangers)
+    finally:
+        for node in strangers:
+            node.kill()
+    ring.formed()
+    serves(ring, *NAMES)
+
+
+def test_nodes_that_do_not_agree_on_who_they_are(empty: Ring) -> None:
+    """One lacks a peer: nothing is founded that would leave somebody out, until that is mended."""
+    less = empty.peers().rpartition(",")[0]
+    empty.place("n1", peers=less)
+    for name in NAMES:
+        empty.nodes[name].launch()
+    says(empty.nodes["n1"], "ERROR", "n2", "is configured with the peers n1, n2, n3, this node with n1, n2")
+    says(empty.nodes["n2"], "ERROR", "n1", "is configured with the peers n1, n2, this node with n1, n2, n3")
+    empty.nodes["n1"].kill()
+    empty.place("n1")
+    empty.nodes["n1"].launch()
+    for name in NAMES:
+        empty.nodes[name].ready()
+    empty.formed()
+    serves(empty, *NAMES)
+
+
+def test_links_with_certificates(empty: Ring, tmp_path: Path) -> None:
+    authority, other = trustme.CA(), trustme.CA()
+    trusted, elsewhere = tmp_path / "ca.pem", tmp_path / "other.pem"
+    authority.cert_pem.write_to_path(trusted)
+    other.cert_pem.write_to_path(elsewhere)
+
+    def certified(name: str, issuer: trustme.CA, ca: Path) -> None:
+        key = tmp_path / f"{name}.pem"
+        issuer.issue_cert(str(ipaddress.ip_address(HOST))).private_key_and_cert_chain_pem.write_to_path(key)
+        options = ("--cluster-tls-cert-file", str(key), "--cluster-tls-key-file", str(key))
+        empty.place(name, *options, "--cluster-tls-ca-file", str(ca))
+
+    for name in NAMES:
+        certified(name, authority, trusted)
+    empty.start(*NAMES)
+    serves(empty, *NAMES)
+    # One with a certificate of another authority, and one without any, stay outside.
+    assert empty.nodes["n3"].stop() == 0
+    certified("n3", other, trusted)
+    empty.nodes["n3"].launch()
+    says(empty.nodes["n1"], "WARNING", "TLS")
+    empty.nodes["n3"].kill()
+    empty.place("n3")
+    empty.nodes["n3"].launch()
+    says(empty.nodes["n3"], "n1", "no link to n1")
+    serves(empty, "n1", "n2")
+    assert not any(node["running"] for node in empty.status("n1")["nodes"] if node["name"] == "n3")
+    empty.nodes["n3"].kill()
+    certified("n3", authority, trusted)
+    empty.start("n3")
+    serves(empty, *NAMES)

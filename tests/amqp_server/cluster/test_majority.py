@@ -1,0 +1,56 @@
+"""A node that is left alone promises nothing, says why, and goes on by itself."""
+
+from __future__ import annotations
+
+import pytest
+from pika.exceptions import ChannelClosedByBroker
+
+from amqp_server.mqctl.client import UNAVAILABLE, Failure
+from tests.amqp_server.cluster.ring import QUORUM, Ring, take
+from tests.reliability.client import Address, Client, Confirm
+from tests.reliability.node import wait_until
+
+COUNT = 20
+REFUSED = (
+    "RESOURCE_ERROR - the change was not applied in time: no majority of the cluster's nodes is reachable"
+)
+
+
+def test_alone(ring: Ring) -> None:
+    with ring.channel("n1") as channel:
+        channel.queue_declare("waits", durable=True, arguments=QUORUM)
+    for name in ("n2", "n3"):
+        ring.nodes[name].kill()
+    wait_until("n1 knows", lambda: ring.ask("GET", "n1", "/health/ready")[0] == 503)
+    assert ring.ask("GET", "n1", "/health")[0] == 200
+    assert "NO MAJORITY" in ring.mqctl("n1", "cluster", "status")
+    client = Client(ring.nodes["n1"].port)
+    client.confirms()
+    address = Address("", "waits")
+    client.send(b"".join(address.message(b"%d" % number) for number in range(COUNT)))
+    with ring.connection("n1") as connection:
+        for declare in ("queue_declare", "exchange_declare"):
+            channel = connection.channel()
+            with pytest.raises(ChannelClosedByBroker) as closed:
+                getattr(channel, declare)("cannot-be", durable=True)
+            assert closed.value.reply_code == 506
+            assert str(closed.value.reply_text).startswith(REFUSED)
+        assert connection.is_open
+        with pytest.raises(Failure, match="no majority") as failed:
+            ring.mqctl("n1", "add_user", "nobody", "secret")
+        assert failed.value.exit_code == UNAVAILABLE
+        # All this time nothing was confirmed.
+        assert list(client.receive(0.0)) == []
+        ring.start("n2")
+        confirmed = 0
+        while confirmed < COUNT:
+            for event in client.receive():
+                assert isinstance(event, Confirm) and not event.nack
+                confirmed = event.tag if event.multiple else confirmed + 1
+        client.close()
+        channel = connection.channel()
+        channel.queue_declare("can-be", durable=True)
+        channel.queue_delete("can-be")
+        assert take(channel, "waits", COUNT) == [b"%d" % number for number in range(COUNT)]
+        ring.start("n3")
+        channel.queue_delete("waits")

@@ -1,0 +1,13 @@
+"""All longer proofs of the connector: what is killed while Spark writes, and while it reads."""
+
+from __future__ import annotations
+
+from tests.spark_sink import chaos, source_chaos
+
+
+def spark_kills() -> bool:
+    """Return whether all held."""
+    print("Spark writes:", flush=True)
+    wrote = chaos.every(chaos.STEPS, chaos.STEPS, chaos.VARIANTS)
+    print("Spark reads and writes:", flush=True)
+    return chaos.every(source_chaos.STEPS, source_chaos.STEPS, chaos.VARIANTS) and wrote
