@@ -1,0 +1,191 @@
+"""What stands for the broker around a node's quorum queues: their declarations, timers, and the way of dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from amqp_server.broker.arguments import QueueArguments
+from amqp_server.broker.records import QueueRecord
+from amqp_server.cluster.hosts import ClusterHosts
+from quorum_queue.cluster.group_host import GroupHost
+from quorum_queue.machine import snapshot
+from quorum_queue.machine.effects import Reason
+from quorum_queue.machine.run import Attributes, Run
+from tests.quorum_queue.cluster.ledger import DEAD, Ledger
+
+if TYPE_CHECKING:
+    from tests.quorum_queue.cluster.node import SimulatedNode
+
+
+class Declared:
+    """A queue of the simulated cluster, the same for all nodes."""
+
+    def __init__(self, queue_id: int, name: str, parsed: QueueArguments, target: str, ledger: Ledger) -> None:
+        self.queue_id = queue_id
+        self.name = name
+        self.parsed = parsed
+        #: Where its dead letters go.
+        self.target = target
+        self.ledger = ledger
+        #: Members with the preferred leader in front, as they were declared one after the other.
+        self.members: list[tuple[str, ...]] = []
+
+
+class SimulatedQueue:
+    """In the place of the topology's queue."""
+
+    host: Any
+
+    def __init__(self, node: SimulatedNode, declared: Declared, version: int) -> None:
+        self.declared = declared
+        self.queue_id = declared.queue_id
+        self.name = declared.name
+        self.parsed = declared.parsed
+        self.vhost = SimpleNamespace(name="/")
+        self.deleted = False
+        self.node = ""
+        self.on = node
+        self.version = version
+        self.leader = ""
+        self.change(version)
+
+    def change(self, version: int) -> None:
+        self.version = version
+        members = self.declared.members[version]
+        self.record = QueueRecord(
+            "/", self.name, self.queue_id, False, b"", members=members, leader=members[0]
+        )
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        return self.record.members
+
+    def renew(self) -> None: ...
+
+    def consumer_gone(self, left: int) -> None: ...
+
+    def consumer_lost(self, key: Any) -> None:
+        for client in self.on.clients:
+            client.consumer_lost(key)
+
+    def consumers_lost(self) -> None:
+        for client in self.on.clients:
+            client.consumers_lost(self.name)
+
+
+class WatchedHost(GroupHost):
+    """Shows the ledger all that it applies."""
+
+    def _show(self, index: int, data: bytes | None) -> None:
+        queue: SimulatedQueue = self.queue
+        queue.declared.ledger.applied(
+            self.replicas.node, index, data, self.replica.digest(), snapshot.digest(self.replica.machine)
+        )
+
+    def _perform(self, applied: Any, bodies: Any) -> None:
+        self._show(applied.index, self._data)
+        super()._perform(applied, bodies)
+
+    def apply(self, index: int, data: bytes) -> None:
+        self._data = data
+        super().apply(index, data)
+
+    def passed(self, index: int) -> None:
+        super().passed(index)
+        self._show(index, None)
+
+    def _check(self) -> None:
+        queue: SimulatedQueue = self.queue
+        replica = self.replica
+        queue.declared.ledger.same(
+            self.replicas.node, replica.applied, replica.digest(), snapshot.digest(replica.machine)
+        )
+
+    def load(self, state: bytes) -> None:
+        super().load(state)
+        self._check()
+
+    def restore(self, state: bytes) -> None:
+        super().restore(state)
+        queue: SimulatedQueue = self.queue
+        queue.on.restored += 1
+        self._check()
+
+
+class WatchedHosts(ClusterHosts):
+    def _group_host(self, queue: Any) -> GroupHost:
+        host = WatchedHost(
+            queue,
+            queue.queue_id,
+            queue.declared.ledger.settings,
+            self._broker.services,
+            self._groups.replicas,
+            dirty=self._dirty,
+        )
+        self._groups.open(host, queue)
+        self.grouped[queue.queue_id] = host
+        return host
+
+
+class Timers:
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, Any]] = []
+
+    def wake(self, host: Any, at_ms: int) -> None:
+        self.asked.append((at_ms, host))
+
+    def run(self, now_ms: int) -> None:
+        due = [host for at_ms, host in self.asked if at_ms <= now_ms]
+        self.asked = [(at_ms, host) for at_ms, host in self.asked if at_ms > now_ms]
+        for host in due:
+            host.wake()
+
+
+class Letters:
+    """Sends dead letters on to the one target of a queue, as the broker does by its exchanges."""
+
+    def __init__(self, node: SimulatedNode) -> None:
+        self._node = node
+
+    def dead_letter(self, queue: Any, run: Run, reason: Reason, done: Callable[[bool], None] | None) -> None:
+        assert run.contents is not None
+        node = self._node
+        host = node.queues[queue.declared.target].host
+        origin = None if done is None else Letter(node, queue.host, done, len(run.contents))
+        dead = Run(range(len(run.contents)), list(run.contents), DEAD, Attributes(persistent=True))
+        host.pending.append(("enqueue", dead, origin, 1))
+        node.dirty(host)
+
+
+class Letter:
+    def __init__(self, node: SimulatedNode, source: Any, done: Callable[[bool], None], count: int) -> None:
+        self._node = node
+        self._source = source
+        self._done = done
+        self._left = count
+        self._taken = True
+
+    def confirmed(self, first: int, last: int) -> None:
+        self._left -= last - first + 1
+        if not self._left:
+            self._done(self._taken)
+            if self._source.pending:
+                self._node.dirty(self._source)
+
+    def refused(self, first: int, last: int) -> None:
+        self._taken = False
+        self.confirmed(first, last)
+
+
+class Proposals:
+    """In the place of group 0: changes of members are noted by the simulation, and told to the nodes later."""
+
+    def __init__(self, changed: Callable[[Any], None]) -> None:
+        self._changed = changed
+
+    def propose(self, operation: Any, done: Callable[[Any], None] | None = None) -> None:
+        self._changed(operation)
+        if done is not None:
+            done(None)

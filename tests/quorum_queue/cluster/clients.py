@@ -1,0 +1,291 @@
+"""Clients of the simulated cluster: they publish, consume, get, settle, purge, and go, and remember what they were told."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from quorum_queue.cluster.group_host import GroupHost
+from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.dedup import id_of
+from quorum_queue.machine.run import Attributes, Run
+from quorum_queue.ports import Refused
+from tests.quorum_queue.cluster.ledger import Ledger, Violation
+
+if TYPE_CHECKING:
+    from tests.quorum_queue.cluster.broker import SimulatedQueue
+    from tests.quorum_queue.cluster.node import SimulatedNode
+
+PRIORITIES = (0, 0, 1, 3)
+
+
+class Publisher:
+    """Publishes to one queue, and waits for answers. See quorum_queue.ports.Origin."""
+
+    def __init__(self, name: str, ledger: Ledger) -> None:
+        self.name = name
+        self.ledger = ledger
+        self.bodies: list[bytes] = [b""]
+        self.waiting: dict[int, None] = {}
+        self.refusals: list[bytes] = []
+
+    def body(self, padding: int) -> bytes:
+        return b"%s.%d.%s" % (self.name.encode(), len(self.bodies), b"x" * padding)
+
+    def confirmed(self, first: int, last: int) -> None:
+        for number in self._answered(first, last):
+            self.ledger.confirmed(self.bodies[number])
+
+    def refused(self, first: int, last: int) -> None:
+        self.refusals += [self.bodies[number] for number in self._answered(first, last)]
+        self.ledger.note("refused", last - first + 1)
+
+    def _answered(self, first: int, last: int) -> range:
+        numbers = range(first, last + 1)
+        for number in numbers:
+            if number not in self.waiting:
+                raise self.ledger.fail(
+                    f"publisher {self.name} is answered twice for {number}, or never asked"
+                )
+            del self.waiting[number]
+        return numbers
+
+
+class Holder:
+    """A consumer, or what holds the messages that a client got one by one. See quorum_queue.ports.Sink."""
+
+    def __init__(self, client: Client, queue: SimulatedQueue, key: tuple[Any, ...], *, no_ack: bool) -> None:
+        self.client = client
+        self.queue = queue
+        self.key = key
+        self.no_ack = no_ack
+        self.attached = self.gone = False
+        self.next_id = 0
+        self.unacked: dict[int, bytes] = {}
+
+    @property
+    def owner(self) -> tuple[Any, ...]:
+        node = self.client.node
+        host = self.queue.host
+        own = host._own if isinstance(host, GroupHost) else (node.name, node.incarnation)
+        return (*own, *self.key)
+
+    def deliver(self, consumer: Consumer, run: Run, first_id: int) -> None:
+        ledger = self.queue.declared.ledger
+        ledger.received(self.owner, first_id, run)
+        if self.gone:
+            # As a closed channel does; what was on its way is given back.
+            return
+        if first_id < self.next_id or (first_id > self.next_id and not self.no_ack):
+            raise ledger.fail(f"{self.owner} gets delivery {first_id} in the place of {self.next_id}")
+        assert run.contents is not None
+        self.next_id = first_id + len(run.contents)
+        if not self.no_ack:
+            self.unacked.update(enumerate(run.contents, first_id))
+        ledger.note("received", len(run.contents))
+
+
+class Client:
+    """One session with one channel, at one node."""
+
+    def __init__(self, node: SimulatedNode, number: int, random: Random) -> None:
+        self.node = node
+        self.number = number
+        self.random = random
+        self.publishers: dict[str, Publisher] = {}
+        self.consumers: list[Holder] = []
+        self.getters: dict[tuple[str, bool], Holder] = {}
+        self.tags = 0
+        #: Answers that are still due, by what was asked.
+        self.asked: dict[tuple[str, int], None] = {}
+
+    def queue(self) -> SimulatedQueue:
+        return self.random.choice(list(self.node.queues.values()))
+
+    def ask(self, what: str) -> tuple[str, int]:
+        self.tags += 1
+        self.asked[what, self.tags] = None
+        return what, self.tags
+
+    def answer(self, question: tuple[str, int]) -> None:
+        if question not in self.asked:
+            raise Violation(f"{question} of session {self.number} is answered twice")
+        del self.asked[question]
+
+    # -- publishing ------------------------------------------------------------------------------------------------
+
+    def publish(self, queue: SimulatedQueue) -> str:
+        random = self.random
+        publisher = self.publishers.get(queue.name)
+        if publisher is None:
+            publisher = Publisher(f"p{self.number}{queue.name}", queue.declared.ledger)
+            self.publishers[queue.name] = publisher
+        first = len(publisher.bodies)
+        attributes = Attributes(priority=random.choice(PRIORITIES), persistent=random.random() < 0.8)
+        contents: list[bytes] = []
+        for _ in range(random.choice((1, 1, 2, 3, 9))):
+            body = publisher.body(random.choice((0, 10, 40, 150)))
+            if queue.host.wants_ids and publisher.refusals and random.random() < 0.5:
+                body = publisher.refusals.pop(0)
+                queue.declared.ledger.republished[body] = None
+            if body in contents:
+                continue
+            publisher.waiting[len(publisher.bodies)] = None
+            publisher.bodies.append(body)
+            queue.declared.ledger.published[body] = None
+            contents.append(body)
+        run = Run(range(len(contents)), contents, b"head", attributes)
+        ids = ([id_of(body) for body in contents],) if queue.host.wants_ids else ()
+        verb = "enqueue_once" if ids else "enqueue"
+        queue.host.pending.append((verb, run, publisher, first, *ids))
+        self.node.dirty(queue.host)
+        return f"publishes {first} to {first + len(contents) - 1} as {publisher.name}"
+
+    # -- consuming -------------------------------------------------------------------------------------------------
+
+    def consume(self, queue: SimulatedQueue, *, prefetch: int | None = None) -> str:
+        random = self.random
+        question = self.ask("consume")
+        no_ack = random.random() < 0.15 and prefetch is None
+        holder = Holder(self, queue, (self.number, 1, f"c{self.tags}", self.tags), no_ack=no_ack)
+        consumer = Consumer(
+            holder.key,
+            no_ack=no_ack,
+            prefetch=random.choice((0, 1, 2, 5)) if prefetch is None else prefetch,
+            priority=random.choice((0, 0, 0, 1)),
+            exclusive=random.random() < 0.05 and prefetch is None,
+            sink=holder,
+            channel=self.number,
+        )
+        self.consumers.append(holder)
+
+        def attached(refused: str | None) -> None:
+            self.answer(question)
+            holder.attached = refused is None
+            if refused is not None and holder in self.consumers:
+                self.consumers.remove(holder)
+                holder.gone = True
+
+        queue.host.attach(consumer, attached)
+        return f"consumes from {queue.name} as {holder.key}"
+
+    def get(self, queue: SimulatedQueue) -> str:
+        no_ack = self.random.random() < 0.3
+        holder = self.getters.get((queue.name, no_ack))
+        if holder is None:
+            key = (self.number, 1, None, no_ack)
+            holder = self.getters[queue.name, no_ack] = Holder(self, queue, key, no_ack=no_ack)
+        question = self.ask("get")
+        consumer = Consumer(holder.key, no_ack=no_ack, sink=holder)
+        consumer.attached = False
+        queue.host.get(consumer, lambda run: self.answer(question))
+        return f"gets from {queue.name}"
+
+    def holders(self) -> list[Holder]:
+        return [*self.consumers, *self.getters.values()]
+
+    def settle(self, holder: Holder, verb: str, count: int, *, oldest: bool = True) -> str:
+        """Answer for a few of the deliveries that this client has not answered for."""
+        ids = list(holder.unacked)
+        chosen = ids[:count] if oldest else [self.random.choice(ids)]
+        ledger = holder.queue.declared.ledger
+        for number in chosen:
+            del holder.unacked[number]
+            ledger.said[verb, holder.owner, number] = None
+        host = holder.queue.host
+        host.pending.append((verb, holder.key, chosen[0], chosen[-1]))
+        self.node.dirty(host)
+        return f"{verb}s {chosen} of {holder.key} on {holder.queue.name}"
+
+    def purge(self, queue: SimulatedQueue) -> str:
+        question = self.ask("purge")
+        queue.host.purge(lambda count: self.answer(question))
+        return f"purges {queue.name}"
+
+    def touch(self, queue: SimulatedQueue) -> str:
+        question = self.ask("barrier")
+
+        def done(refused: Refused | None = None) -> None:
+            self.answer(question)
+
+        queue.host.barrier(done)
+        return f"asks for {queue.name}"
+
+    def pause(self, holder: Holder, paused: bool) -> str:
+        holder.queue.host.pending.append(("pause", holder.key, paused))
+        self.node.dirty(holder.queue.host)
+        return f"{'stops' if paused else 'resumes'} {holder.key} on {holder.queue.name}"
+
+    def cancel(self, holder: Holder) -> str:
+        """What it holds stays with it."""
+        self.consumers.remove(holder)
+        holder.attached = False
+        self.getters[f"was {holder.key}", False] = holder
+        holder.queue.host.submit(("detach", holder.key, False))
+        return f"cancels {holder.key} on {holder.queue.name}"
+
+    def close(self) -> str:
+        """As a channel is closed: see amqp_server.channel.channel."""
+        for holder in self.holders():
+            host = holder.queue.host
+            while holder.unacked:
+                self.settle(holder, "return", 1)
+            if holder in self.consumers:
+                host.pending.insert(0, ("detach", holder.key, False))
+            host.pending.append(("detach", holder.key, True))
+            self.node.dirty(host)
+            holder.gone = True
+        self.consumers.clear()
+        self.getters.clear()
+        self.node.clients.remove(self)
+        return "ends"
+
+    def consumer_lost(self, key: tuple[Any, ...]) -> None:
+        for holder in [holder for holder in self.consumers if holder.key == key]:
+            self.consumers.remove(holder)
+            holder.gone = True
+
+    def consumers_lost(self, name: str) -> None:
+        """The way to the queue's home broke."""
+        for holder in self.holders():
+            if holder.queue.name == name:
+                holder.unacked.clear()
+        for holder in [holder for holder in self.consumers if holder.queue.name == name]:
+            self.consumers.remove(holder)
+            holder.gone = True
+        for kind in [kind for kind, holder in self.getters.items() if holder.queue.name == name]:
+            del self.getters[kind]
+
+    # -- chance ----------------------------------------------------------------------------------------------------
+
+    def act(self) -> str:
+        """Do something."""
+        random, queue = self.random, self.queue()
+        action = random.random()
+        if self.asked and action < 0.98:
+            return "waits for an answer"
+        holding = [holder for holder in self.holders() if holder.unacked]
+        if action < 0.40:
+            return self.publish(queue)
+        if action < 0.75 and holding:
+            return self._settle_some(random.choice(holding))
+        if action < 0.85 and len(self.consumers) < 4:
+            return self.consume(queue)
+        if action < 0.92:
+            return self.get(queue)
+        if action < 0.925:
+            return self.purge(queue)
+        if action < 0.94:
+            return self.touch(queue)
+        if action < 0.96 and self.consumers:
+            return self.pause(random.choice(self.consumers), random.random() < 0.4)
+        if action < 0.98 and self.consumers:
+            return self.cancel(random.choice(self.consumers))
+        if action > 0.99:
+            return self.close()
+        return "waits"
+
+    def _settle_some(self, holder: Holder) -> str:
+        random = self.random
+        verb = random.choice(("settle", "settle", "settle", "settle", "return", "discard"))
+        return self.settle(holder, verb, random.choice((1, 1, 2, 10)), oldest=random.random() < 0.6)

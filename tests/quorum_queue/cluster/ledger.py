@@ -1,0 +1,336 @@
+"""What must hold of a queue, judged by its log: an account of every message, kept beside the real machines.
+
+The first node that applies an entry shows it to the ledger, which applies it to a machine of its own, command by
+command, and books where each message goes and why. Whatever any node applies, delivers or confirms later is compared
+with the books.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from quorum_queue.machine import snapshot
+from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.effects import Effects
+from quorum_queue.machine.entries import Batch, DecodedEntry, decode_entry
+from quorum_queue.machine.machine import Command, Machine, Meta
+from quorum_queue.machine.run import Run
+from quorum_queue.machine.settings import Settings
+
+Key = tuple[Any, ...]
+#: The head of dead letters, by which they are told from what clients published.
+DEAD = b"dead"
+
+
+class Violation(AssertionError):
+    """Something happened that must never happen."""
+
+
+class Delivery:
+    """A message handed to a consumer by the log."""
+
+    __slots__ = ("attempts", "redelivered", "seq")
+
+    def __init__(self, seq: int, redelivered: bool, attempts: int) -> None:
+        self.seq = seq
+        self.redelivered = redelivered
+        self.attempts = attempts
+
+
+class Ledger:
+    """One queue's books."""
+
+    def __init__(self, name: str, settings: Settings) -> None:
+        self.name = name
+        self.settings = settings
+        self.machine = Machine(settings)
+        self.index = 0
+        self.now_ms = 0
+        #: What every replica must have applied and become at each index.
+        self.entries: dict[int, bytes | None] = {}
+        self.machine_digests: dict[int, bytes] = {0: snapshot.digest(self.machine)}
+        self.digests: dict[int, bytes] = {}
+        self.batches: dict[str, tuple[int, int]] = {}
+        #: Bodies, times and state of messages, by position.
+        self.bodies: dict[int, bytes] = {}
+        self.placed_ms: dict[int, int] = {}
+        self.live: dict[int, None] = {}
+        self.holder: dict[int, tuple[Key, int]] = {}
+        self.held: dict[Key, dict[int, int]] = {}
+        self.returns: dict[int, int] = {}
+        self.dead_lettering: dict[int, None] = {}
+        self.last_new = 0
+        #: Positions of each body that was accepted.
+        self.accepted: dict[bytes, list[int]] = {}
+        self.order: dict[bytes, int] = {}
+        #: Bodies that went to the dead-letter exchange.
+        self.dead: dict[bytes, None] = {}
+        self.deliveries: dict[tuple[Key, int], list[Delivery]] = {}
+        #: Told by the clients: what they published, and what they said of deliveries.
+        self.published: dict[bytes, None] = {}
+        self.republished: dict[bytes, None] = {}
+        self.said: dict[tuple[str, Key, int], None] = {}
+        #: The queue that gets the dead letters of this one, and those whose dead letters this one gets.
+        self.target: Ledger | None = None
+        self.sources: list[Ledger] = []
+        #: Starts of nodes that others had a reason to take for down.
+        self.doubted: dict[tuple[str, int], None] = {}
+        self.count: dict[str, int] = {}
+
+    def fail(self, text: str) -> Violation:
+        return Violation(f"queue {self.name} at {self.index}: {text}")
+
+    def note(self, what: str, count: int = 1) -> None:
+        self.count[what] = self.count.get(what, 0) + count
+
+    # -- the log ---------------------------------------------------------------------------------------------------
+
+    def applied(
+        self, node: str, index: int, data: bytes | None, digest: bytes, machine_digest: bytes
+    ) -> None:
+        """A node has applied an entry (None if it is not the machine's) and has become this."""
+        if index <= self.index:
+            if self.entries[index] != data:
+                raise self.fail(f"{node} applied another entry {index} than was applied before")
+        else:
+            if index != self.index + 1:
+                raise self.fail(f"{node} applied entry {index}, which nobody has come to yet")
+            self.index = index
+            self.entries[index] = data
+            if data is not None:
+                self._apply(decode_entry(data))
+            self.machine_digests[index] = snapshot.digest(self.machine)
+        self.same(node, index, digest, machine_digest)
+
+    def same(self, node: str, index: int, digest: bytes, machine_digest: bytes) -> None:
+        """A node is at this index: it must be what all others were there."""
+        if self.machine_digests[index] != machine_digest:
+            raise self.fail(f"the machine of {node} at {index} is not what its log makes of it")
+        if self.digests.setdefault(index, digest) != digest:
+            raise self.fail(f"{node} at {index} is not what another replica was there")
+
+    def _apply(self, entry: DecodedEntry) -> None:
+        self.now_ms = max(self.now_ms, entry.now_ms)
+        meta = Meta(self.now_ms)
+        effects = Effects(wants_places=True)
+        for batch in entry.batches:
+            incarnation, last = self.batches.get(batch.node, (0, 0))
+            if batch.incarnation > incarnation and batch.number == 1:
+                self._run(meta, ("node_down", batch.node, batch.incarnation - 1), effects, entry)
+            elif (batch.incarnation, batch.number) != (incarnation, last + 1):
+                self.note("batches skipped")
+                continue
+            self.batches[batch.node] = (batch.incarnation, batch.number)
+            for command in batch.commands:
+                self._check_command(batch, command)
+                self._run(meta, command, effects, entry)
+        self._run(meta, None, effects, entry)
+        held = sum(map(len, self.held.values()))
+        machine = self.machine
+        if (machine.unacked_count, machine.ready.count) != (
+            held,
+            len(self.live) - held - len(self.dead_lettering),
+        ):
+            raise self.fail(
+                f"{machine.unacked_count} unacked and {machine.ready.count} ready, by the books {held} and "
+                f"{len(self.live) - held - len(self.dead_lettering)}"
+            )
+
+    def _check_command(self, batch: Batch, command: Command) -> None:
+        if command[0] == "node_down":
+            node, incarnation = command[1], command[2]
+            if not any(
+                name == node and known >= incarnation - incarnation % 100 for name, known in self.doubted
+            ):
+                raise self.fail(f"{batch.node} took {node} for down, which was always in contact")
+            self.note("nodes down")
+
+    def _run(self, meta: Meta, command: Command | None, effects: Effects, entry: DecodedEntry) -> None:
+        """Run one command, or the end of the entry, and book what it did."""
+        starts = [
+            len(effects.places or ()),
+            len(effects.deliveries),
+            len(effects.settled),
+            len(effects.dead_letters),
+        ]
+        verb = "" if command is None else command[0]
+        released = self._let_go(command) if command is not None else []
+        if command is None:
+            self.machine.finish(meta, effects)
+        else:
+            self.machine.run(meta, [command], effects)
+        for first_seq, count, ordinal in (effects.places or [])[starts[0] :]:
+            self._accept(first_seq, entry.bodies.contents(range(ordinal, ordinal + count)), command)
+        if verb in ("return", "node_down") or (verb == "detach" and command is not None and command[2]):
+            for seq in released:
+                self.returns[seq] = self.returns.get(seq, 0) + 1
+        given: dict[int, None] = {}
+        new: list[int] = []
+        for consumer, run, first_id in effects.deliveries[starts[1] :]:
+            self._hand(consumer, run, first_id, new)
+            if consumer.no_ack:
+                given.update(dict.fromkeys(run.seqs))
+        if new and not self.settings.priority_max:
+            if min(new) <= self.last_new:
+                raise self.fail(f"message {min(new)} is handed out after {self.last_new}")
+            self.last_new = max(new)
+        reasons: dict[int, str] = {}
+        for run, reason in effects.dead_letters[starts[3] :]:
+            self._dead_letter(run, reason, reasons, entry)
+        settled: dict[int, None] = {}
+        for run in effects.settled[starts[2] :]:
+            for seq in run.seqs:
+                if seq not in self.live:
+                    raise self.fail(f"message {seq} is settled, and was settled before or never there")
+                settled[seq] = None
+                self._check_left(seq, verb, released, given, reasons.get(seq))
+                del self.live[seq]
+        for seq in reasons:
+            if seq not in settled:
+                self._check_left(seq, verb, released, given, reasons[seq])
+                self.dead_lettering[seq] = None
+        if verb == "settle" and [seq for seq in released if seq not in settled]:
+            raise self.fail("a consumer's ack did not settle what it held")
+
+    def _let_go(self, command: Command) -> list[int]:
+        """Take what this command takes from consumers."""
+        verb = command[0]
+        if verb in ("settle", "return", "discard"):
+            held = self.held.get(command[1], {})
+            ids = [number for number in held if command[2] <= number <= command[3]]
+            for number in ids:
+                self._check_said(verb, command[1], number)
+            return [self._release(command[1], number) for number in sorted(ids)]
+        keys: list[Key] = []
+        if verb == "detach" and command[2]:
+            keys = [command[1]]
+        elif verb == "node_down":
+            keys = [key for key in self.held if key[0] == command[1] and key[1] <= command[2]]
+        return [self._release(key, number) for key in keys for number in sorted(self.held.get(key, ()))]
+
+    def _check_said(self, verb: str, key: Key, number: int) -> None:
+        # When a link breaks, the queue's home gives back what clients behind it held.
+        by_guest = len(key) > 6 and verb == "return"
+        if (verb, key[-6:], number) not in self.said and not by_guest:
+            raise self.fail(f"{verb} of delivery {number} to {key}, which its client never said")
+
+    def _release(self, key: Key, number: int) -> int:
+        seq = self.held[key].pop(number)
+        if not self.held[key]:
+            del self.held[key]
+        del self.holder[seq]
+        return seq
+
+    def _accept(self, first_seq: int, bodies: Iterable[bytes], command: Command | None) -> None:
+        assert command is not None
+        run: Run = command[1]
+        for seq, body in enumerate(bodies, first_seq):
+            self.bodies[seq] = body
+            self.placed_ms[seq] = self.now_ms
+            self.live[seq] = None
+            before = self.accepted.setdefault(body, [])
+            before.append(seq)
+            if run.head == DEAD:
+                if not any(body in source.dead for source in self.sources):
+                    raise self.fail(f"{body!r} came as a dead letter and was none")
+                if len(before) > 1:
+                    self.note("dead letters twice")
+                continue
+            if body not in self.published:
+                raise self.fail(f"{body!r} was published by nobody")
+            if len(before) > 1:
+                raise self.fail(f"{body!r} was taken twice, at {before}")
+            publisher, number = body.split(b".")[:2]
+            if body not in self.republished:
+                if self.order.get(publisher, -1) >= int(number):
+                    raise self.fail(f"{body!r} comes after {self.order[publisher]} of its publisher")
+                self.order[publisher] = int(number)
+        self.note("accepted")
+
+    def _hand(self, consumer: Consumer, run: Run, first_id: int, new: list[int]) -> None:
+        for number, seq in enumerate(run.seqs, first_id):
+            if seq not in self.live or seq in self.holder or seq in self.dead_lettering:
+                raise self.fail(f"message {seq} is handed to {consumer.key} and is not ready")
+            returns = self.returns.get(seq, 0)
+            if run.redelivered != (returns > 0):
+                raise self.fail(f"message {seq} came back {returns} times, redelivered is {run.redelivered}")
+            if self.settings.delivery_limit is not None and run.attempts != returns:
+                raise self.fail(f"message {seq} came back {returns} times, and {run.attempts} were counted")
+            if not returns:
+                new.append(seq)
+            self.deliveries.setdefault((consumer.key[-6:], number), []).append(
+                Delivery(seq, run.redelivered, run.attempts)
+            )
+            if not consumer.no_ack:
+                self.holder[seq] = consumer.key, number
+                self.held.setdefault(consumer.key, {})[number] = seq
+        self.note("redelivered" if run.redelivered else "delivered", len(run.seqs))
+
+    def _dead_letter(self, run: Run, reason: str, reasons: dict[int, str], entry: DecodedEntry) -> None:
+        self.note(f"dead letters, {reason}", len(run.seqs))
+        if run.seqs.start < 1:
+            # It never was in the queue.
+            ordinals = range(-run.seqs.start, -run.seqs.start + len(run.seqs))
+            self.dead.update(dict.fromkeys(entry.bodies.contents(ordinals)))
+            return
+        for seq in run.seqs:
+            if seq in self.dead_lettering:
+                raise self.fail(f"message {seq} becomes a dead letter twice")
+            reasons[seq] = reason
+            self.dead[self.bodies[seq]] = None
+
+    def _check_left(
+        self, seq: int, verb: str, released: list[int], given: dict[int, None], reason: str | None
+    ) -> None:
+        """A message leaves the queue. May it?"""
+        settings = self.settings
+        limit, ttl = settings.delivery_limit, settings.message_ttl_ms
+        if seq in self.dead_lettering:
+            target = self.target
+            if verb != "dead_lettered" or target is None or self.bodies[seq] not in target.accepted:
+                raise self.fail(f"dead letter {seq} is let go before its target has it")
+            del self.dead_lettering[seq]
+            return
+        if seq in self.holder:
+            raise self.fail(f"message {seq} leaves while {self.holder[seq]} has it")
+        over = limit is not None and self.returns.get(seq, 0) > limit
+        full = settings.max_length is not None or settings.max_length_bytes is not None
+        expired = ttl is not None and self.placed_ms[seq] + ttl <= self.now_ms
+        allowed = {
+            "expired": expired,
+            "maxlen": full,
+            "rejected": verb == "discard" and seq in released,
+            "delivery_limit": over,
+        }
+        if reason is not None:
+            right = allowed[reason]
+        else:
+            right = seq in given or verb == "purge" or (verb == "settle" and seq in released)
+            right = right or (not settings.dead_letter and any(allowed.values()))
+        if not right:
+            raise self.fail(
+                f"message {seq} left the queue by {verb or 'the end of an entry'}, reason {reason}"
+            )
+
+    # -- clients ---------------------------------------------------------------------------------------------------
+
+    def confirmed(self, body: bytes) -> None:
+        """A publisher was told that this is safe."""
+        if body not in self.accepted:
+            raise self.fail(f"{body!r} is confirmed and was never taken")
+        self.note("confirmed")
+
+    def received(self, owner: Key, first_id: int, run: Run) -> None:
+        """A client got this."""
+        assert run.contents is not None
+        if len(run.contents) != len(run.seqs):
+            raise self.fail(f"{len(run.seqs)} messages with {len(run.contents)} bodies")
+        for number, (seq, body) in enumerate(zip(run.seqs, run.contents, strict=True), first_id):
+            if self.bodies.get(seq) != body:
+                raise self.fail(f"{owner} got {body!r} as message {seq}, which is {self.bodies.get(seq)!r}")
+            found = [each for each in self.deliveries.get((owner, number), ()) if each.seq == seq]
+            if not any(
+                (run.redelivered, run.attempts) == (each.redelivered, each.attempts) for each in found
+            ):
+                raise self.fail(f"{owner} got message {seq} as delivery {number}, which the log does not say")

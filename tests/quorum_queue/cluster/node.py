@@ -1,0 +1,282 @@
+"""A node of the simulated cluster: the real replication over a disk in memory, below Trio and below AMQP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from amqp_server.cluster.groups import Groups
+from amqp_server.cluster.steward import Steward
+from amqp_server.cluster.store import GroupStore
+from persistence.errors import StorageFull
+from persistence.memory import Faults, MemoryEnvironment
+from persistence.stepped import SteppedCommit
+from quorum_queue.cluster import events, frames
+from quorum_queue.cluster.guests import Guests
+from quorum_queue.cluster.options import ReplicationOptions
+from quorum_queue.cluster.replicas import Replicas
+from quorum_queue.local import NodeServices
+from quorum_queue.raft.options import Options
+from tests.quorum_queue.cluster.broker import (
+    Declared,
+    Letters,
+    Proposals,
+    SimulatedQueue,
+    Timers,
+    WatchedHosts,
+)
+from tests.quorum_queue.cluster.network import Network, Session
+
+if TYPE_CHECKING:
+    from tests.quorum_queue.cluster.clients import Client
+
+TICK_MS = 50
+#: Ticks of silence after which a session ends.
+DEAD_TICKS = 3
+#: Numbers from one start of a node to the next.
+STARTS_APART = 100
+#: Ticks between two looks of the steward.
+LOOK_TICKS = 7
+#: Small limits, so that they are met.
+RAFT = Options(
+    election_ticks=4, lost_ticks_jitter=2, append_bytes_max=1500, probe_bytes_max=300, inflight_appends_max=3,
+    inflight_bytes_max=3000, apply_bytes_max=1500, cache_bytes_max=4000, snapshot_ticks=20,
+)  # fmt: skip
+REPLICATION = ReplicationOptions(
+    entry_bytes=800, batch_bytes=400, snapshot_entries=12, snapshot_bytes=3000, snapshot_growth=1,
+    log_bytes_max=4000, piece_bytes=300, transfer_bytes_max=600, node_down_ms=400, disk_stall_ms=800,
+    bodies_bytes=6000,
+)  # fmt: skip
+
+
+class SimulatedNode:
+    """See quorum_queue.cluster.replicas.Links, and amqp_server.cluster.node, whose part it plays."""
+
+    def __init__(
+        self,
+        name: str,
+        names: tuple[str, ...],
+        network: Network,
+        declared: list[Declared],
+        *,
+        seed: int,
+        rate: float,
+    ) -> None:
+        self.name = name
+        self.names = names
+        self.network = network
+        self.declared = declared
+        self.alive = False
+        #: Snapshots that it took over.
+        self.restored = 0
+        self.incarnation = 0
+        self.environment = MemoryEnvironment(Faults(seed=seed))
+        self.sessions: dict[str, Session] = {}
+        self.now_ms = 1000 + seed % 977
+        self.rate = rate
+        #: See amqp_server.cluster.groups.Groups.
+        self.lost_before = 0
+        #: The version of each queue's members that this node has been told of.
+        self.versions: dict[str, int] = {}
+        self.clients: list[Client] = []
+        self.silent: dict[str, int] = {}
+        self.ticks = 0
+        self.changed: Callable[[Any], None] = lambda operation: None
+        self.sent: Callable[[str, str, bytes], None] = lambda sender, to, frame: None
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """From what is on disk."""
+        # As in life, where it is a time, there are numbers between two starts.
+        self.incarnation += STARTS_APART
+        self.alive = True
+        self.silent = {}
+        self.full = False
+        self.store = GroupStore(self.environment)
+        self.disk = SteppedCommit(self.environment)
+        self.timers = Timers()
+        nothing: Any = None
+        services = NodeServices(
+            clock=self.clock, memory=nothing, timers=self.timers, dead_letters=Letters(self), journal=nothing,
+            spill=nothing, commits=self.disk, marks=nothing,
+        )  # fmt: skip
+        self._dirty: dict[Any, None] = {}
+        self.replicas = Replicas(
+            self.name, self.incarnation, store=self.store, commits=self.disk, links=self, clock=self.clock,
+            options=REPLICATION, raft=RAFT,
+        )  # fmt: skip
+        self.groups = Groups(self.replicas, self.store, self.store.recovered())
+        self.groups.lost_before = self.lost_before
+        broker: Any = SimpleNamespace(
+            services=services, dirty=self._dirty, want_turn=lambda: None, changed=lambda: None
+        )
+        self.hosts = WatchedHosts(broker, self.groups, nodes=lambda: self.names)
+        self.guests = Guests(self, host_of=self.hosts.host_of, dirty=self.dirty)
+        catalog: Any = SimpleNamespace(nodes=dict.fromkeys(self.names, ""))
+        replication: Any = Proposals(self._members_changed)
+        self.steward = Steward(self.replicas, catalog, self.hosts, replication, addresses=dict)
+        self.broken_at = {name: self.now_ms for name in self.names if name != self.name}
+        self.queues: dict[str, SimulatedQueue] = {}
+        for declared in self.declared:
+            self.declare(declared)
+        self.groups.drop_unclaimed(len(self.declared))
+        self.end_turn()
+
+    def declare(self, declared: Declared) -> None:
+        queue: Any = SimulatedQueue(self, declared, self.versions.get(declared.name, 0))
+        self.queues[declared.name] = queue
+        queue.host = self.hosts.make(queue, None)
+
+    def _members_changed(self, operation: Any) -> None:
+        self.changed(operation)
+
+    def crash(self, *, written: bool) -> None:
+        """Stop at once. The commit under way may have reached the disk, though nobody was told."""
+        self.alive = False
+        if self.disk.running and written:
+            self.environment.pending.layers[0].done.clear()
+            with suppress(StorageFull):
+                self.disk.end()
+        self.environment.crash()
+        self.clients.clear()
+
+    def lose_disk(self) -> None:
+        self.environment = MemoryEnvironment(self.environment.faults)
+        self.lost_before = len(self.declared)
+
+    # -- links -----------------------------------------------------------------------------------------------------
+
+    def send(self, peer: str, parts: list[bytes]) -> bool:
+        frame = b"".join(parts)
+        if not self.network.send(self.name, peer, frame):
+            return False
+        self.sent(self.name, peer, frame)
+        return True
+
+    def pending_bytes(self, peer: str) -> int:
+        session = self.sessions.get(peer)
+        return 0 if session is None else session.bytes_to(peer)
+
+    def connected(self) -> Collection[str]:
+        return list(self.sessions)
+
+    def link_up(self, peer: str, incarnation: int) -> None:
+        self.broken_at.pop(peer, None)
+        self.silent.pop(peer, None)
+        self._node_is(peer, incarnation)
+        self.replicas.link_up(peer)
+        self.end_turn()
+
+    def link_down(self, peer: str) -> None:
+        self.broken_at[peer] = self.clock()
+        self.replicas.link_down(peer)
+        self.guests.link_down(peer)
+        for host in list(self.hosts.remote.values()):
+            host.link_down(peer)
+        self.end_turn()
+
+    def _node_is(self, node: str, incarnation: int | None) -> None:
+        self.replicas.incarnations[node] = incarnation
+        for host in self.hosts.grouped.values():
+            if host.group.is_leader:
+                host.gone_members()
+
+    def received(self, peer: str, found: list[bytes]) -> None:
+        self.silent.pop(peer, None)
+        for frame in found:
+            self._frame(peer, frame)
+        self.end_turn()
+
+    def _frame(self, peer: str, frame: bytes) -> None:
+        kind, view = frame[0], memoryview(frame)
+        if kind == frames.QUEUE:
+            self.guests.received(peer, view)
+        elif kind == frames.EVENTS:
+            queue_id, head, bodies = frames.parse_events(view)
+            host = self.hosts.remote.get(queue_id)
+            if host is not None:
+                host.received(events.decode(head), bodies)
+        elif kind == frames.LEAVING:
+            self._peer_leaves(peer, frames.parse_group(view))
+        elif kind == frames.LEFT:
+            self.hosts.left(frames.parse_group(view))
+        else:
+            self.replicas.received(peer, view)
+
+    def _peer_leaves(self, peer: str, group_id: int) -> None:
+        group = self.replicas.groups.get(group_id)
+        if group is not None:
+            core = group.core
+            if core.members_index <= core.commit and peer not in core.members.everyone():
+                self.send(peer, frames.left(group_id))
+
+    # -- turns, time, disk -----------------------------------------------------------------------------------------
+
+    def clock(self) -> int:
+        return self.now_ms
+
+    def dirty(self, host: Any) -> None:
+        self._dirty[host] = None
+
+    def end_turn(self) -> None:
+        self._run_dirty()
+        while self.replicas.turn():
+            self._run_dirty()
+        self.guests.flush()
+
+    def _run_dirty(self) -> None:
+        while self._dirty:
+            dirty = list(self._dirty)
+            self._dirty.clear()
+            for host in dirty:
+                host.turn()
+
+    def tick(self) -> None:
+        self.now_ms += round(TICK_MS * self.rate)
+        self.ticks += 1
+        for peer, session in list(self.sessions.items()):
+            if (peer, self.name) in self.network.blocked:
+                self.silent[peer] = self.silent.get(peer, 0) + 1
+                if self.silent[peer] > DEAD_TICKS:
+                    self.network.close(session, self.name)
+            else:
+                self.silent.pop(peer, None)
+        self.replicas.tick([peer for peer in self.sessions if self.silent.get(peer, 0) < 2])
+        self.guests.tick()
+        for node, since in list(self.broken_at.items()):
+            if self.now_ms - since >= REPLICATION.node_down_ms:
+                del self.broken_at[node]
+                self._node_is(node, None)
+        if self.ticks % LOOK_TICKS == 0:
+            self.steward.look()
+        self.timers.run(self.now_ms)
+        self.end_turn()
+
+    def step_disk(self) -> bool:
+        """Begin a commit or end the one under way; return whether there was anything to do."""
+        if not self.disk.running:
+            return self.disk.begin()
+        try:
+            self.disk.end()
+        except StorageFull:
+            self._set_full(True)
+        else:
+            self._set_full(False)
+        self.end_turn()
+        return True
+
+    def _set_full(self, full: bool) -> None:
+        if full is not self.full:
+            self.full = full
+            self.replicas.disk_full(full)
+
+    def learn(self, name: str) -> None:
+        """The topology tells of a queue's next members."""
+        queue: Any = self.queues[name]
+        queue.change(queue.version + 1)
+        self.versions[name] = queue.version
+        self.hosts.changed(queue)
+        self.end_turn()

@@ -1,0 +1,153 @@
+"""A cluster for directed tests: three nodes or more that do what the test says, and otherwise work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quorum_queue.cluster.group_host import GroupHost
+from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.run import Attributes, Run
+from tests.quorum_queue.cluster.at_rest import check_at_rest, check_empty, drain
+from tests.quorum_queue.cluster.clients import Client, Holder, Publisher
+from tests.quorum_queue.cluster.cluster import Cluster
+from tests.quorum_queue.cluster.network import Session
+from tests.quorum_queue.cluster.node import SimulatedNode
+
+
+class Scene(Cluster):
+    """One queue, led by the first of its members."""
+
+    def __init__(
+        self,
+        queue: str = "plain",
+        *,
+        names: str = "abc",
+        members: str = "",
+        more: tuple[str, ...] = (),
+        begun: bool = True,
+    ) -> None:
+        everyone = tuple(members or names)
+        super().__init__(names, dict.fromkeys((queue, *more), everyone))
+        self.name = queue
+        self.ledger = self.ledgers[queue]
+        self.group_id = self.declared[0].queue_id
+        if begun:
+            self.mend()
+            self.settle()
+            self.elect(everyone[0])
+            self.settle()
+        self.doubt_all()
+
+    def host(self, node: str, queue: str = "") -> GroupHost:
+        host = self.nodes[node].queues[queue or self.name].host
+        assert isinstance(host, GroupHost)
+        return host
+
+    # -- clients ---------------------------------------------------------------------------------------------------
+
+    def publisher(self, node: str, queue: str = "") -> Publisher:
+        client = self.new_client(self.nodes[node])
+        name = queue or self.name
+        publisher = client.publishers[name] = Publisher(f"p{client.number}", self.ledgers[name])
+        return publisher
+
+    def publish(
+        self, node: str, publisher: Publisher, count: int = 1, *, size: int = 8, queue: str = ""
+    ) -> None:
+        """One turn's publishes."""
+        first = len(publisher.bodies)
+        for _ in range(count):
+            body = publisher.body(size)
+            publisher.waiting[len(publisher.bodies)] = None
+            publisher.bodies.append(body)
+            publisher.ledger.published[body] = None
+        run = Run(range(count), publisher.bodies[first:], b"head", Attributes(persistent=True))
+        host = self.nodes[node].queues[queue or self.name].host
+        host.pending.append(("enqueue", run, publisher, first))
+        self.nodes[node].dirty(host)
+        self.nodes[node].end_turn()
+
+    def consume(self, node: str, *, prefetch: int = 10, no_ack: bool = False, queue: str = "") -> Holder:
+        client = self.new_client(self.nodes[node])
+        simulated = self.nodes[node].queues[queue or self.name]
+        holder = Holder(client, simulated, (client.number, 1, "c", 1), no_ack=no_ack)
+        client.consumers.append(holder)
+
+        def attached(refused: str | None) -> None:
+            assert refused is None
+            holder.attached = True
+
+        consumer = Consumer(holder.key, no_ack=no_ack, prefetch=prefetch, sink=holder, channel=client.number)
+        simulated.host.attach(consumer, attached)
+        self.nodes[node].end_turn()
+        return holder
+
+    def settle_all(self, holder: Holder, verb: str = "settle") -> None:
+        client: Client = holder.client
+        client.settle(holder, verb, len(holder.unacked))
+        client.node.end_turn()
+
+    # -- what happens ----------------------------------------------------------------------------------------------
+
+    def isolate(self, node: str) -> None:
+        """Nothing reaches this node, nor comes from it, and both sides know it soon."""
+        for other in self.names:
+            if other != node:
+                self.network.blocked[node, other] = self.network.blocked[other, node] = None
+        for session in self.sessions_of(node):
+            self.end_session(session)
+
+    def sessions_of(self, node: str) -> list[Session]:
+        return [session for session in self.network.sessions if node in session.ends]
+
+    def heal(self) -> None:
+        self.network.blocked.clear()
+        for one, two in self.pairs:
+            self.network.connect(one, two)
+
+    def work(self, ticks: int = 0) -> None:
+        """Let everything be done that is to be done, and some time pass."""
+        self.work_off()
+        for _ in range(ticks):
+            for node in self.running:
+                node.tick()
+            self.work_off()
+
+    def elect(self, node: str) -> None:
+        """Have this node lead."""
+        for _ in range(100):
+            leader = self.leading(self.declared[0])
+            if leader is not None and leader.replicas.node == node:
+                return
+            if leader is not None:
+                leader.replicas.touch(leader)
+                leader.core.transfer(node)
+                self.nodes[leader.replicas.node].end_turn()
+            self.work(1)
+        raise AssertionError(f"{node} does not come to lead")
+
+    def deliver(self, sender: str, to: str, wanted: Callable[[bytes], bool] = lambda frame: True) -> int:
+        """Deliver what is on its way from one node to another, as long as it is wanted. Return how much that was."""
+        session = self.nodes[to].sessions[sender]
+        count = 0
+        while session.streams[to] and wanted(session.streams[to][0]):
+            self.network.go_on(session, to)
+            count += 1
+        return count
+
+    def on_the_way(self, sender: str, to: str, kind: int) -> int:
+        session = self.nodes[sender].sessions.get(to)
+        return 0 if session is None else sum(frame[0] == kind for frame in session.streams[to])
+
+    def finish(self) -> None:
+        """Everything works again, and all that must hold holds."""
+        self.mend()
+        self.settle()
+        check_at_rest(self)
+        drain(self)
+        check_empty(self)
+
+
+def sync(node: SimulatedNode) -> None:
+    while node.disk.running or node.disk.waits():
+        node.step_disk()

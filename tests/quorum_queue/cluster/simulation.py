@@ -1,0 +1,288 @@
+"""Whole clusters of quorum queues under seeded chance: links, disks, clocks, restarts, members, and clients.
+
+`python -m tests.quorum_queue.cluster.simulation --seed N` runs one and prints what it came to (`--trace` all that
+happened); `--seeds A:B` runs many. The parts are the real ones, from the hosts of queues down to a store in memory;
+see node. What must hold is in ledger and at_rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import traceback
+from collections.abc import Callable
+from random import Random
+from time import perf_counter
+
+from tests.quorum_queue.cluster.at_rest import check_at_rest, check_empty, drain
+from tests.quorum_queue.cluster.cluster import QUEUES, Cluster
+from tests.quorum_queue.cluster.node import SimulatedNode
+
+STEPS = 1600
+#: Steps between two moments at which the cluster may be mended, to go on from there.
+EPOCH = 400
+
+
+class Simulation(Cluster):
+    def __init__(self, seed: int, *, steps: int = STEPS, trace: Callable[[str], None] | None = None) -> None:
+        random = Random(seed)
+        names = "abcde"[: random.choice((3, 3, 3, 4, 5))]
+        rates = {name: random.choice((0.6, 1.0, 1.0, 1.5)) for name in names}
+        self.trouble = random.choice((0.0, 0.2, 0.5, 1.0, 1.0))
+        super().__init__(names, _some_queues(names, random), random=random, rates=rates, trace=trace)
+        self.steps = steps
+        #: The node whose disk has damage, until all of that is mended: more than one at a time is more than Raft bears.
+        self.wounded = ""
+        self.mend()
+
+    def one_step(self) -> None:
+        random = self.random
+        action = random.random()
+        name = random.choice(self.names)
+        node = self.nodes[name]
+        if action < 0.44:
+            places = self.network.places()
+            if places:
+                self.log(self.network.go_on(*random.choice(places), random.choice((1, 1, 2, 4))))
+        elif action < 0.60:
+            self.step_disk(node)
+        elif action < 0.70:
+            self.tick(node)
+        elif action < 0.88:
+            self.act(node)
+        elif action < 0.92:
+            self.network.connect(*random.choice(self.pairs))
+            if random.random() < 0.15:
+                self.network.blocked.clear()
+        elif action < 0.94:
+            self.start(node)
+        elif action < 0.955:
+            self.learn(node)
+        elif random.random() < self.trouble:
+            self.make_trouble(random.random(), node)
+
+    def act(self, node: SimulatedNode) -> None:
+        if not node.alive:
+            return
+        if not node.clients or (len(node.clients) < 3 and self.random.random() < 0.1):
+            self.new_client(node)
+        client = self.random.choice(node.clients)
+        what = client.act()
+        self.log(f"{node.name}: session {client.number} {what}")
+        if self.random.random() < 0.7:
+            # Otherwise more comes before the turn ends.
+            node.end_turn()
+
+    def make_trouble(self, which: float, node: SimulatedNode) -> None:
+        random, network = self.random, self.network
+        pair = random.choice(self.pairs)
+        if which < 0.15:
+            self.crash(node)
+        elif which < 0.27:
+            self.break_session()
+        elif which < 0.35:
+            self.note("one way is blocked")
+            self.doubt_all()
+            network.blocked[pair] = None
+        elif which < 0.43:
+            self.note("partitions")
+            self.doubt_all()
+            for other in self.names:
+                if other != node.name and random.random() < 0.8:
+                    network.blocked[node.name, other] = network.blocked[other, node.name] = None
+        elif which < 0.58:
+            for other in self.names:
+                self.hand_over(self.nodes[other])
+        elif which < 0.70:
+            self.change_members()
+        elif which < 0.74:
+            self.note("the disk is full")
+            node.environment.faults.full = random.choice((1, 2, 5))
+        elif which < 0.78:
+            self.lose_disk(node)
+        elif which < 0.92:
+            self.damage(node)
+        elif node.alive:
+            for group in node.replicas.groups.values():
+                node.replicas.take_snapshot(group)
+            node.end_turn()
+
+    def break_session(self) -> None:
+        if self.network.sessions:
+            session = self.random.choice(self.network.sessions)
+            name = self.random.choice(session.ends)
+            self.note("links break")
+            self.doubt_all()
+            self.network.close(session, name)
+
+    def hand_over(self, node: SimulatedNode) -> None:
+        if not node.alive:
+            return
+        led = [group for group in node.replicas.groups.values() if group.is_leader]
+        if led:
+            group = self.random.choice(led)
+            to = self.random.choice(group.core.members.voters)
+            if to != node.name and node.steward.transfer(group, to):
+                self.note("leaders hand over")
+                node.end_turn()
+
+    def change_members(self) -> None:
+        """One node more or one less, while nothing else is amiss with the group."""
+        declared = self.random.choice(self.declared)
+        group = self.leading(declared)
+        if self.wounded or group is None or not self.is_settled(declared, group):
+            return
+        members = declared.members[-1]
+        others = [name for name in self.names if name not in members]
+        if others and (len(members) <= 3 or self.random.random() < 0.5):
+            members = (*members, self.random.choice(others))
+        elif len(members) > 3:
+            gone = self.random.choice(members)
+            members = tuple(name for name in members if name != gone)
+        else:
+            return
+        self.note("members change")
+        self.doubt_all()
+        declared.members.append(members)
+
+    def may_wound(self, node: SimulatedNode) -> bool:
+        if self.wounded == node.name:
+            return True
+        if self.wounded:
+            return False
+        for declared in self.declared:
+            group = self.leading(declared)
+            if group is None or not self.is_settled(declared, group):
+                return False
+        return True
+
+    def lose_disk(self, node: SimulatedNode) -> None:
+        if self.may_wound(node):
+            self.crash(node)
+            self.wounded = node.name
+            self.note("disks are lost")
+            node.lose_disk()
+
+    def damage(self, node: SimulatedNode) -> None:
+        """Bits flip, and ends of logs are cut off, in what is on disk."""
+        if not self.may_wound(node):
+            return
+        self.wounded = node.name
+        stored = node.environment.groups
+        for _ in range(self.random.choice((1, 2, 5))):
+            which = self.random.random()
+            if which < 0.8:
+                flipped = stored.flip_any()
+                if flipped is not None:
+                    self.note("bits flip")
+                    self.log(f"{node.name}: entry {flipped[1]} of group {flipped[0]} is damaged")
+            elif which < 0.9 or not node.alive:
+                stored.tear(self.random.choice(self.declared).queue_id)
+                self.note("logs are torn")
+        if self.random.random() < 0.4:
+            self.crash(node)
+
+    def look_at_wounded(self) -> None:
+        """Disks may be damaged elsewhere once everything on this one is whole again."""
+        if not self.wounded:
+            return
+        node = self.nodes[self.wounded]
+        if (
+            not node.alive
+            or node.replicas.losses.entries()
+            or any(
+                group.damaged or group.snapshot_damaged for group in node.environment.groups.groups.values()
+            )
+        ):
+            return
+        for declared in self.declared:
+            group = self.leading(declared)
+            if group is None or not self.is_settled(declared, group):
+                return
+            own = node.replicas.groups.get(declared.queue_id)
+            if own is not None and (own.core.amnesiac or own.applied < group.core.commit):
+                return
+        self.log(f"{self.wounded} is whole again")
+        self.wounded = ""
+
+    def run(self) -> None:
+        for step in range(self.steps):
+            self.step = step
+            self.one_step()
+            if step % 16 == 0:
+                self.look_at_wounded()
+            if step % EPOCH == EPOCH - 1:
+                self.next_epoch()
+        self.log("everything works again")
+        self.doubt_all()
+        self.mend()
+        self.settle()
+        check_at_rest(self)
+        drain(self)
+        check_empty(self)
+
+    def next_epoch(self) -> None:
+        """Perhaps have everything work for a while, and then something happen that needs it to have worked."""
+        random = self.random
+        self.trouble = random.choice((0.0, 0.3, 1.0, 1.0)) if self.trouble else 0.0
+        if random.random() < 0.7:
+            self.log("everything works for a while")
+            self.doubt_all()
+            self.mend()
+            self.settle()
+            self.look_at_wounded()
+            if self.trouble:
+                node = self.nodes[random.choice(self.names)]
+                random.choice(
+                    (self.change_members, lambda: self.damage(node), lambda: self.lose_disk(node))
+                )()
+
+
+def _some_queues(names: str, random: Random) -> dict[str, tuple[str, ...]]:
+    """Return a few queues with their members."""
+    others = [name for name in QUEUES if name != "plain"]
+    chosen = ["plain", *random.sample(others, random.choice((1, 2, 3)))]
+    if any(QUEUES[name][1] for name in chosen) and "dead" not in chosen:
+        chosen.append("dead")
+    return {name: tuple(random.sample(names, random.choice((3, len(names))))) for name in chosen}
+
+
+def run(seed: int, *, steps: int = STEPS, trace: Callable[[str], None] | None = None) -> Simulation:
+    simulation = Simulation(seed, steps=steps, trace=trace)
+    simulation.run()
+    return simulation
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--seeds", default="0:50", help="first:last + 1")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--trace", action="store_true")
+    arguments = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    if arguments.seed is not None:
+        simulation = run(arguments.seed, steps=arguments.steps, trace=print if arguments.trace else None)
+        print(f"seed {arguments.seed}: {simulation.count}")
+        for ledger in simulation.ledgers.values():
+            print(f"  {ledger.name}: {ledger.index} entries, {ledger.count}")
+        return
+    first, last = map(int, arguments.seeds.split(":"))
+    failed = 0
+    start = perf_counter()
+    for seed in range(first, last):
+        try:
+            run(seed, steps=arguments.steps)
+        except Exception as error:  # noqa: BLE001 - the other seeds are to run, too
+            failed += 1
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            print(
+                f"seed {seed}: {type(error).__name__} {error} ({where.filename.rsplit('/', 1)[-1]}:{where.lineno})",
+                flush=True,
+            )
+    print(f"{last - first} seeds, {failed} failed, {perf_counter() - start:.1f} s")
+    raise SystemExit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()

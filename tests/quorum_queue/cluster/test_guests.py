@@ -1,0 +1,162 @@
+"""Queues that live on other nodes, seen from a node that has no part of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from quorum_queue.cluster import frames
+from quorum_queue.cluster.remote_host import RemoteHost
+from tests.quorum_queue.cluster.scene import Scene, sync
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def scene_with_guest() -> Scene:
+    """d is no member."""
+    scene = Scene(names="abcd", members="abc")
+    assert isinstance(scene.nodes["d"].queues["plain"].host, RemoteHost)
+    return scene
+
+
+def home(scene: Scene) -> str:
+    host = scene.nodes["d"].queues["plain"].host
+    assert isinstance(host, RemoteHost)
+    return host.home()
+
+
+def test_a_guest_publishes_consumes_and_settles() -> None:
+    scene = scene_with_guest()
+    publisher = scene.publisher("d")
+    holder = scene.consume("d")
+    scene.publish("d", publisher, 3)
+    scene.work()
+    assert not publisher.waiting
+    assert not publisher.refusals
+    assert len(holder.unacked) == 3
+    scene.settle_all(holder)
+    scene.work()
+    assert not scene.ledger.live
+    scene.finish()
+
+
+def test_a_link_that_breaks_refuses_what_is_on_its_way_and_gives_back_what_was_held() -> None:
+    scene = scene_with_guest()
+    first = scene.publisher("d")
+    holder = scene.consume("d", prefetch=1)
+    scene.publish("d", first)
+    scene.work()
+    assert holder.unacked
+    publisher = scene.publisher("d")
+    scene.publish("d", publisher, 2)
+    scene.end_session(scene.nodes["d"].sessions[home(scene)])
+    assert len(publisher.refusals) == 2
+    assert holder.gone
+    scene.work(2)
+    assert not scene.host("a").replica.machine.consumers.by_key
+    assert scene.host("a").ready_count == 1
+    # What was refused may be there nevertheless, and is published again by who wants to be sure.
+    scene.publish("d", publisher)
+    scene.heal()
+    scene.work(2)
+    scene.finish()
+
+
+def test_answers_of_an_earlier_session_are_no_answers() -> None:
+    """A start of the node numbers what it asks for anew: the answer to an earlier start would confirm something else."""
+    scene = scene_with_guest()
+    at = home(scene)
+    lost = scene.publisher("d")
+    scene.publish("d", lost)
+    scene.deliver("d", at)
+    # It is on its way through the log while the node starts anew.
+    scene.crash(scene.nodes["d"])
+    scene.start(scene.nodes["d"])
+    for session in scene.sessions_of("d"):
+        scene.end_session(session)
+    scene.network.connect(at, "d")
+    for place in [place for place in scene.network.places() if "d" in place[0].ends]:
+        scene.network.go_on(*place)
+    publisher = scene.publisher("d")
+    scene.publish("d", publisher)
+    # Only the first one's batch has reached the log when its answer leaves.
+    for _ in range(10):
+        for name in "abc":
+            sync(scene.nodes[name])
+            for other in "abc":
+                if other != name:
+                    scene.deliver(name, other)
+    assert scene.ledger.accepted.keys() == {lost.bodies[1]}
+    scene.deliver(at, "d")
+    assert publisher.waiting
+    scene.work(5)
+    assert not publisher.waiting
+    assert not publisher.refusals
+    scene.finish()
+
+
+def test_a_node_that_does_not_have_the_queue_takes_nothing() -> None:
+    scene = scene_with_guest()
+    publisher = scene.publisher("d")
+    at = home(scene)
+    del scene.nodes[at].hosts.queues[scene.group_id]
+    scene.publish("d", publisher, 2)
+    scene.work()
+    assert len(publisher.refusals) == 2
+    assert not scene.ledger.accepted
+    scene.nodes[at].hosts.queues[scene.group_id] = scene.nodes[at].queues["plain"]  # type: ignore[assignment]
+    scene.publish("d", publisher)
+    scene.work()
+    assert len(scene.ledger.accepted) == 1
+    scene.finish()
+
+
+def test_guests_stay_where_they_are_while_that_works() -> None:
+    """A better home would cost the consumers, and the order of what is on its way."""
+    scene = scene_with_guest()
+    scene.end_session(scene.nodes["d"].sessions["a"])
+    scene.network.blocked["a", "d"] = scene.network.blocked["d", "a"] = None
+    holder = scene.consume("d")
+    scene.work()
+    at = home(scene)
+    assert at != "a"
+    scene.network.blocked.clear()
+    scene.network.connect("a", "d")
+    publisher = scene.publisher("d")
+    scene.publish("d", publisher)
+    scene.work()
+    assert scene.on_the_way("d", "a", frames.QUEUE) == 0
+    assert not holder.gone
+    assert len(holder.unacked) == 1
+    scene.finish()
+
+
+def test_a_guest_is_told_when_its_queue_moves_on() -> None:
+    scene = Scene(names="abcde", members="abcd")
+    holder = scene.consume("e")
+    publisher = scene.publisher("e")
+    scene.publish("e", publisher)
+    scene.settle()
+    assert holder.unacked
+    host = scene.nodes["e"].queues["plain"].host
+    at = host.home()
+    rest = tuple(name for name in "abcd" if name != at)
+    scene.declared[0].members.append(rest)
+    scene.settle()
+    # Its consumer is cancelled, and nothing stays behind with the old home.
+    assert holder.gone
+    assert not scene.host(rest[0]).replica.machine.consumers.by_key
+    assert scene.host(rest[0]).ready_count == 1
+    again = scene.consume("e")
+    scene.publish("e", publisher)
+    scene.settle()
+    assert len(again.unacked) == 2
+    assert not publisher.waiting
+    scene.finish()

@@ -1,0 +1,148 @@
+"""Bugs that would lose, double or strand messages, planted one at a time: for each the simulation must fail.
+
+A simulation that finds nothing proves something only if it finds these.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from amqp_server.cluster.groups import Groups
+from quorum_queue.cluster import transfer
+from quorum_queue.cluster.away import Away
+from quorum_queue.cluster.frames import StatePiece
+from quorum_queue.cluster.group import Group
+from quorum_queue.cluster.group_host import GroupHost
+from quorum_queue.cluster.guests import Guest
+from quorum_queue.cluster.losses import Losses
+from quorum_queue.cluster.replicas import Replicas
+from quorum_queue.cluster.transfer import Receiving
+from quorum_queue.machine.replicated import Replica
+from tests.quorum_queue.cluster import simulation, test_groups, test_guests
+
+#: Seeds within which a bug must be found.
+SEEDS = 60
+
+
+class Mutation(NamedTuple):
+    name: str
+    target: object
+    attribute: str
+    mutant: Any
+    #: This fails then; without it the simulation does.
+    test: Callable[[], None] | None = None
+
+
+def applies_out_of_turn(self: Replica, batch: Any, meta: Any, effects: Any) -> bool:
+    self.batches[batch.node] = (batch.incarnation, batch.number)
+    return True
+
+
+def confirms_at_once() -> Callable[..., None]:
+    turn = GroupHost.turn
+
+    def mutant(self: GroupHost) -> None:
+        turn(self)
+        for token, publish in list(self._publishes.items()):
+            self._confirmed(token, publish.first, publish.last)
+
+    return mutant
+
+
+def takes_writes_for_done(self: Replicas) -> None:
+    written, self._written = self._written, []
+    for group, hard, index, term, messages in written:
+        if hard is not None:
+            group.core.hard_written(hard)
+        if index:
+            group.core.written(index, term)
+        self._post(group.id, messages)
+        self.touch(group)
+    self.commits.request()
+
+
+def forgets_numbers() -> Callable[..., Replica]:
+    restore = Replica.restore.__func__  # type: ignore[attr-defined]
+
+    def mutant(cls: type[Replica], data: bytes) -> Replica:
+        replica: Replica = restore(cls, data)
+        replica.batches = {}
+        return replica
+
+    return classmethod(mutant)  # type: ignore[return-value]
+
+
+def asks_for_no_bodies(group: Group, receiving: Receiving) -> None:
+    receiving.wanted.clear()
+    receiving.asked = {}
+    transfer._store(group, receiving)
+
+
+def trusts_its_own_log() -> Callable[..., None]:
+    receive = transfer.receive_state
+
+    def mutant(group: Group, peer: str, piece: StatePiece) -> None:
+        receive(group, peer, piece)
+        receiving = group.receiving
+        if receiving is not None:
+            receiving.wanted.clear()
+
+    return mutant
+
+
+def answers_across_sessions(self: Guest, *event: Any) -> None:
+    self._guests.events_for(self.peer, self.queue_id).add(*event)
+
+
+def refuses_nothing(self: GroupHost) -> bool:
+    return False
+
+
+def nothing(self: object, *arguments: Any) -> None: ...
+
+
+MUTATIONS = [
+    Mutation("a batch is applied whenever it comes", Replica, "_is_next", applies_out_of_turn),
+    Mutation("a publish is confirmed before it is committed", GroupHost, "turn", confirms_at_once()),
+    Mutation("writes count before the disk has them", Replicas, "_commit", takes_writes_for_done),
+    Mutation("batches are not sent again to a new leader", Group, "resend", nothing),
+    Mutation("entries are deleted while their messages are wanted", GroupHost, "kept", lambda self: []),
+    Mutation("a snapshot forgets the numbers of batches", Replica, "restore", forgets_numbers()),
+    Mutation("a follower counts before it has the bodies", transfer, "_ask", asks_for_no_bodies),
+    Mutation("consumers get nothing of what a snapshot gave them", GroupHost, "_catch_up_consumers", nothing,
+             test_groups.test_a_consumer_gets_what_a_snapshot_says_that_it_holds),
+    Mutation("what a snapshot stood in for was always taken", GroupHost, "_doubtful", property(refuses_nothing),
+             test_groups.test_a_publisher_is_not_told_that_a_full_queue_took_it),
+    Mutation("consumers of nodes that are down stay", GroupHost, "gone_members", nothing),
+    Mutation("a node that comes again numbers its batches as before", Replicas, "own_in", lambda self, group: self.own,
+             test_groups.test_batches_of_a_node_that_comes_again_are_taken),
+    Mutation("answers reach a later session", Guest, "tell", answers_across_sessions,
+             test_guests.test_answers_of_an_earlier_session_are_no_answers),
+    Mutation("what the disk has lost is asked for once", Losses, "ask_again", nothing),
+    Mutation("dead letters are not sent on by the next leader", GroupHost, "leader_changed", nothing),
+    Mutation("consumers stay behind when their queue moves", Away, "hand_over", lambda self, to: self.close(),
+             test_groups.test_a_queue_moves_from_node_to_node_with_its_clients),
+    Mutation("leftovers of a snapshot are not swept at a start", Groups, "_sweep", nothing),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name.replace(" ", "-"))
+def test_a_planted_bug_is_found(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mutation.target, mutation.attribute, mutation.mutant)
+    for seed in range(SEEDS):
+        try:
+            simulation.run(seed) if mutation.test is None else mutation.test()
+        except Exception:  # noqa: BLE001 - whatever it is, it was found
+            return
+    pytest.fail(f"nothing finds that {mutation.name}")
