@@ -72,6 +72,7 @@ class SparkRead(Scenario):
     figures = (
         Figure("steady", "rows/s, from the second batch on"),
         Figure("whole", "rows/s, with the start of the query"),
+        Figure("narrow", "rows/s, of column value alone"),
     )
     quick = False
 
@@ -80,16 +81,16 @@ class SparkRead(Scenario):
         rows = max(4 * TRIGGER_ROWS, count_of(pace, ROWS))
         cpu = broker.cpu_seconds()
         figures = self._read(broker, rows)
-        return {**figures, CPU_US: (broker.cpu_seconds() - cpu) / rows * 1e6}
+        cpu = (broker.cpu_seconds() - cpu) / rows * 1e6
+        narrow = self._read(broker, rows, "value binary")
+        return {**figures, "narrow": narrow["steady"], CPU_US: cpu}
 
-    def _read(self, broker: Broker, rows: int) -> Figures:
+    def _read(self, broker: Broker, rows: int, schema: str | None = None) -> Figures:
         with Filled(broker, rows) as queue, tempfile.TemporaryDirectory() as directory:
-            frame = (
-                spark()
-                .readStream.format("amqp")
-                .options(url=url(broker), queue=queue, maxMessagesPerTrigger=TRIGGER_ROWS)
-                .load()
-            )
+            reader = spark().readStream.format("amqp")
+            if schema is not None:
+                reader = reader.schema(schema)
+            frame = reader.options(url=url(broker), queue=queue, maxMessagesPerTrigger=TRIGGER_ROWS).load()
             began = time.perf_counter()
             query = (
                 frame.writeStream.format("noop")

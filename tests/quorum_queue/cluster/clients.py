@@ -37,7 +37,9 @@ class Publisher:
             self.ledger.confirmed(self.bodies[number])
 
     def refused(self, first: int, last: int) -> None:
-        self.refusals += [self.bodies[number] for number in self._answered(first, last)]
+        refused = [self.bodies[number] for number in self._answered(first, last)]
+        self.refusals += refused
+        self.ledger.refused.update(dict.fromkeys(refused))
         self.ledger.note("refused", last - first + 1)
 
     def _answered(self, first: int, last: int) -> range:

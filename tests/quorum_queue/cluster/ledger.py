@@ -70,6 +70,8 @@ class Ledger:
         #: Told by the clients: what they published, and what they said of deliveries.
         self.published: dict[bytes, None] = {}
         self.republished: dict[bytes, None] = {}
+        #: What became of these nobody knew, so their publisher was told to try again; they may still come, late.
+        self.refused: dict[bytes, None] = {}
         self.said: dict[tuple[str, Key, int], None] = {}
         #: The queue that gets the dead letters of this one, and those whose dead letters this one gets.
         self.target: Ledger | None = None
@@ -242,7 +244,7 @@ class Ledger:
             if len(before) > 1:
                 raise self.fail(f"{body!r} was taken twice, at {before}")
             publisher, number = body.split(b".")[:2]
-            if body not in self.republished:
+            if body not in self.republished and body not in self.refused:
                 if self.order.get(publisher, -1) >= int(number):
                     raise self.fail(f"{body!r} comes after {self.order[publisher]} of its publisher")
                 self.order[publisher] = int(number)

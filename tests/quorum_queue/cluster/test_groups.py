@@ -404,6 +404,64 @@ def test_a_log_with_a_hole_begins_anew_as_one_that_lost_its_disk() -> None:
     scene.finish()
 
 
+def test_a_follower_that_cannot_apply_what_all_others_have_cut_off_is_filled_again() -> None:
+    scene = Scene()
+    publisher = scene.publisher("a")
+    holder = scene.consume("a")
+    for _ in range(3):
+        scene.publish("a", publisher)
+        scene.work()
+    scene.settle_all(holder)
+    scene.work()
+    last = scene.host("a").group.core.last_index
+    assert scene.host("c").group.core.last_index == last
+    # c has everything on its disk, and after its start does not know that it is committed.
+    scene.crash(scene.nodes["c"])
+    for name in "ab":
+        scene.nodes[name].replicas.take_snapshot(scene.host(name).group)
+    scene.work()
+    assert scene.host("a").group.core.log.snapshot_index == last
+    scene.start(scene.nodes["c"])
+    group = scene.host("c").group
+    assert group.core.last_index == last > group.applied
+    scene.nodes["c"].environment.groups.flip(scene.group_id, group.applied + 1)
+    scene.heal()
+    scene.settle()
+    assert not group.core.amnesiac
+    assert group.applied == scene.host("a").group.applied
+    scene.finish()
+
+
+def test_a_leader_that_cannot_read_what_only_it_has_forgets_it() -> None:
+    scene = Scene()
+    scene.isolate("b")
+    scene.isolate("c")
+    publisher = scene.publisher("a")
+    for _ in range(3):
+        scene.publish("a", publisher)
+        sync(scene.nodes["a"])
+    committed = scene.host("a").group.applied
+    for name in "abc":
+        scene.crash(scene.nodes[name])
+    for name in "abc":
+        scene.start(scene.nodes[name])
+    # Its log is the longest: it leads, if its disk does not fail it.
+    assert scene.host("a").group.core.last_index == committed + 3
+    scene.nodes["a"].environment.groups.flip(scene.group_id, committed + 2)
+    scene.network.blocked.clear()
+    scene.network.connect("a", "b")
+    for _ in range(60):
+        scene.work(1)
+        if scene.host("a").group.is_leader:
+            break
+    assert scene.host("a").group.is_leader
+    scene.heal()
+    scene.settle()
+    assert not scene.host("a").group.core.amnesiac
+    assert scene.host("a").group.applied == scene.host("b").group.applied
+    scene.finish()
+
+
 def test_an_entry_that_is_not_applied_yet_is_not_given_to_others() -> None:
     scene = Scene()
     group = scene.host("b").group

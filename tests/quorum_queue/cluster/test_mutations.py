@@ -123,6 +123,8 @@ MUTATIONS = [
     Mutation("answers reach a later session", Guest, "tell", answers_across_sessions,
              test_guests.test_answers_of_an_earlier_session_are_no_answers),
     Mutation("what the disk has lost is asked for once", Losses, "ask_again", nothing),
+    Mutation("a log with a hole that nobody can fill is kept", Losses, "_forget", nothing,
+             test_groups.test_a_leader_that_cannot_read_what_only_it_has_forgets_it),
     Mutation("dead letters are not sent on by the next leader", GroupHost, "leader_changed", nothing),
     Mutation("consumers stay behind when their queue moves", Away, "hand_over", lambda self, to: self.close(),
              test_groups.test_a_queue_moves_from_node_to_node_with_its_clients),
