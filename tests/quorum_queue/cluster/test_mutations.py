@@ -22,7 +22,7 @@ from quorum_queue.cluster.losses import Losses
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.cluster.transfer import Receiving
 from quorum_queue.machine.replicated import Replica
-from tests.quorum_queue.cluster import simulation, test_groups, test_guests
+from tests.quorum_queue.cluster import simulation, test_disks, test_groups, test_guests, test_snapshots
 
 #: Seeds within which a bug must be found.
 SEEDS = 60
@@ -114,9 +114,9 @@ MUTATIONS = [
     Mutation("a snapshot forgets the numbers of batches", Replica, "restore", forgets_numbers()),
     Mutation("a follower counts before it has the bodies", transfer, "_ask", asks_for_no_bodies),
     Mutation("consumers get nothing of what a snapshot gave them", GroupHost, "_catch_up_consumers", nothing,
-             test_groups.test_a_consumer_gets_what_a_snapshot_says_that_it_holds),
+             test_snapshots.test_a_consumer_gets_what_a_snapshot_says_that_it_holds),
     Mutation("what a snapshot stood in for was always taken", GroupHost, "_doubtful", property(refuses_nothing),
-             test_groups.test_a_publisher_is_not_told_that_a_full_queue_took_it),
+             test_snapshots.test_a_publisher_is_not_told_that_a_full_queue_took_it),
     Mutation("consumers of nodes that are down stay", GroupHost, "gone_members", nothing),
     Mutation("a node that comes again numbers its batches as before", Replicas, "own_in", lambda self, group: self.own,
              test_groups.test_batches_of_a_node_that_comes_again_are_taken),
@@ -124,7 +124,7 @@ MUTATIONS = [
              test_guests.test_answers_of_an_earlier_session_are_no_answers),
     Mutation("what the disk has lost is asked for once", Losses, "ask_again", nothing),
     Mutation("a log with a hole that nobody can fill is kept", Losses, "_forget", nothing,
-             test_groups.test_a_leader_that_cannot_read_what_only_it_has_forgets_it),
+             test_disks.test_a_leader_that_cannot_read_what_only_it_has_forgets_it),
     Mutation("dead letters are not sent on by the next leader", GroupHost, "leader_changed", nothing),
     Mutation("consumers stay behind when their queue moves", Away, "hand_over", lambda self, to: self.close(),
              test_groups.test_a_queue_moves_from_node_to_node_with_its_clients),

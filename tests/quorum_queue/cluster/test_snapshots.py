@@ -1,0 +1,195 @@
+"""Followers that are filled by a snapshot, and what may come between."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from quorum_queue.cluster import frames
+from tests.quorum_queue.cluster.network import OPEN
+from tests.quorum_queue.cluster.scene import Scene, sync
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def lagging(scene: Scene, count: int = 30, size: int = 200) -> None:
+    """Leave c so far behind that it needs a snapshot."""
+    scene.isolate("c")
+    scene.work(12)
+    publisher = scene.publisher("a")
+    for _ in range(count):
+        scene.publish("a", publisher, size=size)
+        scene.work()
+    assert not publisher.waiting
+    assert scene.host("a").group.core.log.snapshot_index > scene.host("c").group.core.last_index
+
+
+def begun(scene: Scene) -> None:
+    """Let the snapshot for c begin, with nothing on its way having arrived."""
+    scene.network.blocked.clear()
+    scene.network.connect("a", "c")
+    for _ in range(60):
+        for place in scene.network.places():
+            if place[0].states[place[1]] == OPEN and scene.on_the_way("a", "c", frames.STATE):
+                return
+            scene.network.go_on(*place)
+        for node in scene.running:
+            sync(node)
+            node.tick()
+    raise AssertionError("no snapshot is sent")
+
+
+def test_a_snapshot_brings_every_body() -> None:
+    scene = Scene()
+    lagging(scene)
+    scene.heal()
+    scene.settle()
+    assert scene.nodes["c"].restored == 1
+    pinned = scene.host("c").replica.locations.pinned()
+    assert len(pinned) == 30
+    for index in pinned:
+        assert scene.nodes["c"].store.read_one(scene.group_id, index).data == scene.ledger.entries[index]
+    scene.finish()
+
+
+def test_a_follower_counts_for_nothing_until_it_has_every_body() -> None:
+    scene = Scene()
+    lagging(scene)
+    begun(scene)
+    scene.isolate("b")
+    publisher = scene.publisher("a")
+    scene.publish("a", publisher)
+    # State and bodies come, but c's disk does not write them.
+    for _ in range(200):
+        sync(scene.nodes["a"])
+        for place in scene.network.places():
+            scene.network.go_on(*place)
+    leadership = scene.host("a").group.core.leadership
+    assert leadership is not None
+    assert leadership.peers["c"].match < scene.host("a").group.applied
+    assert publisher.waiting
+    scene.finish()
+
+
+@pytest.mark.parametrize("frames_taken", [1, 3, 6, 12])
+def test_a_snapshot_that_is_interrupted_begins_anew(frames_taken: int) -> None:
+    scene = Scene()
+    lagging(scene)
+    begun(scene)
+    for _ in range(frames_taken):
+        for sender, to in (("a", "c"), ("c", "a")):
+            session = scene.nodes[to].sessions[sender]
+            if session.streams[to]:
+                scene.network.go_on(session, to)
+    for session in scene.sessions_of("c"):
+        scene.end_session(session)
+    assert scene.host("c").group.receiving is None
+    assert not scene.host("a").group.sending
+    scene.heal()
+    scene.settle()
+    assert scene.nodes["c"].restored == 1
+    scene.finish()
+
+
+def test_the_leader_changes_while_a_snapshot_is_sent() -> None:
+    scene = Scene()
+    lagging(scene)
+    begun(scene)
+    scene.deliver("a", "c", lambda frame: frame[0] != frames.STATE)
+    scene.network.go_on(scene.nodes["c"].sessions["a"], "c")
+    scene.isolate("a")
+    scene.network.blocked.clear()
+    scene.network.connect("b", "c")
+    scene.work(40)
+    assert scene.host("b").group.is_leader
+    assert scene.nodes["c"].restored == 1
+    scene.finish()
+
+
+def test_late_bodies_of_one_snapshot_do_not_end_another() -> None:
+    scene = Scene()
+    lagging(scene)
+    begun(scene)
+    group = scene.host("c").group
+    state = [frame for frame in scene.nodes["a"].sessions["c"].streams["c"] if frame[0] == frames.STATE]
+    assert len(state) > 1
+    while group.receiving is None:
+        scene.network.go_on(scene.nodes["c"].sessions["a"], "c")
+    index = scene.host("a").replica.locations.pinned()[0]
+    entry = scene.nodes["a"].store.read_one(scene.group_id, index)
+    late = frames.StoredEntry(entry.index, entry.term, entry.kind, entry.data)
+    scene.nodes["c"].received("b", [b"".join(frames.entries(scene.group_id, [late]))])
+    assert group.receiving is not None
+    assert not group.receiving.storing
+    scene.finish()
+
+
+def test_a_snapshot_replaces_what_was_never_committed() -> None:
+    scene = Scene()
+    scene.isolate("a")
+    # What a wrote as leader of nobody, until it knew, is not in anybody's log.
+    publisher = scene.publisher("a")
+    for _ in range(3):
+        scene.publish("a", publisher)
+        sync(scene.nodes["a"])
+    tail = scene.host("a").group.core.last_index
+    scene.work(12)
+    other = scene.publisher("b")
+    for _ in range(40):
+        scene.publish("b", other, size=200)
+        scene.work()
+    assert not other.waiting
+    leader = scene.leading(scene.declared[0])
+    assert leader is not None and leader.core.log.snapshot_index > tail
+    scene.heal()
+    scene.settle()
+    assert scene.nodes["a"].restored == 1
+    assert not publisher.waiting
+    scene.finish()
+
+
+def test_a_publisher_is_not_told_that_a_full_queue_took_it() -> None:
+    """What became of the batch is known to the others only; here a snapshot stands for it."""
+    scene = Scene("full")
+    filler = scene.publisher("a")
+    scene.publish("a", filler, 5)
+    scene.work()
+    publisher = scene.publisher("c")
+    scene.publish("c", publisher, 2)
+    scene.deliver("c", "a")
+    scene.isolate("c")
+    for _ in range(30):
+        scene.publish("a", filler, size=200)
+        scene.work(1)
+    scene.heal()
+    scene.settle()
+    assert scene.nodes["c"].restored == 1
+    assert not publisher.waiting
+    assert len(publisher.refusals) == 2
+    scene.finish()
+
+
+def test_a_consumer_gets_what_a_snapshot_says_that_it_holds() -> None:
+    scene = Scene()
+    holder = scene.consume("c", prefetch=3)
+    scene.work()
+    # The log goes on without c for less time than it takes to be taken for down.
+    for session in scene.sessions_of("c"):
+        scene.end_session(session)
+    publisher = scene.publisher("a")
+    for _ in range(40):
+        scene.publish("a", publisher, size=200)
+        scene.work()
+    assert not holder.unacked
+    scene.heal()
+    scene.settle()
+    assert scene.nodes["c"].restored == 1
+    assert len(holder.unacked) == 3
+    scene.finish()
