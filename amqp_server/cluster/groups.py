@@ -43,11 +43,14 @@ class Groups:
         #: Groups up to this index of group 0 may have had this node as a member on a disk that it lost.
         self.lost_before = 0
 
-    def open(self, host: GroupHost, queue: Queue) -> None:
-        """Open the group of a queue that this node is a member of."""
+    def open(self, host: GroupHost, queue: Queue, *, late: bool = False) -> None:
+        """Open the group of a queue that this node is a member of.
+
+        `late`: the group was there before. This node may have been in it once, and forgotten what it promised then.
+        """
         node = self.replicas.node
         known = queue.queue_id in self._recovered
-        lost = queue.queue_id <= self.lost_before and not known
+        lost = (late or queue.queue_id <= self.lost_before) and not known
         host.group = self.start(host, queue.queue_id, Members(queue.members), lost=lost)
         fresh = not known and not lost
         if fresh and queue.record.leader == node:

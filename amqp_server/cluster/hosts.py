@@ -80,7 +80,11 @@ class ClusterHosts:
             return None
         return AwayReply(token, home, replicas.links, replicas.node, replicas.incarnation)
 
-    def _group_host(self, queue: Queue) -> GroupHost:
+    def _late_host(self, queue: Queue) -> GroupHost:
+        """Make the host of a queue whose members this node has come to be one of."""
+        return self._group_host(queue, late=True)
+
+    def _group_host(self, queue: Queue, *, late: bool = False) -> GroupHost:
         host = GroupHost(
             queue,
             queue.queue_id,
@@ -89,7 +93,7 @@ class ClusterHosts:
             self._groups.replicas,
             dirty=self._dirty,
         )
-        self._groups.open(host, queue)
+        self._groups.open(host, queue, late=late)
         self.grouped[queue.queue_id] = host
         return host
 
@@ -156,7 +160,7 @@ class ClusterHosts:
         self.parting.pop(queue_id, None)
         if queue_id not in self.grouped:
             del self.remote[queue_id]
-            self._move(queue, self._group_host)
+            self._move(queue, self._late_host)
 
     def left(self, queue_id: int) -> None:
         """The other members have taken this node out of the group: it is not needed there any more."""

@@ -115,7 +115,7 @@ class WatchedHost(GroupHost):
 
 
 class WatchedHosts(ClusterHosts):
-    def _group_host(self, queue: Any) -> GroupHost:
+    def _group_host(self, queue: Any, *, late: bool = False) -> GroupHost:
         host = WatchedHost(
             queue,
             queue.queue_id,
@@ -124,7 +124,7 @@ class WatchedHosts(ClusterHosts):
             self._groups.replicas,
             dirty=self._dirty,
         )
-        self._groups.open(host, queue)
+        self._groups.open(host, queue, late=late)
         self.grouped[queue.queue_id] = host
         return host
 
