@@ -202,14 +202,14 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _wait_for_the_rest(self, consumer: Consumer) -> None:
         """`availableNow`: some that were there have not come. Either they are on their way or they are gone."""
         window = consumer.window
-        began = time.monotonic()
-        empty = 0
+        began = seen = time.monotonic()
         while not consumer.wait(lambda: window.buffered > 0, 0.1):
             if not consumer.alive:
                 raise consumer.failure()
             ready = consumer.ready()
-            empty = 0 if ready else empty + 1
-            if empty > 1:
+            if ready:
+                seen = time.monotonic()
+            elif time.monotonic() - seen > GONE_AFTER_S:
                 log.info(
                     "queue '%s': %s messages expired or were taken", self._options.queue, self._allowance
                 )

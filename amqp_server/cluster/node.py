@@ -32,7 +32,8 @@ from amqp_server.config import Config, parse_address
 from persistence.environment import Environment
 from quorum_queue.cluster import events, frames
 from quorum_queue.cluster.guests import Guests
-from quorum_queue.cluster.replicas import Commits, Replicas
+from quorum_queue.cluster.ports import Commits
+from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.links.handshake import Hello
 from quorum_queue.links.mesh import Mesh
 from quorum_queue.links.ports import Peer

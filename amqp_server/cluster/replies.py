@@ -10,7 +10,7 @@ from typing import Any
 
 from quorum_queue.cluster import frames
 from quorum_queue.cluster.away import cut
-from quorum_queue.cluster.replicas import Links
+from quorum_queue.cluster.ports import Links
 from quorum_queue.machine.entries import decode_entry, encode_batch, encode_entry
 
 #: Replies of one turn are cut into frames of about this size.

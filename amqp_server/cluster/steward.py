@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from amqp_server.broker.operations import NodeDown, SetMembers
 from amqp_server.cluster.catalog import GROUP, PutNode
-from quorum_queue.cluster import frames
+from quorum_queue.cluster import compaction, frames
 from quorum_queue.cluster.group import Group
 from quorum_queue.raft.errors import MembershipRefused, NotLeader
 from quorum_queue.raft.members import Members
@@ -223,10 +223,10 @@ class Steward:
         for group in list(self._replicas.groups.values()):
             resting = group.core.quiet and not group.snapshotting and not group.sending
             if resting and group.since_bytes and CUT_GROWTH * group.since_bytes >= group.snapshot_bytes:
-                self._replicas.take_snapshot(group)
+                compaction.take_snapshot(group)
                 cut += 1
             elif group.released or group.cleaned < group.snapshot_index:
-                self._replicas.compact(group)
+                compaction.compact(group)
             if cut >= CUT_GROUPS:
                 return
 

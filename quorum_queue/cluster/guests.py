@@ -12,7 +12,7 @@ from typing import Any
 
 from quorum_queue.cluster import events, frames
 from quorum_queue.cluster.events import Events
-from quorum_queue.cluster.replicas import Links
+from quorum_queue.cluster.ports import Links
 from quorum_queue.machine.codec import CodecError
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.entries import decode_entry, encode_entry

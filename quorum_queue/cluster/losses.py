@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from quorum_queue.cluster import frames, transfer
+from quorum_queue.cluster import compaction, frames, transfer
 
 if TYPE_CHECKING:
     from quorum_queue.cluster.group import Group
@@ -89,7 +89,7 @@ class Losses:
         leadership = group.core.leadership
         if group.snapshot_index < index <= group.applied:
             # Once a snapshot stands for it, nobody needs it any more.
-            self._replicas.take_snapshot(group)
+            compaction.take_snapshot(group)
         elif leadership is not None and leadership.has_quorum() and index > group.core.commit:
             # If a majority had it, it would be committed by now, and nobody can be sent what follows on it.
             self._forget(group)

@@ -12,7 +12,7 @@ from typing import Any
 
 from quorum_queue.cluster import events, frames
 from quorum_queue.cluster.away import Away, cut
-from quorum_queue.cluster.replicas import Links
+from quorum_queue.cluster.ports import Links
 from quorum_queue.machine.entries import encode_batch
 from quorum_queue.machine.settings import Settings
 from quorum_queue.ports import ConsumerState, Refused

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Iterable
+from typing import NamedTuple
 
-from quorum_queue.cluster import frames, transfer
+from quorum_queue.cluster import compaction, frames, transfer
 from quorum_queue.cluster.bodies import BodyCache
 from quorum_queue.cluster.group import Group, StateMachine
 from quorum_queue.cluster.losses import Losses
 from quorum_queue.cluster.options import ReplicationOptions
-from quorum_queue.cluster.state import pack_state
+from quorum_queue.cluster.ports import Commits, Links, Store
 from quorum_queue.raft.core import Raft
 from quorum_queue.raft.errors import CodecError, LogDiverged
 from quorum_queue.raft.log import Log
@@ -29,50 +29,8 @@ from quorum_queue.raft.options import Options
 logger = logging.getLogger("mqd.replication")
 
 _RAFT = bytes((frames.RAFT,))
-#: Entries whose last message is settled are deleted together.
-RELEASED_MAX = 256
 #: An entry costs all members about as much as this many bytes in it do.
 SMALL_ENTRY_BYTES = 16 * 1024
-
-
-class Store(Protocol):
-    """Where entries, votes and snapshots are kept; see persistence.groups."""
-
-    def append(self, group: int, entries: Sequence[Any]) -> None: ...
-
-    def hard(self, group: int, term: int, vote: str) -> None: ...
-
-    def snapshot(self, group: int, index: int, term: int, state: bytes | list[bytes]) -> None: ...
-
-    def keep(self, group: int, entries: Sequence[Any]) -> None: ...
-
-    def begin_aside(self, group: int, index: int, term: int) -> None:
-        """A snapshot at this index comes from another node, and entries below it."""
-
-    def keep_aside(self, group: int, entries: Sequence[Any]) -> None:
-        """Keep such entries, apart from this node's own log, which holds until the snapshot is taken over."""
-
-    def truncate(self, group: int, index: int) -> None: ...
-
-    def drop_entries(self, group: int, spans: list[range]) -> None: ...
-
-    def drop(self, group: int) -> None: ...
-
-    def read(self, group: int, low: int, high: int, max_bytes: int) -> Sequence[Any]: ...
-
-
-class Commits(Protocol):
-    def request(self, done: Callable[[], None] | None = None) -> None: ...
-
-
-class Links(Protocol):
-    """Frames to the other nodes; see quorum_queue.links."""
-
-    def send(self, peer: str, parts: list[bytes]) -> bool: ...
-
-    def pending_bytes(self, peer: str) -> int: ...
-
-    def connected(self) -> Collection[str]: ...
 
 
 class Written(NamedTuple):
@@ -380,7 +338,7 @@ class Replicas:
         while core.has_ready:
             self._carry_out(group)
         group.watch_leader()
-        self._snapshot_if_due(group)
+        compaction.go_on(group)
         core.patient = not group.flights and not group.machine.awaited
         if core.quiet:
             self.active.pop(group, None)
@@ -459,95 +417,5 @@ class Replicas:
 
         self.commits.request(done)
 
-    # -- snapshots -------------------------------------------------------------------------------------------------
 
-    def _snapshot_if_due(self, group: Group) -> None:
-        options = self.options
-        if group.snapshotting or group.sending or group.receiving is not None:
-            return
-        if len(group.released) >= RELEASED_MAX:
-            self._drop_released(group)
-        entries = group.applied - group.snapshot_index
-        due = group.since_bytes >= options.snapshot_bytes or entries >= options.snapshot_entries
-        if not due or group.since_bytes < options.snapshot_growth * group.snapshot_bytes:
-            return
-        self.take_snapshot(group)
-
-    def take_snapshot(self, group: Group) -> None:
-        """Write the state as it stands; once it is durable, the entries that it covers and nobody wants are deleted."""
-        index = group.applied
-        receiving = group.receiving
-        if (
-            index <= group.snapshot_index
-            or group.snapshotting
-            or (receiving is not None and receiving.storing)
-        ):
-            return
-        state = group.machine.snapshot()
-        group.snapshotting = True
-        group.snapshot_log_bytes += group.since_bytes
-        group.snapshot_bytes, group.since_bytes = len(state), 0
-        self.store.snapshot(
-            group.id, index, group.core.log.term_at(index), pack_state(group.core.members_at(index), state)
-        )
-
-        def done() -> None:
-            group.snapshotting = False
-            if self.groups.get(group.id) is group and index > group.snapshot_index:
-                group.snapshot_index = index
-                self.compact(group)
-
-        self.commits.request(done)
-
-    def compact(self, group: Group) -> None:
-        """Delete what lies below the snapshot, but for the entries that hold bodies of the queue.
-
-        What a follower in contact still lacks stays, unless it lags too far.
-        """
-        if group.sending:
-            # A follower is being filled from these entries.
-            return
-        self._drop_released(group)
-        index, at = self._least_needed(group), group.cleaned + 1
-        if index < at:
-            return
-        group.core.compact(index)
-        spans: list[range] = []
-        for keep in group.machine.kept():
-            if keep > index:
-                break
-            if keep >= at:
-                if keep > at:
-                    spans.append(range(at, keep))
-                at = keep + 1
-        if at <= index:
-            spans.append(range(at, index + 1))
-        group.cleaned = index
-        if index == group.snapshot_index:
-            group.snapshot_log_bytes = 0
-        if spans:
-            self.store.drop_entries(group.id, spans)
-            self.commits.request()
-
-    def _least_needed(self, group: Group) -> int:
-        """Return the entry up to which the log may be cut."""
-        index = group.snapshot_index
-        leadership = group.core.leadership
-        # A follower that needs an entry which is lost here gets a snapshot instead.
-        lost = group.core.log.lost
-        if leadership is not None and not lost and group.log_bytes < self.options.log_bytes_max:
-            for peer in leadership.peers.values():
-                if peer.contact:
-                    index = min(index, peer.match)
-        return index
-
-    def _drop_released(self, group: Group) -> None:
-        """Delete entries below the snapshot whose last message is settled. Those above it wait for the next one."""
-        released, group.released = group.released, []
-        spans = [range(index, index + 1) for index in released if index <= group.cleaned]
-        if spans:
-            self.store.drop_entries(group.id, spans)
-            self.commits.request()
-
-
-__all__ = ["CodecError", "Replicas", "Store"]
+__all__ = ["CodecError", "Replicas"]

@@ -11,7 +11,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING
 
-from quorum_queue.cluster import frames
+from quorum_queue.cluster import compaction, frames
 from quorum_queue.cluster.state import pack_state
 from quorum_queue.raft.errors import EntryLost
 from quorum_queue.raft.members import Members
@@ -148,7 +148,7 @@ def ended(group: Group, to: str, *, ok: bool) -> None:
     if not group.sending:
         group.sending = None
         if group.snapshot_index > group.cleaned:
-            group.replicas.compact(group)
+            compaction.compact(group)
 
 
 def peer_gone(group: Group, peer: str) -> None:

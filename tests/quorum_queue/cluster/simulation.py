@@ -14,6 +14,7 @@ from collections.abc import Callable
 from random import Random
 from time import perf_counter
 
+from quorum_queue.cluster import compaction
 from tests.quorum_queue.cluster.at_rest import check_at_rest, check_empty, drain
 from tests.quorum_queue.cluster.cluster import QUEUES, Cluster
 from tests.quorum_queue.cluster.node import SimulatedNode
@@ -104,7 +105,7 @@ class Simulation(Cluster):
             self.damage(node)
         elif node.alive:
             for group in node.replicas.groups.values():
-                node.replicas.take_snapshot(group)
+                compaction.take_snapshot(group)
             node.end_turn()
 
     def break_session(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from quorum_queue.cluster import frames
+from quorum_queue.cluster import compaction, frames
 from tests.quorum_queue.cluster.scene import Scene, sync
 
 
@@ -114,7 +114,7 @@ def test_a_follower_that_cannot_apply_what_all_others_have_cut_off_is_filled_aga
     # c has everything on its disk, and after its start does not know that it is committed.
     scene.crash(scene.nodes["c"])
     for name in "ab":
-        scene.nodes[name].replicas.take_snapshot(scene.host(name).group)
+        compaction.take_snapshot(scene.host(name).group)
     scene.work()
     assert scene.host("a").group.core.log.snapshot_index == last
     scene.start(scene.nodes["c"])
@@ -193,7 +193,7 @@ def test_a_restart_keeps_what_lies_below_the_snapshot_and_is_wanted() -> None:
     assert len(first) == 1
     for name in "abc":
         group = scene.host(name).group
-        group.replicas.take_snapshot(group)
+        compaction.take_snapshot(group)
     # The snapshots reach the disks, what they make superfluous is not yet deleted everywhere.
     scene.nodes["b"].disk.begin()
     scene.nodes["b"].disk.end()

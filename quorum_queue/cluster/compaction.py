@@ -1,0 +1,107 @@
+"""Snapshots of a group's state, and what of its log they make superfluous.
+
+A queue's bodies lie in the entries that brought them. Below the snapshot an entry stays as long as one of its messages
+is in the queue, and is deleted by itself then: one old message pins its own entry and no other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quorum_queue.cluster.state import pack_state
+
+if TYPE_CHECKING:
+    from quorum_queue.cluster.group import Group
+
+#: Entries whose last message is settled are deleted together.
+RELEASED_MAX = 256
+
+
+def go_on(group: Group) -> None:
+    """Take a snapshot if one is due."""
+    options = group.replicas.options
+    if group.snapshotting or group.sending or group.receiving is not None:
+        return
+    if len(group.released) >= RELEASED_MAX:
+        _drop_released(group)
+    entries = group.applied - group.snapshot_index
+    due = group.since_bytes >= options.snapshot_bytes or entries >= options.snapshot_entries
+    if not due or group.since_bytes < options.snapshot_growth * group.snapshot_bytes:
+        return
+    take_snapshot(group)
+
+
+def take_snapshot(group: Group) -> None:
+    """Write the state as it stands; once it is durable, the entries that it covers and nobody wants are deleted."""
+    index = group.applied
+    receiving = group.receiving
+    if index <= group.snapshot_index or group.snapshotting or (receiving is not None and receiving.storing):
+        return
+    state = group.machine.snapshot()
+    group.snapshotting = True
+    group.snapshot_log_bytes += group.since_bytes
+    group.snapshot_bytes, group.since_bytes = len(state), 0
+    group.replicas.store.snapshot(
+        group.id, index, group.core.log.term_at(index), pack_state(group.core.members_at(index), state)
+    )
+
+    def done() -> None:
+        group.snapshotting = False
+        if group.replicas.groups.get(group.id) is group and index > group.snapshot_index:
+            group.snapshot_index = index
+            compact(group)
+
+    group.replicas.commits.request(done)
+
+
+def compact(group: Group) -> None:
+    """Delete what lies below the snapshot, but for the entries that hold bodies of the queue.
+
+    What a follower in contact still lacks stays, unless it lags too far.
+    """
+    if group.sending:
+        # A follower is being filled from these entries.
+        return
+    _drop_released(group)
+    index, at = _least_needed(group), group.cleaned + 1
+    if index < at:
+        return
+    group.core.compact(index)
+    spans: list[range] = []
+    for keep in group.machine.kept():
+        if keep > index:
+            break
+        if keep >= at:
+            if keep > at:
+                spans.append(range(at, keep))
+            at = keep + 1
+    if at <= index:
+        spans.append(range(at, index + 1))
+    group.cleaned = index
+    if index == group.snapshot_index:
+        group.snapshot_log_bytes = 0
+    if spans:
+        group.replicas.store.drop_entries(group.id, spans)
+        group.replicas.commits.request()
+
+
+def _least_needed(group: Group) -> int:
+    """Return the entry up to which the log may be cut."""
+    index = group.snapshot_index
+    leadership = group.core.leadership
+    # A follower that needs an entry which is lost here gets a snapshot instead.
+    lost = group.core.log.lost
+    if leadership is not None and not lost and group.log_bytes < group.replicas.options.log_bytes_max:
+        for peer in leadership.peers.values():
+            if peer.contact:
+                index = min(index, peer.match)
+    return index
+
+
+def _drop_released(group: Group) -> None:
+    """Delete entries below the snapshot whose last message is settled. Those above it wait for the next one."""
+    released, group.released = group.released, []
+    spans = [range(index, index + 1) for index in released if index <= group.cleaned]
+    if spans:
+        group.replicas.store.drop_entries(group.id, spans)
+        group.replicas.commits.request()

@@ -1,0 +1,46 @@
+"""What replication needs from below: a store, commits, links."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Protocol
+
+
+class Store(Protocol):
+    """Where entries, votes and snapshots are kept; see persistence.groups."""
+
+    def append(self, group: int, entries: Sequence[Any]) -> None: ...
+
+    def hard(self, group: int, term: int, vote: str) -> None: ...
+
+    def snapshot(self, group: int, index: int, term: int, state: bytes | list[bytes]) -> None: ...
+
+    def keep(self, group: int, entries: Sequence[Any]) -> None: ...
+
+    def begin_aside(self, group: int, index: int, term: int) -> None:
+        """A snapshot at this index comes from another node, and entries below it."""
+
+    def keep_aside(self, group: int, entries: Sequence[Any]) -> None:
+        """Keep such entries, apart from this node's own log, which holds until the snapshot is taken over."""
+
+    def truncate(self, group: int, index: int) -> None: ...
+
+    def drop_entries(self, group: int, spans: list[range]) -> None: ...
+
+    def drop(self, group: int) -> None: ...
+
+    def read(self, group: int, low: int, high: int, max_bytes: int) -> Sequence[Any]: ...
+
+
+class Commits(Protocol):
+    def request(self, done: Callable[[], None] | None = None) -> None: ...
+
+
+class Links(Protocol):
+    """Frames to the other nodes; see quorum_queue.links."""
+
+    def send(self, peer: str, parts: list[bytes]) -> bool: ...
+
+    def pending_bytes(self, peer: str) -> int: ...
+
+    def connected(self) -> Collection[str]: ...
