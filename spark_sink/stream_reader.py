@@ -33,8 +33,9 @@ FIRST_MESSAGE_S = 0.05
 #: A trigger that finds some waits for more while they keep coming.
 QUIET_S = 0.02
 FILL_MAX_S = 1.0
-#: After a restart: how long the queue has to be empty before messages that are due count as missing.
-MISSING_AFTER_S = 3.0
+#: How long the queue has to be empty before messages that are due count as missing. What it has handed out may be on
+#: its way that long on a busy machine.
+MISSING_AFTER_S = 10.0
 #: `availableNow`: how long messages may be in the queue and not be delivered.
 STALLED_AFTER_S = 60.0
 #: Connections in a row that are lost before a trigger gets anywhere.
@@ -209,7 +210,7 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ready = consumer.ready()
             if ready:
                 seen = time.monotonic()
-            elif time.monotonic() - seen > GONE_AFTER_S:
+            elif time.monotonic() - seen > MISSING_AFTER_S:
                 log.info(
                     "queue '%s': %s messages expired or were taken", self._options.queue, self._allowance
                 )

@@ -94,7 +94,8 @@ class Server:
     async def serve(self, listening: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Accept connections until cancelled, or until the socket is closed, and then serve those that are there."""
         async with trio.open_nursery() as nursery:
-            while True:
+            # It may be closed before this task first runs.
+            while listening.fileno() >= 0:
                 try:
                     await trio.lowlevel.wait_readable(listening)
                 except trio.ClosedResourceError:

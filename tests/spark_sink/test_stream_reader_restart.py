@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,15 +11,18 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
+from spark_sink.deliveries import Run
 from spark_sink.options import source_options
 from spark_sink.rows import source_schema
 from spark_sink.stream_reader import AmqpStreamReader, DataLoss
-from spark_sink.window import Settlement
+from spark_sink.window import Settlement, Window
 from tests.reliability.node import wait_until
 from tests.spark_sink.conftest import Name
 from tests.spark_sink.peer import Peer
 
 Offset = dict[str, Any]
+#: Longer than two looks at the queue, a tenth of a second apart.
+LATE_S = 1.0
 
 
 class Driver:
@@ -148,7 +152,10 @@ def test_a_lost_connection(
     assert peer.take(queue) == []
 
 
-def test_available_now_ends_though_messages_expire(url: str, peer: Peer, name: Name) -> None:
+def test_available_now_ends_though_messages_expire(
+    url: str, peer: Peer, name: Name, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_sink.stream_reader.MISSING_AFTER_S", 0.5)
     queue = peer.queue(name())
     filled(peer, queue, False)
     driver = Driver(url, queue, prefetch="10")
@@ -156,6 +163,32 @@ def test_available_now_ends_though_messages_expire(url: str, peer: Peer, name: N
     peer.channel.queue_purge(queue)
     # What was delivered before the purge is read, and the rest not waited for.
     assert driver.rest(driver.start) == bodies(10)
+    driver.die()
+
+
+def test_available_now_waits_for_what_is_on_its_way(
+    mqd_url: str, mqd_peer: Peer, name: Name, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue is empty because all of it is handed out; that this takes a while does not mean that it is gone."""
+    queue = mqd_peer.queue(name())
+    filled(mqd_peer, queue, False)
+    add, late = Window.add, list[Run]()
+
+    def arrive() -> None:
+        monkeypatch.undo()
+        consumer = driver.reader._consumer
+        assert consumer is not None
+        with consumer.changed:
+            for run in late:
+                add(consumer.window, run)
+            consumer.changed.notify_all()
+
+    monkeypatch.setattr(Window, "add", lambda window, run: late.append(run))
+    driver = Driver(mqd_url, queue, prefetch="100")
+    driver.reader.prepareForTriggerAvailableNow()
+    wait_until("all are handed out", lambda: sum(map(len, late)) == 60)
+    threading.Timer(LATE_S, arrive).start()
+    assert driver.rest(driver.start) == bodies(60)
     driver.die()
 
 
