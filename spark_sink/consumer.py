@@ -32,6 +32,7 @@ TAKEOVER_MAX_S = 30.0
 ACCESS_REFUSED, NOT_FOUND, RESOURCE_LOCKED, PRECONDITION_FAILED = 403, 404, 405, 406
 #: Streams send this with each message, and take it when consumed. Reading one takes nothing away from it.
 STREAM_OFFSET = "x-stream-offset"
+#: How long to wait for what may be on its way already.
 PROBE_S = 0.3
 
 log = logging.getLogger("spark_sink.consumer")
@@ -204,7 +205,7 @@ class Consumer:
         hosts = self._options.login.hosts
         # The next attempt begins with the host after this one.
         self._host = (hosts.index(connection.host) + 1) % len(hosts)
-        self._declared()
+        before = self._declared()
         connection.call(spec.Basic.Qos(prefetch_count=self.prefetch), spec.Basic.QosOk)
         self._intake = _Intake(self)
         connection.set_intake(self._intake)
@@ -214,8 +215,11 @@ class Consumer:
             self._probe(connection)
         # Asked after consuming has begun: with an exclusive consumer, what the one before it held is back by now.
         ready = self._declared()
+        # RabbitMQ's quorum queues no longer count what they have handed out, and it may come after the answer.
+        if not before and not ready:
+            self.wait(lambda: self.window.buffered > 0, PROBE_S)
         with self.changed:
-            self.found = ready + self.window.buffered
+            self.found = max(before, ready + self.window.buffered)
 
     def _consume_method(self, **arguments: str) -> spec.Basic.Consume:
         return spec.Basic.Consume(
