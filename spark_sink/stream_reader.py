@@ -35,7 +35,7 @@ QUIET_S = 0.02
 FILL_MAX_S = 1.0
 #: How long the queue has to be empty before messages that are due count as missing. What it has handed out may be on
 #: its way that long on a busy machine.
-MISSING_AFTER_S = 10.0
+MISSING_AFTER_S = 5.0
 #: `availableNow`: how long messages may be in the queue and not be delivered.
 STALLED_AFTER_S = 60.0
 #: Connections in a row that are lost before a trigger gets anywhere.

@@ -49,15 +49,16 @@ def count_of(pace: Pace, rows: int) -> int:
 
 
 class Queue:
-    """A durable queue for one run, with deduplication where the broker has it."""
+    """A durable queue for one run; with deduplication, where the broker has it, only for those who use it."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, delivery: str) -> None:
         self._broker = broker
+        self._arguments = {"x-deduplication": True} if delivery == "exactly-once" else {}
         self.name = f"spark-{uuid4().hex[:8]}"
 
     def __enter__(self) -> str:
         with Connection(self._broker.port) as connection:
-            connection.queue(self.name, durable=True, **{"x-deduplication": True})
+            connection.queue(self.name, durable=True, **self._arguments)
         return self.name
 
     def __exit__(self, *_: object) -> None:
@@ -68,7 +69,7 @@ class Queue:
 
 def timed(broker: Broker, form: str, rows: int, **options: str) -> float:
     """Write that many rows to a new queue; return rows a second. Raises Unexpected unless all are there."""
-    with Queue(broker) as queue:
+    with Queue(broker, options.get("delivery", "confirm")) as queue:
         target = {"queue": queue} if form == "amqp_pika" else {"routingKey": queue}
         writer = frame(rows).write.format(form).options(url=url(broker), **target, **options).mode("append")
         began = time.perf_counter()
@@ -144,8 +145,8 @@ class SparkClient(Scenario):
         }
 
     def _cpu_us(self, broker: Broker, rows: int, mechanism: Mechanism) -> float:
-        with Queue(broker) as queue:
-            delivery = "exactly-once" if mechanism in ("broker", "ledger") else mechanism
+        delivery = "exactly-once" if mechanism in ("broker", "ledger") else mechanism
+        with Queue(broker, delivery) as queue:
             options = sink_options({"url": url(broker), "routingKey": queue, "delivery": delivery})
             body = b"x" * BODY_BYTES
             batch = pa.record_batch({"value": pa.array([body] * ARROW_BATCH, pa.binary())})

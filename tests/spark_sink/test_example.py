@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.spark_sink.peer import Peer
+from tests.spark_sink.session import JVM_OPTIONS
 
 ROOT = Path(__file__).parents[2]
 RUN_S = 250
@@ -29,6 +30,7 @@ def test_the_sensors(mqd_url: str, tmp_path: Path) -> None:
     ]
     command += ["--seconds", "40", "--picture", str(picture)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment["JDK_JAVA_OPTIONS"] = JVM_OPTIONS
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=RUN_S, check=False
     )

@@ -94,7 +94,10 @@ def test_death_between_commit_and_ack(url: str, peer: Peer, name: Name, ids: boo
     assert peer.take(queue) == []
 
 
-def test_a_planned_batch_is_found_again(url: str, peer: Peer, name: Name) -> None:
+def test_a_planned_batch_is_found_again(
+    url: str, peer: Peer, name: Name, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_sink.stream_reader.MISSING_AFTER_S", 1.0)
     queue = peer.queue(name(), x_queue_type="quorum")
     sent = filled(peer, queue, False)
     first = Driver(url, queue)
