@@ -15,6 +15,7 @@ from quorum_queue.machine import codec
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import Command
 from quorum_queue.machine.run import Run
+from quorum_queue.machine.settings import Settings
 from quorum_queue.ports import Refused
 
 Key = tuple[Any, ...]
@@ -73,6 +74,29 @@ class Away:
         self._purging: dict[int, Callable[[int | Refused], None]] = {}
         #: (batch, what to call when it was applied)
         self._barriers: list[tuple[int, Callable[..., None]]] = []
+
+    # -- what the queue was declared to be -------------------------------------------------------------------------
+
+    @property
+    def settings(self) -> Settings:
+        raise NotImplementedError
+
+    @property
+    def counts_bytes(self) -> bool:
+        return self.settings.max_length_bytes is not None
+
+    @property
+    def wants_ids(self) -> bool:
+        return self.settings.deduplicates
+
+    @property
+    def certain(self) -> bool:
+        return self.settings.dead_letter_at_least_once
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bodies are kept for the node, not for the queue."""
+        return 0
 
     # -- commands --------------------------------------------------------------------------------------------------
 

@@ -100,18 +100,6 @@ class GroupHost(Away):
         return self.replica.machine.settings
 
     @property
-    def counts_bytes(self) -> bool:
-        return self.settings.max_length_bytes is not None
-
-    @property
-    def wants_ids(self) -> bool:
-        return self.settings.deduplicates
-
-    @property
-    def certain(self) -> bool:
-        return self.settings.dead_letter_at_least_once
-
-    @property
     def ready_count(self) -> int:
         return self.replica.machine.ready.count
 
@@ -126,11 +114,6 @@ class GroupHost(Away):
     @property
     def consumer_count(self) -> int:
         return self.replica.machine.consumers.count
-
-    @property
-    def resident_bytes(self) -> int:
-        """Bodies are kept for the node, not for the queue."""
-        return 0
 
     def consumers(self) -> list[ConsumerState]:
         consumers = self.replica.machine.consumers

@@ -25,18 +25,17 @@ class RemoteHost(Away):
     """The host, here, of a queue whose home is `home()`."""
 
     __slots__ = (
-        "_applied",
         "_incarnation",
         "_links",
         "_node",
         "_sent",
         "_session",
         "_session_since",
+        "_settings",
         "_stats",
         "home",
         "name",
         "queue_id",
-        "settings",
     )
 
     def __init__(
@@ -54,29 +53,20 @@ class RemoteHost(Away):
         super().__init__(queue)
         self.queue_id = queue_id
         self.name = name
-        self.settings = settings
+        self._settings = settings
         self._links = links
         self._node = node
         self._incarnation = incarnation
         self.home = home
         self._sent = 0
-        self._applied = 0
         self._stats = events.Stats(0, 0, 0, 0)
         #: The node that the present answers come from, as long as the link to it stands, and the first batch it got.
         self._session = ""
         self._session_since = 1
 
     @property
-    def counts_bytes(self) -> bool:
-        return self.settings.max_length_bytes is not None
-
-    @property
-    def wants_ids(self) -> bool:
-        return self.settings.deduplicates
-
-    @property
-    def certain(self) -> bool:
-        return self.settings.dead_letter_at_least_once
+    def settings(self) -> Settings:
+        return self._settings
 
     @property
     def ready_count(self) -> int:
@@ -93,10 +83,6 @@ class RemoteHost(Away):
     @property
     def consumer_count(self) -> int:
         return self._stats.consumers
-
-    @property
-    def resident_bytes(self) -> int:
-        return 0
 
     def consumers(self) -> list[ConsumerState]:
         """Those of this node; only the queue's home knows the others."""
