@@ -20,7 +20,7 @@ cluster: .venv/run
 	exec $(BIN)/python -m deploy.local_cluster $(ARGS)
 
 test: .venv/test
-	$(BIN)/python -m pytest tests -n $(WORKERS) --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest tests -n $(WORKERS) --dist loadgroup --durations=30 $(ARGS)
 	$(BIN)/python -m pytest conformance_tests $(ARGS)
 
 example: .venv/test
@@ -49,11 +49,15 @@ chaos: .venv/test
 	$(BIN)/python -m tests.reliability.chaos $(ARGS)
 
 # Whole clusters under seeded chance: `make sim SEED=n` is one run (ARGS=--trace tells all of it), without SEED those of CI.
+# KIND=queues is quorum queues and their messages, KIND=topology whole nodes with all that is declared; both by default.
+KIND ?= queues topology
+SIMULATION_queues := tests.quorum_queue.cluster.simulation
+SIMULATION_topology := tests.amqp_server.cluster.simulation.simulation
 sim: .venv/test
 ifdef SEED
-	$(BIN)/python -m tests.quorum_queue.cluster.simulation --seed $(SEED) $(ARGS)
+	$(foreach kind,$(KIND),$(BIN)/python -m $(SIMULATION_$(kind)) --seed $(SEED) $(ARGS) &&) true
 else
-	$(BIN)/python -m pytest tests/quorum_queue/raft/test_simulation.py tests/quorum_queue/cluster/test_simulation.py $(ARGS)
+	$(BIN)/python -m pytest tests/quorum_queue/raft/test_simulation.py tests/quorum_queue/cluster/test_simulation.py tests/amqp_server/cluster/test_simulation.py $(ARGS)
 endif
 
 clean:

@@ -23,7 +23,7 @@ from amqp_server.broker.operations import PutUser, PutVhost, SetPermission
 from amqp_server.broker.permissions import Permission
 from amqp_server.broker.users import hashed
 from amqp_server.clock import Clock
-from amqp_server.cluster.belonging import check_alone
+from amqp_server.cluster.belonging import check_alone, drop_copies
 from amqp_server.cluster.errors import ClusterError
 from amqp_server.config import Config
 from amqp_server.connection.listener import ListenError, Server
@@ -33,6 +33,7 @@ from amqp_server.resources import ResourceWatch
 from persistence.commit import Commit
 from persistence.environment import Environment
 from persistence.errors import CommitFailed, PersistenceError
+from persistence.groups import Groups
 from persistence.journal import Journal
 from persistence.marks import DeliveredMarks
 from quorum_queue.local import NodeServices
@@ -102,7 +103,9 @@ class Node:
             marks=self.marks,
         )
         self.broker.unsynced = self._unsynced
-        self.server = Server(self.broker, unsynced_bytes=self._unsynced_bytes, barrier=self._written)
+        self.server = Server(
+            self.broker, unsynced_bytes=self._unsynced_bytes, barrier=self._written, commits=self.commits
+        )
         self.broker.want_turn = self.server.want_turn
         self.cluster = self._join_cluster(environment) if config.peers else None
         self.administration = None if self.cluster is None else self.cluster.administration
@@ -173,7 +176,7 @@ class Node:
     async def _first_start_of_cluster(self, cluster: ClusterNode) -> None:
         """See to the default vhost and user: the node that leads the topology makes them, the others wait."""
         broker, config = self.broker, self.config
-        if broker.permissions.all() or len(broker.users) > 1:
+        if not cluster.began_empty or broker.permissions.all() or len(broker.users) > 1:
             return
         proposed = False
         while broker.permissions.get(config.default_user, config.default_vhost) is None:
@@ -188,16 +191,23 @@ class Node:
                 self.server.end_turn()
             await trio.sleep(FLIGHT_WAIT_S)
 
+    def _go_on(self, cluster: ClusterNode) -> None:
+        """Read what is on disk of a member, and be one."""
+        recovery.recover(self.broker, self.journal)
+        cluster.start()
+
     async def run(self, announce: Callable[[Node], None]) -> None:
         """Serve until SIGTERM or SIGINT. Raises ListenError, CommitFailed."""
         config = self.config
-        recovery.recover(self.broker, self.journal)
         if self.cluster is None:
             check_alone(self.broker.metadata, config.data_dir)
+            drop_copies(Groups(self.environment))
+            recovery.recover(self.broker, self.journal)
             self.first_start()
         else:
             self.cluster.check_directory()
-            self.cluster.start()
+            if not self.cluster.stood_alone:
+                self._go_on(self.cluster)
         listening: list[tuple[socket.socket, ssl.SSLContext | None]] = []
         listening.append((self.server.listen(config.amqp, config.listen_backlog), None))
         self.amqp_address = _address(listening[0][0])
@@ -208,9 +218,7 @@ class Node:
         if config.http:
             http = self.server.listen(config.http, config.listen_backlog)
             self.http_address = _address(http)
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(GC_FIRST_THRESHOLD, 50, 100)
+        _settle_collector()
         async with trio.open_nursery() as background:
             background.start_soon(self.commits.run)
             background.start_soon(self.spill_commits.run)
@@ -220,6 +228,10 @@ class Node:
             background.start_soon(self.resources.run)
             if self.cluster is not None:
                 background.start_soon(self.cluster.run)
+                if self.cluster.stood_alone:
+                    await self.cluster.adopt(self.journal)
+                    self._go_on(self.cluster)
+                    _settle_collector()
                 await self.cluster.joined()
                 await self._first_start_of_cluster(self.cluster)
             async with trio.open_nursery() as serving:
@@ -276,6 +288,14 @@ class Node:
                 await self._timer_changed.wait()
 
 
+def _settle_collector() -> None:
+    """What is there now stays: it is not to be looked at again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_FIRST_THRESHOLD, 50, 100)
+    gc.enable()
+
+
 def _address(listening: socket.socket) -> str:
     host, port, *_ = listening.getsockname()
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -298,6 +318,9 @@ def serve(config: Config) -> int:
     )
     _raise_file_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    # What was imported stays, and so does what is read back now: to look through it while it grows finds no garbage.
+    gc.freeze()
+    gc.disable()
     try:
         environment = Environment.open(config.data_dir)
     except PersistenceError as error:

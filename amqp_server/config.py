@@ -138,6 +138,13 @@ class Config:
         low=0,
         high=3_600_000,
     )
+    gather_ms: int = option(
+        2,
+        "Where messages come to a quorum queue one by one, faster than it commits each, commits are so far apart.",
+        unit="ms",
+        low=0,
+        high=1_000,
+    )
     disk_stall_ms: int = option(
         2_000,
         "Duration of a write after which this node gives up leadership.",

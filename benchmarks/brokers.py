@@ -17,7 +17,7 @@ from pathlib import Path
 from . import processes
 from .client import HOST, Connection, Refused
 
-START_MAX_S = 60.0
+START_MAX_S = 180.0
 STOP_MAX_S = 30.0
 RABBITMQ_SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 

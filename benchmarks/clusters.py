@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 import signal
@@ -113,12 +114,19 @@ class MqdCluster(Cluster):
         with (self.directory / f"{name}.output").open("ab") as output:
             self._processes[place] = subprocess.Popen(
                 command,
+                env=self._environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 cwd=self.directory,
             )
+
+    def _environment(self) -> dict[str, str]:
+        """With compiled modules, as pip leaves them, also where this process is to leave none behind."""
+        environment = os.environ | {"PYTHONPYCACHEPREFIX": str(self.directory / "modules")}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        return environment
 
     def check_alive(self) -> None:
         for name, process in zip(NAMES, self._processes, strict=True):

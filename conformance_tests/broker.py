@@ -1,6 +1,5 @@
 """The broker under test: somebody else's behind a URL, or an mqd that the suite starts, restarts and kills."""
 
-import re
 import select
 import shlex
 import signal
@@ -12,10 +11,10 @@ from typing import Protocol
 
 import pytest
 
+from conformance_tests.patience import PATIENCE_S
+from conformance_tests.ports import HOST, free_ports
 from conformance_tests.wire import RawClient
 
-START_S = 20.0
-STOP_S = 20.0
 CTL_S = 60.0
 
 
@@ -97,7 +96,8 @@ class OwnBroker:
             pytest.exit(f"no --amqp-url given, and no mqd beside {sys.executable}", returncode=3)
         self._home = tempfile.TemporaryDirectory(prefix="mqd-conformance-")
         self._log = Path(self._home.name) / "stderr.log"
-        self._amqp = self._http = "127.0.0.1:0"
+        # A restart comes back on the same ports, as clients expect it.
+        self._amqp, self._http = (f"{HOST}:{port}" for port in free_ports(2))
         self._process: subprocess.Popen[str] | None = None
         self.start()
         self.url = f"amqp://guest:guest@{self._amqp}/"
@@ -113,16 +113,13 @@ class OwnBroker:
         command += ["--amqp", self._amqp, "--http", self._http]
         with self._log.open("a") as log:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-        ready = re.search(r"^mqd ready .*\bamqp=(\S+) http=(\S+)", self._first_line())
-        if ready is None:
+        if not self._first_line().startswith("mqd ready "):
             self._process.kill()
             raise AssertionError(f"mqd did not say that it is ready:\n{self.log_tail()}")
-        # A restart comes back on the same ports, as clients expect it.
-        self._amqp, self._http = ready[1], ready[2]
 
     def _first_line(self) -> str:
         assert self._process is not None and self._process.stdout is not None
-        ready, _, _ = select.select([self._process.stdout], [], [], START_S)
+        ready, _, _ = select.select([self._process.stdout], [], [], PATIENCE_S)
         return self._process.stdout.readline() if ready else ""
 
     def log_tail(self) -> str:
@@ -140,11 +137,11 @@ class OwnBroker:
         assert self._process is not None
         self._process.send_signal(with_signal)
         try:
-            code = self._process.wait(STOP_S)
+            code = self._process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-            raise AssertionError(f"mqd did not stop within {STOP_S} s:\n{self.log_tail()}") from None
+            raise AssertionError(f"mqd did not stop within {PATIENCE_S} s:\n{self.log_tail()}") from None
         finally:
             if self._process.stdout is not None:
                 self._process.stdout.close()

@@ -14,11 +14,13 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from conformance_tests.broker import Broker, ForeignBroker, OwnBroker
+from conformance_tests.patience import brief, open_connection, patient
 from conformance_tests.wire import RawClient
 
 HERE = Path(__file__).parent
 DEVIATIONS: list[dict[str, str]] = tomllib.loads((HERE / "deviations.toml").read_text()).get("deviation", [])
-TEST_S = 60
+#: More than one wait that ends in vain.
+TEST_S = 120
 BROKER = pytest.StashKey[Broker]()
 
 Connect = Callable[..., pika.BlockingConnection]
@@ -79,12 +81,16 @@ def deviation_of(nodeid: str, broker: Broker) -> dict[str, str] | None:
 
 
 @pytest.fixture(autouse=True)
-def _deviation(request: pytest.FixtureRequest, broker: Broker) -> None:
+def _deviation(request: pytest.FixtureRequest, broker: Broker) -> Iterator[None]:
     entry = deviation_of(request.node.nodeid, broker)
-    if entry is not None:
-        # Strict: when the broker no longer differs, the entry has to go.
-        mark = pytest.mark.xfail(strict=True, reason=f"{entry['what']}: {entry['reason']}")
-        request.node.add_marker(mark)
+    if entry is None:
+        yield
+        return
+    # Strict: when the broker no longer differs, the entry has to go.
+    mark = pytest.mark.xfail(strict=True, reason=f"{entry['what']}: {entry['reason']}")
+    request.node.add_marker(mark)
+    with brief():
+        yield
 
 
 @pytest.fixture
@@ -114,7 +120,7 @@ def name(broker: Broker) -> Iterator[Name]:
 
 
 def delete_named(url: str, names: list[str]) -> None:
-    connection = pika.BlockingConnection(pika.URLParameters(url))
+    connection = open_connection(url)
     try:
         channel = connection.channel()
         for each in names:
@@ -135,7 +141,7 @@ def connect(url: str, name: Name) -> Iterator[Connect]:
     def make(
         *, user: str | None = None, password: str | None = None, vhost: str | None = None, **parameters: Any
     ) -> pika.BlockingConnection:
-        wanted = pika.URLParameters(url)
+        wanted = patient(pika.URLParameters(url))
         if user is not None:
             wanted.credentials = pika.PlainCredentials(user, password if password is not None else user)
         if vhost is not None:

@@ -9,6 +9,8 @@ from typing import TypeVar
 import pika.exceptions
 import pytest
 
+from conformance_tests.patience import wait_s
+
 T = TypeVar("T")
 
 
@@ -36,13 +38,13 @@ def check_close(got_code: int, got_text: str, code: int, text_regex: str) -> Non
     assert len(got_text.encode()) <= 255
 
 
-def eventually(probe: Callable[[], T], timeout_s: float = 5.0) -> T:
+def eventually(probe: Callable[[], T], timeout_s: float | None = None) -> T:
     """The first truthy result of `probe`; for what only `ctl` can show, never where a frame can be awaited."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + (timeout_s or wait_s())
     while True:
         result = probe()
         if result:
             return result
         if time.monotonic() > deadline:
-            pytest.fail(f"still {result!r} after {timeout_s} s")
+            pytest.fail(f"still {result!r} after {timeout_s or wait_s()} s")
         time.sleep(0.02)

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
 
-AWAIT_S = 5.0
+from conformance_tests.patience import wait_s
+
 QUIET_S = 0.2
 
 
@@ -56,7 +57,7 @@ class Inbox:
         if frame.method.consumer_tag == self.tag:
             self.cancelled = True
 
-    def take(self, count: int, timeout: float = AWAIT_S) -> list[Delivery]:
+    def take(self, count: int, timeout: float | None = None) -> list[Delivery]:
         """The next `count` deliveries; fails when they do not come in time."""
         target = self.taken + count
         pump_until(self.ch, lambda: len(self.deliveries) >= target, timeout)
@@ -65,10 +66,10 @@ class Inbox:
         self.taken = target
         return fresh
 
-    def bodies(self, count: int, timeout: float = AWAIT_S) -> list[bytes]:
+    def bodies(self, count: int, timeout: float | None = None) -> list[bytes]:
         return [delivery.body for delivery in self.take(count, timeout)]
 
-    def one(self, timeout: float = AWAIT_S) -> Delivery:
+    def one(self, timeout: float | None = None) -> Delivery:
         return self.take(1, timeout)[0]
 
     def nothing_more(self, wait: float = QUIET_S) -> None:
@@ -76,7 +77,7 @@ class Inbox:
         extra = [delivery.body for delivery in self.deliveries[self.taken :]]
         assert not extra, f"unexpected deliveries {extra[:10]}"
 
-    def await_cancel(self, timeout: float = AWAIT_S) -> None:
+    def await_cancel(self, timeout: float | None = None) -> None:
         pump_until(self.ch, lambda: self.cancelled, timeout)
         assert self.cancelled, "the broker did not cancel the consumer"
 
@@ -88,8 +89,8 @@ def pump(ch: BlockingChannel, seconds: float) -> None:
         ch.connection.process_data_events(time_limit=left)
 
 
-def pump_until(ch: BlockingChannel, condition: Callable[[], bool], timeout: float = AWAIT_S) -> None:
-    deadline = time.monotonic() + timeout
+def pump_until(ch: BlockingChannel, condition: Callable[[], bool], timeout: float | None = None) -> None:
+    deadline = time.monotonic() + (timeout or wait_s())
     while not condition() and (left := deadline - time.monotonic()) > 0:
         ch.connection.process_data_events(time_limit=left)
 
@@ -125,14 +126,16 @@ def get(ch: BlockingChannel, queue: str, *, auto_ack: bool = True) -> Delivery |
     )
 
 
-def wait_get(ch: BlockingChannel, queue: str, *, auto_ack: bool = True, timeout: float = AWAIT_S) -> Delivery:
+def wait_get(
+    ch: BlockingChannel, queue: str, *, auto_ack: bool = True, timeout: float | None = None
+) -> Delivery:
     """basic.get until there is a message, for those that come from elsewhere (dead-lettered, other connections)."""
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + (timeout or wait_s())
     while time.monotonic() < deadline:
         if (delivery := get(ch, queue, auto_ack=auto_ack)) is not None:
             return delivery
         time.sleep(0.01)
-    raise AssertionError(f"no message in {queue} within {timeout} s")
+    raise AssertionError(f"no message in {queue} within {timeout or wait_s()} s")
 
 
 def drain(ch: BlockingChannel, queue: str) -> list[bytes]:
@@ -155,16 +158,25 @@ def consumers(ch: BlockingChannel, queue: str) -> int:
     return int(ch.queue_declare(queue, passive=True).method.consumer_count)
 
 
-def wait_depth(ch: BlockingChannel, queue: str, count: int, timeout: float = AWAIT_S) -> None:
+def wait_depth(ch: BlockingChannel, queue: str, count: int, timeout: float | None = None) -> None:
     wait_for(lambda: depth(ch, queue) == count, f"{queue} to hold {count} messages", timeout)
 
 
-def wait_for(condition: Callable[[], bool], what: str, timeout: float = AWAIT_S) -> None:
+def wait_for(condition: Callable[[], bool], what: str, timeout: float | None = None) -> None:
     """Poll for a state of the broker that it announces to nobody."""
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + (timeout or wait_s())
     while not condition():
-        assert time.monotonic() < deadline, f"waited {timeout} s for {what}"
+        assert time.monotonic() < deadline, f"waited {timeout or wait_s()} s for {what}"
         time.sleep(0.02)
+
+
+def wait_expired(ch: BlockingChannel, queue: str, lease_s: float) -> None:
+    """Until the queue is gone. To ask is to use it, so it is left alone for longer than its lease before each look."""
+    deadline = time.monotonic() + wait_s()
+    pump(ch, 2 * lease_s)
+    while queue_exists(ch, queue):
+        assert time.monotonic() < deadline, f"{queue} does not expire"
+        pump(ch, 2 * lease_s)
 
 
 def queue_exists(ch: BlockingChannel, queue: str) -> bool:

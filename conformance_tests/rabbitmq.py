@@ -12,6 +12,7 @@ from pathlib import Path
 
 from benchmarks.brokers import RABBITMQ_SERVER, BrokerFailed, RabbitMQ
 from benchmarks.client import HOST
+from conformance_tests.ports import free_port
 
 ROOT = Path(__file__).parents[1]
 RABBITMQCTL = RABBITMQ_SERVER.with_name("rabbitmqctl")
@@ -26,7 +27,9 @@ class JudgedRabbitMQ(RabbitMQ):
         self.environment: dict[str, str] = {}
 
     def _command(self) -> tuple[list[str], dict[str, str]]:
+        self.port = free_port()
         command, self.environment = super()._command()
+        self.environment["RABBITMQ_DIST_PORT"] = str(free_port())
         (self.directory / "enabled_plugins").write_text(f"[{','.join(PLUGINS)}].\n")
         return command, self.environment
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
-import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
@@ -30,6 +29,7 @@ from conformance_tests.inbox import (
     wait_drain,
     wait_get,
 )
+from conformance_tests.patience import open_connection
 
 QUORUM: dict[str, Any] = {"x-queue-type": "quorum"}
 PERSISTENT: dict[str, Any] = {"delivery_mode": 2}
@@ -122,7 +122,7 @@ def set_up(ch: BlockingChannel, names: Names) -> None:
 
 
 def open_channel(url: str) -> BlockingChannel:
-    return pika.BlockingConnection(pika.URLParameters(url)).channel()
+    return open_connection(url).channel()
 
 
 @pytest.fixture(scope="module", params=["orderly", "kill"])

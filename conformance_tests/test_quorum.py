@@ -299,7 +299,7 @@ def test_reject_publish_nacks_when_full(ch: BlockingChannel, name: Name) -> None
 def test_message_ttl(ch: BlockingChannel, name: Name) -> None:
     queue = quorum(ch, name, message_ttl=80)
     confirmed(ch, queue, b"m")
-    pump(ch, 0.15)
+    wait_depth(ch, queue, 0)
     assert get(ch, queue) is None
 
 
@@ -307,14 +307,14 @@ def test_per_message_expiration(ch: BlockingChannel, name: Name) -> None:
     queue = quorum(ch, name)
     confirmed(ch, queue, b"short", expiration="50")
     confirmed(ch, queue, b"stays")
-    pump(ch, 0.15)
+    wait_depth(ch, queue, 1)
     assert wait_get(ch, queue).body == b"stays"
 
 
 def test_queue_expiry(ch: BlockingChannel, name: Name) -> None:
     queue = quorum(ch, name, expires=150)
     # RabbitMQ looks at the lease of a quorum queue every five seconds.
-    wait_for(lambda: not queue_exists(ch, queue), "the queue to expire", timeout=12)
+    wait_for(lambda: not queue_exists(ch, queue), "the queue to expire")
 
 
 def test_the_delivery_limit_drops(ch: BlockingChannel, name: Name) -> None:
@@ -348,7 +348,7 @@ def test_the_delivery_limit_is_20_unless_given(ch: BlockingChannel, name: Name) 
     inbox = Inbox(ch, queue)
     for _ in range(21):
         ch.basic_nack(inbox.one().tag, requeue=True)
-    assert wait_get(ch, dead, timeout=2).headers["x-death"][0]["reason"] == "delivery_limit"
+    assert wait_get(ch, dead).headers["x-death"][0]["reason"] == "delivery_limit"
 
 
 @pytest.mark.parametrize("strategy", ["at-most-once", "at-least-once"])
@@ -390,7 +390,7 @@ def test_at_least_once_waits_for_a_target(ch: BlockingChannel, name: Name) -> No
     ch.queue_declare(dead, durable=True)
     ch.queue_bind(dead, exchange)
     # RabbitMQ tries again every three minutes by default, or when the queue is configured anew.
-    assert wait_get(ch, dead, timeout=3).body == b"m"
+    assert wait_get(ch, dead).body == b"m"
 
 
 def test_depth_is_told(ch: BlockingChannel, name: Name) -> None:

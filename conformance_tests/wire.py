@@ -16,10 +16,11 @@ import pamqp.base
 import pamqp.frame
 from pamqp import commands, decode, header
 
+from conformance_tests.patience import wait_s
+
 METHOD, HEADER, BODY, HEARTBEAT = 1, 2, 3, 8
 FRAME_END = b"\xce"
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
-READ_S = 5.0
 
 M = TypeVar("M", bound=pamqp.base.Frame)
 
@@ -140,9 +141,11 @@ class Address(NamedTuple):
 class RawClient:
     """One connection. `RawClient(url)` connects the socket; `handshake()` and `open_channel()` do the rest."""
 
-    def __init__(self, url: str, *, read_s: float = READ_S, receive_buffer_bytes: int | None = None) -> None:
+    def __init__(
+        self, url: str, *, read_s: float | None = None, receive_buffer_bytes: int | None = None
+    ) -> None:
         self.address = Address.of(url)
-        self.read_s = read_s
+        self.read_s = read_s or wait_s()
         self.buffer = b""
         self.start: commands.Connection.Start | None = None
         self.tune: commands.Connection.Tune | None = None
@@ -152,7 +155,7 @@ class RawClient:
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         if receive_buffer_bytes:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
-        self.socket.settimeout(read_s)
+        self.socket.settimeout(wait_s())
         self.socket.connect((self.address.host, self.address.port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -290,13 +293,13 @@ class RawClient:
         with contextlib.suppress(ClosedByPeer):
             self.expect_silence(seconds)
 
-    def expect_end(self, timeout_s: float = 6.0) -> None:
+    def expect_end(self, timeout_s: float | None = None) -> None:
         """The broker ends the connection, with or without a word: connection.close is all that may come.
 
         Before it is running, a connection is often dropped in silence (RabbitMQ waits three seconds to do so).
         """
         self.running = False
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + (timeout_s or self.read_s)
         try:
             frame = self.read_frame(timeout_s)
             assert frame.type == METHOD and frame.method_id == (10, 50), f"unexpected {frame}"

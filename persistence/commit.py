@@ -1,7 +1,11 @@
-"""The commit task: all that waits goes in one transaction, with one sync.
+"""Commits: all that waits goes in one transaction, with one sync.
 
-The transaction is filled on the loop's thread in small steps and synced in a worker thread; meanwhile the
-next layer fills. Nothing is called durable before the sync has returned.
+The transaction is filled on the loop's thread and synced in a worker thread; meanwhile the next layer fills.
+Nothing is called durable before the sync has returned.
+
+The end of a turn begins a commit by itself if none is under way (`hold`, `begin`), and the end of that one the next:
+in between no task is woken. What takes longer than a moment is left to the commit task: large layers, which are
+filled in small steps, deletions that go on, a full disk, housekeeping.
 
 When the map or the disk is full nothing is lost: the layer stays, publishers are to be stopped (`on_full`),
 and it is tried again every second. Space comes back only by settling, and the settles lie behind the layer
@@ -11,18 +15,31 @@ and a settle there.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import NamedTuple
 
 import trio
+from outcome import Error, Outcome, Value, capture
 
 from persistence.errors import StorageFull
 from persistence.layer import Layer
 from persistence.marks import DeliveredMarks
-from persistence.ports import Store
+from persistence.ports import Store, Transaction
+from persistence.worker import Worker
 
 RETRY_SECONDS = 1.0
 TEND_SECONDS = 1.0
+
+
+class Begun(NamedTuple):
+    """The oldest layer, under way."""
+
+    layer: Layer
+    #: None if it could not even be begun: that is what the steps raise.
+    transaction: Transaction | None
+    #: What is left to do before the sync.
+    steps: Iterator[None]
 
 
 class Commit:
@@ -33,13 +50,23 @@ class Commit:
         self._store = store
         self._pending = store.pending
         self._marks = marks
-        self._worker = trio.CapacityLimiter(1)
+        self._loop: trio.lowlevel.TrioToken | None = None
+        self._worker: Worker | None = None
         self._wake = trio.Event()
         self._wanted = False
         self._stopping = False
         self._full = False
         self._tended = time.monotonic()
-        self._loop: trio.lowlevel.TrioToken | None = None
+        #: Within a turn whose end begins a commit.
+        self._held = False
+        #: The commit task sees to the commits itself.
+        self._by_task = False
+        #: Begun by the end of a turn: the worker has it, or it is left to the task.
+        self._begun: Begun | None = None
+        self._working = False
+        #: For the task: the worker is done, and with what outcome.
+        self._worked = trio.Event()
+        self._outcome: Outcome[None] = Value(None)
 
     def request(self, done: Callable[[], None] | None = None) -> None:
         """All that was submitted so far goes into the next transaction;
@@ -48,13 +75,31 @@ class Commit:
         """
         if done is not None:
             self._pending.open.done.append(done)
-        if not self._wanted:
-            self._wanted = True
-            self._wake.set()
+        self._wanted = True
+        if self._held:
+            return
+        self._wake.set()
         if self._loop is not None and (self._full or self._pending.is_large):
             # Not now: a turn asks for a commit several times, and more of it may follow. The loop gets to this
             # when the task that runs now has come to an await, and that is the end of its turn.
             self._loop.run_sync_soon(self._pending.close_layer, idempotent=True)
+
+    def hold(self) -> None:
+        """A turn ends soon, with `begin`."""
+        self._held = True
+
+    def begin(self) -> None:
+        """The turn is over: commit what was requested, if no commit is under way."""
+        self._held = False
+        if not self._wanted or self._loop is None:
+            return
+        if self._by_task or self._begun is not None:
+            if self._full or self._pending.is_large:
+                self._pending.close_layer()
+        elif self._pending.layers[0]:
+            self._begin_oldest()
+        else:
+            self._wake.set()
 
     async def barrier(self) -> None:
         """Wait until all that was submitted before is durable."""
@@ -67,32 +112,120 @@ class Commit:
         self._stopping = True
         self._wake.set()
 
+    # --- at the end of a turn
+
+    def _begin_oldest(self) -> None:
+        layer = self._pending.take()
+        # What was closed before the open layer comes next.
+        self._wanted = len(self._pending.layers) > 2
+        begun = self._begun = self._fill(layer)
+        filled = capture(next, begun.steps, begun)
+        if isinstance(filled, Error):
+            self._leave(begun, filled)
+        elif filled.unwrap() is begun:
+            self._sync(begun)
+        else:
+            # It takes longer than a moment.
+            self._wake.set()
+
+    def _fill(self, layer: Layer) -> Begun:
+        made = capture(self._store.transaction, layer)
+        if isinstance(made, Error):
+            return Begun(layer, None, _failed(made))
+        transaction = made.unwrap()
+        return Begun(layer, transaction, transaction.apply())
+
+    def _leave(self, begun: Begun, failure: Error) -> None:
+        """Leave what went wrong to the task."""
+        if begun.transaction is not None:
+            begun.transaction.abort()
+        self._begun = Begun(begun.layer, None, _failed(failure))
+        self._wake.set()
+
+    def _sync(self, begun: Begun) -> None:
+        assert self._worker is not None and begun.transaction is not None
+        self._working = True
+        self._worker.give(begun.transaction.commit)
+
+    def _synced(self, outcome: Outcome[None]) -> None:
+        """The worker is done. Called by the loop, where nothing may be raised."""
+        self._working = False
+        begun = self._begun
+        if self._by_task or begun is None:
+            self._outcome = outcome
+            self._worked.set()
+        elif isinstance(outcome, Error):
+            self._leave(begun, outcome)
+        else:
+            self._begun = None
+            finished = capture(self._finish, begun)
+            if isinstance(finished, Error):
+                self._leave(Begun(Layer(), None, iter(())), finished)
+
+    def _finish(self, begun: Begun) -> None:
+        assert begun.transaction is not None
+        begun.transaction.finish()
+        # All that it leads to is one turn.
+        self._held = True
+        try:
+            self._durable(begun.layer)
+        finally:
+            self.begin()
+        if self._store.has_erasures():
+            self._wake.set()
+
+    def _durable(self, layer: Layer) -> None:
+        self._pending.remove(layer)
+        for done in layer.done:
+            done()
+        if layer.done:
+            self.on_durable()
+
+    # --- the commit task
+
     async def run(self) -> None:
         """Raises CommitFailed; then the node has to stop."""
         self._loop = trio.lowlevel.current_trio_token()
+        self._worker = Worker("commit", self._loop, self._synced)
         try:
             await self._run()
         finally:
             self._loop = None
+            self._by_task = True
+            await self._let_go()
+            self._worker.stop()
 
     async def _run(self) -> None:
         while True:
-            await self._wake_up()
+            await self._called()
             stopping = self._stopping
-            self._wanted = False
+            self._by_task = True
             await self._commit_all()
+            await self._tend()
+            self._by_task = False
             if stopping and not self._wanted:
                 if self._marks is not None:
                     self._marks.flush()
                 return
 
-    async def _wake_up(self) -> None:
+    async def _called(self) -> None:
         if not (self._wanted or self._stopping or self._store.has_erasures()):
             self._wake = trio.Event()
             # Marks are flushed and pages given back within a second, even if nobody commits.
             with trio.move_on_after(TEND_SECONDS):
                 await self._wake.wait()
-        await self._tend()
+
+    async def _let_go(self) -> None:
+        """End what was begun: nobody waits for it any more."""
+        begun, self._begun = self._begun, None
+        if begun is None or begun.transaction is None:
+            return
+        if self._working:
+            await self._work_done()
+            if isinstance(self._outcome, Value):
+                begun.transaction.finish()
+                return
+        begun.transaction.abort()
 
     async def _tend(self) -> None:
         now = time.monotonic()
@@ -100,45 +233,60 @@ class Commit:
             self._tended = now
             self._store.tend()
             if self._marks is not None and self._marks.changed:
-                await trio.to_thread.run_sync(self._marks.flush, limiter=self._worker)
+                await trio.to_thread.run_sync(self._marks.flush)
 
     async def _commit_all(self) -> None:
         """Commit the layers that are here now; those that come meanwhile wait for the next round."""
+        self._wanted = False
         last = self._pending.open
+        if self._begun is not None:
+            begun, self._begun = self._begun, None
+            await self._see_through(begun)
         erasing = self._store.has_erasures()
         while last in self._pending.layers and (
             last or last.done or len(self._pending.layers) > 1 or erasing
         ):
             erasing = False
-            await self._commit_oldest()
-
-    async def _commit_oldest(self) -> None:
-        layer = self._pending.take()
-        try:
+            layer = self._pending.take()
             if layer or self._store.has_erasures():
-                await self._write(layer)
+                await self._see_through(self._fill(layer))
+            else:
+                self._durable(layer)
+
+    async def _see_through(self, begun: Begun) -> None:
+        layer = begun.layer
+        try:
+            await self._write(begun)
         except StorageFull:
             self._full = True
             self.on_full(True)
             layer = await self._commit_when_it_fits()
             self._full = False
             self.on_full(False)
-        self._pending.remove(layer)
-        for done in layer.done:
-            done()
-        if layer.done:
-            self.on_durable()
+        self._durable(layer)
 
-    async def _write(self, layer: Layer) -> None:
-        transaction = self._store.transaction(layer)
+    async def _write(self, begun: Begun) -> None:
+        transaction = begun.transaction
         try:
-            for _ in transaction.apply():
+            for _ in begun.steps:
                 await trio.lowlevel.checkpoint()
-            await trio.to_thread.run_sync(transaction.commit, limiter=self._worker)
+            assert transaction is not None
+            if not self._working:
+                self._sync(begun)
+            await self._work_done()
+            self._outcome.unwrap()
         except BaseException:
-            transaction.abort()
+            if transaction is not None:
+                transaction.abort()
             raise
         transaction.finish()
+
+    async def _work_done(self) -> None:
+        """Wait for the worker. That can't be cancelled, as little as what it does."""
+        while self._working:
+            self._worked = trio.Event()
+            with trio.CancelScope(shield=True):
+                await self._worked.wait()
 
     async def _commit_when_it_fits(self) -> Layer:
         while True:
@@ -147,7 +295,7 @@ class Commit:
             await self._commit_erasing(behind)
             layer = self._pending.merge(behind)
             with suppress(StorageFull):
-                await self._write(layer)
+                await self._write(self._fill(layer))
                 return layer
 
     async def _commit_erasing(self, layers: list[Layer]) -> None:
@@ -161,10 +309,16 @@ class Commit:
         turns = 2
         while turns or self._store.has_erasures():
             try:
-                await self._write(erasing)
+                await self._write(self._fill(erasing))
             except StorageFull:
                 if not self._store.enlarge():
                     return
             else:
                 erasing = Layer()
                 turns = max(turns - 1, 0)
+
+
+def _failed(failure: Error) -> Iterator[None]:
+    """The steps of what can't be begun."""
+    failure.unwrap()
+    yield

@@ -6,6 +6,7 @@ and are gone all the same.
 """
 
 import logging
+import sys
 from bisect import bisect_right
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -226,7 +227,8 @@ def _unpack_hard(group: int, value: "memoryview | bytes | None") -> tuple[int, s
     except CorruptRecord as error:
         log.error("%s", error)
         return 0, "", True
-    return QUEUE.unpack_from(content)[0], content[QUEUE.size :].decode(), False
+    # Thousands of groups keep the names of a few nodes.
+    return QUEUE.unpack_from(content)[0], sys.intern(content[QUEUE.size :].decode()), False
 
 
 def owners(txn: "lmdb.Transaction[memoryview]", table: "lmdb._Database") -> set[int]:

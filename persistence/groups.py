@@ -188,7 +188,11 @@ class Groups:
 
     def recover(self) -> Iterator[RecoveredGroup]:
         """All groups that have anything on disk, by number. At start, before anything is submitted."""
-        return self._store.recover()
+        for found in self._store.recover():
+            if not found.snapshot_lost and found.group not in self._bounds:
+                # Nothing changes without being submitted here, so nobody need look for the end of the log again.
+                self._bounds[found.group] = Bounds(found.first_index - 1, found.last_index)
+            yield found
 
     def _changes_of(self, group: int) -> list[GroupChanges]:
         """Newest first."""

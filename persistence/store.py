@@ -48,6 +48,12 @@ DISK_SLACK_BYTES = 16 * 1024 * 1024
 # Of the disk so much is left for deletions, which need pages before they free any: without it, a disk filled to its
 # last page stays full for ever.
 RESERVE_BYTES = 4 * 1024 * 1024
+# The free room is looked at again when so much was appended, and once a second.
+LOOK_BYTES = 16 * 1024 * 1024
+# Each call of `info` and `stat` interns these names anew unless they stand here: the interpreter's table of such
+# strings would grow by a megabyte for those that are gone.
+INFO_NAMES = ("map_addr", "map_size", "last_pgno", "last_txnid", "max_readers", "num_readers")
+STAT_NAMES = ("psize", "depth", "branch_pages", "leaf_pages", "overflow_pages", "entries")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +94,9 @@ class LmdbStore:
         self._ballast = Ballast(directory / "ballast") if sync else None
         self._snapshot: lmdb.Transaction[memoryview] | None = None
         self._writing = False
+        self._written: int | None = None
+        #: Of the disk so much was free above what deletions need, less what was appended since.
+        self._room_bytes = 0
         self._recovering = 0
         self._env = lmdb.open(
             str(directory),
@@ -118,7 +127,12 @@ class LmdbStore:
         """Raise StorageFull if this would take what is left for deletions."""
         # Values of some size have pages of their own, leaves are half empty at worst.
         wanted = layer.bytes + layer.bytes // 4 + min(layer.appended * PAGE_BYTES, layer.bytes)
+        self._room_bytes -= wanted
+        if self._room_bytes > 0:
+            return
         free = self._disk_free()
+        # Other programs write, too: with less than this to spare it is looked at each time.
+        self._room_bytes = min(free - wanted - RESERVE_BYTES - DISK_SLACK_BYTES, LOOK_BYTES)
         if free < wanted + RESERVE_BYTES and free + self._unused_bytes() < wanted + RESERVE_BYTES:
             raise StorageFull(f"{self._data_file}: the rest of the disk is needed for deletions")
 
@@ -143,6 +157,7 @@ class LmdbStore:
 
     def end_write(self) -> None:
         self._writing = False
+        self._written = None
         self._drop_snapshot()
 
     def has_erasures(self) -> bool:
@@ -169,7 +184,9 @@ class LmdbStore:
     @property
     def written(self) -> int:
         """Transactions that this store has taken since it was made: on the disk, where it is synced."""
-        return int(self._env.info()["last_txnid"])
+        if self._written is None:
+            self._written = int(self._env.info()["last_txnid"])
+        return self._written
 
     def used_bytes(self) -> int:
         """The size of the data file; pages within it that are free are used again."""
@@ -188,6 +205,7 @@ class LmdbStore:
         return sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
 
     def tend(self) -> None:
+        self._room_bytes = 0
         self._give_pages_back()
         if self._ballast is not None:
             self._ballast.restore()

@@ -13,10 +13,10 @@ import pytest
 from amqp_server.config import SECRETS, Config
 from amqp_server.example import example
 from amqp_server.options import command_line
+from conformance_tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "deploy" / "mqd.example.toml"
-START_S = 30
 
 
 def test_the_example_is_current() -> None:
@@ -56,7 +56,7 @@ def address(tmp_path: Path) -> Iterator[str]:
             yield ready[1]
         finally:
             mqd.terminate()
-            assert mqd.wait(START_S) == 0
+            assert mqd.wait(PATIENCE_S) == 0
 
 
 def test_the_program_in_the_readme(address: str) -> None:
@@ -64,7 +64,7 @@ def test_the_program_in_the_readme(address: str) -> None:
     assert program.count("127.0.0.1:5672") == 1
     program = program.replace("127.0.0.1:5672", address)
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=START_S, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "received: Hello, world!\n"

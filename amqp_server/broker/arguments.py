@@ -149,14 +149,14 @@ def _time_ms(value: object, type: str) -> int:
 
 
 def _lease_ms(value: object, type: str) -> int:
-    number = _time_ms(value, type)
-    if not number:
-        raise _Invalid("{value_zero,0}")
-    return number
+    return _above_zero(_time_ms(value, type))
 
 
 def _group_size(value: object, type: str) -> int:
-    number = _natural(value, type)
+    return _above_zero(_natural(value, type))
+
+
+def _above_zero(number: int) -> int:
     if not number:
         raise _Invalid("{value_zero,0}")
     return number
@@ -170,9 +170,7 @@ def _priority(value: object, type: str) -> int:
 
 
 def _deduplication_count(value: object, type: str) -> int:
-    number = _natural(value, type)
-    if not number:
-        raise _Invalid("{value_zero,0}")
+    number = _above_zero(_natural(value, type))
     if number > DEDUPLICATION_COUNT_MAX:
         raise _Invalid(f"{{value_too_large,{number}}}")
     return number

@@ -25,6 +25,24 @@ DEDUPLICATION_COUNT = 100_000
 class Queue:
     """One declared queue."""
 
+    __slots__ = (
+        "arguments",
+        "auto_delete",
+        "deleted",
+        "durable",
+        "exclusive",
+        "host",
+        "last_used_ms",
+        "marks",
+        "name",
+        "parsed",
+        "queue_id",
+        "record",
+        "subscriptions",
+        "type",
+        "vhost",
+    )
+
     host: Host
 
     def __init__(
@@ -103,7 +121,11 @@ class Queue:
         expires_ms = self.parsed.expires_ms
         if self.deleted or expires_ms is None or self.host.consumer_count:
             return
-        if self.vhost.broker.clock() - self.last_used_ms >= expires_ms:
+        broker = self.vhost.broker
+        if self.members and broker.hosts.leader(self) != broker.replication.node:
+            # Only the leader knows of all that use it; this node was the leader once.
+            return
+        if broker.clock() - self.last_used_ms >= expires_ms:
             self.delete()
 
     def delete(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import sys
 from collections.abc import Mapping
 from functools import lru_cache
@@ -19,6 +20,8 @@ MARKS = "marks"
 SHARED_BYTES_MAX = 1024
 #: …or too diverse.
 SHARED_MAX = 1024
+#: A table without fields is only its length.
+EMPTY_TABLE_BYTES = 4
 
 
 class QueueRecord(msgspec.Struct, frozen=True):
@@ -97,9 +100,30 @@ class BindingRecord(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        return key(
-            self.vhost, self.source, self.destination, self.kind, self.routing_key, self.arguments.hex()
-        )
+        """Return what the record is stored under: the same for all records of one binding.
+
+        The order of the arguments is not a part of the binding. Records of earlier versions may be stored as they came.
+        """
+        arguments = self.arguments
+        if len(arguments) > EMPTY_TABLE_BYTES:
+            arguments = tables.encode(_ordered_table(tables.decode(arguments)))
+        return key(self.vhost, self.source, self.destination, self.kind, self.routing_key, arguments.hex())
+
+
+def _ordered_table(table: Mapping[str, object]) -> dict[str, object]:
+    return {name: _ordered(table[name]) for name in sorted(table)}
+
+
+def _ordered(value: object) -> object:
+    """Return what is the same for all values that exchanges.field.token takes for the same."""
+    if isinstance(value, Mapping):
+        return _ordered_table(value)
+    if isinstance(value, list):
+        return [_ordered(item) for item in value]
+    if isinstance(value, float):
+        # There are two zeros and many NaNs.
+        return value + 0.0 if value == value else math.nan
+    return value
 
 
 class MarksRecord(msgspec.Struct, frozen=True):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
-from amqp_server.broker.arguments import parse_queue_arguments
+from amqp_server.broker.arguments import QueueArguments, parse_queue_arguments
 from amqp_server.broker.metadata import decode, encode
 from amqp_server.broker.queue import settings_of
 from amqp_server.broker.records import (
@@ -79,40 +79,17 @@ def recover(broker: Broker, journal: RecoverableJournal) -> None:
     for key, value in metadata.items(EXCHANGES):
         exchange = decode(EXCHANGES, key, value, ExchangeRecord)
         broker.vhost(exchange.vhost).restore_exchange(exchange)
-    queues = {
-        record.queue_id: record
-        for key, value in metadata.items(QUEUES)
-        for record in [decode(QUEUES, key, value, QueueRecord)]
-    }
-    slots = {int(key): decode(MARKS, key, value, MarksRecord).slots for key, value in metadata.items(MARKS)}
-    for key, value in metadata.items(QUEUES):
-        _move_marks(broker, key, value, slots)
-    machines: dict[int, Machine] = {}
-    for recovered in journal.recover():
-        found = queues.get(recovered.queue_id)
-        if found is None:
-            for _ in recovered.records:
-                pass
-            journal.drop(recovered.queue_id)
-            continue
-        machines[recovered.queue_id] = _machine(broker, found, recovered, slots.get(found.queue_id, []))
-    # Before queues are made again: slots that nobody knows are free for those that are new to this node.
-    for queue_id in [queue_id for queue_id in slots if queue_id not in queues]:
-        del slots[queue_id]
-        metadata.delete(MARKS, str(queue_id))
-    broker.services.marks.retain(slot for marks in slots.values() for slot in marks)
+    stored = read_queues(broker, journal)
+    queues, slots, machines = stored.queues, stored.slots, stored.machines
     for queue_id, record in queues.items():
-        marks = slots.get(queue_id, [])
-        machine = machines.get(queue_id)
-        if marks:
-            machine = machine or Machine(_settings(record))
-            machine.next_seq = max(
-                [machine.next_seq, *(broker.services.marks.get(slot) + 1 for slot in marks)]
-            )
-        broker.vhost(record.vhost).restore_queue(record, machine, marks)
+        broker.vhost(record.vhost).restore_queue(record, machines.get(queue_id), slots.get(queue_id, []))
     broker.queue_ids_from(max([0, *queues]) + 1)
     for key, value in metadata.items(BINDINGS):
         binding = decode(BINDINGS, key, value, BindingRecord)
+        if key != binding.key:
+            # An earlier version stored it by its arguments in the order in which they came.
+            metadata.delete(BINDINGS, key)
+            metadata.put(BINDINGS, binding.key, value)
         broker.vhost(binding.vhost).restore_binding(binding)
     # Only now: what expired meanwhile may be dead-lettered to any queue.
     for queue in list(broker.all_queues()):
@@ -126,6 +103,51 @@ def recover(broker: Broker, journal: RecoverableJournal) -> None:
     logger.info(
         "recovered %d queues with %d messages", len(queues), sum(m.ready.count for m in machines.values())
     )
+
+
+class StoredQueues(NamedTuple):
+    """What is on disk of queues, by their ids."""
+
+    queues: dict[int, QueueRecord]
+    #: Of the delivered marks.
+    slots: dict[int, list[int]]
+    #: Filled, without bodies. Queues that have nothing in the journal and no marks have none.
+    machines: dict[int, Machine]
+
+
+def read_queues(broker: Broker, journal: RecoverableJournal) -> StoredQueues:
+    """Read the queues' records and what the journal has of them; what it has of others is dropped."""
+    metadata = broker.metadata
+    queues = {
+        record.queue_id: record
+        for key, value in metadata.items(QUEUES)
+        for record in [decode(QUEUES, key, value, QueueRecord)]
+    }
+    slots = {int(key): decode(MARKS, key, value, MarksRecord).slots for key, value in metadata.items(MARKS)}
+    for key, value in metadata.items(QUEUES):
+        _move_marks(broker, key, value, slots)
+    # Before queues are made again: slots that nobody knows are free for those that are new to this node.
+    for queue_id in [queue_id for queue_id in slots if queue_id not in queues]:
+        del slots[queue_id]
+        metadata.delete(MARKS, str(queue_id))
+    broker.services.marks.retain(slot for marks in slots.values() for slot in marks)
+    machines: dict[int, Machine] = {}
+    for recovered in journal.recover():
+        found = queues.get(recovered.queue_id)
+        if found is None:
+            for _ in recovered.records:
+                pass
+            journal.drop(recovered.queue_id)
+            continue
+        machines[recovered.queue_id] = _machine(broker, found, recovered, slots.get(found.queue_id, []))
+    for queue_id, record in queues.items():
+        marks = slots.get(queue_id, [])
+        if marks:
+            machine = machines.setdefault(queue_id, Machine(_settings(record)))
+            machine.next_seq = max(
+                [machine.next_seq, *(broker.services.marks.get(slot) + 1 for slot in marks)]
+            )
+    return StoredQueues(queues, slots, machines)
 
 
 class _MarkedRecord(msgspec.Struct):
@@ -142,19 +164,21 @@ def _move_marks(broker: Broker, key: str, value: bytes, slots: dict[int, list[in
         broker.metadata.put(MARKS, str(record.queue_id), encode(MarksRecord(record.marks)))
 
 
-def _settings(record: QueueRecord) -> Settings:
-    arguments = tables.decode(record.arguments)
-    return settings_of(
-        parse_queue_arguments(
-            record.name,
-            record.vhost,
-            arguments,
-            durable=record.durable,
-            exclusive=record.exclusive,
-            auto_delete=record.auto_delete,
-            default_type=record.type,
-        )
+def parsed_of(record: QueueRecord) -> QueueArguments:
+    """Return what a stored queue was declared to be."""
+    return parse_queue_arguments(
+        record.name,
+        record.vhost,
+        tables.decode(record.arguments),
+        durable=record.durable,
+        exclusive=record.exclusive,
+        auto_delete=record.auto_delete,
+        default_type=record.type,
     )
+
+
+def _settings(record: QueueRecord) -> Settings:
+    return settings_of(parsed_of(record))
 
 
 def _machine(broker: Broker, record: QueueRecord, recovered: RecoveredQueue, slots: list[int]) -> Machine:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import msgspec
 
 from amqp_server.broker import operations
-from amqp_server.broker.metadata import decode, encode
+from amqp_server.broker.metadata import Metadata, decode, encode
 from amqp_server.broker.operations import Operation
 from amqp_server.broker.permissions import Permission
 from amqp_server.broker.records import BindingRecord, ExchangeRecord, QueueRecord
@@ -77,7 +77,7 @@ class Topology:
     def _note(self, index: int) -> None:
         self.applied = max(self.applied, index)
         if self._broker.replication.clustered:
-            self._broker.metadata.put(TABLE, APPLIED, encode(_Applied(self.applied)))
+            note_applied(self._broker.metadata, self.applied)
 
     def recovered(self) -> None:
         """The records on disk were read: note which operations are in them."""
@@ -205,16 +205,17 @@ class Topology:
         """Return all records, transient ones too: the same bytes on every node that has applied the same."""
         broker = self._broker
         vhosts = [vhost for vhost in broker.vhosts.values() if vhost.name in broker.vhost_records]
-        state = _State(
+        return snapshot_of(
+            broker,
             self.applied,
-            _rows(broker.vhost_records),
-            _rows(broker.users),
-            _rows(broker.permissions.all()),
-            _rows(record for vhost in vhosts for record in vhost.exchange_records()),
-            _rows(record for vhost in vhosts for record in vhost.queue_records()),
-            _rows(record for vhost in vhosts for record in vhost.binding_records()),
+            exchanges=(record for vhost in vhosts for record in vhost.exchange_records()),
+            queues=(record for vhost in vhosts for record in vhost.queue_records()),
+            bindings=(record for vhost in vhosts for record in vhost.binding_records()),
         )
-        return bytes((SNAPSHOT_VERSION,)) + msgspec.msgpack.encode(state)
+
+    def is_behind(self, snapshot: bytes) -> bool:
+        """Is there an operation in the snapshot that was not applied here? Raises UnreadableSnapshot."""
+        return self.applied < _decoded(snapshot).applied
 
     def restore(self, snapshot: bytes) -> None:
         """Change this node's topology to the snapshot's, and no more than has to change. Raises UnreadableSnapshot.
@@ -283,6 +284,32 @@ class Topology:
                 vhost.set_members(queue, record.members, record.leader)
         for binding in _records(BindingRecord, state.bindings):
             broker.vhost(binding.vhost).put_binding(binding)
+
+
+def snapshot_of(
+    broker: Broker,
+    applied: int,
+    *,
+    exchanges: Iterable[ExchangeRecord],
+    queues: Iterable[QueueRecord],
+    bindings: Iterable[BindingRecord],
+) -> bytes:
+    """Return a snapshot with these records, and the broker's vhosts, users and permissions."""
+    state = _State(
+        applied,
+        _rows(broker.vhost_records),
+        _rows(broker.users),
+        _rows(broker.permissions.all()),
+        _rows(exchanges),
+        _rows(queues),
+        _rows(bindings),
+    )
+    return bytes((SNAPSHOT_VERSION,)) + msgspec.msgpack.encode(state)
+
+
+def note_applied(metadata: Metadata, index: int) -> None:
+    """Note that the records on disk have come so far."""
+    metadata.put(TABLE, APPLIED, encode(_Applied(index)))
 
 
 def _rows(records: Iterable[msgspec.Struct]) -> list[Any]:

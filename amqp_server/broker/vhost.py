@@ -100,9 +100,11 @@ class VHost:
         exchange = self.router.get(name)
         if exchange is None or exchange.predeclared:
             return False
-        gone = self.router.bindings(source=name) + self.router.bindings(destination=name, kind="exchange")
+        # One that leads from the exchange to itself is among both.
+        gone = dict.fromkeys(self.router.bindings(source=name))
+        gone |= dict.fromkeys(self.router.bindings(destination=name, kind="exchange"))
         also = self.router.delete(name)
-        self._forget_bindings(gone)
+        self._forget_bindings(list(gone))
         self._exchange_gone(name)
         self._exchanges_gone(also)
         self.broker.changed()

@@ -173,8 +173,14 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
         members=members,
         leader=members[0] if members else "",
     )
-    # When it is applied, another one of this name may have come first.
-    session.propose(DeclareQueue(record), lambda error: declared())
+
+    def applied(error: str) -> None:
+        if error:
+            raise PreconditionFailed(error)
+        # Another one of this name may have come first.
+        declared()
+
+    session.propose(DeclareQueue(record), applied)
 
 
 def _existing(channel: Channel, name: str) -> Queue:

@@ -176,6 +176,26 @@ class Administration:
         own = name == self._cluster.node
         if not own and name in self._cluster.mesh.connected():
             raise PreconditionFailed(f"node '{name}' is up: stop it first, or have it leave")
+        self._check_only_on(name, own=own)
+        address = nodes[name]
+        # No queue is put there, and none grows there, from now on.
+        await self._propose(PutNode(name, ""))
+        try:
+            # Until then, a queue may have come to be there only.
+            homed = self._check_only_on(name, own=own)
+        except PreconditionFailed:
+            await self._propose(PutNode(name, address))
+            raise
+        await self.shrink(name)
+        if own:
+            await self._parted()
+        for queue in homed:
+            await self._change(DeleteQueue(queue.vhost.name, queue.name, queue.queue_id))
+        await self._change(NodeDown(name, self._cluster.catalog.incarnation_of(name)))
+        await self._propose(RemoveNode(name))
+
+    def _check_only_on(self, name: str, *, own: bool) -> list[Queue]:
+        """Return what is lost with a node that is dead. Raises PreconditionFailed if it is not to be lost."""
         homed = self._only_on(name)
         for queue in homed:
             # What a dead node alone had is lost with it. One that leaves is not to lose anything.
@@ -184,15 +204,7 @@ class Administration:
                     f"queue '{queue.name}' in vhost '{queue.vhost.name}' is on node '{name}' only: "
                     "grow it to another node, or delete it, first"
                 )
-        # No queue is put there, and none grows there, from now on.
-        await self._propose(PutNode(name, ""))
-        await self.shrink(name)
-        if own:
-            await self._parted()
-        for queue in homed:
-            await self._change(DeleteQueue(queue.vhost.name, queue.name, queue.queue_id))
-        await self._change(NodeDown(name, self._cluster.catalog.incarnation_of(name)))
-        await self._propose(RemoveNode(name))
+        return homed
 
     def _only_on(self, name: str) -> list[Queue]:
         """Return the durable queues that would be lost with a node."""
@@ -222,7 +234,8 @@ class Administration:
             if queue.vhost.name in vhosts and name not in queue.members
         ]
         for queue in grown:
-            await self._set_members(queue, (*queue.members, name), queue.record.leader)
+            if name not in queue.members:
+                await self._set_members(queue, (*queue.members, name), queue.record.leader)
         return len(grown)
 
     async def shrink(self, name: str) -> int:
@@ -273,6 +286,8 @@ class Administration:
     def _require_node(self, name: str) -> None:
         if name not in self._cluster.catalog.nodes:
             raise NotFound(f"no node '{name}' in the cluster")
+        if name not in self._cluster.catalog.staying:
+            raise PreconditionFailed(f"node '{name}' is about to leave the cluster")
 
     async def _set_members(self, queue: Queue, members: tuple[str, ...], leader: str) -> None:
         await self._change(SetMembers(queue.vhost.name, queue.name, queue.queue_id, members, leader))

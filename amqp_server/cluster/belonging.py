@@ -15,6 +15,7 @@ from amqp_server.cluster.errors import ClusterError
 
 if TYPE_CHECKING:
     from amqp_server.broker.metadata import Metadata
+    from persistence.groups import Groups
 
 TABLE, FOUNDED, INCARNATION, OUT = "cluster", "founded", "incarnation", "out"
 
@@ -25,6 +26,18 @@ REMOVED = (
 TURNED_BACK = (
     "the data directory is older than what this node has told the others: a copy of it was put back. "
     "It has forgotten what it promised; start the node with an empty directory, and the others fill it"
+)
+
+
+CHOOSE_ONE = (
+    "nodes '{first}' ({first_data}) and '{second}' ({second_data}) have both stood alone, and each has data of its own: "
+    "a cluster begins with the data of one node. Start all but one with empty data directories (--data-dir). "
+    "Nothing was changed: a node that is started without --peers has its data again, and clients can move it"
+)
+TOO_LATE = (
+    "node '{name}' has stood alone, and has data of its own in {data}, but the cluster is there already, with node "
+    "'{peer}': it takes in empty nodes only. Start '{name}' with an empty data directory (--data-dir). "
+    "Nothing was changed: without --peers the node has its data again, and clients can move it"
 )
 
 
@@ -39,6 +52,17 @@ class Founded(msgspec.Struct, frozen=True):
     lost_before: int = 0
     #: The name of this node.
     name: str = ""
+    #: The node whose directory the cluster began with, if not all were empty: at first it was the only member.
+    origin: str = ""
+    #: Queues up to this index of group 0 were in that directory.
+    began_at: int = 0
+
+    @property
+    def forgotten_before(self) -> int:
+        """Groups up to this index of group 0 that are not on this node's disk may have been there before it was."""
+        if self.lost_before:
+            return self.lost_before
+        return 1 << 62 if self.lost else self.began_at
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -61,6 +85,10 @@ class About(msgspec.Struct, frozen=True):
     peers: list[str] = []
     #: What it has seen of the node that it tells this.
     seen: Seen = Seen()
+    #: Where its data directory is, if it has stood alone with it and brings what is in it.
+    brings: str = ""
+    #: All nodes of the cluster and their addresses, as it knows them. Who has an empty disk has no other way to know.
+    nodes: dict[str, str] = {}
 
 
 class Directory:
@@ -91,15 +119,10 @@ class Directory:
         """It is not to be used again."""
         self._metadata.put(TABLE, OUT, why.encode())
 
-    def check(self, data_dir: str, name: str, *, alone: bool) -> None:
-        """Raises ClusterError if it cannot be used by this node of a cluster. `alone`: it has been used without one."""
+    def check(self, data_dir: str, name: str) -> None:
+        """Raises ClusterError if it cannot be used by this node of a cluster."""
         if self._out:
             raise ClusterError(f"{data_dir}: {self._out}")
-        if self.founded is None and alone:
-            raise ClusterError(
-                f"the data directory {data_dir} belongs to a node that stands alone. "
-                "Start a cluster with empty directories (--data-dir), and move what is in this one by a client"
-            )
         if self.founded is not None and self.founded.name != name:
             raise ClusterError(
                 f"the data directory {data_dir} belongs to node '{self.founded.name}' of a cluster, not to '{name}'"
@@ -121,3 +144,9 @@ def check_alone(metadata: Metadata, data_dir: str) -> None:
                 f"the data directory {data_dir} belongs to node '{node}' of a cluster: "
                 "start it with --peers, or choose another directory with --data-dir"
             )
+
+
+def drop_copies(groups: Groups) -> None:
+    """Drop what a node that stood alone has copied into groups when it did not come to the end of its adoption."""
+    for found in groups.recover():
+        groups.drop(found.group)

@@ -13,6 +13,8 @@ from collections.abc import Callable
 import msgspec
 
 from amqp_server.broker import operations
+from amqp_server.broker.operations import DeclareExchange, DeclareQueue, Operation, SetMembers
+from amqp_server.broker.records import ExchangeRecord
 from amqp_server.broker.topology import Result, Topology
 from quorum_queue.raft.members import Members
 
@@ -22,6 +24,8 @@ GROUP = 0
 _ENTRY = struct.Struct(">BQ")
 _VERSION = 1
 _LENGTH = struct.Struct(">I")
+#: No batch of the same start of a node comes after this one.
+LAST_BATCH = (1 << 63) - 1
 
 
 class PutNode(msgspec.Struct, frozen=True, array_like=True, tag=101):
@@ -61,11 +65,18 @@ class _State(msgspec.Struct, frozen=True, array_like=True):
     topology: bytes
     nodes: dict[str, str]
     batches: dict[str, tuple[int, int]]
+    #: Where in the log the last start of each node had its first word.
+    begun: dict[str, int] = {}
 
 
 _encode = msgspec.msgpack.encode
 _decode_batch = msgspec.msgpack.Decoder(_Batch).decode
 _decode_state = msgspec.msgpack.Decoder(_State).decode
+
+
+def first_state(topology: bytes, nodes: dict[str, str]) -> bytes:
+    """Return the state of a catalog that begins with this topology, and these nodes and their addresses."""
+    return _encode(_State(topology, nodes, {}))
 
 
 class Catalog:
@@ -84,11 +95,14 @@ class Catalog:
         #: Names taken from them that nobody was told of yet.
         self.removed: list[str] = []
         self._batches: dict[str, tuple[int, int]] = {}
+        self._begun: dict[str, int] = {}
         #: Who waits for a batch of this node.
         self._waiting: dict[int, Callable[[Result], None]] = {}
         #: Called after a change of `nodes`, of the members or of the leader.
         self.nodes_changed: Callable[[], None] = lambda: None
         self.led: Callable[[], None] = lambda: None
+        #: Called with the place of the first batch of this start in the log.
+        self.began: Callable[[int], None] = lambda index: None
         #: Calls back when all nodes that can be reached have applied so much.
         self.spread: Callable[[int, Callable[[], None]], None] = lambda index, then: then()
 
@@ -101,11 +115,19 @@ class Catalog:
         """Return the last start of a node that is known here; 0 if none is."""
         return self._batches.get(node, (0, 0))[0]
 
+    def is_known(self, node: str) -> bool:
+        """Has a node been heard of since it joined? The disk of one that was not is yet to be filled."""
+        return 0 < self._batches.get(node, (0, 0))[1] < LAST_BATCH
+
     def batch(self, number: int, proposal: Proposal) -> bytes:
         return _encode(_Batch(*self._own, number, proposal))
 
     def wait(self, number: int, done: Callable[[Result], None]) -> None:
         self._waiting[number] = done
+
+    def waits(self, number: int) -> bool:
+        """Return whether somebody waits for this batch."""
+        return number in self._waiting
 
     def give_up(self, number: int) -> bool:
         """Nobody waits for this batch any more; return whether somebody did. It may still be applied."""
@@ -134,6 +156,8 @@ class Catalog:
         if batch.number != (last + 1 if batch.incarnation == incarnation else 1):
             return
         self._batches[batch.node] = (batch.incarnation, batch.number)
+        if batch.number == 1:
+            self._begun[batch.node] = index
         proposal = batch.proposal
         result = Result(True)
         if isinstance(proposal, Change):
@@ -144,8 +168,12 @@ class Catalog:
         elif isinstance(proposal, RemoveNode):
             if self.nodes.pop(proposal.name, None) is not None:
                 self._removed(proposal.name)
+                # What it has proposed before and comes only now is not to bring anything of it back.
+                self._batches[proposal.name] = (self.incarnation_of(proposal.name), LAST_BATCH)
             self.nodes_changed()
         if (batch.node, batch.incarnation) == self._own:
+            if batch.number == 1:
+                self.began(index)
             done = self._waiting.pop(batch.number, None)
             if done is not None:
                 self.spread(index, lambda: done(result))
@@ -160,7 +188,32 @@ class Catalog:
         if index <= self._topology.applied:
             # It is in the records already.
             return Result(False)
-        return self._topology.apply(index, operations.decode(encoded))
+        operation = self._admissible(operations.decode(encoded))
+        return operation if isinstance(operation, Result) else self._topology.apply(index, operation)
+
+    def _admissible(self, operation: Operation) -> Operation | Result:
+        """Put nothing on nodes that are about to leave, or have left since this was proposed."""
+        if isinstance(operation, SetMembers):
+            members = self._staying(operation.members)
+            if not members:
+                return Result(False)
+            leader = operation.leader if operation.leader in members else members[0]
+            return msgspec.structs.replace(operation, members=members, leader=leader)
+        if not isinstance(operation, DeclareQueue | DeclareExchange):
+            return operation
+        record = operation.record
+        if self.nodes.get(record.node) == "":
+            return Result(False, f"node '{record.node}' is about to leave the cluster")
+        if isinstance(record, ExchangeRecord) or not record.members:
+            return operation
+        members = self._staying(record.members)
+        if not members:
+            return Result(False, f"the nodes {', '.join(record.members)} are about to leave the cluster")
+        leader = record.leader if record.leader in members else members[0]
+        return DeclareQueue(msgspec.structs.replace(record, members=members, leader=leader))
+
+    def _staying(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for name in names if self.nodes.get(name)))
 
     def passed(self, index: int) -> None:
         pass
@@ -169,7 +222,7 @@ class Catalog:
         pass
 
     def snapshot(self) -> bytes:
-        return _encode(_State(self._topology.snapshot(), self.nodes, self._batches))
+        return _encode(_State(self._topology.snapshot(), self.nodes, self._batches, self._begun))
 
     def kept(self) -> list[int]:
         return []
@@ -185,13 +238,18 @@ class Catalog:
 
     def landed(self) -> int:
         incarnation, number = self._batches.get(self._own[0], (0, 0))
-        return number if incarnation == self._own[1] else 0
+        return number if incarnation == self._own[1] and number != LAST_BATCH else 0
 
     def load(self, state: bytes) -> None:
-        """Start from a snapshot of this node's own; the topology has come from its records."""
+        """Start from a snapshot of this node's own; the topology has come from its records.
+
+        A snapshot that came from another node is on disk a commit earlier than the records that it leads to.
+        """
         found = _decode_state(state)
         self.nodes = dict(found.nodes)
-        self._batches = dict(found.batches)
+        self._batches, self._begun = dict(found.batches), dict(found.begun)
+        if self._topology.is_behind(found.topology):
+            self._topology.restore(found.topology)
 
     def restore(self, state: bytes) -> None:
         found = _decode_state(state)
@@ -199,9 +257,12 @@ class Catalog:
             if name not in found.nodes:
                 self._removed(name)
         self.nodes = dict(found.nodes)
-        self._batches = dict(found.batches)
+        self._batches, self._begun = dict(found.batches), dict(found.begun)
+        landed, begun = self.landed(), self._begun.get(self._own[0])
+        if landed and begun is not None:
+            # Before the queues come that it says something about.
+            self.began(begun)
         self._topology.restore(found.topology)
-        landed = self.landed()
         for number in [number for number in self._waiting if number <= landed]:
             self._waiting.pop(number)(Result(True))
         self.nodes_changed()

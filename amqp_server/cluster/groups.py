@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from amqp_server.cluster.store import ASIDE, GroupLog, GroupStore
@@ -22,6 +23,15 @@ if TYPE_CHECKING:
     from amqp_server.broker.queue import Queue
 
 logger = logging.getLogger("mqd.cluster")
+
+
+#: Different memberships that are kept once for all groups that have them.
+MEMBERS_SHARED = 1024
+
+
+@lru_cache(maxsize=MEMBERS_SHARED)
+def _members(voters: tuple[str, ...]) -> Members:
+    return Members(voters)
 
 
 class Loadable(StateMachine, Protocol):
@@ -43,6 +53,14 @@ class Groups:
         #: Groups up to this index of group 0 may have had this node as a member on a disk that it lost.
         self.lost_before = 0
 
+    def found(self, recovered: Mapping[int, RecoveredGroup]) -> None:
+        """These are on disk, whatever was there before."""
+        self._recovered = dict(recovered)
+
+    def is_kept(self, group_id: int) -> bool:
+        """Return whether there is something on disk of a group that was not opened yet."""
+        return group_id in self._recovered
+
     def open(self, host: GroupHost, queue: Queue, *, late: bool = False) -> None:
         """Open the group of a queue that this node is a member of.
 
@@ -51,7 +69,7 @@ class Groups:
         node = self.replicas.node
         known = queue.queue_id in self._recovered
         lost = (late or queue.queue_id <= self.lost_before) and not known
-        host.group = self.start(host, queue.queue_id, Members(queue.members), lost=lost)
+        host.group = self.start(host, queue.queue_id, _members(queue.members), lost=lost)
         fresh = not known and not lost
         if fresh and queue.record.leader == node:
             host.group.core.campaign()

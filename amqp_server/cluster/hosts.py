@@ -9,6 +9,7 @@ from amqp_server.broker.arguments import QueueArguments
 from amqp_server.broker.hosts import local_host
 from amqp_server.broker.queue import Queue, settings_of
 from amqp_server.broker.reply import home_of
+from amqp_server.cluster.catalog import GROUP
 from amqp_server.cluster.replies import AwayReply
 from quorum_queue.cluster.away import Away
 from quorum_queue.cluster.group_host import GroupHost
@@ -19,16 +20,29 @@ from quorum_queue.ports import Host
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
     from amqp_server.cluster.groups import Groups
+    from quorum_queue.cluster.group import Group
 
 
 class ClusterHosts:
     """See amqp_server.broker.hosts.Hosts."""
 
-    def __init__(self, broker: Broker, groups: Groups, *, nodes: Callable[[], Collection[str]]) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        groups: Groups,
+        *,
+        nodes: Callable[[], Collection[str]],
+        up: Callable[[], Collection[str]],
+        is_known: Callable[[str], bool],
+    ) -> None:
         self._broker = broker
         self._groups = groups
         #: All nodes of the cluster.
         self._nodes = nodes
+        #: Those of the others that are there, and not to be filled first.
+        self._up = up
+        #: Has a node been there since it joined? A group of nodes that have yet to be filled would have no leader.
+        self._is_known = is_known
         #: Hosts of queues that this node has no part of.
         self.remote: dict[int, RemoteHost] = {}
         #: Hosts of quorum queues that this node is a member of.
@@ -37,6 +51,8 @@ class ClusterHosts:
         self.parting: dict[int, Queue] = {}
         #: Hosts that guests may use, by queue.
         self.queues: dict[int, Queue] = {}
+        #: One for all hosts.
+        self._host_dirty = self._dirty
 
     def make(self, queue: Queue, machine: Machine | None) -> Host:
         self.queues[queue.queue_id] = queue
@@ -45,7 +61,13 @@ class ClusterHosts:
     def _make(self, queue: Queue, machine: Machine | None) -> Host:
         node = self._groups.replicas.node
         if queue.members:
-            return self._group_host(queue) if node in queue.members else self._remote_host(queue)
+            if node in queue.members:
+                return self._group_host(queue)
+            if self._groups.is_kept(queue.queue_id):
+                # It stopped before the others had let it go, and they may still count on it.
+                self.parting[queue.queue_id] = queue
+                return self._group_host(queue)
+            return self._remote_host(queue)
         if queue.node in (node, ""):
             return local_host(self._broker, queue, machine)
         return self._remote_host(queue)
@@ -80,6 +102,17 @@ class ClusterHosts:
             return None
         return AwayReply(token, home, replicas.links, replicas.node, replicas.incarnation)
 
+    def reached(self) -> None:
+        """There is one more link: what this node is to lead need not wait for an election timeout."""
+        replicas = self._groups.replicas
+        node, up = replicas.node, {replicas.node, *replicas.links.connected()}
+        topology = replicas.groups.get(GROUP)
+        if topology is not None and node == min(up.intersection(topology.core.members.voters), default=""):
+            _hurry(topology, up)
+        for host in self.grouped.values():
+            if host.queue.record.leader == node:
+                _hurry(host.group, up)
+
     def _late_host(self, queue: Queue) -> GroupHost:
         """Make the host of a queue whose members this node has come to be one of."""
         return self._group_host(queue, late=True)
@@ -91,7 +124,7 @@ class ClusterHosts:
             settings_of(queue.parsed),
             self._broker.services,
             self._groups.replicas,
-            dirty=self._dirty,
+            dirty=self._host_dirty,
         )
         self._groups.open(host, queue, late=late)
         self.grouped[queue.queue_id] = host
@@ -132,7 +165,7 @@ class ClusterHosts:
         if parsed.queue_type != "quorum":
             return ()
         own = self._groups.replicas.node
-        up = {own, *self._groups.replicas.links.connected()}
+        up = {own, *self._up()}
         leaders: dict[str, int] = {}
         members: dict[str, int] = {}
         for queue in self.queues.values():
@@ -147,7 +180,7 @@ class ClusterHosts:
         if locator == "client-local" and own in nodes:
             leader = own
         others = [node for node in nodes if node != leader]
-        others.sort(key=lambda node: (node not in up, members.get(node, 0), node))
+        others.sort(key=lambda node: (not self._is_known(node), node not in up, members.get(node, 0), node))
         return (leader, *others[: size - 1])
 
     def changed(self, queue: Queue) -> None:
@@ -176,3 +209,10 @@ class ClusterHosts:
         assert isinstance(after, Away)
         before.hand_over(after)
         self._broker.changed()
+
+
+def _hurry(group: Group, up: Collection[str]) -> None:
+    """Have this node stand for election soon, if nobody leads and it can be elected."""
+    voters = group.core.members.voters
+    if not group.core.leader and sum(name in up for name in voters) > len(voters) // 2:
+        group.core.hurry()

@@ -3,15 +3,16 @@
 A cluster is founded when all nodes that it is configured with see one another for the first time, each with an empty
 data directory: then each notes the identities of all those directories. A node whose directory is not among the noted
 ones has lost its disk, or is new; either way it has no memory, gives no vote for what it may have known, and is filled
-by the others.
+by the others. One of them may have stood alone before: then the cluster begins with what it has, see adoption.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 import trio
@@ -20,7 +21,17 @@ from amqp_server.broker.broker import Broker
 from amqp_server.broker.topology import Result
 from amqp_server.cluster import replies, settings
 from amqp_server.cluster.administration import Administration
-from amqp_server.cluster.belonging import REMOVED, TURNED_BACK, About, Directory, Founded, Seen
+from amqp_server.cluster.adoption import Adoption
+from amqp_server.cluster.belonging import (
+    CHOOSE_ONE,
+    REMOVED,
+    TOO_LATE,
+    TURNED_BACK,
+    About,
+    Directory,
+    Founded,
+    Seen,
+)
 from amqp_server.cluster.catalog import GROUP, Catalog, Mark
 from amqp_server.cluster.errors import ClusterError
 from amqp_server.cluster.groups import Groups
@@ -30,6 +41,7 @@ from amqp_server.cluster.steward import Steward
 from amqp_server.cluster.store import GroupStore
 from amqp_server.config import Config, parse_address
 from persistence.environment import Environment
+from persistence.journal import Journal
 from quorum_queue.cluster import events, frames
 from quorum_queue.cluster.guests import Guests
 from quorum_queue.cluster.ports import Commits
@@ -101,12 +113,14 @@ class ClusterNode:
             commits=commits,
             links=self.mesh,
             clock=broker.clock,
+            timers=broker.timers,
             options=settings.replication_options(config),
             raft=Options(election_ticks=max(2, round(config.election_ms / 1000 / TICK_S))),
         )
         self.catalog = Catalog(config.node, self.incarnation, broker.topology)
         self.catalog.nodes_changed = self._nodes_changed
         self.catalog.spread = self._spread
+        self.catalog.began = self._began
         self.replication = ClusterReplication(
             config.node,
             self.incarnation,
@@ -115,19 +129,31 @@ class ClusterNode:
             timeout_ms=config.change_timeout_ms,
         )
         self.groups = Groups(self.replicas, self.store, self.store.recovered())
-        self.hosts = ClusterHosts(broker, self.groups, nodes=lambda: self.catalog.staying)
+        self.hosts = ClusterHosts(
+            broker,
+            self.groups,
+            nodes=lambda: self.catalog.staying,
+            up=self._up,
+            is_known=self.catalog.is_known,
+        )
         self.guests = Guests(self.mesh, host_of=self.hosts.host_of, dirty=self._dirty)
         self.steward = Steward(
             self.replicas,
             self.catalog,
             self.hosts,
             self.replication,
-            addresses=lambda: dict(peer.split("=", 1) for peer in config.peers),
+            addresses=self._addresses,
         )
-        self.replicas.may_come = self._may_come
+        self.replicas.early.may_come = self._may_come
         self.administration = Administration(self)
         self._abouts: dict[str, About] = {}
+        #: Nodes that others have told of, for as long as the topology is not here.
+        self._expected: dict[str, str] = {}
         self._founded = self._directory.founded
+        #: The directory, if this node has stood alone with it, and the cluster is to begin with what is in it.
+        self._brings = config.data_dir if self._founded is None and len(broker.users) else ""
+        #: All others are there, and empty.
+        self._awaited = trio.Event()
         #: Why this node has to go, once it has.
         self._out = trio.Event()
         self._why_out = ""
@@ -150,34 +176,79 @@ class ClusterNode:
         #: Who waits for all nodes to have applied an index.
         self._spreading: deque[tuple[int, int, Callable[[], None]]] = deque()
         if self._founded is not None:
-            self.groups.lost_before = self._founded.lost_before or (1 << 62 if self._founded.lost else 0)
+            self.groups.lost_before = self._founded.forgotten_before
+
+    def _addresses(self) -> dict[str, str]:
+        return dict(peer.split("=", 1) for peer in self._config.peers)
 
     # -- belonging -------------------------------------------------------------------------------------------------
 
     def check_directory(self) -> None:
         """Raises ClusterError for a data directory that is not this node's of a cluster."""
-        alone = bool(len(self._broker.users))
-        self._directory.check(self._config.data_dir, self.node, alone=alone)
+        self._directory.check(self._config.data_dir, self.node)
+
+    @property
+    def stood_alone(self) -> bool:
+        """Is `adopt` to be called before anything of the directory is read?"""
+        return bool(self._brings)
+
+    @property
+    def began_empty(self) -> bool:
+        """Did the cluster begin without any data?"""
+        return self._founded is None or not self._founded.origin
+
+    async def adopt(self, journal: Journal) -> None:
+        """Wait for the other nodes, all empty, and make this directory that of the first node. Raises ClusterError."""
+        await self._patiently(self._awaited.wait)
+        environment, config = self._environment, self._config
+        disk = os.statvfs(config.data_dir)
+        adoption = Adoption(
+            self._broker,
+            journal,
+            self.store,
+            self._directory,
+            addresses=self._addresses(),
+            identities=self._identities(),
+            free_bytes=disk.f_bavail * disk.f_frsize + environment.free_bytes(),
+        )
+        for _ in adoption.steps():
+            durable = trio.Event()
+            self._commits.request(durable.set)
+            await durable.wait()
+        self._founded, self._brings = self._directory.founded, ""
+        assert self._founded is not None
+        self.groups.found(self.store.recovered())
+        self.groups.lost_before = self._founded.forgotten_before
 
     def start(self) -> None:
         """Go on as the member that this node was before, if it was one. After the topology's records were read."""
-        now = self._broker.clock()
-        self._broken_at = {name: now for name in self._config.peer_addresses if name != self.node}
+        now, up = self._broker.clock(), {self.node, *self.mesh.connected()}
+        self._broken_at = {name: now for name in self._config.peer_addresses if name not in up}
         if self._founded is not None:
-            self._open_catalog()
+            self._open_and_tell()
 
     def _about(self, peer: str, about: About) -> None:
-        if self._directory.turned_back(about.seen, self.incarnation):
+        # Who has not been in any cluster with this directory has promised nothing.
+        promised = self._founded is not None or (about.founded is not None and not self._brings)
+        if promised and self._directory.turned_back(about.seen, self.incarnation):
             self._go(TURNED_BACK)
         self._abouts[peer] = about
+        if not self.catalog.nodes:
+            # Whoever leads the topology may have joined later than this node was configured.
+            self._expected = about.nodes
         if self._founded is not None:
+            if about.brings:
+                logger.error("%s", TOO_LATE.format(name=peer, data=about.brings, peer=self.node))
             return
         own = self._directory.identity
         if about.founded is not None:
+            if self._brings:
+                self._refuse(TOO_LATE.format(name=self.node, data=self._brings, peer=peer))
+                return
             lost = about.founded.nodes.get(self.node) != own
             if lost:
                 logger.warning("this node's data directory is new to the cluster: the other nodes fill it")
-            self._belong(Founded(about.founded.nodes, lost, name=self.node))
+            self._belong(msgspec.structs.replace(about.founded, lost=lost, lost_before=0, name=self.node))
             return
         ours = sorted(self._config.peer_addresses)
         if about.peers != ours:
@@ -185,14 +256,38 @@ class ClusterNode:
                 "node %s is configured with the peers %s, this node with %s: no cluster is founded before they agree",
                 *(peer, ", ".join(about.peers), ", ".join(ours)),
             )
+        bringing = {name: known.brings for name, known in self._abouts.items()} | {self.node: self._brings}
+        bringing = {name: data for name, data in sorted(bringing.items()) if data}
+        if len(bringing) > 1:
+            self._choose_one(bringing)
+            return
         known = {name: known for name, known in self._abouts.items() if known.peers == ours}
-        if all(name in known for name in ours if name != self.node):
-            nodes = {name: known[name].identity for name in ours if name != self.node}
-            self._belong(Founded(nodes | {self.node: own}, name=self.node))
+        if any(name not in known for name in ours if name != self.node):
+            return
+        if self._brings:
+            self._awaited.set()
+        elif not bringing:
+            self._belong(Founded(self._identities(), name=self.node))
+
+    def _identities(self) -> dict[str, str]:
+        """Return the directories of all nodes, which have told of theirs."""
+        others = {
+            name: self._abouts[name].identity for name in self._config.peer_addresses if name != self.node
+        }
+        return others | {self.node: self._directory.identity}
+
+    def _choose_one(self, bringing: dict[str, str]) -> None:
+        """Several nodes have stood alone. Their data can't be made one."""
+        (first, first_data), (second, second_data) = list(bringing.items())[:2]
+        why = CHOOSE_ONE.format(first=first, first_data=first_data, second=second, second_data=second_data)
+        if self._brings:
+            self._refuse(why)
+        else:
+            logger.error("%s", why)
 
     def _belong(self, founded: Founded) -> None:
         self._founded = founded
-        self.groups.lost_before = 1 << 62 if founded.lost else 0
+        self.groups.lost_before = founded.forgotten_before
         self._note(founded, self._open_and_tell)
 
     def _note(self, founded: Founded, done: Callable[[], None]) -> None:
@@ -206,7 +301,8 @@ class ClusterNode:
 
     def _open_catalog(self) -> None:
         assert self._founded is not None
-        members = Members(tuple(sorted(self._founded.nodes)))
+        origin = self._founded.origin
+        members = Members((origin,) if origin else tuple(sorted(self._founded.nodes)))
         group = self.groups.start(self.catalog, GROUP, members, lost=self._founded.lost)
         self._nodes_changed()
         self.replication.start(group)
@@ -215,11 +311,18 @@ class ClusterNode:
     def _tell_about(self, peer: str) -> None:
         said = self._written.get(peer, Seen())
         seen = msgspec.structs.replace(said, incarnation=self.catalog.incarnation_of(peer))
-        about = About(self._directory.identity, self._founded, sorted(self._config.peer_addresses), seen)
+        about = About(
+            self._directory.identity,
+            self._founded,
+            sorted(self._config.peer_addresses),
+            seen,
+            self._brings,
+            self.catalog.nodes,
+        )
         self.mesh.send(peer, [bytes((frames.ABOUT,)), msgspec.msgpack.encode(about)])
 
     def _admit(self, name: str) -> bool:
-        return name in self.catalog.nodes
+        return name in (self.catalog.nodes or self._expected)
 
     def _nodes_changed(self) -> None:
         """The cluster has other nodes: have links with them, and with no others."""
@@ -254,6 +357,13 @@ class ClusterNode:
         self._directory.note_out(why)
         self._commits.request(self._out.set)
 
+    def _refuse(self, why: str) -> None:
+        """This node can't be a part of the cluster with the directory that it has, which may be used otherwise."""
+        if not self._why_out:
+            logger.critical("%s", why)
+            self._why_out = why
+            self._out.set()
+
     async def _leave(self) -> None:
         """Raises ClusterError when this node has to go."""
         await self._out.wait()
@@ -267,6 +377,10 @@ class ClusterNode:
         return group_id > self._broker.topology.applied
 
     # -- what all nodes have ---------------------------------------------------------------------------------------
+
+    def _up(self) -> list[str]:
+        """Return the other nodes that can be reached and know the topology."""
+        return [peer for peer in self.mesh.connected() if self._peers_applied.get(peer)]
 
     def _spread(self, index: int, then: Callable[[], None]) -> None:
         """Call back when the nodes in reach have applied this: a client may go on at any of them."""
@@ -285,7 +399,8 @@ class ClusterNode:
 
     def _tell_applied(self) -> None:
         group = self.replication.group
-        if group is not None and group.applied > self._told_applied:
+        # Before a node has a word in the log it is filled, and no place for new queues.
+        if group is not None and group.applied > self._told_applied and self.catalog.landed():
             self._told_applied = group.applied
             for peer in self.mesh.connected():
                 self.mesh.send(peer, frames.applied(group.applied))
@@ -310,6 +425,7 @@ class ClusterNode:
         self._session_of[peer] = (hello.identity, hello.incarnation)
         self._node_is(peer, hello.incarnation)
         self.replicas.link_up(peer)
+        self.hosts.reached()
 
     def link_down(self, peer: str) -> None:
         self._from_before.pop(peer, None)
@@ -386,7 +502,8 @@ class ClusterNode:
         if group is None:
             return
         core = group.core
-        if core.members_index <= core.commit and peer not in core.members.everyone():
+        # Only the leader knows: a member that comes just now has yet to be told who the others are.
+        if group.is_leader and core.members_index <= core.commit and peer not in core.members.everyone():
             self.mesh.send(peer, frames.left(group_id))
 
     def _replied(self, token: str, batch: bytes) -> None:
@@ -448,16 +565,23 @@ class ClusterNode:
                 self.steward.look()
             self._end_turn()
 
+    def _began(self, index: int) -> None:
+        """This node's first word is in the log: no disk can have forgotten a queue that is declared after it."""
+        if self._founded is not None and self._founded.lost and not self._founded.lost_before:
+            self.groups.lost_before = min(index, self.groups.lost_before)
+
     def _settle_memory(self) -> None:
         """Once the topology is known again, a disk that was lost is a thing of the past."""
         group, founded = self.replication.group, self._founded
         if group is None or founded is None:
             return
         if founded.lost and not founded.lost_before and group.applied and not group.core.amnesiac:
-            self._founded = msgspec.structs.replace(founded, lost_before=group.applied)
-            self.groups.lost_before = group.applied
+            self._founded = msgspec.structs.replace(
+                founded, lost_before=min(group.applied, self.groups.lost_before)
+            )
+            self.groups.lost_before = self._founded.lost_before
             self._note(self._founded, lambda: None)
-        self.replicas.forget_early()
+        self.replicas.topology_came()
         if group.core.leader and not group.core.amnesiac:
             self.groups.drop_unclaimed(min(group.applied, self._broker.topology.applied))
 
@@ -467,11 +591,18 @@ class ClusterNode:
 
     async def joined(self) -> None:
         """Wait until this node belongs to the cluster and knows all that was decided before."""
+        await self._patiently(self._join)
+
+    async def _join(self) -> None:
+        await self._joined.wait()
+        await self.mark()
+
+    async def _patiently(self, wait: Callable[[], Awaitable[object]]) -> None:
+        """Wait, and say now and then for whom."""
         waiting = True
         while waiting:
             with trio.move_on_after(WAITING_S):
-                await self._joined.wait()
-                await self.mark()
+                await wait()
                 waiting = False
             if waiting:
                 missing = [
@@ -479,9 +610,12 @@ class ClusterNode:
                     for name in self.catalog.nodes or self._config.peer_addresses
                     if name != self.node and name not in self.mesh.connected()
                 ]
-                logger.warning(
-                    "waiting for the cluster; nodes that cannot be reached: %s", ", ".join(missing)
-                )
+                bringing = [name for name, about in self._abouts.items() if about.brings]
+                if missing or not bringing:
+                    what = "nodes that cannot be reached: " + ", ".join(missing)
+                else:
+                    what = f"node {bringing[0]} makes its data that of the cluster"
+                logger.warning("waiting for the cluster; %s", what)
 
     async def mark(self) -> None:
         """Wait until a proposal of this node has been applied here."""

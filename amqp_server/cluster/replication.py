@@ -64,9 +64,9 @@ class ClusterReplication:
             self.submit(proposal, done)
 
     def tick(self) -> None:
-        """Tell those who have waited too long."""
-        waiting, now = self._waiting, self._clock()
-        while waiting and waiting[0].deadline_ms <= now:
-            late = waiting.popleft()
-            if self._catalog.give_up(late.number):
-                late.done(_NO_MAJORITY)
+        """Tell those who have waited too long, and forget those who were told."""
+        waiting, now, catalog = self._waiting, self._clock(), self._catalog
+        while waiting and (waiting[0].deadline_ms <= now or not catalog.waits(waiting[0].number)):
+            first = waiting.popleft()
+            if catalog.give_up(first.number):
+                first.done(_NO_MAJORITY)

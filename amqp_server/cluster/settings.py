@@ -54,6 +54,7 @@ def link_options(config: Config) -> LinkOptions:
 
 def replication_options(config: Config) -> ReplicationOptions:
     return ReplicationOptions(
+        gather_ms=config.gather_ms,
         snapshot_entries=config.snapshot_entries,
         snapshot_bytes=config.snapshot_bytes,
         log_bytes_max=config.log_bytes_max,

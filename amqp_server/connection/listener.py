@@ -6,6 +6,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 import trio
 
@@ -26,13 +27,27 @@ class ListenError(Exception):
     """An address that cannot be listened on."""
 
 
+class TurnCommits(Protocol):
+    """What writes to the disk; see persistence.commit."""
+
+    def hold(self) -> None: ...
+
+    def begin(self) -> None: ...
+
+
 class Server:
     """Accepts connections and ends turns."""
 
     def __init__(
-        self, broker: Broker, *, unsynced_bytes: Callable[[], int], barrier: Callable[[], Awaitable[None]]
+        self,
+        broker: Broker,
+        *,
+        unsynced_bytes: Callable[[], int],
+        barrier: Callable[[], Awaitable[None]],
+        commits: TurnCommits,
     ) -> None:
         self.broker = broker
+        self._commits = commits
         config = broker.config
         self.outbox_low = config.outbox_low_bytes
         self.unsynced_high = config.unsynced_high_bytes
@@ -49,7 +64,15 @@ class Server:
         broker.want_turn = self.want_turn
 
     def end_turn(self) -> None:
-        """Apply all that is pending, and send all that waits, of every connection."""
+        """Apply all that is pending, send all that waits, of every connection, and have written what was submitted."""
+        self._commits.hold()
+        try:
+            self._end_turn()
+        finally:
+            # The other nodes and the clients have what this turn has for them.
+            self._commits.begin()
+
+    def _end_turn(self) -> None:
         broker, dirty, transports = self.broker, self.dirty, self.transports
         broker.end_turn()
         while dirty:
@@ -191,14 +214,14 @@ class Server:
 
     def _check(self, transport: Transport, now: float, handshake_s: float) -> None:
         session = transport.session
-        if session.state is not State.RUNNING:
-            if now - transport.began > handshake_s and session.state is not State.CLOSING:
-                logger.info("connection %s: handshake took longer than %g s", session.name, handshake_s)
+        if session.state in (State.CLOSING, State.CLOSED):
+            # The goodbye may still wait for the disk, or for the client to take it.
+            if self.broker.clock() - session.closing_since_ms > 1000 * handshake_s:
                 transport.close()
-            elif (
-                session.state is State.CLOSING
-                and self.broker.clock() - session.closing_since_ms > 1000 * handshake_s
-            ):
+            return
+        if session.state is not State.RUNNING:
+            if now - transport.began > handshake_s:
+                logger.info("connection %s: handshake took longer than %g s", session.name, handshake_s)
                 transport.close()
             return
         interval = session.heartbeat_s

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import trio
-from pamqp import commands
+from pamqp import base, commands
 
 from amqp_server.broker.broker import Broker
 from amqp_server.broker.operations import (
@@ -388,42 +388,27 @@ class ManagedBroker:
             await direct.ask(commands.Exchange.Delete(exchange=name, if_unused=if_unused))
 
     async def bind(self, vhost: str, binding: BindingView) -> bool:
-        arguments = _table(binding.arguments)
-        method: commands.Queue.Bind | commands.Exchange.Bind
-        if binding.destination_type == "queue":
-            method = commands.Queue.Bind(
-                queue=binding.destination,
-                exchange=binding.source,
-                routing_key=binding.routing_key,
-                arguments=arguments,
-            )
-        else:
-            method = commands.Exchange.Bind(
-                destination=binding.destination,
-                source=binding.source,
-                routing_key=binding.routing_key,
-                arguments=arguments,
-            )
-        with Direct(self._broker, vhost, ITSELF) as direct:
-            await direct.ask(method)
-        return True
+        return await self._change_binding(vhost, binding, commands.Queue.Bind, commands.Exchange.Bind)
 
     async def unbind(self, vhost: str, binding: BindingView) -> bool:
-        arguments = _table(binding.arguments)
-        method: commands.Queue.Unbind | commands.Exchange.Unbind
+        return await self._change_binding(vhost, binding, commands.Queue.Unbind, commands.Exchange.Unbind)
+
+    async def _change_binding(
+        self,
+        vhost: str,
+        binding: BindingView,
+        of_queue: type[commands.Queue.Bind | commands.Queue.Unbind],
+        of_exchange: type[commands.Exchange.Bind | commands.Exchange.Unbind],
+    ) -> bool:
+        key, arguments = binding.routing_key, _table(binding.arguments)
+        method: base.Frame
         if binding.destination_type == "queue":
-            method = commands.Queue.Unbind(
-                queue=binding.destination,
-                exchange=binding.source,
-                routing_key=binding.routing_key,
-                arguments=arguments,
+            method = of_queue(
+                queue=binding.destination, exchange=binding.source, routing_key=key, arguments=arguments
             )
         else:
-            method = commands.Exchange.Unbind(
-                destination=binding.destination,
-                source=binding.source,
-                routing_key=binding.routing_key,
-                arguments=arguments,
+            method = of_exchange(
+                destination=binding.destination, source=binding.source, routing_key=key, arguments=arguments
             )
         with Direct(self._broker, vhost, ITSELF) as direct:
             await direct.ask(method)

@@ -100,7 +100,7 @@ def _least_needed(group: Group) -> int:
 
 def _drop_released(group: Group) -> None:
     """Delete entries below the snapshot whose last message is settled. Those above it wait for the next one."""
-    released, group.released = group.released, []
+    released, group.released = group.released, ()
     spans = [range(index, index + 1) for index in released if index <= group.cleaned]
     if spans:
         group.replicas.store.drop_entries(group.id, spans)

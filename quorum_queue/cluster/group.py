@@ -81,12 +81,14 @@ class Group:
         "applied",
         "cleaned",
         "core",
+        "crowded",
         "flights",
         "id",
         "inbox",
         "leading",
         "machine",
         "next_number",
+        "proposed_ms",
         "receiving",
         "released",
         "replicas",
@@ -97,6 +99,7 @@ class Group:
         "snapshot_index",
         "snapshot_log_bytes",
         "snapshotting",
+        "wakes",
     )
 
     def __init__(
@@ -106,9 +109,15 @@ class Group:
         self.replicas = replicas
         self.core = core
         self.machine = machine
-        #: Batches of this turn, of all nodes, that go into the next entry.
-        self.inbox: list[bytes] = []
-        self.flights: list[Flight] = []
+        #: Batches of this turn, of all nodes, that go into the next entry. What is empty is no object of its own:
+        #: there may be thousands of groups at rest.
+        self.inbox: list[bytes] | tuple[()] = ()
+        self.flights: list[Flight] | tuple[()] = ()
+        #: When the last entry was proposed, and whether there was more than one batch in it.
+        self.proposed_ms = 0
+        self.crowded = False
+        #: A timer is set for the next one.
+        self.wakes = False
         self.next_number = 1
         #: Leader and term that the flights were sent to.
         self.sent_to = ("", 0)
@@ -125,7 +134,7 @@ class Group:
         #: A snapshot is being written.
         self.snapshotting = False
         #: Entries that nobody wants any more, to be deleted with the next snapshot.
-        self.released: list[int] = []
+        self.released: tuple[int, ...] = ()
         self.sending: dict[str, Sending] | None = None
         self.receiving: Receiving | None = None
 
@@ -151,7 +160,11 @@ class Group:
 
     def submit(self, payload: bytes) -> None:
         """Send a batch, encoded with `next_number`, on its way."""
-        self.flights.append(Flight(self.next_number, payload))
+        flight = Flight(self.next_number, payload)
+        if isinstance(self.flights, list):
+            self.flights.append(flight)
+        else:
+            self.flights = [flight]
         self.next_number += 1
         self.replicas.flight_bytes += len(payload)
         if self.sent_to == (self.core.leader, self.core.term) and self.core.leader:
@@ -167,7 +180,10 @@ class Group:
 
     def take(self, payload: bytes) -> None:
         """A batch has reached the leader."""
-        self.inbox.append(payload)
+        if isinstance(self.inbox, list):
+            self.inbox.append(payload)
+        else:
+            self.inbox = [payload]
         self.replicas.touch(self)
 
     def resend(self) -> None:
@@ -180,13 +196,20 @@ class Group:
         for flight in self.flights:
             self._send(flight.payload)
 
+    def wake(self) -> None:
+        """What was gathered may become an entry."""
+        self.wakes = False
+        if self.inbox:
+            self.replicas.touch(self)
+
     def propose(self) -> None:
         """The leader makes the batches of this turn one entry, or a few."""
-        inbox, self.inbox = self.inbox, []
-        if not self.is_leader:
+        inbox, self.inbox = self.inbox, ()
+        if not self.is_leader or not isinstance(inbox, list):
             # Their nodes send them to the new leader as soon as they know of it.
             return
         limit, now = self.replicas.options.entry_bytes, self.replicas.clock()
+        self.proposed_ms, self.crowded = now, len(inbox) > 1
         if self.machine.single:
             limit = 0
         at = 0
@@ -218,17 +241,24 @@ class Group:
             self.applied = index
         machine.settled()
         self.landed()
-        self.released += machine.released()
+        released = machine.released()
+        if released:
+            self.released += tuple(released)
 
     def landed(self) -> None:
         """Forget the batches of this node that were applied."""
-        landed = self.machine.landed()
         flights = self.flights
+        if not isinstance(flights, list):
+            return
+        landed = self.machine.landed()
         count = 0
         while count < len(flights) and flights[count].number <= landed:
             self.replicas.flight_bytes -= len(flights[count].payload)
             count += 1
-        del flights[:count]
+        if count < len(flights):
+            del flights[:count]
+        else:
+            self.flights = ()
 
     def watch_leader(self) -> None:
         """Find out whether the leader changed, and do what that asks for."""

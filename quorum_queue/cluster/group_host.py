@@ -12,20 +12,20 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from quorum_queue.cluster import contents, dead_letters
 from quorum_queue.cluster.away import Away, Key, cut
 from quorum_queue.cluster.group import Group
 from quorum_queue.cluster.replicas import Replicas
-from quorum_queue.local import DEAD_LETTER_RETRY_MS, NodeServices
+from quorum_queue.local import NodeServices
 from quorum_queue.machine import replicated
 from quorum_queue.machine.bodies import Bodies
 from quorum_queue.machine.codec import CodecError
 from quorum_queue.machine.consumers import Consumer
-from quorum_queue.machine.effects import Reason
+from quorum_queue.machine.machine import Command
 from quorum_queue.machine.replicated import Applied, Replica
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.settings import Settings
 from quorum_queue.ports import EXCLUSIVE, ConsumerState, Refused
-from quorum_queue.raft.errors import EntryLost
 from quorum_queue.raft.members import Members
 
 logger = logging.getLogger("mqd.quorum_queue")
@@ -33,20 +33,11 @@ logger = logging.getLogger("mqd.quorum_queue")
 _GONE = Refused("the queue was deleted")
 
 
-class BodyGone(Exception):
-    """The disk has lost a body, and nobody keeps it any more: it was settled while it waited to be fetched."""
-
-
-#: Entries, each with the ordinals of messages within it.
-Places = list[tuple[int, range]]
-
-
 class GroupHost(Away):
     """The host of a quorum queue, and the state machine of its group."""
 
     __slots__ = (
         "_asked",
-        "_dead_letters_sent",
         "_dirty",
         "_gone_after",
         "_held",
@@ -54,6 +45,7 @@ class GroupHost(Away):
         "_released",
         "_renewed_ms",
         "_wake_at",
+        "dead_letters_sent",
         "group",
         "queue_id",
         "replica",
@@ -85,13 +77,13 @@ class GroupHost(Away):
         #: Attaches, gets and purges on their way: batch, verb, key or token.
         self._asked: list[tuple[int, str, Any]] = []
         #: Deliveries that wait for a body which the disk has lost, and all after them, with the places of bodies.
-        self._held: list[tuple[Consumer, Run, int, Places]] = []
+        self._held: list[tuple[Consumer, Run, int, contents.Places]] = []
         self._released: list[int] = []
         self._renewed_ms = 0
         #: The leader looks for consumers of nodes that are gone once it has applied this entry.
         self._gone_after = 0
         #: Dead letters on their way to their targets, by position.
-        self._dead_letters_sent: dict[int, None] = {}
+        self.dead_letters_sent: dict[int, None] = {}
 
     # -- quorum_queue.ports.Host -----------------------------------------------------------------------------------
 
@@ -150,6 +142,11 @@ class GroupHost(Away):
                     self._publishes[command[2]].batch = number
             group.submit(b"".join(replicated.encode_batch(node, incarnation, number, commands)))
 
+    def later(self, *commands: Command) -> None:
+        """Submit these with whatever turn comes next, and see to it that one comes."""
+        self.pending += commands
+        self._dirty(self)
+
     def barrier(self, done: Callable[..., None]) -> None:
         self.turn()
         if self.closed or not self.group.flights:
@@ -159,8 +156,7 @@ class GroupHost(Away):
 
     def touch(self) -> None:
         if self.settings.expires_ms is not None:
-            self.pending.append(("touch",))
-            self._dirty(self)
+            self.later(("touch",))
 
     def hand_over(self, to: Away) -> None:
         self.replicas.leave(self.queue_id)
@@ -298,16 +294,15 @@ class GroupHost(Away):
         if not self.group.is_leader:
             return
         machine = self.replica.machine
-        self._dead_letters_sent.clear()
-        self._send_dead_letters(self.replica.dead_lettering)
+        self.dead_letters_sent.clear()
+        dead_letters.send(self, self.replica.dead_lettering)
         if machine.due_ms is not None:
-            self._wake(machine.due_ms)
+            self.wake_at(machine.due_ms)
         self.queue.renew()
         self.gone_members()
         if machine.ready.count and machine.consumers.count:
             # The last leader may have gone before it could go on handing out.
-            self.pending.append(("tick",))
-            self._dirty(self)
+            self.later(("tick",))
 
     def members_changed(self, members: Members) -> None:
         if self.group.is_leader:
@@ -367,11 +362,11 @@ class GroupHost(Away):
 
     def _lead(self, applied: Applied) -> None:
         if applied.dead_letters:
-            self._send_dead_letters(applied.dead_letters)
+            dead_letters.send(self, applied.dead_letters)
         if applied.more:
             self.pending.append(("tick",))
         if applied.wake_at is not None:
-            self._wake(applied.wake_at)
+            self.wake_at(applied.wake_at)
         machine = self.replica.machine
         if machine.settings.expires_ms is not None and machine.last_used_ms != self._renewed_ms:
             self._renewed_ms = machine.last_used_ms
@@ -382,10 +377,9 @@ class GroupHost(Away):
     def _attach_again(self, key: Key, consumer: Consumer) -> None:
         """The group took this node for down and gave away what the consumer held; the consumer is still there."""
         consumer.next_id = self._next_ids.get(key, 0)
-        self.pending.append(("attach", consumer))
-        self._dirty(self)
+        self.later(("attach", consumer))
 
-    def _wake(self, at_ms: int) -> None:
+    def wake_at(self, at_ms: int) -> None:
         if self._wake_at is None or at_ms < self._wake_at:
             self._wake_at = at_ms
             self.services.timers.wake(self, at_ms)
@@ -395,7 +389,7 @@ class GroupHost(Away):
         self._wake_at = None
         if self.closed or not self.group.is_leader:
             return
-        self._send_dead_letters(self.replica.dead_lettering)
+        dead_letters.send(self, self.replica.dead_lettering)
         self.submit(("tick",))
 
     # -- bodies ----------------------------------------------------------------------------------------------------
@@ -411,85 +405,18 @@ class GroupHost(Away):
         while self._held:
             consumer, run, first_id, places = self._held[0]
             try:
-                contents = self._contents(places, self._deliver_held)
-            except BodyGone:
+                found = contents.find(self, places, self._deliver_held)
+            except contents.BodyGone:
                 del self._held[0]
                 self._got_nothing(consumer.key[2:])
                 continue
-            if contents is None:
+            if found is None:
                 return
             del self._held[0]
-            run.contents = contents
+            run.contents = found
             self._deliver(consumer.key[2:], consumer, run, first_id)
         if self.pending:
             self._dirty(self)
-
-    def _contents(self, places: Places, again: Callable[[], None]) -> list[bytes] | None:
-        """Return the bodies, or None if they have to be fetched first; `again` is called when they are here.
-
-        Raises BodyGone.
-        """
-        found: list[bytes] = []
-        for index, ordinals in places:
-            bodies = self.replicas.bodies.get(self.queue_id, index) or self._read(index, again)
-            if bodies is None:
-                return None
-            found += bodies.contents(ordinals)
-        return found
-
-    def _read(self, index: int, again: Callable[[], None]) -> Bodies | None:
-        replicas = self.replicas
-        try:
-            (entry,) = replicas.store.read(self.queue_id, index, index, 1)
-        except EntryLost:
-            if not self.wanted(index):
-                raise BodyGone from None
-            replicas.losses.add(self.group, index, again)
-            return None
-        bodies = replicated.bodies_of(entry.data)
-        replicas.bodies.put(self.queue_id, index, bodies, len(entry.data))
-        return bodies
-
-    # -- dead letters ----------------------------------------------------------------------------------------------
-
-    def _send_dead_letters(self, letters: list[tuple[Run, Reason]]) -> None:
-        held = self.replica.machine.dead_lettering
-        if len(self._dead_letters_sent) > len(held):
-            self._dead_letters_sent = {seq: None for seq in self._dead_letters_sent if seq in held}
-        for run, reason in letters:
-            certain = self.certain and run.seqs.start in self.replica.machine.dead_lettering
-            if certain and run.seqs.start in self._dead_letters_sent:
-                continue
-            self._send_dead_letter(run.every(0, 1), reason, self.replica.find(run.seqs), certain=certain)
-
-    def _send_dead_letter(self, run: Run, reason: Reason, places: Places, *, certain: bool) -> None:
-        seq = run.seqs.start
-        try:
-            contents = self._contents(
-                places, lambda: self._send_dead_letter(run, reason, places, certain=certain)
-            )
-        except BodyGone:
-            return
-        if contents is None:
-            return
-        run.contents = contents
-        if not certain:
-            self.services.dead_letters.dead_letter(self.queue, run, reason, None)
-            return
-        self._dead_letters_sent[seq] = None
-
-        def done(taken: bool) -> None:
-            if self.closed or not self.group.is_leader:
-                return
-            if taken:
-                # It counts as sent until that is applied.
-                self.pending.append(("dead_lettered", seq, seq))
-                self._dirty(self)
-            else:
-                self._dead_letters_sent.pop(seq, None)
-                self._wake(self.services.clock() + DEAD_LETTER_RETRY_MS)
-
-        self.services.dead_letters.dead_letter(self.queue, run, reason, done)
 
     # -- nodes -----------------------------------------------------------------------------------------------------
 
@@ -513,5 +440,4 @@ class GroupHost(Away):
         for node, incarnation in self.replica.members():
             known = incarnations.get(node, incarnation)
             if known is None or known > incarnation or node not in members:
-                self.pending.append(("node_down", node, incarnation))
-                self._dirty(self)
+                self.later(("node_down", node, incarnation))

@@ -11,6 +11,8 @@ KIB, MIB = 1 << 10, 1 << 20
 class ReplicationOptions:
     #: Batches of one turn make one entry; a larger turn makes several of about this size.
     entry_bytes: int = MIB
+    #: Entries of one queue with few messages follow one another no faster, where more come one by one, ms.
+    gather_ms: int = 2
     #: Commands of one host in one turn are cut into batches of about this size.
     batch_bytes: int = 256 * KIB
     #: A snapshot is due after so many entries or bytes that came after the last one…

@@ -13,12 +13,14 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
-from quorum_queue.cluster import compaction, frames, transfer
+from quorum_queue.cluster import compaction, frames, gathering, transfer
 from quorum_queue.cluster.bodies import BodyCache
+from quorum_queue.cluster.early import Early
 from quorum_queue.cluster.group import Group, StateMachine
 from quorum_queue.cluster.losses import Losses
 from quorum_queue.cluster.options import ReplicationOptions
 from quorum_queue.cluster.ports import Commits, Links, Store
+from quorum_queue.ports import Timers
 from quorum_queue.raft.core import Raft
 from quorum_queue.raft.errors import CodecError, LogDiverged
 from quorum_queue.raft.log import Log
@@ -29,8 +31,6 @@ from quorum_queue.raft.options import Options
 logger = logging.getLogger("mqd.replication")
 
 _RAFT = bytes((frames.RAFT,))
-#: An entry costs all members about as much as this many bytes in it do.
-SMALL_ENTRY_BYTES = 16 * 1024
 
 
 class Written(NamedTuple):
@@ -55,6 +55,7 @@ class Replicas:
         commits: Commits,
         links: Links,
         clock: Callable[[], int],
+        timers: Timers,
         options: ReplicationOptions,
         raft: Options,
     ) -> None:
@@ -65,6 +66,7 @@ class Replicas:
         self.commits = commits
         self.links = links
         self.clock = clock
+        self.timers = timers
         self.options = options
         self.raft_options = raft
         self.groups: dict[int, Group] = {}
@@ -80,22 +82,14 @@ class Replicas:
         #: A turn may end another one: whoever was waited for goes on within it.
         self._turning = False
         self._writing: deque[int] = deque()
-        #: Groups whose next entry waits for more to go with it.
-        self._gathering: dict[Group, None] = {}
         #: The disk does not take what it is given: this node leads nothing.
         self.stalled = self._full = False
         self._transfers: dict[Group, None] = {}
-        #: Messages for groups that are not known here yet, by group.
-        self._early: dict[int, list[tuple[Message, int]]] = {}
-        #: The same for pieces of snapshots, with the peers that sent them.
-        self._early_pieces: dict[int, list[tuple[str, frames.StatePiece]]] = {}
-        self._early_bytes = 0
+        self.early = Early(options.early_bytes_max)
         self.losses = Losses(self)
         #: How often this node has left a group since it started.
         self._left: dict[int, int] = {}
         self.bodies = BodyCache(options.bodies_bytes)
-        #: Says whether a group may still come into being here (its declaration is not applied yet).
-        self.may_come: Callable[[int], bool] = lambda group_id: False
 
     # -- groups ----------------------------------------------------------------------------------------------------
 
@@ -124,8 +118,7 @@ class Replicas:
         )
         group = self.groups[group_id] = Group(self, group_id, core, machine, applied=applied)
         self.touch(group)
-        for message, size in self._early.pop(group_id, ()):
-            self._early_bytes -= size
+        for message in self.early.take_messages(group_id):
             self._step(group, message)
         return group
 
@@ -136,10 +129,9 @@ class Replicas:
         del self.groups[group.id]
         self.dirty.pop(group, None)
         self.active.pop(group, None)
-        self._gathering.pop(group, None)
         self._transfers.pop(group, None)
         self.flight_bytes -= sum(len(flight.payload) for flight in group.flights)
-        group.flights.clear()
+        group.flights = ()
         if group.leading:
             self.led_count -= 1
         self.store.drop(group.id)
@@ -172,7 +164,8 @@ class Replicas:
 
     def link_up(self, peer: str) -> None:
         for group in self.groups.values():
-            if peer in group.core.members.everyone():
+            # Whoever neither leads nor follows this node has nothing to do with it yet.
+            if group.core.leader in (self.node, peer) and peer in group.core.members.everyone():
                 group.core.in_contact(peer)
                 if group.core.leader == peer:
                     group.sent_to = ("", 0)
@@ -195,7 +188,7 @@ class Replicas:
             if group is not None:
                 self._step(group, message)
             else:
-                self._keep_early(group_id, message, len(frame))
+                self.early.keep_message(group_id, message, len(frame))
         elif kind == frames.BATCH:
             group_id, payload = frames.parse_batch(frame)
             group = self.groups.get(group_id)
@@ -205,8 +198,8 @@ class Replicas:
         elif kind == frames.STATE:
             piece = frames.parse_state(frame)
             group = self.groups.get(piece.group)
-            if group is None or piece.group in self._early_pieces:
-                self._keep_piece(peer, piece)
+            if group is None or self.early.has_pieces(piece.group):
+                self.early.keep_piece(peer, piece)
             else:
                 transfer.receive_state(group, peer, piece)
         elif kind == frames.FETCH:
@@ -232,35 +225,18 @@ class Replicas:
             return
         self.touch(group)
 
-    def _keep_early(self, group_id: int, message: Message, size: int) -> None:
-        """A leader may be ahead of us in the topology: its first words to a new group must not be lost."""
-        if self._early_bytes > self.options.early_bytes_max or not self.may_come(group_id):
-            return
-        self._early.setdefault(group_id, []).append((message, size))
-        self._early_bytes += size
-
-    def _keep_piece(self, peer: str, piece: frames.StatePiece) -> None:
-        """A node that lost its disk is sent queues of which it has not heard yet."""
-        if self._early_bytes <= self.options.early_bytes_max and (
-            piece.group in self._early_pieces or self.may_come(piece.group)
-        ):
-            self._early_pieces.setdefault(piece.group, []).append((peer, piece))
-            self._early_bytes += len(piece.data)
-
     def _take_pieces(self) -> None:
         """Hand over what came before its group was there."""
-        for group_id in [group_id for group_id in self._early_pieces if group_id in self.groups]:
-            for peer, piece in self._early_pieces.pop(group_id):
-                self._early_bytes -= len(piece.data)
-                transfer.receive_state(self.groups[group_id], peer, piece)
+        for group_id in self.early.groups_with_pieces:
+            group = self.groups.get(group_id)
+            if group is not None:
+                for peer, piece in self.early.take_pieces(group_id):
+                    transfer.receive_state(group, peer, piece)
 
-    def forget_early(self) -> None:
+    def topology_came(self) -> None:
         """What has no group here, now that the topology has come so far, will have none."""
-        for group_id in [group_id for group_id in self._early if not self.may_come(group_id)]:
-            self._early_bytes -= sum(size for _, size in self._early.pop(group_id))
         self._take_pieces()
-        for group_id in [group_id for group_id in self._early_pieces if not self.may_come(group_id)]:
-            self._early_bytes -= sum(len(piece.data) for _, piece in self._early_pieces.pop(group_id))
+        self.early.forget()
 
     # -- time ------------------------------------------------------------------------------------------------------
 
@@ -271,8 +247,7 @@ class Replicas:
         if self.stalled:
             # Whoever cannot write leads nobody.
             return
-        if self._early_pieces:
-            self._take_pieces()
+        self._take_pieces()
         for group in list(self._transfers):
             transfer.go_on(group)
         for group in list(self.active):
@@ -333,7 +308,7 @@ class Replicas:
 
     def _turn(self, group: Group) -> None:
         core = group.core
-        if group.inbox and not self._gathers(group):
+        if group.inbox and not (group.is_leader and gathering.waits(group)):
             group.propose()
         while core.has_ready:
             self._carry_out(group)
@@ -344,19 +319,6 @@ class Replicas:
             self.active.pop(group, None)
         else:
             self.active[group] = None
-
-    def _gathers(self, group: Group) -> bool:
-        """Shall the next entry wait for more? A small one does while the one before is on its way and the disk is busy.
-
-        It is durable no later for that: the disks of the others are as busy, and take all that waits at once.
-        """
-        core = group.core
-        if not self._writing or core.commit == core.last_index or not group.is_leader:
-            return False
-        if sum(map(len, group.inbox)) >= SMALL_ENTRY_BYTES:
-            return False
-        self._gathering[group] = None
-        return True
 
     def _carry_out(self, group: Group) -> None:
         ready = group.core.ready()
@@ -402,9 +364,6 @@ class Replicas:
 
         def done() -> None:
             self._writing.popleft()
-            if not self._writing:
-                self.dirty.update(self._gathering)
-                self._gathering.clear()
             for group, hard, index, term, messages in written:
                 if self.groups.get(group.id) is not group:
                     continue

@@ -289,7 +289,7 @@ def _store(group: Group, receiving: Receiving) -> None:
         core.restore(index, term, members)
         group.applied = group.snapshot_index = group.cleaned = index
         group.snapshot_bytes, group.since_bytes = len(state), 0
-        group.released = []
+        group.released = ()
         group.machine.restore(state)
         group.landed()
         replicas.touch(group)

@@ -28,8 +28,9 @@ class _State(msgspec.Struct, array_like=True):
     live: bytes
 
 
-#: The columns of a queue that has never held anything, of which there may be thousands.
+#: The columns and counts of a queue that has never held anything, of which there may be thousands. Never written to.
 _NONE = array("q")
+_NOTHING: dict[int, int] = {}
 
 
 class Locations:
@@ -40,11 +41,10 @@ class Locations:
     def __init__(self) -> None:
         self._firsts = self._counts = self._entries = self._ordinals = _NONE
         #: Messages of each entry that are not settled, by the entry's index.
-        self._live: dict[int, int] = {}
-        self._spans_of: dict[int, int] = {}
+        self._live = self._spans_of = _NOTHING
         #: Spans of entries that are released; they stay readable until the next `add`.
         self._gone = 0
-        self._released: list[int] = []
+        self._released: list[int] | tuple[()] = ()
 
     def __len__(self) -> int:
         return len(self._firsts) - self._gone
@@ -53,6 +53,8 @@ class Locations:
         """These positions, higher than all before, lie in `entry` from `ordinal` on."""
         if self._gone >= SWEEP_SPANS_MIN and 2 * self._gone >= len(self._firsts):
             self._sweep()
+        if self._live is _NOTHING:
+            self._live, self._spans_of = {}, {}
         self._live[entry] = self._live.get(entry, 0) + count
         if (
             self._firsts
@@ -104,6 +106,7 @@ class Locations:
     def forget(self, seqs: range) -> None:
         """These messages are settled. Each is forgotten once."""
         live = self._live
+        released: list[int] = []
         for at, ordinals in self._pieces(seqs):
             entry = self._entries[at]
             left = live[entry] - len(ordinals)
@@ -112,12 +115,14 @@ class Locations:
                 continue
             del live[entry]
             self._gone += self._spans_of.pop(entry)
-            self._released.append(entry)
+            released.append(entry)
+        if released:
+            self._released = [*self._released, *released]
 
     def released(self) -> list[int]:
         """Return the entries whose messages were all settled since the last call."""
-        released, self._released = self._released, []
-        return released
+        released, self._released = self._released, ()
+        return list(released)
 
     def pinned(self) -> list[int]:
         """Return the entries that hold messages which are not settled, in order."""
@@ -155,12 +160,16 @@ class Locations:
         locations = cls()
         try:
             state = msgspec.msgpack.decode(data, type=_State)
+            if not (
+                state.firsts or state.counts or state.entries or state.ordinals or state.pinned or state.live
+            ):
+                return locations
             locations._firsts = unpacked("q", state.firsts)
             locations._counts = unpacked("q", state.counts)
             locations._entries = unpacked("q", state.entries)
             locations._ordinals = unpacked("q", state.ordinals)
             pinned, live = unpacked("q", state.pinned), unpacked("q", state.live)
-            locations._live = dict(zip(pinned, live, strict=True))
+            locations._live, locations._spans_of = dict(zip(pinned, live, strict=True)), {}
         except (msgspec.MsgspecError, ValueError) as error:
             raise CodecError(f"no locations: {error}") from error
         lengths = {len(locations._counts), len(locations._entries), len(locations._ordinals)}

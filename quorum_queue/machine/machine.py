@@ -51,6 +51,17 @@ class Meta(NamedTuple):
 class Machine:
     """State of one queue."""
 
+    __slots__ = (
+        "consumers",
+        "dead_lettering",
+        "dedup",
+        "last_used_ms",
+        "next_seq",
+        "ready",
+        "settings",
+        "unacked_count",
+    )
+
     def __init__(self, settings: Settings, next_seq: int = 1) -> None:
         self.settings = settings
         self.next_seq = next_seq

@@ -23,7 +23,7 @@ from quorum_queue.raft.members import HardState, Members
 from quorum_queue.raft.messages import MEMBERS, NORMAL, SNAPSHOT_ANSWER, Entry, Message
 from quorum_queue.raft.options import Options
 from quorum_queue.raft.ready import Ready
-from quorum_queue.raft.roles import CANDIDATE, FOLLOWER, LEADER
+from quorum_queue.raft.roles import CANDIDATE, FOLLOWER, LEADER, PRE_CANDIDATE
 from quorum_queue.raft.timeouts import election_timeout, lost_timeout
 
 #: In place of a vote while the member has no memory, followed by the number of its new disk.
@@ -104,11 +104,12 @@ class Raft:
         self.installing_index = 0
         #: Answers of this candidacy: who grants.
         self.granted: dict[str, bool] | None = None
-        self._messages: list[Message] = []
+        # There may be thousands of groups at rest: what is empty is no object of its own.
+        self._messages: list[Message] | None = None
         #: Messages that may not leave before the term and vote are durable.
-        self._resting: list[Message] = []
-        self.reads: list[tuple[int, int]] = []
-        self.snapshots: list[str] = []
+        self._resting: list[Message] | None = None
+        self.reads: tuple[tuple[int, int], ...] = ()
+        self.snapshots: tuple[str, ...] = ()
         self.offer: Message | None = None
         #: Nobody on this node waits for what the leader commits; the driver says so.
         self.patient = False
@@ -221,7 +222,7 @@ class Raft:
 
     def read_index(self, context: int) -> None:
         if self.leadership is None:
-            self.reads.append((context, -1))
+            self.reads += ((context, -1),)
         else:
             self.leadership.read_index(context)
 
@@ -229,6 +230,14 @@ class Raft:
         """Try to lead without waiting: for the member that is to lead a group just made."""
         if self.leadership is None and self.may_campaign():
             election.start_pre_vote(self)
+
+    def hurry(self) -> None:
+        """Nobody leads as far as is known, and a majority was reached just now: campaign at the tick after next.
+
+        Only for the member that is to lead: who hears of a leader meanwhile stays its follower.
+        """
+        if self.role in (FOLLOWER, PRE_CANDIDATE) and not self.leader and self.may_campaign():
+            self.elapsed = max(self.elapsed, self.timeout - 1)
 
     def step_down(self) -> None:
         """Stop leading, and let others go first."""
@@ -332,11 +341,17 @@ class Raft:
             dispatch.step(self, message)
 
     def send(self, message: Message) -> None:
-        self._messages.append(message)
+        if self._messages is None:
+            self._messages = [message]
+        else:
+            self._messages.append(message)
 
     def rest(self, message: Message) -> None:
         """Send as soon as term and vote are durable: the message is a promise that a restart must not break."""
-        self._resting.append(message)
+        if self._resting is None:
+            self._resting = [message]
+        else:
+            self._resting.append(message)
 
     # -- roles -----------------------------------------------------------------------------------------------------
 
@@ -369,10 +384,13 @@ class Raft:
         if self.leadership is not None:
             self.leadership.resign(besides)
             self.leadership = None
-            self.snapshots.clear()
+            self.snapshots = ()
 
     def set_hard(self, term: int, vote: str) -> None:
-        self.hard = HardState(term, f"{_AMNESIAC}{self.amnesiac:x}" if self.amnesiac else vote)
+        hard = HardState(term, f"{_AMNESIAC}{self.amnesiac:x}" if self.amnesiac else vote)
+        # An equal one that is handed out or durable stays the one and only.
+        if hard != self.hard:
+            self.hard = hard
 
     def remember(self) -> None:
         """End the amnesia. In this term, whatever vote is forgotten, the leader may be taken to have it."""
@@ -425,15 +443,16 @@ class Raft:
         log = self.log
         hard = self.hard if self.hard != self._handed_hard else None
         self._handed_hard = self.hard
-        messages, self._messages = self._messages, []
+        messages = tuple(self._messages or ())
+        self._messages = None
         after_sync: tuple[Message, ...] = ()
-        if self._resting:
+        if self._resting is not None:
             if self.durable_hard == self.hard:
-                messages += self._resting
-                self._resting = []
+                messages += tuple(self._resting)
+                self._resting = None
             elif hard is not None:
                 after_sync = tuple(self._resting)
-                self._resting = []
+                self._resting = None
         entries = log.take()
         committed: tuple[Entry, ...] = ()
         if self._applied < self.commit:
@@ -441,12 +460,11 @@ class Raft:
             self._applied += len(committed)
         self._trim()
         ready = Ready(
-            hard, entries, tuple(messages), after_sync, committed, tuple(self.snapshots), self.offer,
-            tuple(self.reads), log.newly_lost, self.role != self._told_role, self.leader != self._told_leader,
+            hard, entries, messages, after_sync, committed, self.snapshots, self.offer, self.reads, log.newly_lost,
+            self.role != self._told_role, self.leader != self._told_leader,
         )  # fmt: skip
         self._told_role, self._told_leader = self.role, self.leader
-        self.snapshots.clear()
-        self.reads.clear()
+        self.snapshots, self.reads = (), ()
         self.offer = None
         log.newly_lost = ()
         return ready

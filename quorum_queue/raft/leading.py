@@ -206,7 +206,7 @@ class Leadership:
             peer.inflight.clear()
             peer.inflight_bytes = 0
             peer.snapshot_sent = False
-            raft.snapshots.append(name)
+            raft.snapshots += (name,)
         elif peer.state == PROBE:
             if peer.due:
                 peer.due = False
@@ -378,7 +378,7 @@ class Leadership:
 
     def _confirm_reads(self) -> None:
         rounds = [self._confirmed_round(name) for name in self.raft.members.voters]
-        self.raft.reads += self.reads.confirmed(rounds)
+        self.raft.reads += tuple(self.reads.confirmed(rounds))
 
     def _confirmed_round(self, name: str) -> int:
         if name == self.raft.node:
@@ -402,4 +402,4 @@ class Leadership:
         for name in self.peers:
             if name != besides:
                 raft.send(Message(RESIGN, raft.node, name, raft.term))
-        raft.reads += [(context, -1) for context, _, _ in self.reads.waiting]
+        raft.reads += tuple((context, -1) for context, _, _ in self.reads.waiting)

@@ -57,18 +57,19 @@ class Log:
         self.last_index = max(last_index, snapshot_index)
         #: Durable on this disk up to here.
         self.stable_index = self.last_index
-        self.terms = [(first, term) for first, term in terms if first <= self.last_index]
+        self.terms = tuple((first, term) for first, term in terms if first <= self.last_index)
         self._cut_terms()
         #: Entries that could not be read, and those of them that nobody was told of yet.
         self.lost: tuple[int, ...] = ()
         self.newly_lost: tuple[int, ...] = ()
-        #: The last entries of the log, without a gap.
-        self._cache: list[Entry] = []
+        #: The last entries of the log, without a gap. There may be thousands of logs at rest: what is empty is no
+        #: object of its own.
+        self._cache: list[Entry] | tuple[()] = ()
         self._cache_bytes = 0
         #: Given to the disk up to here, and the writes not yet reported done: (last index, its term, the index up
         #: to which that write still counts, since truncations).
         self._handed = self.last_index
-        self._writing: list[tuple[int, int, int]] = []
+        self._writing: tuple[tuple[int, int, int], ...] = ()
 
     # -- terms -----------------------------------------------------------------------------------------------------
 
@@ -102,12 +103,16 @@ class Log:
         if first <= self.last_index:
             self.truncate(first)
         assert first == self.last_index + 1
-        terms = self.terms
+        term = self.terms[-1][1] if self.terms else -1
         for entry in entries:
-            if not terms or entry.term != terms[-1][1]:
-                terms.append((entry.index, entry.term))
+            if entry.term != term:
+                term = entry.term
+                self.terms += ((entry.index, term),)
             self._cache_bytes += len(entry.data) + ENTRY_OVERHEAD
-        self._cache += entries
+        if isinstance(self._cache, list):
+            self._cache += entries
+        else:
+            self._cache = list(entries)
         self.last_index = entries[-1].index
 
     def truncate(self, index: int) -> None:
@@ -115,15 +120,15 @@ class Log:
         kept = max(0, index - self._cache_first())
         for entry in self._cache[kept:]:
             self._cache_bytes -= len(entry.data) + ENTRY_OVERHEAD
-        del self._cache[kept:]
+        self._cache = list(self._cache[:kept]) or ()
         self.last_index = index - 1
         while self.terms and self.terms[-1][0] >= index:
-            self.terms.pop()
+            self.terms = self.terms[:-1]
         self.stable_index = min(self.stable_index, self.last_index)
         self._handed = min(self._handed, self.last_index)
         # A write that is still under way brings back nothing of what is cut off now, even if the same entries
         # are appended again meanwhile: the disk cuts them off after that write.
-        self._writing = [(last, term, min(counts, index - 1)) for last, term, counts in self._writing]
+        self._writing = tuple((last, term, min(counts, index - 1)) for last, term, counts in self._writing)
         self.lost = tuple(lost for lost in self.lost if lost < index)
         self.newly_lost = tuple(lost for lost in self.newly_lost if lost < index)
 
@@ -139,14 +144,14 @@ class Log:
             return ()
         entries = tuple(self._cache[self._handed + 1 - self._cache_first() :])
         self._handed = self.last_index
-        self._writing.append((self.last_index, entries[-1].term, self.last_index))
+        self._writing += ((self.last_index, entries[-1].term, self.last_index),)
         return entries
 
     def written(self, index: int, term: int) -> bool:
         """A write is done; return whether more of the log is durable now."""
         for at, (last, last_term, counts) in enumerate(self._writing):
             if last == index and last_term == term:
-                del self._writing[: at + 1]
+                self._writing = self._writing[at + 1 :]
                 if counts > self.stable_index:
                     self.stable_index = counts
                     return True
@@ -190,9 +195,13 @@ class Log:
             needed_after = needed_at_least_after
         count = min(needed_after, self.stable_index) + 1 - self._cache_first()
         if count > 0:
-            for entry in self._cache[:count]:
+            cache = self._cache
+            for entry in cache[:count]:
                 self._cache_bytes -= len(entry.data) + ENTRY_OVERHEAD
-            del self._cache[:count]
+            if count < len(cache) and isinstance(cache, list):
+                del cache[:count]
+            else:
+                self._cache = ()
 
     def _cache_first(self) -> int:
         return self.last_index + 1 - len(self._cache)
@@ -212,18 +221,16 @@ class Log:
         """Start after a snapshot that replaces the whole log."""
         self.snapshot_index = self.last_index = self.stable_index = self._handed = index
         self.snapshot_term = term
-        self.terms.clear()
-        self._cache.clear()
+        self.terms = self._cache = self._writing = ()
         self._cache_bytes = 0
-        self._writing.clear()
         self.lost = self.newly_lost = ()
 
     def _cut_terms(self) -> None:
         """Let the first run begin right after the snapshot."""
         first = self.snapshot_index + 1
         while len(self.terms) > 1 and self.terms[1][0] <= first:
-            del self.terms[0]
+            self.terms = self.terms[1:]
         if self.last_index < first:
-            self.terms.clear()
+            self.terms = ()
         elif self.terms and self.terms[0][0] < first:
-            self.terms[0] = (first, self.terms[0][1])
+            self.terms = ((first, self.terms[0][1]), *self.terms[1:])

@@ -10,6 +10,7 @@ Parts in brackets are there if their flag is set. Entries follow `index` one by 
 from __future__ import annotations
 
 import struct
+from sys import intern
 from typing import NamedTuple
 
 from quorum_queue.raft.errors import CodecError
@@ -128,9 +129,10 @@ def _decode(data: memoryview) -> tuple[int, Message]:
         offset += _MORE.size
     if max(term, index, log_term, commit, hint, hint_term) >= _NUMBER_MAX:
         raise CodecError("a message has a number out of bounds")
-    sender = _slice(data, offset, sender_bytes).decode()
+    # Nodes are few, and thousands of groups keep their names.
+    sender = intern(_slice(data, offset, sender_bytes).decode())
     offset += sender_bytes
-    to = _slice(data, offset, to_bytes).decode()
+    to = intern(_slice(data, offset, to_bytes).decode())
     offset += to_bytes
     if not sender or not to:
         raise CodecError("a message has no sender or no receiver")

@@ -15,6 +15,7 @@ them on the channel, an answer does.
 
 A frozen node that wakes, and one that is cut off, may still hand out what it had in its hands when the others gave
 it up. No broker can call that back. Such a delivery is counted as late, but only from a node that was in that state.
+The same way round: what its consumers held went to others, so their acks come too late, and its answers say nothing of them.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class Ledger:
         self.nacked: set[int] = set()
         #: Deliveries of each message without the flag.
         self._first: dict[int, int] = {}
-        self._certain: set[int] = set()
+        #: Messages whose acks were taken, and how that is known.
+        self._certain: dict[int, str] = {}
         self.broken: dict[str, list[str]] = defaultdict(list)
         self.counts: dict[str, int] = dict.fromkeys(RULES, 0)
         self.deliveries = self.redelivered = self.late = 0
@@ -94,7 +96,7 @@ class Ledger:
                     self._break("order", reader, message, redelivered)
                 else:
                     reader.highest[stream] = message
-            self._settle(reader, reader.received - reader.prefetch)
+            self._settle(reader, reader.received - reader.prefetch, "credit")
 
     def _check_flag(self, reader: Reader, message: int, redelivered: bool) -> None:
         before = self._first.get(message)
@@ -115,12 +117,14 @@ class Ledger:
     def vouch(self, reader: Reader, acks: int) -> None:
         """An answer came to a question that was asked after so many acks."""
         with self._lock:
-            self._settle(reader, acks)
+            self._settle(reader, acks, "answer")
 
-    def _settle(self, reader: Reader, how_many: int) -> None:
+    def _settle(self, reader: Reader, how_many: int, by: str) -> None:
         how_many = min(how_many, len(reader.acks))
         if how_many > reader.settled:
-            self._certain.update(reader.acks[reader.settled : how_many])
+            if not self._excused(reader.node):
+                how = f"settled by {by} at {reader.node}"
+                self._certain.update((message, how) for message in reader.acks[reader.settled : how_many])
             reader.settled = how_many
 
     def _break(self, rule: str, reader: Reader, message: int, redelivered: bool) -> None:
@@ -128,7 +132,8 @@ class Ledger:
         if len(self.broken[rule]) < TOLD_MAX:
             flag = " redelivered" if redelivered else ""
             place = f"{message >> STREAM_BITS}/{message & ((1 << STREAM_BITS) - 1)}"
-            self.broken[rule].append(f"{self.queue}: {rule}: {place}{flag} at {reader.node}")
+            how = f", {self._certain[message]}" if message in self._certain else ""
+            self.broken[rule].append(f"{self.queue}: {rule}: {place}{flag} at {reader.node}{how}")
 
     def waiting(self) -> int:
         """Confirmed, and not yet seen by anybody."""

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from pamqp import commands
 
+from conformance_tests.patience import PATIENCE_S
 from tests.cluster.ledger import Ledger, Reader, Streams
 from tests.cluster.nodes import Cluster, wait_for
 from tests.reliability.bodies import body, number
@@ -29,8 +30,8 @@ RECONNECT_S = 0.05
 LOOK_S = 0.2
 ACK, NACK = 80, 120
 #: Outstanding confirms are waited for so long when publishing ends.
-FINISH_S = 40.0
-JOIN_MAX_S = 60.0
+FINISH_S = PATIENCE_S
+JOIN_MAX_S = 1.5 * PATIENCE_S
 NOTHING_COMES_S = 4.0
 BROKEN = (Gone, OSError, TimeoutError)
 
@@ -38,8 +39,8 @@ BROKEN = (Gone, OSError, TimeoutError)
 class Judge(Protocol):
     """Who knows what is being done to which node."""
 
-    def down(self, name: str) -> bool:
-        """Clients of this node may lose their connections now."""
+    def down(self, name: str, since: float) -> bool:
+        """A client that has been with this node since then may lose its connection."""
 
     def fail(self, text: str) -> None: ...
 
@@ -79,15 +80,16 @@ class Worker:
     def _once(self) -> None:
         """One connection, from its beginning to its end."""
         client: Client | None = None
+        began = time.monotonic()
         try:
             client = Client(self.cluster.port(self.node))
             self.session(client)
         except BROKEN as error:
             # Asked afterwards: a connection may notice before whoever did it has noted it down.
-            if not self.judge.down(self.node) and not self.stopping.is_set():
+            if not self.judge.down(self.node, began) and not self.stopping.is_set():
                 self.judge.fail(f"{self.node} lives, and drops or refuses clients: {error}")
         except ChannelClosed as error:
-            if not self.judge.down(self.node):
+            if not self.judge.down(self.node, began):
                 self.judge.fail(f"{self.node}: {error}")
         finally:
             self.ended()
@@ -233,7 +235,7 @@ class Load:
             worker.start()
         self.wait_all_confirmed("at the start", since=time.monotonic())
 
-    def wait_all_confirmed(self, when: str, since: float, within_s: float = 60.0) -> float:
+    def wait_all_confirmed(self, when: str, since: float, within_s: float = PATIENCE_S) -> float:
         """Until every publisher got a confirm after `since`; how long after it the last one did."""
 
         def silent() -> list[str]:
@@ -259,7 +261,7 @@ class Load:
     def stop_publishing(self) -> None:
         _end(self.publishers)
 
-    def drain(self, within_s: float = 60.0) -> None:
+    def drain(self, within_s: float = PATIENCE_S) -> None:
         """Until consumers have had all that was confirmed and the queues say that they are empty. What is missing then
         is told by the ledger; if queues are empty and nothing comes any more, nothing will."""
         moved, seen = time.monotonic(), -1

@@ -9,20 +9,20 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from conformance_tests.ports import free_port
 from tests.cluster.links import ProxiedLinks
 from tests.cluster.nodes import Cluster, Member, wait_for
 from tests.reliability.node import Node
 
 HOST = "127.0.0.1"
+#: Less than a node is frozen for.
 API_MAX_S = 3.0
-FORM_MAX_S = 30.0
 #: Less than by default, because one of the faults is a small disk.
 DISK_FLOOR_BYTES = 8 << 20
 _LOGIN = "Basic " + base64.b64encode(b"guest:guest").decode()
@@ -30,12 +30,6 @@ _LOGIN = "Basic " + base64.b64encode(b"guest:guest").decode()
 
 class ApiFailed(Exception):
     """The management interface did not answer, or not with what was asked for."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 class MqdCluster(Cluster):
@@ -76,7 +70,7 @@ class MqdCluster(Cluster):
             self.launch(name)
         for name in self.names:
             self.ready(name)
-        wait_for("all nodes see each other", self._formed, FORM_MAX_S, lambda: str(self._told()))
+        wait_for("all nodes see each other", self._formed, state=lambda: str(self._told()))
 
     def _formed(self) -> bool:
         return all(
@@ -198,7 +192,7 @@ class MqdCluster(Cluster):
         self.mqctl(self.names[0], "cluster", "join", name, f"{HOST}:{self._listen[name]}")
         self.restart(name)
         self.names = (*self.names, name)
-        wait_for("the new node is seen", self._formed, FORM_MAX_S, lambda: str(self._told()))
+        wait_for("the new node is seen", self._formed, state=lambda: str(self._told()))
         self.mqctl(self.names[0], "cluster", "grow", name)
         return name
 
@@ -206,9 +200,9 @@ class MqdCluster(Cluster):
         through = self.names[0]
         self.mqctl(through, "cluster", "shrink", name)
         self.names = tuple(other for other in self.names if other != name)
-        wait_for(f"{name} keeps no queue", lambda: not self._keeps(through, name), FORM_MAX_S)
+        wait_for(f"{name} keeps no queue", lambda: not self._keeps(through, name))
         self.stop(name)
-        wait_for(f"{name} is gone", lambda: not self._sees(through, name), FORM_MAX_S)
+        wait_for(f"{name} is gone", lambda: not self._sees(through, name))
         self.mqctl(through, "cluster", "forget", name)
         del self._nodes[name]
 

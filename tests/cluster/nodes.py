@@ -13,10 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from conformance_tests.patience import PATIENCE_S
 from tests.cluster.links import Links, Unsupported
 
 POLL_S = 0.05
-COMMAND_MAX_S = 60.0
+COMMAND_MAX_S = PATIENCE_S
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ class Cluster(ABC):
         self.launch(name)
         self.ready(name)
 
-    def leader(self, queue: str, within_s: float = 30.0) -> str:
+    def leader(self, queue: str, within_s: float = PATIENCE_S) -> str:
         found: list[str] = []
 
         def one() -> bool:
@@ -196,7 +197,7 @@ def _move(source: Path, target: Path) -> None:
 
 
 def wait_for(
-    what: str, holds: Callable[[], bool], within_s: float = 30.0, state: Callable[[], str] = lambda: ""
+    what: str, holds: Callable[[], bool], within_s: float = PATIENCE_S, state: Callable[[], str] = lambda: ""
 ) -> float:
     """Poll a condition of other processes, for which there is no event; how long it took."""
     began = time.monotonic()

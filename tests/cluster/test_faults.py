@@ -10,20 +10,19 @@ from pamqp import commands
 from tests.cluster import faults
 from tests.cluster.faults import FAULTS
 from tests.cluster.nodes import Cluster, wait_for
-from tests.cluster.scene import Outcome, Scene, run
+from tests.cluster.scene import CONFIRMED_MIN, Outcome, Scene, run
 from tests.reliability.client import Client
 
 #: Shorter than in the long version: what matters is that the others go on meanwhile.
 HOLD_S = 1.5
 ABSENT_S = 4.0
-ENOUGH = 500
 
 
 def judged(cluster: Cluster, name: str) -> Outcome:
     outcome = run(cluster, name, FAULTS[name], seed=1)
     assert outcome.failures == []
     assert not any(outcome.counts.values()), outcome
-    assert outcome.confirmed > ENOUGH, "there was hardly any load"
+    assert outcome.confirmed > CONFIRMED_MIN, "there was hardly any load"
     return outcome
 
 

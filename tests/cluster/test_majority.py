@@ -7,18 +7,26 @@ import time
 import pytest
 
 from tests.cluster.links import isolate
-from tests.cluster.nodes import Cluster
+from tests.cluster.nodes import Cluster, wait_for
 from tests.cluster.scene import Scene
 
-#: What was on its way to the disks when the majority went may be confirmed for so long.
+#: What was on its way to the disks when the majority went may still be confirmed: until there is silence for so long,
+#: and that comes within so long, also where clients are slow to hear.
 SETTLED_S = 1.0
+SETTLED_MAX_S = 20.0
 ALONE_S = 5.0
 
 
 def alone(scene: Scene, survivor: str) -> None:
     """Clients of this node stay connected and are told nothing that is not true."""
     publishers = [each for each in scene.load.publishers if each.node == survivor]
-    scene.hold(SETTLED_S)
+
+    def settled() -> bool:
+        before = scene.load.confirmed
+        scene.hold(SETTLED_S)
+        return scene.load.confirmed == before
+
+    wait_for("nothing is confirmed any more", settled, SETTLED_MAX_S)
     before = scene.load.confirmed
     since = time.monotonic()
     scene.hold(ALONE_S)

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from conformance_tests.patience import PATIENCE_S
 from tests.cluster.links import ProxiedLinks
 
-SOON_S = 10.0
+SOON_S = PATIENCE_S
 #: Long enough for what is not held back to arrive many times over.
 NOTHING_S = 0.3
 

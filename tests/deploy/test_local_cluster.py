@@ -9,33 +9,21 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pika
 import pytest
 
+from conformance_tests.patience import PATIENCE_S, open_connection
+from conformance_tests.ports import free_run
+from deploy.local_cluster import STOP_TIMEOUT_S
+from tests.reliability.node import wait_until
+
 ROOT = Path(__file__).parents[2]
-READY_S = 60.0
-STOP_S = 60.0
-
-
-def free_run(count: int) -> int:
-    """The first of so many ports in a row that nobody listens on."""
-    for first in range(20_000 + os.getpid() % 10_000, 65_000, count):
-        probes: list[socket.socket] = []
-        try:
-            for port in range(first, first + count):
-                probe = socket.socket()
-                probes.append(probe)
-                probe.bind(("127.0.0.1", port))
-            return first
-        except OSError:
-            continue
-        finally:
-            for probe in probes:
-                probe.close()
-    raise AssertionError("no ports")
+NAMES = ("n1", "n2", "n3")
+#: Each node may take its time.
+STOP_S = len(NAMES) * STOP_TIMEOUT_S + PATIENCE_S
+UP = re.compile(r" (n\d) up, pid (\d+), .*, majority, leads \d of \d quorum queues$")
 
 
 class LocalCluster:
@@ -59,14 +47,27 @@ class LocalCluster:
         for line in self.process.stdout:
             self.lines.append(line.strip())
 
-    def until(self, pattern: str, count: int) -> list[re.Match[str]]:
-        deadline = time.monotonic() + READY_S
-        while True:
-            found = [match for line in list(self.lines) if (match := re.search(pattern, line))]
-            if len(found) >= count:
-                return found
-            assert time.monotonic() < deadline and self.process.poll() is None, self.lines
-            time.sleep(0.05)
+    def says(self, pattern: str, since: int = 0) -> None:
+        """Wait for a line, not counting the first so many."""
+
+        def said() -> bool:
+            assert self.process.poll() is None, self.lines
+            return any(re.search(pattern, line) for line in self.lines[since:])
+
+        wait_until(f"it says {pattern}", said, state=lambda: "\n".join(self.lines))
+
+    def up(self) -> dict[str, int]:
+        """Wait until each node has said that it sees a majority; their processes. A line comes with each change of state, so
+        one node may have more of them than another."""
+        found: dict[str, int] = {}
+
+        def all_up() -> bool:
+            assert self.process.poll() is None, self.lines
+            found.update((match[1], int(match[2])) for line in self.lines if (match := UP.search(line)))
+            return found.keys() == {*NAMES}
+
+        wait_until("all nodes are up", all_up, state=lambda: "\n".join(self.lines))
+        return found
 
     def end(self, how: signal.Signals) -> None:
         if self.process.poll() is None:
@@ -89,14 +90,12 @@ def alive(pid: int) -> bool:
 @pytest.mark.parametrize("ends", [(signal.SIGINT, signal.SIGTERM)])
 def test_starts_stops_and_keeps(tmp_path: Path, ends: tuple[signal.Signals, ...]) -> None:
     first = free_run(9)
-    pids: list[int] = []
     for turn, end in enumerate(ends):
         running = LocalCluster(tmp_path / "cluster", first)
         try:
-            running.until(rf"^all ready \([\d.]+ s\): connect to any of 127\.0\.0\.1:{first} ", 1)
-            up = running.until(r" (n\d) up, pid (\d+), .*, majority, leads \d of \d quorum queues$", 3)
-            pids = list({int(match[2]) for match in up})
-            connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", first + turn))
+            running.says(rf"^all ready \([\d.]+ s\): connect to any of 127\.0\.0\.1:{first} ")
+            pids = running.up()
+            connection = open_connection(f"amqp://guest:guest@127.0.0.1:{first + turn}/")
             channel = connection.channel()
             channel.confirm_delivery()
             channel.queue_declare("kept", durable=True, arguments={"x-queue-type": "quorum"})
@@ -105,16 +104,17 @@ def test_starts_stops_and_keeps(tmp_path: Path, ends: tuple[signal.Signals, ...]
             channel.basic_publish("", "kept", b"kept", pika.BasicProperties(delivery_mode=2), mandatory=True)
             connection.close()
             # A line for whatever changes.
-            os.kill(next(int(match[2]) for match in up if match[1] == "n3"), signal.SIGKILL)
-            running.until(r" n3 down \(killed by signal 9\): .*mqd\.log$", 1)
-            running.until(r" n1 up, .* sees n2, majority", 1)
+            known = len(running.lines)
+            os.kill(pids["n3"], signal.SIGKILL)
+            running.says(r" n3 down \(killed by signal 9\): .*mqd\.log$", known)
+            running.says(r" n1 up, .* sees n2, majority", known)
         finally:
             running.end(end)
         assert [line.split()[1:] for line in running.lines if line.endswith(" stopping")] == [
-            [name, "stopping"] for name in ("n1", "n2", "n3")
+            [name, "stopping"] for name in NAMES
         ]
         assert running.lines[-1].startswith("all stopped; the data stays in ")
-        assert len(pids) == 3 and not any(map(alive, pids))
+        assert not any(map(alive, pids.values()))
     secret = tmp_path / "cluster" / "cluster.secret"
     assert secret.stat().st_mode & 0o777 == 0o600
 
@@ -126,6 +126,6 @@ def test_says_why_a_node_does_not_start(tmp_path: Path) -> None:
         taken.listen()
         running = LocalCluster(tmp_path / "cluster", first)
         try:
-            running.until(rf" n1 down \(exit code 1\): mqd: .*127\.0\.0\.1:{first + 6}.*; log in ", 1)
+            running.says(rf" n1 down \(exit code 1\): mqd: .*127\.0\.0\.1:{first + 6}.*; log in ")
         finally:
             running.end(signal.SIGTERM)

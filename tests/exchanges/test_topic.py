@@ -100,9 +100,9 @@ def test_the_worst_keys_cost_little() -> None:
     for last in "xyz":
         matcher.bind(bound(".".join(["#", "a"] * 15) + ".#." + last))
     key = ".".join(["a"] * 127)
-    started = time.perf_counter()
+    started = time.process_time()
     assert matched(matcher, key) == set()
-    assert time.perf_counter() - started < 0.5  # a walk that backtracks would need years
+    assert time.process_time() - started < 5  # a walk that backtracks would need years
 
 
 def test_equal_keys_share_a_node_and_count() -> None:

@@ -9,6 +9,7 @@ import pytest
 import trio
 import trio.lowlevel
 
+from conformance_tests.patience import PATIENCE_S
 from persistence.commit import Commit
 from persistence.environment import Environment
 from persistence.errors import CommitFailed
@@ -86,7 +87,7 @@ async def test_it_is_told_once_when_all_that_waited_is_durable(environment: Any)
 
 async def test_barrier_without_changes_returns(environment: Any) -> None:
     commit = Commit(environment)
-    with trio.fail_after(5):
+    with trio.fail_after(PATIENCE_S):
         await running(commit, commit.barrier)
 
 
@@ -139,7 +140,7 @@ async def test_other_failures_stop_the_node(environment: Any, monkeypatch: pytes
         monkeypatch.setattr(environment, "begin_write", lambda: Broken(begin()))
     journal.append(1, 0, 1, b"x")
     commit.request(lambda: pytest.fail("called durable"))
-    with pytest.raises(CommitFailed), trio.fail_after(5):
+    with pytest.raises(CommitFailed), trio.fail_after(PATIENCE_S):
         await commit.run()
 
 
@@ -164,7 +165,7 @@ async def test_full_in_memory_is_retried(monkeypatch: pytest.MonkeyPatch) -> Non
         journal.settle(1, range(1))
         await commit.barrier()
 
-    with trio.fail_after(5):
+    with trio.fail_after(PATIENCE_S):
         await running(commit, body)
     assert alarms == [True, False]
     assert environment.faults.full == 0
@@ -182,12 +183,14 @@ async def test_full_map_alarms_and_recovers_by_settling(
 
     async def fill_and_drain() -> None:
         seq = 0
-        while not alarms:
-            assert seq < 100
-            journal.append(1, seq, 1, body)
-            seq += 1
-            commit.request()
-            await trio.sleep(0.005)
+        with trio.fail_after(PATIENCE_S):
+            while not alarms:
+                # As much as the map can't hold; then it is for the disk to find out.
+                if seq < 100:
+                    journal.append(1, seq, 1, body)
+                    seq += 1
+                    commit.request()
+                await trio.sleep(0.005)
         # Publishers of another queue are caught in the full layer; consumers drain the first one.
         journal.append(2, 0, 1, body)
         durable = trio.Event()
@@ -199,7 +202,7 @@ async def test_full_map_alarms_and_recovers_by_settling(
             journal.settle(1, range(gone, gone + 1))
             commit.request()
             await trio.lowlevel.checkpoint()
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE_S):
             await durable.wait()
             await commit.barrier()
         assert alarms == [True, False]

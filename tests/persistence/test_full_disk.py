@@ -9,6 +9,7 @@ from random import Random
 import pytest
 import trio
 
+from conformance_tests.patience import PATIENCE_S
 from persistence import ballast
 from persistence.commit import Commit
 from persistence.environment import Environment
@@ -77,7 +78,7 @@ class Traffic:
 
 
 async def until(condition: Callable[[], bool], act: Callable[[], None]) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(PATIENCE_S):
         while not condition():
             act()
             await trio.sleep(0.002)
@@ -103,7 +104,7 @@ async def test_a_full_disk_is_drained(disk: Path, foreign: bool, seed: int) -> N
             await until(lambda: alarms[-1:] == [True], traffic.append)
             assert len(alarms) == 2 * episode + 1
             await until(lambda: alarms[-1] is False, traffic.settle)
-        with trio.fail_after(30):
+        with trio.fail_after(PATIENCE_S):
             await commit.barrier()
         commit.stop()
     left = {record.first_seq for queue in journal.recover() for record in queue.records}

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import trio
 
+from conformance_tests.patience import PATIENCE_S
 from persistence.commit import Commit
 from persistence.environment import Environment
 from persistence.errors import EntryLost, StorageFull
@@ -140,7 +141,7 @@ async def test_a_full_map_is_drained_by_dropping_entries(
         for gone in range(1, index + 1):
             groups.drop_entries(1, [range(gone, gone + 1)])
             commit.request()
-        with trio.fail_after(20):
+        with trio.fail_after(PATIENCE_S):
             await durable.wait()
             await commit.barrier()
         commit.stop()

@@ -2,25 +2,22 @@
 
 from copy import deepcopy
 from dataclasses import dataclass, field
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import hypothesis.strategies as st
-from hypothesis import HealthCheck, settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import initialize, rule
 
 import persistence.group_writer
 import persistence.groups
 import persistence.record
 import persistence.transaction
-from persistence.environment import Environment
 from persistence.errors import EntryLost
 from persistence.group_record import ENTRY_HEAD, INLINE_BYTES, RecoveredGroup, StoredEntry
 from persistence.groups import Groups
 from persistence.memory import MemoryEnvironment
 from persistence.record import count_chunks
 from persistence.stepped import SteppedCommit
+from tests.persistence.histories import IN_LMDB, IN_MEMORY, Histories, InLmdb, InMemory
 
 GROUPS = st.sampled_from([0, 1, (1 << 64) - 1])
 BODIES = st.binary(max_size=20) | st.integers(0, 5000).map(lambda size: b"b" * size)
@@ -73,7 +70,7 @@ def recovered(groups: Groups) -> dict[int, RecoveredGroup]:
     return {group.group: group for group in groups.recover()}
 
 
-class Histories(RuleBasedStateMachine):
+class Rules(Histories):
     environment: Any
     groups: Groups
 
@@ -84,11 +81,8 @@ class Histories(RuleBasedStateMachine):
         self.ahead = False
         self.open()
 
-    def open(self) -> None:
-        raise NotImplementedError
-
-    def crash_store(self) -> None:
-        raise NotImplementedError
+    def begin_on(self, environment: Any) -> None:
+        self.groups = Groups(environment)
 
     def model(self, group: int) -> Model:
         return self.present.setdefault(group, Model())
@@ -248,6 +242,10 @@ class Histories(RuleBasedStateMachine):
 
     def check_durable(self) -> None:
         found = recovered(self.groups)
+        for number in found:
+            # Recovery tells where logs end; the disk, asked for one of them, says the same.
+            first, last = self.groups._store.bounds(number)
+            assert (found[number].first_index - 1, found[number].last_index) == (first, last)
         expected = {
             number: model.recovered(number) for number, model in self.durable.items() if not model.is_empty()
         }
@@ -294,45 +292,17 @@ class Histories(RuleBasedStateMachine):
         assert self.groups.last_index(group) == self.model(group).last
 
 
-class MemoryHistories(Histories):
-    def open(self) -> None:
-        self.environment = MemoryEnvironment()
-        self.groups = Groups(self.environment)
-
-    def crash_store(self) -> None:
-        self.environment.crash()
-        self.groups = Groups(self.environment)
+class MemoryRules(InMemory, Rules):
+    pass
 
 
-class LmdbHistories(Histories):
-    def __init__(self) -> None:
-        super().__init__()
-        self.directory = TemporaryDirectory()
-        # Small bounds, so that chunks, several layers and carried-over erasures happen in short histories.
-        self.bounds = (
-            (persistence.record, "CHUNK_BYTES", 1000),
-            (persistence.group_writer, "ERASE_KEYS_MAX", 2),
-            (persistence.groups, "LOOKUPS_MAX", 3),
-            (persistence.transaction, "STEP_WORK", 1000),
-        )
-        self.usual = [getattr(module, name) for module, name, _ in self.bounds]
-        for module, name, value in self.bounds:
-            setattr(module, name, value)
-
-    def teardown(self) -> None:
-        for (module, name, _), value in zip(self.bounds, self.usual, strict=True):
-            setattr(module, name, value)
-        if hasattr(self, "environment"):
-            self.environment.close()
-        self.directory.cleanup()
-
-    def open(self) -> None:
-        self.environment = Environment.open(Path(self.directory.name) / "data", map_bytes=1 << 30)
-        self.groups = Groups(self.environment)
-
-    def crash_store(self) -> None:
-        self.environment.close()
-        self.open()
+class LmdbRules(InLmdb, Rules):
+    bounds = (
+        (persistence.record, "CHUNK_BYTES", 1000),
+        (persistence.group_writer, "ERASE_KEYS_MAX", 2),
+        (persistence.groups, "LOOKUPS_MAX", 3),
+        (persistence.transaction, "STEP_WORK", 1000),
+    )
 
     def check_nothing_is_left_behind(self) -> None:
         """No chunk without its entry, no entry that nobody sees: once all is erased."""
@@ -347,13 +317,10 @@ class LmdbHistories(Histories):
         assert snapshot.stat(tables.snapshot_chunks)["entries"] == sum(count_chunks(len(s)) for s in states)
 
 
-common = settings(
-    deadline=None, stateful_step_count=40, suppress_health_check=[HealthCheck.too_slow], derandomize=True
-)
-TestMemory = MemoryHistories.TestCase
-TestMemory.settings = settings(common, max_examples=150)
-TestLmdb = LmdbHistories.TestCase
-TestLmdb.settings = settings(common, max_examples=80)
+TestMemory = MemoryRules.TestCase
+TestMemory.settings = IN_MEMORY
+TestLmdb = LmdbRules.TestCase
+TestLmdb.settings = IN_LMDB
 
 
 def test_steps_of_a_simulated_disk() -> None:

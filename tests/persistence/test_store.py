@@ -1,19 +1,15 @@
 """One suite over both stores: a generated history against a model of single messages."""
 
-from pathlib import Path
 from random import Random
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import hypothesis.strategies as st
-from hypothesis import HealthCheck, settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 import persistence.record
 import persistence.transaction
-from persistence.environment import Environment
 from persistence.journal import Journal
-from persistence.memory import Faults, MemoryEnvironment
+from tests.persistence.histories import IN_LMDB, IN_MEMORY, Histories, InLmdb, InMemory
 
 QUEUES = st.integers(1, 3)
 LENGTHS = st.integers(1, 5) | st.integers(1, 60)
@@ -68,7 +64,7 @@ def recovered(journal: Journal) -> dict[int, Any]:
     return found
 
 
-class Histories(RuleBasedStateMachine):
+class Rules(Histories):
     """Rules submit to the store and to the model; commit makes the model's present its past."""
 
     environment: Any
@@ -81,11 +77,8 @@ class Histories(RuleBasedStateMachine):
         self.next_seq = {1: 0, 2: 0, 3: 1 << 40}
         self.open()
 
-    def open(self) -> None:
-        raise NotImplementedError
-
-    def crash_store(self) -> None:
-        raise NotImplementedError
+    def begin_on(self, environment: Any) -> None:
+        self.journal = Journal(environment)
 
     @rule(
         queue_id=QUEUES,
@@ -244,50 +237,19 @@ class Histories(RuleBasedStateMachine):
         assert self.environment.get("a", "none") is None
 
 
-class MemoryHistories(Histories):
-    def open(self) -> None:
-        self.environment = MemoryEnvironment(Faults())
-        self.journal = Journal(self.environment)
-
-    def crash_store(self) -> None:
-        self.environment.crash()
-        self.journal = Journal(self.environment)
+class MemoryRules(InMemory, Rules):
+    pass
 
 
-class LmdbHistories(Histories):
-    def __init__(self) -> None:
-        super().__init__()
-        self.directory = TemporaryDirectory()
-        # Small bounds, so that chunks, several layers and carried-over erasures happen in short histories.
-        self.bounds = (
-            (persistence.record, "CHUNK_BYTES", 1000),
-            (persistence.transaction, "ERASE_KEYS_MAX", 2),
-            (persistence.transaction, "STEP_WORK", 1000),
-        )
-        self.usual = [getattr(module, name) for module, name, _ in self.bounds]
-        for module, name, value in self.bounds:
-            setattr(module, name, value)
-
-    def teardown(self) -> None:
-        for (module, name, _), value in zip(self.bounds, self.usual, strict=True):
-            setattr(module, name, value)
-        if hasattr(self, "environment"):
-            self.environment.close()
-        self.directory.cleanup()
-
-    def open(self) -> None:
-        self.environment = Environment.open(Path(self.directory.name) / "data", map_bytes=1 << 30)
-        self.journal = Journal(self.environment)
-
-    def crash_store(self) -> None:
-        self.environment.close()
-        self.open()
+class LmdbRules(InLmdb, Rules):
+    bounds = (
+        (persistence.record, "CHUNK_BYTES", 1000),
+        (persistence.transaction, "ERASE_KEYS_MAX", 2),
+        (persistence.transaction, "STEP_WORK", 1000),
+    )
 
 
-common = settings(
-    deadline=None, stateful_step_count=40, suppress_health_check=[HealthCheck.too_slow], derandomize=True
-)
-TestMemory = MemoryHistories.TestCase
-TestMemory.settings = settings(common, max_examples=150)
-TestLmdb = LmdbHistories.TestCase
-TestLmdb.settings = settings(common, max_examples=80)
+TestMemory = MemoryRules.TestCase
+TestMemory.settings = IN_MEMORY
+TestLmdb = LmdbRules.TestCase
+TestLmdb.settings = IN_LMDB

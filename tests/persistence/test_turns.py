@@ -1,12 +1,13 @@
 """What one turn submits is durable altogether or not at all, however large the layers are and however full the disk."""
 
+import threading
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
+from conformance_tests.patience import PATIENCE_S
 from persistence.commit import Commit
 from persistence.journal import Journal
 from persistence.layer import LAYER_BYTES_MAX, Layer
@@ -22,6 +23,10 @@ class WatchedTransaction(MemoryTransaction):
         super().__init__(store, layer)
         self._watched = store
 
+    def commit(self) -> None:
+        assert self._watched.may_end.wait(PATIENCE_S)
+        super().commit()
+
     def finish(self) -> None:
         super().finish()
         self._watched.durable += 1
@@ -35,6 +40,8 @@ class Watched(MemoryEnvironment):
         super().__init__(faults)
         self.on_state: Callable[[], None] = lambda: None
         self.durable = 0
+        self.may_end = threading.Event()
+        self.may_end.set()
 
     def transaction(self, layer: Layer) -> WatchedTransaction:
         return WatchedTransaction(self, layer)
@@ -108,20 +115,13 @@ async def test_a_large_turn_is_one_transaction_and_the_next_turns_are_others() -
         # None of them waits for the disk: the layers are closed while the commit task does something else.
         nursery.start_soon(commit.run)
         await trio.testing.wait_all_tasks_blocked()
-        blocked = trio.Event()
-
-        async def hold(transaction: Any, **_: object) -> None:
-            await blocked.wait()
-            transaction()
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("trio.to_thread.run_sync", hold)
-            for queue_id in range(3):
-                turn(queue_id)
-                await trio.testing.wait_all_tasks_blocked()
-            assert len(store.pending.layers) == 4
-            blocked.set()
-            await commit.barrier()
+        store.may_end.clear()
+        for queue_id in range(3):
+            turn(queue_id)
+            await trio.testing.wait_all_tasks_blocked()
+        assert len(store.pending.layers) == 4
+        store.may_end.set()
+        await commit.barrier()
         commit.stop()
     assert states == [[parts, 0, 0], [parts, parts, 0], [parts, parts, parts]]
 

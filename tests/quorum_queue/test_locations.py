@@ -105,6 +105,18 @@ def test_what_nobody_has_is_not_found() -> None:
     assert locations.find(range(9, 21, 11)) == [(1, range(4, 5)), (2, range(1))]
 
 
+def test_queues_that_are_empty_share_nothing_that_one_of_them_changes() -> None:
+    one, other = Locations(), Locations.restore(Locations().snapshot())
+    one.add(1, 5, 1, 0)
+    other.add(1, 3, 2, 0)
+    other.forget(range(1, 4))
+    assert (one.pinned(), other.pinned(), Locations().pinned()) == ([1], [], [])
+    assert (one.released(), other.released(), other.released()) == ([], [2], [])
+    assert Locations.restore(other.snapshot()).find(range(0)) == []
+    assert Locations.restore(one.snapshot()).find(range(1, 6)) == [(1, range(5))]
+    assert len(Locations()) == 0
+
+
 def test_spans_of_released_entries_are_swept_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locations_module, "SWEEP_SPANS_MIN", 4)
     locations = Locations()

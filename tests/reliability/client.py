@@ -12,10 +12,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from pamqp import base, commands, frame, header
 
+from conformance_tests.patience import PATIENCE_S
+
 CHANNEL = 1
 RECEIVE_BYTES = 1 << 20
 FRAME_MAX = 131_072
-TIMEOUT_S = 30.0
 
 _FRAME = struct.Struct(">BHI")
 _CONTENT = struct.Struct(">HHQ")
@@ -63,7 +64,7 @@ class _Content:
 class Client:
     """Events come in the order of the wire."""
 
-    def __init__(self, port: int, *, heartbeat_s: int = 0, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, port: int, *, heartbeat_s: int = 0, timeout_s: float = PATIENCE_S) -> None:
         self.sock = socket.create_connection(("127.0.0.1", port), timeout_s)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._rest = b""
@@ -95,6 +96,18 @@ class Client:
         except OSError as error:
             raise Gone(str(error)) from error
 
+    def send_some(self, data: bytes) -> bytes:
+        """Send what goes without a wait; return the rest. A broker that stops reading says so on the same connection."""
+        self.sock.settimeout(0)
+        try:
+            return data[self.sock.send(data) :]
+        except BlockingIOError:
+            return data
+        except OSError as error:
+            raise Gone(str(error)) from error
+        finally:
+            self.sock.settimeout(PATIENCE_S)
+
     def method(self, method: base.Frame, channel: int = CHANNEL) -> None:
         self.send(frame.marshal(method, channel))
 
@@ -115,7 +128,7 @@ class Client:
 
     def receive(self, wait_s: float | None = None) -> Iterable[Event]:
         """What has come, at least one event, or nothing if none comes within `wait_s`."""
-        deadline = time.monotonic() + (TIMEOUT_S if wait_s is None else wait_s)
+        deadline = time.monotonic() + (PATIENCE_S if wait_s is None else wait_s)
         while not self.events:
             left = deadline - time.monotonic()
             if left <= 0 and wait_s is not None:
@@ -124,7 +137,7 @@ class Client:
                 continue
             if left <= 0:
                 said = f", blocked {self.blocked}, unblocked {self.unblocked} times" if self.blocked else ""
-                raise TimeoutError(f"nothing came for {TIMEOUT_S} s{said}")
+                raise TimeoutError(f"nothing came for {PATIENCE_S} s{said}")
             self._read(left)
         while self.events:
             yield self.events.popleft()
@@ -138,7 +151,7 @@ class Client:
         except OSError as error:
             raise Gone(str(error)) from error
         finally:
-            self.sock.settimeout(TIMEOUT_S)
+            self.sock.settimeout(PATIENCE_S)
         if not data:
             raise Gone("end of stream")
         self._rest = self._take(self._rest + data if self._rest else data)

@@ -12,6 +12,7 @@ from typing import Any
 
 from pamqp import commands
 
+from conformance_tests.patience import PATIENCE_S
 from tests.reliability.bodies import body, number
 from tests.reliability.client import Address, Client, Confirm, Delivery, Gone, settle
 from tests.reliability.ledger import Ledger
@@ -46,7 +47,7 @@ class Worker:
         raise NotImplementedError
 
     def join(self) -> None:
-        self._thread.join(60)
+        self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive(), "a client hangs although the broker is gone"
         if self.error is not None:
             raise self.error

@@ -16,9 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from conformance_tests.patience import PATIENCE_S
+
 READY = re.compile(r"^mqd ready .*\bamqp=127\.0\.0\.1:(\d+) http=127\.0\.0\.1:(\d+)")
-START_S = 30
-STOP_S = 30
 
 
 def command(name: str) -> str:
@@ -75,7 +75,7 @@ class Node:
         """Until it says that it serves."""
         process = self._process
         assert process is not None and process.stdout is not None
-        readable, _, _ = select.select([process.stdout], [], [], START_S)
+        readable, _, _ = select.select([process.stdout], [], [], PATIENCE_S)
         ready = READY.match(process.stdout.readline()) if readable else None
         if ready is None:
             self.kill()
@@ -94,7 +94,7 @@ class Node:
         assert process is not None
         process.send_signal(how)
         try:
-            return process.wait(STOP_S)
+            return process.wait(PATIENCE_S)
         finally:
             self.kill()
 
@@ -117,7 +117,7 @@ class Node:
             [command("mqctl"), "--url", f"http://127.0.0.1:{self.http}", *arguments],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_S,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -134,7 +134,7 @@ def run_once(arguments: Sequence[str], environment: dict[str, str] | None = None
         [command("mqd"), *arguments],
         capture_output=True,
         text=True,
-        timeout=START_S,
+        timeout=PATIENCE_S,
         env={**os.environ, **(environment or {})},
     )
     return done.returncode, done.stdout, done.stderr
@@ -192,7 +192,7 @@ def memory(path: Path) -> dict[str, int]:
 
 
 def wait_until(
-    what: str, holds: object, within_s: float = 20.0, state: Callable[[], str] = lambda: ""
+    what: str, holds: object, within_s: float = PATIENCE_S, state: Callable[[], str] = lambda: ""
 ) -> None:
     """Poll a condition of another process; there is no event to wait for."""
     assert callable(holds)

@@ -69,7 +69,7 @@ def test_a_start_does_not_bring_the_bodies_into_memory(tmp_path: Path) -> None:
         client.declare("flow")
         flow = Flow(node.port, "flow", TOTAL, persistent=True)
         flow.publish()
-        assert flow.published.wait(100) and not flow.errors
+        assert flow.published.wait(200) and not flow.errors
         client.close()
         node.kill()
         node.start()

@@ -7,15 +7,18 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from conformance_tests.patience import PATIENCE_S
 from tests.reliability.bodies import body, number
 from tests.reliability.client import Address, Client, Gone
 from tests.reliability.node import Node, command, run_once
 
+ROOT = Path(__file__).parents[2]
 ANY_PORTS = ("--amqp", "127.0.0.1:0", "--http", "127.0.0.1:0")
 
 
@@ -119,8 +122,41 @@ def test_ctrl_c_during_the_start(tmp_path: Path) -> None:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        time.sleep(delay_s)
-        process.send_signal(signal.SIGINT)
-        process.wait(20)
+        try:
+            time.sleep(delay_s)
+            process.send_signal(signal.SIGINT)
+            process.wait(PATIENCE_S)
+        finally:
+            process.kill()
+            process.wait()
     with Node(tmp_path):
         pass
+
+
+#: Ctrl-C comes in a callback of the import system, where Python prints an exception and goes on.
+INTERRUPTED = """
+import signal, sys, weakref
+from amqp_server.start import main
+
+class Import:
+    def find_spec(self, name, path=None, target=None):
+        if name == "amqp_server.app":
+            lock = Import()
+            callback = weakref.ref(lock, lambda _: signal.raise_signal(signal.SIGINT))
+            del lock
+
+sys.meta_path.insert(0, Import())
+sys.argv[0] = "mqd"
+main()
+"""
+
+
+def test_ctrl_c_is_not_lost_in_a_callback_during_the_start(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, "--data-dir", str(tmp_path / "data"), *ANY_PORTS],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")

@@ -15,9 +15,9 @@ import (
 // The frame of the program: named checks, one line each, and the broker's restart.
 
 const (
-	programTime = 38 * time.Second
-	waitTime    = 8 * time.Second
-	restartTime = 25 * time.Second
+	programTime = 230 * time.Second
+	waitTime    = 40 * time.Second
+	restartTime = 130 * time.Second
 )
 
 var (

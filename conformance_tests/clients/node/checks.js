@@ -7,8 +7,8 @@ const assert = require('node:assert/strict');
 
 const AMQP_URL = process.env.AMQP_URL || 'amqp://guest:guest@127.0.0.1:5672/%2F';
 const RESTART_CMD = process.env.RESTART_CMD || '';
-const CHECK_MS = 8000;
-const RESTART_MS = 25000;
+const CHECK_MS = 40000;
+const RESTART_MS = 130000;
 
 const prefix = `clients.amqplib.${randomBytes(4).toString('hex')}`;
 const name = (noun) => `${prefix}.${noun}`;

@@ -265,7 +265,7 @@ async function largeMessageIsWhole() {
 // The act closes its own channel with this code and text, and the connection goes on.
 async function expectClose(code, text, act) {
   const channel = await connection.createChannel();
-  const closed = once(channel, 'error', { signal: AbortSignal.timeout(5000) }).catch((error) => [error]);
+  const closed = once(channel, 'error', { signal: AbortSignal.timeout(40000) }).catch((error) => [error]);
   await Promise.resolve(act(channel)).catch(() => {});
   const [error] = await closed;
   assert.equal(error.code, code);

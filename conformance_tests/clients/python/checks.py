@@ -14,9 +14,9 @@ from urllib.parse import urlsplit, urlunsplit
 AMQP_URL = os.environ.get("AMQP_URL", "amqp://guest:guest@127.0.0.1:5672/%2F")
 RESTART_CMD = os.environ.get("RESTART_CMD", "")
 
-PROGRAM_SECONDS = 38
-WAIT_SECONDS = 8
-RESTART_SECONDS = 25
+PROGRAM_SECONDS = 230
+WAIT_SECONDS = 40
+RESTART_SECONDS = 130
 
 # What must not outlive a program that hangs, such as a worker process of its own.
 at_timeout: list[Callable[[], None]] = []

@@ -138,10 +138,10 @@ def test_invalid_pattern_is_refused_and_changes_nothing(metadata: Metadata, patt
 def test_catastrophic_pattern_ends_in_time_with_a_refusal(metadata: Metadata, pattern: str) -> None:
     permissions = Permissions(metadata, match_ms=50)
     permissions.set("ann", "/", pattern, "", "")
-    started = time.perf_counter()
+    started = time.process_time()
     assert not permissions.allows("ann", "/", "a" * 24 + "c" * 231, "configure")
     assert not permissions.allows("ann", "/", "a" * 254 + "!", "configure") or pattern == "(.*a){25}"
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 5  # a tenth of a second, or years
 
 
 def test_answers_are_bounded(metadata: Metadata) -> None:

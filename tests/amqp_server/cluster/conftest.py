@@ -9,8 +9,8 @@ import pytest
 
 from tests.amqp_server.cluster.ring import Ring
 
-#: Quick, because tests wait for what these are for.
-OPTIONS = ("--change-timeout-ms", "3000", "--rebalance-ms", "300", "--node-down-ms", "500")
+#: Quick where tests wait for what these are for. A change takes as long as a slow machine needs.
+OPTIONS = ("--change-timeout-ms", "30000", "--rebalance-ms", "300", "--node-down-ms", "500")
 
 
 @pytest.fixture(scope="package")

@@ -6,7 +6,6 @@ import base64
 import http.client
 import json
 import secrets
-import socket
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -21,27 +20,16 @@ from pika.adapters.blocking_connection import BlockingChannel
 from amqp_server.mqctl.client import Failure
 from amqp_server.mqctl.command import mqctl
 from amqp_server.mqctl.main import COMMANDS
+from conformance_tests.patience import PATIENCE_S, patient
+from conformance_tests.ports import free_ports as free_ports
 from tests.reliability.node import Node, wait_until
 
 HOST = "127.0.0.1"
 NAMES = ("n1", "n2", "n3")
-API_MAX_S = 30.0
-FORM_MAX_S = 60.0
 _LOGIN = "Basic " + base64.b64encode(b"guest:guest").decode()
 
 # Each is a module whose import makes its commands part of `mqctl`.
 assert COMMANDS
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now; all are found before any is given away."""
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind((HOST, 0))
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 class Ring:
@@ -102,7 +90,7 @@ class Ring:
 
     def formed(self) -> None:
         """Until all nodes that run see each other."""
-        wait_until("all nodes see each other", self._formed, FORM_MAX_S, self.state)
+        wait_until("all nodes see each other", self._formed, state=self.state)
 
     def _formed(self) -> bool:
         running = self.running()
@@ -136,7 +124,7 @@ class Ring:
         """Return the status and what was answered."""
         headers = {"Authorization": _LOGIN, "Content-Type": "application/json"}
         with closing(
-            http.client.HTTPConnection(HOST, self.nodes[name].http, timeout=API_MAX_S)
+            http.client.HTTPConnection(HOST, self.nodes[name].http, timeout=PATIENCE_S)
         ) as connection:
             connection.request(method, path, None if body is None else json.dumps(body), headers)
             answer = connection.getresponse()
@@ -171,7 +159,7 @@ class Ring:
             leaders.update(self.queue(name, queue)["leader"] for name in self.running())
             return len(leaders) == 1 and "" not in leaders
 
-        wait_until(f"{queue} has a leader", agreed, 30, lambda: str(leaders))
+        wait_until(f"{queue} has a leader", agreed, state=lambda: str(leaders))
         return leaders.pop()
 
     def running(self) -> list[str]:
@@ -192,16 +180,18 @@ class Ring:
         wait_until(
             f"{queue} is the same on {names}",
             same,
-            60,
-            lambda: str([self.queue(name, queue) for name in names]),
+            state=lambda: str([self.queue(name, queue) for name in names]),
         )
 
     # -- clients ---------------------------------------------------------------------------------------------------
 
+    def connect(self, name: str, **parameters: Any) -> pika.BlockingConnection:
+        where = pika.ConnectionParameters(HOST, self.nodes[name].port, heartbeat=0, **parameters)
+        return pika.BlockingConnection(patient(where))
+
     @contextmanager
     def connection(self, name: str, **parameters: Any) -> Iterator[pika.BlockingConnection]:
-        where = pika.ConnectionParameters(HOST, self.nodes[name].port, heartbeat=0, **parameters)
-        connection = pika.BlockingConnection(where)
+        connection = self.connect(name, **parameters)
         try:
             yield connection
         finally:

@@ -37,21 +37,19 @@ def test_incarnations_rise_whatever_the_clock_says() -> None:
 
 def test_whose_directory_it_is() -> None:
     notes = Notes()
-    Directory(notes, "d1", 1).check("data", "n1", alone=False)
-    with pytest.raises(ClusterError, match="belongs to a node that stands alone"):
-        Directory(notes, "d1", 1).check("data", "n1", alone=True)
+    Directory(notes, "d1", 1).check("data", "n1")
     check_alone(notes, "data")
     Directory(notes, "d1", 1).note_founded(FOUNDED)
     directory = Directory(notes, "d1", 1)
     assert directory.founded == FOUNDED
-    directory.check("data", "n1", alone=True)
+    directory.check("data", "n1")
     with pytest.raises(ClusterError, match="belongs to node 'n1' of a cluster, not to 'n2'"):
-        directory.check("data", "n2", alone=True)
+        directory.check("data", "n2")
     with pytest.raises(ClusterError, match="belongs to node 'n1' of a cluster: start it with --peers"):
         check_alone(notes, "data")
     directory.note_out("it had to go")
     with pytest.raises(ClusterError, match="data: it had to go"):
-        Directory(notes, "d1", 1).check("data", "n1", alone=True)
+        Directory(notes, "d1", 1).check("data", "n1")
 
 
 BEFORE, NOW = 1_000, 2_000

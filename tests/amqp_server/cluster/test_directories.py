@@ -56,7 +56,7 @@ def test_an_old_copy_is_refused(ring: Ring) -> None:
     def refused() -> None:
         said = len(node.log())
         node.launch()
-        wait_until("it refuses", lambda: not node.running, 30, node.log)
+        wait_until("it refuses", lambda: not node.running, state=node.log)
         assert node.stop() == 1
         assert "the data directory is older than what this node has told the others" in node.log()[said:]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pika
 import pytest
 from pika.exceptions import ChannelClosedByBroker, NackError
 
@@ -83,7 +82,7 @@ def test_consumers_of_a_dead_node_s_queue_are_told(ring: Ring) -> None:
 
 
 def test_transient_and_exclusive_queues_go_with_their_node(ring: Ring) -> None:
-    connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", ring.nodes["n2"].port))
+    connection = ring.connect("n2")
     channel = connection.channel()
     channel.queue_declare("mine", exclusive=True)
     channel.queue_declare("fleeting")
@@ -103,7 +102,7 @@ def test_transient_and_exclusive_queues_go_with_their_node(ring: Ring) -> None:
 
 
 def test_their_names_are_free_even_if_the_node_does_not_come_back(ring: Ring) -> None:
-    connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", ring.nodes["n3"].port))
+    connection = ring.connect("n3")
     channel = connection.channel()
     channel.queue_declare("mine", exclusive=True)
     channel.queue_declare("fleeting")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 from pika.exceptions import ChannelClosedByBroker
 
 from amqp_server.mqctl.client import UNAVAILABLE, Failure
+from tests.amqp_server.cluster.conftest import OPTIONS
 from tests.amqp_server.cluster.ring import QUORUM, Ring, take
 from tests.reliability.client import Address, Client, Confirm
 from tests.reliability.node import wait_until
@@ -16,9 +20,30 @@ REFUSED = (
 )
 
 
+@pytest.fixture
+def ring(tmp_path: Path) -> Iterator[Ring]:
+    """Here it is waited for that changes are refused."""
+    with Ring(tmp_path, *OPTIONS, "--change-timeout-ms", "2000") as started:
+        yield started
+
+
+def declared(ring: Ring, queue: str) -> None:
+    """A slow machine may need more than one attempt in this time."""
+
+    def done() -> bool:
+        with ring.connection("n1") as connection:
+            try:
+                connection.channel().queue_declare(queue, durable=True, arguments=QUORUM)
+            except ChannelClosedByBroker as refused:
+                assert str(refused.reply_text).startswith(REFUSED)
+                return False
+            return True
+
+    wait_until(f"{queue} is declared", done)
+
+
 def test_alone(ring: Ring) -> None:
-    with ring.channel("n1") as channel:
-        channel.queue_declare("waits", durable=True, arguments=QUORUM)
+    declared(ring, "waits")
     for name in ("n2", "n3"):
         ring.nodes[name].kill()
     wait_until("n1 knows", lambda: ring.ask("GET", "n1", "/health/ready")[0] == 503)
@@ -48,9 +73,6 @@ def test_alone(ring: Ring) -> None:
                 assert isinstance(event, Confirm) and not event.nack
                 confirmed = event.tag if event.multiple else confirmed + 1
         client.close()
-        channel = connection.channel()
-        channel.queue_declare("can-be", durable=True)
-        channel.queue_delete("can-be")
-        assert take(channel, "waits", COUNT) == [b"%d" % number for number in range(COUNT)]
+        declared(ring, "can-be")
+        assert take(connection.channel(), "waits", COUNT) == [b"%d" % number for number in range(COUNT)]
         ring.start("n3")
-        channel.queue_delete("waits")

@@ -8,7 +8,8 @@ import pytest
 from pika.exceptions import ChannelClosedByBroker
 
 from amqp_server.mqctl.client import UNAVAILABLE, Failure
-from tests.amqp_server.cluster.ring import HOST, NAMES, PERSISTENT, QUORUM, Ring, free_ports, publish, take
+from conformance_tests.ports import free_ports
+from tests.amqp_server.cluster.ring import HOST, NAMES, PERSISTENT, QUORUM, Ring, publish, take
 from tests.reliability.node import wait_until
 
 
@@ -49,7 +50,9 @@ class Flow(threading.Thread):
         """Until some more messages have come through."""
         goal = len(self.received) + 20
         wait_until(
-            "messages flow", lambda: self.error or len(self.received) >= goal, 60, lambda: str(self.error)
+            "messages flow",
+            lambda: self.error or len(self.received) >= goal,
+            state=lambda: str(self.error),
         )
         assert self.error is None, self.error
 
@@ -98,14 +101,14 @@ def test_a_fourth_node_comes_and_an_old_one_leaves(ring: Ring) -> None:
         assert {*listed["flow"][3].split()} == {*listed["flow"][4].split()} == {*ring.names}
         for queue in ("flow", "still", "two"):
             ring.mqctl("n1", "cluster", "transfer-leader", queue, "n4")
-            wait_until("n4 leads", lambda queue=queue: ring.leader(queue) == "n4", 30)
+            wait_until("n4 leads", lambda queue=queue: ring.leader(queue) == "n4")
         assert ring.status("n4")["groups"]["n4"] >= 3
         assert "leaders are moving" in ring.mqctl("n1", "cluster", "rebalance")
-        wait_until("leaders are spread", lambda: len(ring.status("n4")["groups"]) == 4, 30)
+        wait_until("leaders are spread", lambda: len(ring.status("n4")["groups"]) == 4)
         with pytest.raises(Failure, match="is on .*, not on 'n9'"):
             ring.mqctl("n1", "cluster", "transfer-leader", "flow", "n9")
         ring.mqctl("n1", "cluster", "transfer-leader", "two", "n4")
-        wait_until("n4 leads", lambda: ring.leader("two") == "n4", 30)
+        wait_until("n4 leads", lambda: ring.leader("two") == "n4")
         flow.moved()
         # It has something that nobody else has.
         with pytest.raises(Failure, match="queue 'home' in vhost '/' is on node 'n4' only"):
@@ -145,7 +148,7 @@ def test_shrunk_to_one_and_grown_again(ring: Ring) -> None:
         publish(channel, "small", b"1")
         for leaving in ("n2", "n3"):
             ring.mqctl("n1", "cluster", "transfer-leader", "small", leaving)
-            wait_until("it leads", lambda leaving=leaving: ring.leader("small") == leaving, 30)
+            wait_until("it leads", lambda leaving=leaving: ring.leader("small") == leaving)
             ring.mqctl("n1", "cluster", "shrink", leaving)
             publish(channel, "small", leaving.encode())
         assert members(ring, "small") == {"n1"}

@@ -35,7 +35,7 @@ class Caller:
             self.channel.connection.process_data_events(0.01)
             return len(self.answers) >= count
 
-        wait_until(f"{count} answers", here, 20, lambda: str(len(self.answers)))
+        wait_until(f"{count} answers", here, state=lambda: str(len(self.answers)))
         answers, self.answers = self.answers, []
         return answers
 

@@ -55,7 +55,7 @@ def test_rolling_restart_under_load(ring: Ring) -> None:
     with ring.channel("n1") as channel:
         for queue in QUEUES:
             channel.queue_declare(queue, durable=True, arguments=QUORUM)
-    wait_until("all queues are led", lambda: {*_placed(ring).values()} == {*NAMES}, 30)
+    wait_until("all queues are led", lambda: {*_placed(ring).values()} == {*NAMES})
     before = _placed(ring)
     sent = dict.fromkeys(QUEUES, 0)
     for name in NAMES:
@@ -71,7 +71,7 @@ def test_rolling_restart_under_load(ring: Ring) -> None:
                 lambda load=load, count=count: len(load.gaps) > count + 2 * len(QUEUES),
             )
             ring.start(name)
-            wait_until("leaders are back", lambda: _placed(ring) == before, 60, lambda: str(_placed(ring)))
+            wait_until("leaders are back", lambda: _placed(ring) == before, state=lambda: str(_placed(ring)))
         print(f"{name}: {len(load.gaps)} confirms, the slowest took {max(load.gaps) * 1000:.0f} ms")
         assert max(load.gaps) < GAP_MAX_S
         for queue in QUEUES:

@@ -9,7 +9,7 @@ import pika
 import pytest
 from pika.exceptions import ChannelClosedByBroker, ProbableAccessDeniedError, ProbableAuthenticationError
 
-from tests.amqp_server.cluster.ring import HOST, NAMES, QUORUM, Ring, publish, take
+from tests.amqp_server.cluster.ring import NAMES, QUORUM, Ring, publish, take
 from tests.reliability.node import wait_until
 
 ROUNDS = 4
@@ -44,9 +44,7 @@ def test_users_permissions_and_vhosts(ring: Ring) -> None:
         def connect(
             name: str, login: pika.PlainCredentials = login, vhost: str = vhost
         ) -> pika.BlockingConnection:
-            return pika.BlockingConnection(
-                pika.ConnectionParameters(HOST, ring.nodes[name].port, vhost, login)
-            )
+            return ring.connect(name, virtual_host=vhost, credentials=login)
 
         ring.mqctl(first, "add_vhost", vhost)
         ring.mqctl(second, "add_user", user, "secret")

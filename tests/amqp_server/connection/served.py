@@ -8,6 +8,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -16,12 +17,11 @@ from pamqp import base, commands, frame
 
 from amqp_server.app import Node
 from amqp_server.config import Config
+from conformance_tests.patience import PATIENCE_S
 from persistence.environment import Environment
 
 from .node import CAPABILITIES, Delivery, decoded
 
-#: More than anything here takes, s.
-PATIENCE_S = 20.0
 _Method = TypeVar("_Method", bound=base.Frame)
 
 
@@ -60,6 +60,11 @@ async def served(directory: Path, **options: Any) -> AsyncIterator[Node]:
         gc.set_threshold(*thresholds)
         node.marks.close()
         environment.close()
+
+
+def handshakes_take(node: Node, seconds: float) -> None:
+    """From now on, no longer than this: who is to log in on a slow machine has done so, or comes when it is over."""
+    node.broker.config = replace(node.broker.config, handshake_timeout_s=seconds)
 
 
 def port_of(node: Node) -> int:

@@ -7,6 +7,8 @@ from pathlib import Path
 import trio
 from pamqp import commands
 
+from conformance_tests.patience import PATIENCE_S
+
 from ..wire.published import method, raw
 from .served import client, served, until
 from .test_suspension import LateReplication
@@ -39,7 +41,7 @@ async def test_who_waits_is_not_taken_for_dead(tmp_path: Path) -> None:
             await waiting.send(HEARTBEAT * (200_000))
             await until(lambda: transport.session.backlogged)
             heard = waiting.heartbeats
-            with trio.fail_after(20):
+            with trio.fail_after(PATIENCE_S):
                 while waiting.heartbeats < heard + 6:
                     await waiting.read()
             assert transport.session.backlogged

@@ -13,10 +13,11 @@ import trustme
 from pamqp import commands
 
 from amqp_server.app import Node
+from conformance_tests.patience import PATIENCE_S
 
 from ..wire.published import message, method
 from .node import Delivery
-from .served import Client, connect, served, until
+from .served import Client, connect, handshakes_take, served, until
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def tls_port(node: Node) -> int:
 async def connect_tls(node: Node, context: ssl.SSLContext, **options: Any) -> Client:
     made = await connect(node, tls=context, port=tls_port(node), **options)
     assert isinstance(made.stream, trio.SSLStream)
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         await made.stream.do_handshake()
     return made
 
@@ -94,7 +95,7 @@ async def test_slow_reader_gets_all(tmp_path: Path, authority: Authority) -> Non
         await until(lambda: queue.host.published_count == count)
         assert queue.host.ready_count > 0
         got: list[bytes] = []
-        with trio.fail_after(30):
+        with trio.fail_after(PATIENCE_S):
             while len(got) < count:
                 await reader.read(3_000)
                 got += [each.body for _, each in reader.received if isinstance(each, Delivery)]
@@ -121,10 +122,11 @@ async def test_answer_before_the_end_is_sent(tmp_path: Path, authority: Authorit
 
 
 async def test_plain_bytes_and_silence_on_the_tls_port(tmp_path: Path, authority: Authority) -> None:
-    async with served(tmp_path, handshake_timeout_s=0.5, **authority.options) as node:
+    async with served(tmp_path, **authority.options) as node:
+        handshakes_take(node, 0.5)
         plain, silent = [await connect(node, port=tls_port(node)) for _ in range(2)]
         await plain.send(b"AMQP\x00\x00\x09\x01")
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE_S):
             for each in (plain, silent):
                 try:
                     while await each.stream.receive_some():
@@ -134,6 +136,7 @@ async def test_plain_bytes_and_silence_on_the_tls_port(tmp_path: Path, authority
                 await each.stream.aclose()
         # They count no more among those that have not logged in.
         await until(lambda: node.server._half_open == 0)
+        handshakes_take(node, PATIENCE_S)
         client = await connect_tls(node, authority.trusting)
         await client.log_in()
         await client.close()
@@ -165,7 +168,7 @@ async def test_old_protocols_are_refused(tmp_path: Path, authority: Authority) -
         handshake = b"\x01" + len(hello).to_bytes(3, "big") + hello
         old = await connect(node, port=tls_port(node))
         await old.send(b"\x16\x03\x01" + len(handshake).to_bytes(2, "big") + handshake)
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE_S):
             try:
                 data = await old.stream.receive_some()
             except trio.BrokenResourceError:

@@ -14,6 +14,7 @@ from amqp_server.broker.permissions import ITSELF
 from amqp_server.errors import Unavailable
 from amqp_server.management.adapter import ManagedBroker
 from amqp_server.management.views import BindingView
+from conformance_tests.patience import PATIENCE_S
 
 from ..connection.test_suspension import Cluster
 
@@ -63,7 +64,7 @@ async def test_a_change_returns_when_it_is_applied(
         returned.set()
 
     node.broker.users.put("guest", "")
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run)
             await wait_all_tasks_blocked()
@@ -85,7 +86,7 @@ async def test_a_change_without_a_majority_is_unavailable(
         with pytest.raises(Unavailable, match="no majority"):
             await change(managed)
 
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run)
             await wait_all_tasks_blocked()
@@ -122,7 +123,7 @@ async def test_what_lives_elsewhere_is_waited_for(node: Cluster, managed: Manage
         async def run() -> None:
             found.append(await change)
 
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE_S):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(run)
                 nursery.start_soon(answer)

@@ -410,6 +410,6 @@ async def test_listing(connect: Connect, broker: FakeBroker) -> None:
 
 async def test_hostile_filter_ends_in_time(connect: Connect, broker: FakeBroker) -> None:
     await broker.declare_queue("/", "a" * 200 + "!", durable=True, auto_delete=False, arguments={})
-    started = time.perf_counter()
+    started = time.process_time()
     assert (await connect("admin").get("queues?name=(a|aa)%2B$&use_regex=true")).json() == []
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 5  # a tenth of a second, or years

@@ -11,8 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from amqp_server.mqctl.main import main
-
-START_S = 20.0
+from conformance_tests.patience import PATIENCE_S
 
 
 class Addresses(NamedTuple):
@@ -39,13 +38,13 @@ def mqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
     assert process.stdout is not None
     try:
-        readable, _, _ = select.select([process.stdout], [], [], START_S)
+        readable, _, _ = select.select([process.stdout], [], [], PATIENCE_S)
         line = process.stdout.readline() if readable else ""
         ready = re.match(r"mqd ready node=n1 amqp=(\S+) http=(\S+) ", line)
         assert ready, (home / "log").read_text()
         yield Addresses(ready[1], ready[2])
         process.terminate()
-        assert process.wait(START_S) == 0
+        assert process.wait(PATIENCE_S) == 0
         assert "Traceback" not in (home / "log").read_text()
     finally:
         process.kill()

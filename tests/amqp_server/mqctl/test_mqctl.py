@@ -12,6 +12,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from amqp_server.mqctl.main import main
+from conformance_tests.patience import patient
 
 from .conftest import Addresses, Mqctl, Outcome
 
@@ -22,7 +23,7 @@ def channel(
 ) -> Iterator[BlockingChannel]:
     host, _, port = mqd.amqp.rpartition(":")
     login = pika.PlainCredentials(user, password)
-    connection = pika.BlockingConnection(pika.ConnectionParameters(host, int(port), vhost, login))
+    connection = pika.BlockingConnection(patient(pika.ConnectionParameters(host, int(port), vhost, login)))
     try:
         yield connection.channel()
     finally:

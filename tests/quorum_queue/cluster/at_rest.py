@@ -56,7 +56,7 @@ def _check_owners(cluster: Cluster, declared: Declared) -> None:
     for node in cluster.running:
         for client in node.clients:
             for holder in client.holders():
-                if holder.queue.name == declared.name:
+                if holder.queue.declared is declared:
                     holders[holder.owner] = holder
     for key, held in ledger.held.items():
         owner = holders.get(key[-6:])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from amqp_server.broker.arguments import QueueArguments
 from amqp_server.broker.records import QueueRecord
@@ -31,6 +31,13 @@ class Declared:
         self.ledger = ledger
         #: Members with the preferred leader in front, as they were declared one after the other.
         self.members: list[tuple[str, ...]] = []
+
+
+class Event(NamedTuple):
+    """What the topology tells all nodes in the same order: a queue is there, or it is deleted."""
+
+    declared: Declared
+    there: bool
 
 
 class SimulatedQueue:
@@ -72,7 +79,14 @@ class SimulatedQueue:
 
     def consumers_lost(self) -> None:
         for client in self.on.clients:
-            client.consumers_lost(self.name)
+            client.consumers_lost(self)
+
+    def delete(self) -> None:
+        """As amqp_server.broker.vhost does it."""
+        self.deleted = True
+        self.host.close()
+        self.on.hosts.gone(self)  # type: ignore[arg-type]
+        self.consumers_lost()
 
 
 class WatchedHost(GroupHost):

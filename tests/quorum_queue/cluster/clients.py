@@ -119,8 +119,10 @@ class Client:
     def publish(self, queue: SimulatedQueue) -> str:
         random = self.random
         publisher = self.publishers.get(queue.name)
-        if publisher is None:
-            publisher = Publisher(f"p{self.number}{queue.name}", queue.declared.ledger)
+        if publisher is None or publisher.ledger is not queue.declared.ledger:
+            # A queue that was declared anew is another one.
+            again = "" if publisher is None else f"/{queue.queue_id}"
+            publisher = Publisher(f"p{self.number}{queue.name}{again}", queue.declared.ledger)
             self.publishers[queue.name] = publisher
         first = len(publisher.bodies)
         attributes = Attributes(priority=random.choice(PRIORITIES), persistent=random.random() < 0.8)
@@ -247,15 +249,15 @@ class Client:
             self.consumers.remove(holder)
             holder.gone = True
 
-    def consumers_lost(self, name: str) -> None:
-        """The way to the queue's home broke."""
+    def consumers_lost(self, queue: SimulatedQueue) -> None:
+        """The way to the queue's home broke, or it was deleted."""
         for holder in self.holders():
-            if holder.queue.name == name:
+            if holder.queue is queue:
                 holder.unacked.clear()
-        for holder in [holder for holder in self.consumers if holder.queue.name == name]:
+        for holder in [holder for holder in self.consumers if holder.queue is queue]:
             self.consumers.remove(holder)
             holder.gone = True
-        for kind in [kind for kind, holder in self.getters.items() if holder.queue.name == name]:
+        for kind in [kind for kind, holder in self.getters.items() if holder.queue is queue]:
             del self.getters[kind]
 
     # -- chance ----------------------------------------------------------------------------------------------------
@@ -275,7 +277,7 @@ class Client:
             return self.consume(queue)
         if action < 0.92:
             return self.get(queue)
-        if action < 0.925:
+        if action < 0.93:
             return self.purge(queue)
         if action < 0.94:
             return self.touch(queue)

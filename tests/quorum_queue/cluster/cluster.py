@@ -9,7 +9,7 @@ from typing import Any
 from amqp_server.broker.arguments import QueueArguments
 from amqp_server.broker.queue import settings_of
 from quorum_queue.cluster.group import Group
-from tests.quorum_queue.cluster.broker import Declared
+from tests.quorum_queue.cluster.broker import Declared, Event
 from tests.quorum_queue.cluster.clients import Client
 from tests.quorum_queue.cluster.ledger import Ledger, Violation
 from tests.quorum_queue.cluster.network import CLOSED, Network, Session
@@ -52,14 +52,16 @@ class Cluster:
         self.names = tuple(names)
         self.pairs = [(one, two) for one in self.names for two in self.names if one != two]
         self.network = Network()
+        #: The queues that are there, and what became of all that ever were.
         self.declared: list[Declared] = []
+        self.events: list[Event] = []
         self.ledgers: dict[str, Ledger] = {}
         self._declare(queues)
         self.nodes: dict[str, SimulatedNode] = {}
         for name in self.names:
             rate = rates[name] if rates is not None else 1.0
             node = SimulatedNode(
-                name, self.names, self.network, self.declared, seed=self.random.getrandbits(30), rate=rate
+                name, self.names, self.network, self.events, seed=self.random.getrandbits(30), rate=rate
             )
             node.changed = self._changed
             self.nodes[name] = self.network.nodes[name] = node
@@ -67,16 +69,35 @@ class Cluster:
         self.count: dict[str, int] = {}
 
     def _declare(self, queues: Mapping[str, Sequence[str]]) -> None:
-        for queue_id, (name, members) in enumerate(queues.items(), 1):
-            parsed, target = QUEUES[name]
-            ledger = self.ledgers[name] = Ledger(name, settings_of(parsed))
-            declared = Declared(queue_id, name, parsed, target, ledger)
-            declared.members.append(tuple(members))
-            self.declared.append(declared)
+        for name, members in queues.items():
+            self._new(name, tuple(members))
         for declared in self.declared:
-            if declared.target:
-                target_ledger = declared.ledger.target = self.ledgers[declared.target]
-                target_ledger.sources.append(declared.ledger)
+            self._aim(declared)
+
+    def _new(self, name: str, members: tuple[str, ...]) -> Declared:
+        parsed, target = QUEUES[name]
+        ledger = self.ledgers[name] = Ledger(name, settings_of(parsed))
+        declared = Declared(len(self.events) + 1, name, parsed, target, ledger)
+        declared.members.append(members)
+        self.declared.append(declared)
+        self.events.append(Event(declared, there=True))
+        return declared
+
+    def _aim(self, declared: Declared) -> None:
+        if declared.target:
+            target_ledger = declared.ledger.target = self.ledgers[declared.target]
+            target_ledger.sources.append(declared.ledger)
+
+    def declare_anew(self, declared: Declared, members: Sequence[str]) -> Declared:
+        """Delete a queue, and declare one of the same name; the nodes learn of it one by one."""
+        self.declared.remove(declared)
+        declared.ledger.deleted = True
+        self.events.append(Event(declared, there=False))
+        doubted = declared.ledger.doubted
+        again = self._new(declared.name, tuple(members))
+        again.ledger.doubted.update(doubted)
+        self._aim(again)
+        return again
 
     def log(self, text: str) -> None:
         if self.trace is not None:
@@ -104,8 +125,8 @@ class Cluster:
             self.network.crashed(node.name, lambda: self.random.random() < 0.6)
 
     def doubt(self, node: SimulatedNode) -> None:
-        for ledger in self.ledgers.values():
-            ledger.doubted[node.name, node.incarnation] = None
+        for declared, _ in self.events:
+            declared.ledger.doubted[node.name, node.incarnation] = None
 
     def doubt_all(self) -> None:
         for node in self.nodes.values():
@@ -129,15 +150,21 @@ class Cluster:
     def learn(self, node: SimulatedNode) -> None:
         if not node.alive:
             return
+        known = [queue.queue_id for queue in node.queues.values()]
         behind = [
             declared
             for declared in self.declared
-            if node.versions.get(declared.name, 0) < len(declared.members) - 1
+            if declared.queue_id in known
+            and node.versions.get(declared.queue_id, 0) < len(declared.members) - 1
         ]
-        if behind:
+        if behind and (node.known == len(node.events) or self.random.random() < 0.5):
             declared = self.random.choice(behind)
             self.log(f"{node.name} learns of the members of {declared.name}")
-            node.learn(declared.name)
+            node.learn(declared)
+        elif node.known < len(node.events):
+            self.log(f"{node.name} learns of {node.events[node.known].declared.name}")
+            # Those that are far behind learn it from a snapshot of the topology, as it is by then.
+            node.go_on(latest=self.random.random() < 0.5)
 
     def _changed(self, operation: Any) -> None:
         raise Violation("no queue was declared to grow")
@@ -160,7 +187,7 @@ class Cluster:
             and core.members_index <= core.commit
             and all(name == group.replicas.node or core.caught_up(name) for name in members)
             and all(
-                self.nodes[name].versions.get(declared.name, 0) == len(declared.members) - 1
+                self.nodes[name].versions.get(declared.queue_id, 0) == len(declared.members) - 1
                 for name in self.names
             )
         )
@@ -209,6 +236,9 @@ class Cluster:
 
     def unrest(self) -> str:
         """Say what is still under way, or nothing."""
+        for node in self.running:
+            if node.known < len(node.events):
+                return f"{node.name} has not learned of {node.events[node.known]}"
         for declared in self.declared:
             leader = self.leading(declared)
             if leader is None:

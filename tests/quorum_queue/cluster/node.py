@@ -21,6 +21,7 @@ from quorum_queue.local import NodeServices
 from quorum_queue.raft.options import Options
 from tests.quorum_queue.cluster.broker import (
     Declared,
+    Event,
     Letters,
     Proposals,
     SimulatedQueue,
@@ -59,7 +60,7 @@ class SimulatedNode:
         name: str,
         names: tuple[str, ...],
         network: Network,
-        declared: list[Declared],
+        events: list[Event],
         *,
         seed: int,
         rate: float,
@@ -67,7 +68,9 @@ class SimulatedNode:
         self.name = name
         self.names = names
         self.network = network
-        self.declared = declared
+        self.events = events
+        #: How many of them this node has been told.
+        self.known = len(events)
         self.alive = False
         #: Snapshots that it took over.
         self.restored = 0
@@ -76,10 +79,11 @@ class SimulatedNode:
         self.sessions: dict[str, Session] = {}
         self.now_ms = 1000 + seed % 977
         self.rate = rate
+        self.replication = REPLICATION
         #: See amqp_server.cluster.groups.Groups.
         self.lost_before = 0
         #: The version of each queue's members that this node has been told of.
-        self.versions: dict[str, int] = {}
+        self.versions: dict[int, int] = {}
         self.clients: list[Client] = []
         self.silent: dict[str, int] = {}
         self.ticks = 0
@@ -106,27 +110,41 @@ class SimulatedNode:
         self._dirty: dict[Any, None] = {}
         self.replicas = Replicas(
             self.name, self.incarnation, store=self.store, commits=self.disk, links=self, clock=self.clock,
-            options=REPLICATION, raft=RAFT,
+            timers=self.timers, options=self.replication, raft=RAFT,
         )  # fmt: skip
         self.groups = Groups(self.replicas, self.store, self.store.recovered())
         self.groups.lost_before = self.lost_before
         broker: Any = SimpleNamespace(
             services=services, dirty=self._dirty, want_turn=lambda: None, changed=lambda: None
         )
-        self.hosts = WatchedHosts(broker, self.groups, nodes=lambda: self.names)
+        self.hosts = WatchedHosts(
+            broker, self.groups, nodes=lambda: self.names, up=self.connected, is_known=lambda name: True
+        )
         self.guests = Guests(self, host_of=self.hosts.host_of, dirty=self.dirty)
         catalog: Any = SimpleNamespace(nodes=dict.fromkeys(self.names, ""))
         replication: Any = Proposals(self._members_changed)
         self.steward = Steward(self.replicas, catalog, self.hosts, replication, addresses=dict)
         self.broken_at = {name: self.now_ms for name in self.names if name != self.name}
         self.queues: dict[str, SimulatedQueue] = {}
-        for declared in self.declared:
+        there: dict[int, Declared] = {}
+        for declared, exists in self.events[: self.known]:
+            if exists:
+                there[declared.queue_id] = declared
+            else:
+                del there[declared.queue_id]
+        for declared in there.values():
             self.declare(declared)
-        self.groups.drop_unclaimed(len(self.declared))
+        self.replicas.early.may_come = lambda number: number > self.last_id
+        self.groups.drop_unclaimed(self.last_id)
         self.end_turn()
 
+    @property
+    def last_id(self) -> int:
+        """The last queue that this node was told of, whether it is still there or not."""
+        return max((event.declared.queue_id for event in self.events[: self.known]), default=0)
+
     def declare(self, declared: Declared) -> None:
-        queue: Any = SimulatedQueue(self, declared, self.versions.get(declared.name, 0))
+        queue: Any = SimulatedQueue(self, declared, self.versions.get(declared.queue_id, 0))
         self.queues[declared.name] = queue
         queue.host = self.hosts.make(queue, None)
 
@@ -145,7 +163,7 @@ class SimulatedNode:
 
     def lose_disk(self) -> None:
         self.environment = MemoryEnvironment(self.environment.faults)
-        self.lost_before = len(self.declared)
+        self.lost_before = self.last_id
 
     # -- links -----------------------------------------------------------------------------------------------------
 
@@ -210,7 +228,8 @@ class SimulatedNode:
         group = self.replicas.groups.get(group_id)
         if group is not None:
             core = group.core
-            if core.members_index <= core.commit and peer not in core.members.everyone():
+            leaves = core.members_index <= core.commit and peer not in core.members.everyone()
+            if group.is_leader and leaves:
                 self.send(peer, frames.left(group_id))
 
     # -- turns, time, disk -----------------------------------------------------------------------------------------
@@ -273,10 +292,22 @@ class SimulatedNode:
             self.full = full
             self.replicas.disk_full(full)
 
-    def learn(self, name: str) -> None:
+    def learn(self, declared: Declared) -> None:
         """The topology tells of a queue's next members."""
-        queue: Any = self.queues[name]
+        queue: Any = self.queues[declared.name]
         queue.change(queue.version + 1)
-        self.versions[name] = queue.version
+        self.versions[queue.queue_id] = queue.version
         self.hosts.changed(queue)
+        self.end_turn()
+
+    def go_on(self, *, latest: bool = False) -> None:
+        """The topology tells of a queue that is new, or of one that is deleted."""
+        declared, there = self.events[self.known]
+        self.known += 1
+        if there:
+            self.versions[declared.queue_id] = len(declared.members) - 1 if latest else 0
+            self.declare(declared)
+        else:
+            self.queues.pop(declared.name).delete()
+        self.replicas.topology_came()
         self.end_turn()

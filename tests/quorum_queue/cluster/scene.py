@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from quorum_queue.cluster.group_host import GroupHost
 from quorum_queue.machine.consumers import Consumer
@@ -28,6 +29,9 @@ class Scene(Cluster):
     ) -> None:
         everyone = tuple(members or names)
         super().__init__(names, dict.fromkeys((queue, *more), everyone))
+        for node in self.nodes.values():
+            # Entries need not wait for a moment to pass.
+            node.replication = replace(node.replication, gather_ms=0)
         self.name = queue
         self.ledger = self.ledgers[queue]
         self.group_id = self.declared[0].queue_id

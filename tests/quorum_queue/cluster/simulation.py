@@ -59,6 +59,10 @@ class Simulation(Cluster):
             self.start(node)
         elif action < 0.955:
             self.learn(node)
+        elif action < 0.959:
+            self.change_members()
+        elif action < 0.961:
+            self.delete()
         elif random.random() < self.trouble:
             self.make_trouble(random.random(), node)
 
@@ -145,6 +149,15 @@ class Simulation(Cluster):
         self.note("members change")
         self.doubt_all()
         declared.members.append(members)
+
+    def delete(self) -> None:
+        """A queue is deleted with all that is on its way to it, and declared again: it is another one."""
+        # Dead letters are to have a place to go to.
+        declared = self.random.choice(self.declared)
+        if self.wounded or declared.name == "dead":
+            return
+        self.note("queues are declared anew")
+        self.declare_anew(declared, self.random.sample(self.names, self.random.choice((3, len(self.names)))))
 
     def may_wound(self, node: SimulatedNode) -> bool:
         if self.wounded == node.name:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from amqp_server.broker.timers import Timers
 from amqp_server.cluster.store import GroupLog, GroupStore
 from persistence.memory import MemoryEnvironment
 from persistence.stepped import SteppedCommit
+from quorum_queue.cluster.gathering import SMALL_ENTRY_BYTES
 from quorum_queue.cluster.group import Group
 from quorum_queue.cluster.options import ReplicationOptions
-from quorum_queue.cluster.replicas import SMALL_ENTRY_BYTES, Replicas
+from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.raft.log import Log
 from quorum_queue.raft.members import HardState, Members
 from quorum_queue.raft.options import Options
@@ -63,6 +65,8 @@ class Node:
     def __init__(self, name: str, wire: list[tuple[str, str, bytes]]) -> None:
         self.name = name
         self._wire = wire
+        self.now_ms = 1_000
+        self.timers = Timers()
         environment = MemoryEnvironment()
         self.disk = SteppedCommit(environment)
         self.machine = Batches()
@@ -73,7 +77,8 @@ class Node:
             store=store,
             commits=self.disk,
             links=self,
-            clock=lambda: 1,
+            clock=lambda: self.now_ms,
+            timers=self.timers,
             options=ReplicationOptions(),
             raft=Options(),
         )
@@ -130,42 +135,74 @@ class Cluster:
         self.leader.replicas.turn()
 
 
-def test_the_first_batch_goes_at_once_and_what_comes_while_it_is_written_goes_together() -> None:
+def test_of_clients_that_wait_for_each_other_none_waits_for_an_entry() -> None:
+    """A publish, and the ack of the message before it."""
     cluster = Cluster()
     last = cluster.leader.group.core.last_index
-    for batch in (b"one", b"two", b"three"):
+    cluster.take(b"one")
+    cluster.take(b"two")
+    assert cluster.leader.group.core.last_index == last + 2
+
+
+def test_what_comes_while_two_entries_are_on_their_way_goes_together() -> None:
+    cluster = Cluster()
+    for batch in (b"one", b"two", b"three", b"four"):
         cluster.take(batch)
-    assert cluster.leader.group.core.last_index == last + 1
     cluster.settle()
     for node in cluster.nodes.values():
-        assert node.machine.entries == [[b"one"], [b"two", b"three"]]
+        assert node.machine.entries == [[b"one"], [b"two"], [b"three", b"four"]]
 
 
-def test_what_waits_goes_when_the_own_disk_is_done_though_nobody_answers() -> None:
+def test_where_more_come_than_entries_an_entry_waits_for_the_one_before_it() -> None:
     cluster = Cluster()
-    cluster.take(b"one")
-    cluster.take(b"two")
-    last = cluster.leader.group.core.last_index
-    cluster.leader.sync()
-    assert cluster.leader.group.core.last_index == last + 1
+    leader = cluster.leader
+    for batch in (b"one", b"two", b"three", b"four"):
+        cluster.take(batch)
+    leader.sync()
+    cluster.deliver()
+    for name in "bc":
+        cluster.nodes[name].sync()
+    # The answers commit the first two, so the other two go together, and on.
+    cluster.deliver()
+    last = leader.group.core.last_index
+    assert leader.group.core.commit == last - 1
+    leader.now_ms += leader.replicas.options.gather_ms
+    cluster.take(b"five")
+    assert leader.group.core.last_index == last
+    cluster.settle()
+    assert leader.machine.entries == [[b"one"], [b"two"], [b"three", b"four"], [b"five"]]
 
 
-def test_what_waits_goes_when_the_others_have_committed_though_the_own_disk_is_not_done() -> None:
+def test_and_follows_it_no_sooner_than_a_moment_later() -> None:
+    cluster = crowded()
+    leader = cluster.leader
+    last = leader.group.core.last_index
+    cluster.take(b"five")
+    cluster.take(b"six")
+    assert leader.group.core.last_index == last
+    due = leader.timers.next_ms
+    assert due == leader.now_ms + leader.replicas.options.gather_ms
+    # Nothing else comes.
+    leader.now_ms = due
+    leader.timers.run(due)
+    cluster.settle()
+    assert leader.machine.entries[-1] == [b"five", b"six"]
+    assert leader.timers.next_ms is None
+
+
+def crowded() -> Cluster:
+    """The last entry had more than one batch, and is committed."""
     cluster = Cluster()
-    cluster.take(b"one")
-    cluster.take(b"two")
-    last = cluster.leader.group.core.last_index
-    cluster.deliver()
-    cluster.nodes["b"].sync()
-    cluster.nodes["c"].sync()
-    cluster.deliver()
-    assert cluster.leader.machine.entries == [[b"one"]]
-    assert cluster.leader.group.core.last_index == last + 1
+    for batch in (b"one", b"two", b"three", b"four"):
+        cluster.take(batch)
+    cluster.settle()
+    assert cluster.leader.group.core.commit == cluster.leader.group.core.last_index
+    return cluster
 
 
 def test_large_batches_do_not_wait() -> None:
     cluster = Cluster()
     last = cluster.leader.group.core.last_index
-    cluster.take(b"one")
-    cluster.take(b"x" * SMALL_ENTRY_BYTES)
-    assert cluster.leader.group.core.last_index == last + 2
+    for batch in (b"one", b"two", b"x" * SMALL_ENTRY_BYTES):
+        cluster.take(batch)
+    assert cluster.leader.group.core.last_index == last + 3

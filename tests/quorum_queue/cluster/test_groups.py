@@ -203,17 +203,14 @@ def test_words_for_a_group_that_is_not_open_yet_are_kept() -> None:
     scene = Scene(more=("once",), begun=False)
     late = scene.declared[1]
     node = scene.nodes["c"]
-    node.declared = scene.declared[:1]
+    node.known = 1
     scene.mend()
-    node.replicas.may_come = lambda number: number == late.queue_id
     scene.work(20)
     assert scene.leading(late) is not None
     assert late.queue_id not in node.replicas.groups
     # Its leader says nothing twice within a session, so that first word is all there is.
-    node.declare(late)
-    node.end_turn()
+    node.go_on()
     assert node.replicas.groups[late.queue_id].leader
-    node.declared = scene.declared
     scene.settle()
     scene.finish()
 
@@ -257,3 +254,44 @@ def test_batches_of_a_node_that_comes_again_are_taken() -> None:
     assert len(scene.ledger.accepted) == 6 - len(publisher.refusals)
     assert publisher.bodies[-1] in scene.ledger.accepted
     scene.finish()
+
+
+# -- queues that are deleted -------------------------------------------------------------------------------------------
+
+
+def test_a_queue_that_is_declared_anew_has_nothing_of_the_one_before() -> None:
+    scene = Scene(names="abcd", members="abc")
+    old = scene.declared[0]
+    holder, away = scene.consume("b", prefetch=1), scene.consume("d", prefetch=1)
+    publishers = [scene.publisher(name) for name in "abd"]
+    for name, publisher in zip("abd", publishers, strict=True):
+        scene.publish(name, publisher, 3)
+        scene.settle()
+        # These are on their way when it goes.
+        scene.publish(name, publisher, 3)
+    scene.declare_anew(old, "bcd")
+    scene.settle()
+    assert all(not publisher.waiting for publisher in publishers)
+    assert holder.gone
+    assert away.gone
+    assert [scene.host(name).ready_count for name in "bcd"] == [0, 0, 0]
+    assert not any(old.queue_id in node.environment.groups.groups for node in scene.nodes.values())
+    scene.finish()
+
+
+def test_a_node_that_was_away_drops_the_queue_that_was_deleted_meanwhile() -> None:
+    scene = Scene()
+    publisher = scene.publisher("b")
+    scene.publish("b", publisher, 3)
+    scene.settle()
+    node, old = scene.nodes["c"], scene.declared[0]
+    scene.crash(node)
+    scene.declare_anew(old, "abc")
+    for each in scene.running:
+        while each.known < len(scene.events):
+            each.go_on()
+    node.known = len(scene.events)
+    scene.heal()
+    scene.work(10)
+    scene.finish()
+    assert old.queue_id not in node.environment.groups.groups

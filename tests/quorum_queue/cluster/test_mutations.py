@@ -14,6 +14,7 @@ import pytest
 from amqp_server.cluster.groups import Groups
 from quorum_queue.cluster import transfer
 from quorum_queue.cluster.away import Away
+from quorum_queue.cluster.early import Early
 from quorum_queue.cluster.frames import StatePiece
 from quorum_queue.cluster.group import Group
 from quorum_queue.cluster.group_host import GroupHost
@@ -102,6 +103,9 @@ def refuses_nothing(self: GroupHost) -> bool:
     return False
 
 
+def answers_nobody(self: Away, *, confirm: bool, why: object) -> None: ...
+
+
 def nothing(self: object, *arguments: Any) -> None: ...
 
 
@@ -128,6 +132,12 @@ MUTATIONS = [
     Mutation("dead letters are not sent on by the next leader", GroupHost, "leader_changed", nothing),
     Mutation("consumers stay behind when their queue moves", Away, "hand_over", lambda self, to: self.close(),
              test_groups.test_a_queue_moves_from_node_to_node_with_its_clients),
+    Mutation("the group of a deleted queue goes on", Replicas, "close", nothing),
+    Mutation("who waits for a deleted queue is not answered", Away, "_end", answers_nobody),
+    Mutation("first words for a group that is not open yet are forgotten", Early, "keep_message", nothing,
+             test_groups.test_words_for_a_group_that_is_not_open_yet_are_kept),
+    Mutation("groups of queues that were deleted meanwhile stay", Groups, "drop_unclaimed", nothing,
+             test_groups.test_a_node_that_was_away_drops_the_queue_that_was_deleted_meanwhile),
     Mutation("leftovers of a snapshot are not swept at a start", Groups, "_sweep", nothing),
 ]  # fmt: skip
 

@@ -11,14 +11,13 @@ from typing import Any
 
 import trio
 
+from conformance_tests.patience import PATIENCE_S
 from quorum_queue.links.handshake import Hello
 from quorum_queue.links.mesh import Mesh
 from quorum_queue.links.ports import LinkOptions, Peer
 
 SECRET = b"a secret of thirty-two bytes, ok."
 OPTIONS = LinkOptions(heartbeat_ms=50, dead_ms=1_000)
-#: For what takes milliseconds on an idle machine.
-PATIENCE_S = 20.0
 
 Tls = tuple[ssl.SSLContext, ssl.SSLContext]
 
@@ -152,6 +151,13 @@ async def nodes(
                 node.listen.close()
     for node in made:
         node.events.check_alternation()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """For what no mesh tells of, such as a line in the log."""
+    with trio.fail_after(PATIENCE_S):
+        while not condition():
+            await trio.sleep(0.01)
 
 
 async def all_linked(made: Iterable[LinkNode]) -> None:

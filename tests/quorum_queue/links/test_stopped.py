@@ -31,7 +31,8 @@ def other_node(port: int) -> subprocess.Popen[bytes]:
 
 
 async def stop_and_go_on(*, dead_ms: int, sessions: int) -> None:
-    """Three times; `sessions` are seen by the node that is not stopped."""
+    """Three times; the node that is not stopped sees one session throughout, or one more after each time at least: the
+    other may be without the processor for as long as it takes to count as dead."""
     async with trio.open_nursery() as nursery:
         one = LinkNode(
             "n1",
@@ -46,12 +47,15 @@ async def stop_and_go_on(*, dead_ms: int, sessions: int) -> None:
             await one.events.until(lambda: one.connected() == {"n2"})
             for _ in range(3):
                 process.send_signal(signal.SIGSTOP)
-                await trio.sleep(1.0)
-                assert one.connected() == ({"n2"} if sessions == 1 else set())
+                if sessions == 1:
+                    await trio.sleep(1.0)
+                    assert one.connected() == {"n2"}
+                else:
+                    await one.events.until(lambda: one.connected() == set())
                 process.send_signal(signal.SIGCONT)
                 await one.events.until(lambda: one.connected() == {"n2"})
                 await trio.sleep(0.3)
-            assert one.events.count("up", "n2") == sessions
+            assert one.events.count("up", "n2") == sessions or one.events.count("up", "n2") >= sessions > 1
         finally:
             process.kill()
             process.wait()

@@ -12,13 +12,14 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from conformance_tests.patience import PATIENCE_S
 from quorum_queue.links.framing import HEAD
 from quorum_queue.links.greeting import Greeter, read_message, write_message
 from quorum_queue.links.handshake import MESSAGE_BYTES_MAX, Dialler, Hello, Keys, Standing
 from quorum_queue.links.sessions import ADOPTED, START
 from quorum_queue.links.wire import PlainWire
 
-from .nodes import PATIENCE_S, SECRET, LinkNode, nodes
+from .nodes import SECRET, LinkNode, nodes, until
 
 KEYS = Keys(SECRET)
 N2 = Hello("n2", 1, "disk of n2")
@@ -101,9 +102,7 @@ async def test_crowd_is_bounded_and_does_not_keep_peers_out() -> None:
             assert len(accepting.greeted) <= 4
         for stream in streams:
             await stream.aclose()
-        with trio.fail_after(PATIENCE_S):
-            while accepting.strangers or accepting.greeted:
-                await trio.sleep(0.01)
+        await until(lambda: not accepting.strangers and not accepting.greeted)
 
 
 async def test_logs_are_rate_limited(caplog: pytest.LogCaptureFixture) -> None:
@@ -182,7 +181,11 @@ async def test_wrong_answer_to_start() -> None:
 
 
 @given(st.binary(max_size=3000), st.sampled_from(["", "n0", "n2"]), st.integers(0, 2**32))
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 def test_any_bytes_harm_nobody_else(data: bytes, inside: str, seed: int) -> None:
     """Before the handshake, in the middle of it, or by an authenticated peer, in any pieces."""
     chance = random.Random(seed)

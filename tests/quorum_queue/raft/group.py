@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from quorum_queue.raft.core import Raft
+from quorum_queue.raft.leading import Leadership
 from quorum_queue.raft.members import Members
 from quorum_queue.raft.messages import Message, decode_message, encode_message
 from quorum_queue.raft.options import Options
@@ -163,3 +164,13 @@ class Group:
 
     def applied(self, name: str) -> list[bytes]:
         return [entry.data for entry in self.nodes[name].entries if entry.kind == 0]
+
+
+def leading(group: Group, name: str) -> Leadership:
+    leadership = group[name].leadership
+    assert leadership is not None
+    return leadership
+
+
+def members(voters: Iterable[str], learners: Iterable[str] = ()) -> Members:
+    return Members(tuple(voters), tuple(learners))

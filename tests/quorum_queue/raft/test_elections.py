@@ -36,6 +36,39 @@ def test_a_group_that_starts_elects_one_leader_and_becomes_quiet() -> None:
     assert group.sent == []
 
 
+def test_who_is_to_lead_does_not_wait_for_an_election_timeout() -> None:
+    waiting, group = Group(), Group()
+    # There is one link after the other.
+    group["b"].hurry()
+    group["b"].hurry()
+    for each in (waiting, group):
+        each.tick_all(2)
+    assert (waiting.leaders(), group.leaders()) == ([], ["b"])
+
+
+def test_a_leader_that_is_known_is_not_hurried_away() -> None:
+    group = Group()
+    group.elect("a")
+    for name in "abc":
+        group[name].hurry()
+    group.tick_all(3)
+    assert group.leaders() == ["a"]
+    assert [group[name].term for name in "abc"] == [1, 1, 1]
+
+
+def test_a_lost_pre_vote_is_asked_for_again_at_the_next_link() -> None:
+    group = Group()
+    group.isolate("a")
+    group["a"].hurry()
+    group.tick("a", 2)
+    group.pump()
+    assert group["a"].role == PRE_CANDIDATE
+    group.heal()
+    group["a"].hurry()
+    group.tick_all(2)
+    assert group.leaders() == ["a"]
+
+
 def test_a_node_by_itself_leads_when_its_vote_is_durable() -> None:
     group = Group("a")
     group["a"].campaign()

@@ -108,7 +108,7 @@ def test_what_is_not_durable_stays_in_memory() -> None:
     assert len(log.read(1, 2, ALL)) == 2
     log.written(2, 1)
     log.trim(2, 0, 2)
-    assert (log._cache, log._cache_bytes) == ([], 0)
+    assert (log._cache, log._cache_bytes) == ((), 0)
 
 
 operations = st.lists(

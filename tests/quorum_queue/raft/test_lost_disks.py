@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from quorum_queue.raft.leading import Leadership
-from quorum_queue.raft.members import Members
 from quorum_queue.raft.messages import (
     APPEND_ANSWER,
     MEMBERS,
@@ -16,17 +12,7 @@ from quorum_queue.raft.messages import (
     Message,
 )
 from quorum_queue.raft.roles import FOLLOWER
-from tests.quorum_queue.raft.group import OPTIONS, Group
-
-
-def leading(group: Group, name: str) -> Leadership:
-    leadership = group[name].leadership
-    assert leadership is not None
-    return leadership
-
-
-def members(voters: Iterable[str], learners: Iterable[str] = ()) -> Members:
-    return Members(tuple(voters), tuple(learners))
+from tests.quorum_queue.raft.group import OPTIONS, Group, leading, members
 
 
 def forgetful() -> Group:

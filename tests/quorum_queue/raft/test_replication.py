@@ -227,6 +227,19 @@ def test_an_idle_group_keeps_no_entries_in_memory() -> None:
     assert [len(group[name].log._cache) for name in "abc"] == [0, 0, 0]
 
 
+def test_an_idle_group_keeps_no_empty_containers() -> None:
+    group = Group()
+    group.elect("a")
+    group.propose("a", bytes(1000))
+    group.tick_all(2)
+    for name in "abc":
+        core = group[name]
+        held = [getattr(core, field) for field in core.__slots__]
+        held += [getattr(core.log, field) for field in core.log.__slots__]
+        assert [value for value in held if isinstance(value, list | dict | set) and not value] == []
+        assert core.hard is core.durable_hard
+
+
 def test_a_cache_for_one_who_is_behind_is_bounded() -> None:
     group = Group(options=Options(cache_bytes_max=5000, inflight_appends_max=1))
     group.elect("a")

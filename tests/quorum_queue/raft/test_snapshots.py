@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import pytest
 
-from quorum_queue.raft.leading import Leadership
-from quorum_queue.raft.members import Members
 from quorum_queue.raft.messages import (
     APPEND,
     Message,
 )
 from quorum_queue.raft.progress import PROBE, REPLICATE, SNAPSHOT
-from tests.quorum_queue.raft.group import OPTIONS, Group
-
-
-def leading(group: Group, name: str) -> Leadership:
-    leadership = group[name].leadership
-    assert leadership is not None
-    return leadership
-
-
-def members(voters: Iterable[str], learners: Iterable[str] = ()) -> Members:
-    return Members(tuple(voters), tuple(learners))
+from tests.quorum_queue.raft.group import OPTIONS, Group, leading, members
 
 
 def lagging() -> Group:

@@ -8,9 +8,9 @@ import java.util.concurrent.TimeUnit;
 final class Checks {
     static final String AMQP_URL = environment("AMQP_URL", "amqp://guest:guest@127.0.0.1:5672/%2F");
     static final String RESTART_CMD = environment("RESTART_CMD", "");
-    static final long PROGRAM_MS = 38_000;
-    static final long WAIT_MS = 8_000;
-    static final long RESTART_MS = 25_000;
+    static final long PROGRAM_MS = 230_000;
+    static final long WAIT_MS = 40_000;
+    static final long RESTART_MS = 130_000;
 
     private static final String PREFIX = "clients.java." + UUID.randomUUID().toString().substring(0, 8);
 

@@ -1,0 +1,308 @@
+"""How the directory of a node that stood alone becomes that of the first node of a cluster.
+
+It is written anew on the disk, before the broker reads what is in it, in two parts. First the messages of quorum queues
+are copied out of the journal into the entries of Raft groups, in as many transactions as that takes; the journal still
+holds, and nobody looks at the copies. Then one transaction makes the directory the cluster's: the topology becomes the
+first snapshot of group 0, each quorum queue the first snapshot of its group, with this node as the only voter, and the
+journals of these queues are dropped. Until then the node may end at any moment and finds everything as it was;
+afterwards it goes on as a member. The other nodes are taken in as any node that joins.
+
+Durable classic queues stay in the journal: all that is new about them is that they are on this node.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from amqp_server.broker import recovery, topology
+from amqp_server.broker.metadata import decode, encode
+from amqp_server.broker.queue import settings_of
+from amqp_server.broker.records import (
+    BINDINGS,
+    EXCHANGES,
+    MARKS,
+    QUEUES,
+    BindingRecord,
+    ExchangeRecord,
+    QueueRecord,
+    key,
+)
+from amqp_server.cluster.belonging import Directory, Founded, drop_copies
+from amqp_server.cluster.catalog import GROUP, first_state
+from amqp_server.cluster.errors import ClusterError
+from persistence.errors import CorruptRecord
+from persistence.group_record import ENTRY_BYTES_MAX
+from quorum_queue.cluster.state import pack_state
+from quorum_queue.machine import codec
+from quorum_queue.machine.entries import encode_batch, encode_entry
+from quorum_queue.machine.machine import Machine
+from quorum_queue.machine.replicated import Replica
+from quorum_queue.machine.run import Run
+from quorum_queue.machine.snapshot import sizes_of
+from quorum_queue.raft.members import Members
+from quorum_queue.raft.messages import NORMAL, Entry
+
+if TYPE_CHECKING:
+    from amqp_server.broker.arguments import QueueArguments
+    from amqp_server.broker.broker import Broker
+    from amqp_server.cluster.store import GroupStore
+    from persistence.journal import Journal
+
+logger = logging.getLogger("mqd.cluster")
+
+#: The term of all that is copied; the node's first election begins the next one.
+TERM = 1
+#: Bodies of about this size make one entry. As long as one of them is wanted all stay on the disk.
+ENTRY_BYTES = 256 * 1024
+#: So much of the copies goes into one transaction.
+STEP_BYTES = 8 * 1024 * 1024
+#: An entry has room for the largest body and this, bytes.
+HEAD_BYTES = 1024 * 1024
+#: Disk that the copies need, in hundredths of their size.
+ROOM_PERCENT = 130
+
+
+class Adoption:
+    """Turns the directory of a broker that has not been filled yet."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        journal: Journal,
+        store: GroupStore,
+        directory: Directory,
+        *,
+        addresses: Mapping[str, str],
+        identities: Mapping[str, str],
+        free_bytes: int,
+    ) -> None:
+        """`addresses` and `identities` are those of all nodes and of their directories."""
+        self._broker = broker
+        self._node = broker.config.node
+        self._journal = journal
+        self._store = store
+        self._directory = directory
+        self._addresses = dict(addresses)
+        self._identities = dict(identities)
+        self._free_bytes = free_bytes
+        #: How often each node is a member, and leads.
+        self._kept = dict.fromkeys(sorted(addresses), 0)
+        self._led = dict.fromkeys(sorted(addresses), 0)
+
+    def steps(self) -> Iterator[None]:
+        """Submit one transaction after the other; each is durable before the next is asked for. Raises ClusterError."""
+        stored = recovery.read_queues(self._broker, self._journal)
+        moving: list[tuple[QueueRecord, QueueArguments, Machine]] = []
+        for queue_id, record in sorted(stored.queues.items()):
+            parsed = recovery.parsed_of(record)
+            if parsed.queue_type == "quorum":
+                machine = stored.machines.get(queue_id) or Machine(settings_of(parsed))
+                moving.append((record, parsed, machine))
+        self._check([(record, machine) for record, _, machine in moving])
+        logger.warning(
+            "the cluster begins with the data of this node: %d queues, %d quorum queues among them with %d messages",
+            *(len(stored.queues), len(moving), sum(machine.ready.count for _, _, machine in moving)),
+        )
+        drop_copies(self._store)
+        yield
+        now_ms = self._broker.clock()
+        replicas: dict[int, Replica] = {}
+        for record, _, machine in moving:
+            copy = _Copy(self._store, self._journal, record, machine, self._node, now_ms)
+            yield from copy.steps()
+            replicas[record.queue_id] = copy.replica
+        placed = {record.queue_id: self._placed(record, parsed) for record, parsed, _ in moving}
+        records = [
+            placed.get(queue_id) or msgspec.structs.replace(record, node=self._node)
+            for queue_id, record in sorted(stored.queues.items())
+        ]
+        self._turn(records, replicas)
+        yield
+        logger.warning(
+            "this node's data is that of the cluster now; without --peers it cannot be used any more"
+        )
+
+    def _check(self, moving: list[tuple[QueueRecord, Machine]]) -> None:
+        """May it be done? Raises ClusterError."""
+        largest = ENTRY_BYTES_MAX - HEAD_BYTES
+        size = 0
+        for record, machine in moving:
+            for run in machine.ready.runs():
+                size += run.size
+                if max(sizes_of(run)) > largest:
+                    raise ClusterError(
+                        f"quorum queue '{record.name}' in vhost '{record.vhost}' holds a message of "
+                        f"{max(sizes_of(run))} bytes; in a cluster these have {largest} at most. "
+                        "Start the node without --peers and consume it first"
+                    )
+        wanted = size * ROOM_PERCENT // 100
+        if wanted > self._free_bytes:
+            raise ClusterError(
+                f"the messages of quorum queues are copied, which takes {wanted >> 20} MiB, and "
+                f"{self._free_bytes >> 20} MiB of the disk are free. Make room, or start the node without --peers "
+                "and consume some of them first"
+            )
+
+    def _placed(self, record: QueueRecord, parsed: QueueArguments) -> QueueRecord:
+        """Choose the nodes that a quorum queue is to be on. For now this one has it; the others come one by one."""
+        size = parsed.initial_group_size or self._broker.config.group_size
+        kept, led = self._kept, self._led
+        others = [name for name in kept if name != self._node]
+        others.sort(key=lambda name: (kept[name], name))
+        members = (self._node, *others[: size - 1])
+        locator = parsed.leader_locator or self._broker.config.queue_leader_locator
+        near = locator == "client-local"
+        leader = self._node if near else min(members, key=lambda name: (led[name], name != self._node, name))
+        for name in members:
+            kept[name] += 1
+        led[leader] += 1
+        return msgspec.structs.replace(record, node="", members=members, leader=leader)
+
+    def _turn(self, records: list[QueueRecord], replicas: Mapping[int, Replica]) -> None:
+        """Make it the directory of the cluster: all of this is one transaction."""
+        broker, store, metadata = self._broker, self._store, self._broker.metadata
+        alone = Members((self._node,))
+        # A queue's id is the index of its declaration: it is as if all had been declared below this one.
+        began_at = max([1, *(record.queue_id for record in records)])
+        for record in records:
+            metadata.put(QUEUES, key(record.vhost, record.name), encode(record))
+        for queue_id, replica in replicas.items():
+            metadata.delete(MARKS, str(queue_id))
+            store.hard(queue_id, TERM, self._node)
+            store.snapshot(queue_id, replica.applied, TERM, pack_state(alone, replica.snapshot()))
+            self._journal.drop(queue_id)
+        state = topology.snapshot_of(
+            broker,
+            began_at,
+            exchanges=[decode(EXCHANGES, *row, ExchangeRecord) for row in metadata.items(EXCHANGES)],
+            queues=records,
+            bindings=[decode(BINDINGS, *row, BindingRecord) for row in metadata.items(BINDINGS)],
+        )
+        store.hard(GROUP, TERM, self._node)
+        store.snapshot(GROUP, began_at, TERM, pack_state(alone, first_state(state, self._addresses)))
+        topology.note_applied(metadata, began_at)
+        self._directory.note_founded(
+            Founded(self._identities, name=self._node, origin=self._node, began_at=began_at)
+        )
+
+
+class _Copy:
+    """One queue's messages, from the journal into entries."""
+
+    def __init__(
+        self,
+        store: GroupStore,
+        journal: Journal,
+        record: QueueRecord,
+        machine: Machine,
+        node: str,
+        now_ms: int,
+    ) -> None:
+        self.replica = Replica(machine.settings)
+        self.replica.machine = machine
+        self.replica.now_ms = machine.last_used_ms = now_ms
+        self._store = store
+        self._record = record
+        self._bodies = _Bodies(journal, record.queue_id)
+        self._node = node
+        self._index = 0
+        #: What is gathered for the next entry.
+        self._parts: list[Run] = []
+        self._size = 0
+        #: Copied since the last transaction, bytes.
+        self._step = 0
+
+    def steps(self) -> Iterator[None]:
+        runs = sorted(self.replica.machine.ready.runs(), key=lambda run: run.seqs.start)
+        lost: dict[int, None] = {}
+        for run in runs:
+            for part in self._bodies.parts(run, lost):
+                self._gather(part)
+                if self._step >= STEP_BYTES:
+                    self._step = 0
+                    yield
+        self._flush()
+        self.replica.applied = max(1, self._index)
+        if lost:
+            logger.error(
+                "queue '%s' lost %d messages, the first at %d: the disk has damaged them",
+                *(self._record.name, len(lost), next(iter(lost))),
+            )
+            _leave_out(self.replica.machine, lost)
+
+    def _gather(self, part: Run) -> None:
+        if self._parts and self._size + part.size > ENTRY_BYTES:
+            self._flush()
+        self._parts.append(part)
+        self._size += part.size
+
+    def _flush(self) -> None:
+        parts, self._parts = self._parts, []
+        if not parts:
+            return
+        self._index += 1
+        ordinal = 0
+        for part in parts:
+            self.replica.locations.add(part.seqs.start, len(part.seqs), self._index, ordinal)
+            ordinal += len(part.seqs)
+        batch = encode_batch(self._node, 0, 0, [("enqueue", part, None, 0) for part in parts])
+        data = encode_entry(self.replica.now_ms, batch)
+        self._store.append(self._record.queue_id, [Entry(self._index, TERM, NORMAL, data)])
+        self._step += len(data)
+        self._size = 0
+
+
+class _Bodies:
+    """Reads the bodies of one queue in the order of their positions, each record once."""
+
+    def __init__(self, journal: Journal, queue_id: int) -> None:
+        self._journal = journal
+        self._queue_id = queue_id
+        self._first = 0
+        self._contents: list[bytes] = []
+
+    def parts(self, run: Run, lost: dict[int, None]) -> Iterator[Run]:
+        """Yield the messages of a run with their bodies, a record's at a time; what can't be read is `lost`."""
+        start, stop = run.seqs.start, run.seqs.stop
+        seq = start
+        while seq < stop:
+            if not self._find(seq):
+                lost[seq] = None
+                seq += 1
+                continue
+            low = seq - self._first
+            contents = self._contents[low : low + stop - seq]
+            part = Run(range(seq, seq + len(contents)), contents, run.head, run.attributes, run.expires_at)
+            if run.heads is not None:
+                part.heads = run.heads[seq - start : seq - start + len(contents)]
+            yield part
+            seq += len(contents)
+
+    def _find(self, seq: int) -> bool:
+        """Have the record of this message at hand, if it is sound."""
+        if self._first <= seq < self._first + len(self._contents):
+            return True
+        try:
+            for record in self._journal.read(self._queue_id, seq, seq):
+                contents = codec.decode_contents(record.payload)
+                if len(contents) == record.count:
+                    self._first, self._contents = record.first_seq, contents
+                    return True
+        except (CorruptRecord, codec.CodecError) as error:
+            logger.debug("%s", error)
+        return False
+
+
+def _leave_out(machine: Machine, lost: Mapping[int, None]) -> None:
+    for run in machine.ready.clear():
+        damaged = any(seq in lost for seq in run.seqs)
+        parts = [one for one in run.singles() if one.seqs.start not in lost] if damaged else [run]
+        if run.redelivered:
+            machine.ready.put_back(parts)
+        else:
+            for part in parts:
+                machine.ready.push(part)

@@ -1,0 +1,19 @@
+"""The program `mqd`, from its first moment on: nothing else is imported before Ctrl-C means something."""
+
+from __future__ import annotations
+
+import signal
+
+
+def main() -> None:
+    # Until the node waits for signals, Ctrl-C ends the process at once, as SIGTERM does. As an exception it would be lost
+    # where Python ignores exceptions, in callbacks of its imports above all, and the node would serve all the same.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from amqp_server import app
+
+    app.main()
+
+
+if __name__ == "__main__":
+    main()

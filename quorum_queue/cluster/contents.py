@@ -1,0 +1,48 @@
+"""The contents of messages of a quorum queue, from memory, from this node's disk, or from another node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from quorum_queue.machine import replicated
+from quorum_queue.machine.bodies import Bodies
+from quorum_queue.raft.errors import EntryLost
+
+if TYPE_CHECKING:
+    from quorum_queue.cluster.group_host import GroupHost
+
+#: Entries, each with the ordinals of messages within it.
+Places = list[tuple[int, range]]
+
+
+class BodyGone(Exception):
+    """The disk has lost a body, and nobody keeps it any more: it was settled while it waited to be fetched."""
+
+
+def find(host: GroupHost, places: Places, again: Callable[[], None]) -> list[bytes] | None:
+    """Return the contents, or None if they have to be fetched first; `again` is called when they are here.
+
+    Raises BodyGone.
+    """
+    found: list[bytes] = []
+    for index, ordinals in places:
+        bodies = host.replicas.bodies.get(host.queue_id, index) or _read(host, index, again)
+        if bodies is None:
+            return None
+        found += bodies.contents(ordinals)
+    return found
+
+
+def _read(host: GroupHost, index: int, again: Callable[[], None]) -> Bodies | None:
+    replicas, queue_id = host.replicas, host.queue_id
+    try:
+        (entry,) = replicas.store.read(queue_id, index, index, 1)
+    except EntryLost:
+        if not host.wanted(index):
+            raise BodyGone from None
+        replicas.losses.add(host.group, index, again)
+        return None
+    bodies = replicated.bodies_of(entry.data)
+    replicas.bodies.put(queue_id, index, bodies, len(entry.data))
+    return bodies

@@ -1,0 +1,56 @@
+"""What arrives for groups of which this node has not heard yet: a leader may be ahead of it in the topology."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from quorum_queue.cluster.frames import StatePiece
+from quorum_queue.raft.messages import Message
+
+
+class Early:
+    """First words to new groups, and pieces of the snapshots with which a node that lost its disk is filled."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._messages: dict[int, list[tuple[Message, int]]] = {}
+        #: With the peers that sent them.
+        self._pieces: dict[int, list[tuple[str, StatePiece]]] = {}
+        #: Says whether a group may still come into being here: its declaration is not applied yet.
+        self.may_come: Callable[[int], bool] = lambda group_id: False
+
+    @property
+    def groups_with_pieces(self) -> list[int]:
+        return list(self._pieces)
+
+    def has_pieces(self, group_id: int) -> bool:
+        return group_id in self._pieces
+
+    def keep_message(self, group_id: int, message: Message, size: int) -> None:
+        if self._bytes <= self._bytes_max and self.may_come(group_id):
+            self._messages.setdefault(group_id, []).append((message, size))
+            self._bytes += size
+
+    def keep_piece(self, peer: str, piece: StatePiece) -> None:
+        known = piece.group in self._pieces
+        if self._bytes <= self._bytes_max and (known or self.may_come(piece.group)):
+            self._pieces.setdefault(piece.group, []).append((peer, piece))
+            self._bytes += len(piece.data)
+
+    def take_messages(self, group_id: int) -> Iterator[Message]:
+        for message, size in self._messages.pop(group_id, ()):
+            self._bytes -= size
+            yield message
+
+    def take_pieces(self, group_id: int) -> Iterator[tuple[str, StatePiece]]:
+        for peer, piece in self._pieces.pop(group_id, ()):
+            self._bytes -= len(piece.data)
+            yield peer, piece
+
+    def forget(self) -> None:
+        """What has no group here, now that the topology has come so far, will have none."""
+        for group_id in [group_id for group_id in self._messages if not self.may_come(group_id)]:
+            self._bytes -= sum(size for _, size in self._messages.pop(group_id))
+        for group_id in [group_id for group_id in self._pieces if not self.may_come(group_id)]:
+            self._bytes -= sum(len(piece.data) for _, piece in self._pieces.pop(group_id))

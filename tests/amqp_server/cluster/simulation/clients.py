@@ -1,0 +1,408 @@
+"""Clients of the simulated cluster, in AMQP: they declare, bind, delete, publish, get, consume, purge, and go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from pamqp import base, commands, header
+
+from amqp_server.connection.outbox import Outbox
+from amqp_server.connection.session import Session, State
+from amqp_server.wire import frames
+from amqp_server.wire.intake import Publisher
+from tests.amqp_server.cluster.simulation.ledger import Violation
+from tests.amqp_server.connection.node import CAPABILITIES, Delivery, decoded
+
+if TYPE_CHECKING:
+    from tests.amqp_server.cluster.simulation.cluster import Cluster
+    from tests.amqp_server.cluster.simulation.node import SimulatedNode
+
+FRAME_MAX = 131_072
+QUORUM = {"x-queue-type": "quorum", "x-delivery-limit": -1}
+EXPIRES_MS = 2_500
+
+
+class Kind:
+    """What queues of one sort are declared with."""
+
+    def __init__(
+        self, *, durable: bool = True, exclusive: bool = False, auto_delete: bool = False, **arguments: Any
+    ) -> None:
+        self.durable, self.exclusive, self.auto_delete = durable, exclusive, auto_delete
+        self.arguments = {name.replace("_", "-"): value for name, value in arguments.items()}
+
+
+#: Queues by their names. Few names, so that they are taken again and again.
+QUEUES = {
+    "quorum": Kind(x_queue_type="quorum", x_delivery_limit=-1),
+    "two": Kind(x_queue_type="quorum", x_delivery_limit=-1, x_quorum_initial_group_size=2, x_quorum_target_group_size=3),
+    "wide": Kind(x_queue_type="quorum", x_delivery_limit=-1, x_quorum_target_group_size=5),
+    "lease": Kind(x_queue_type="quorum", x_delivery_limit=-1, x_expires=EXPIRES_MS),
+    "default": Kind(),
+    "classic": Kind(x_queue_type="classic"),
+    "classic lease": Kind(x_queue_type="classic", x_expires=EXPIRES_MS),
+    "transient": Kind(durable=False),
+    "auto": Kind(auto_delete=True),
+    "own": Kind(durable=False, exclusive=True),
+    "mine": Kind(durable=False, exclusive=True),
+}  # fmt: skip
+EXCHANGES = {
+    "headers": ("headers", True, False),
+    "topic": ("topic", True, False),
+    "auto": ("fanout", True, True),
+    "passing": ("fanout", False, False),
+    "auto too": ("direct", False, True),
+}
+ARGUMENTS: tuple[dict[str, Any], ...] = (
+    {}, {"x-match": "any", "a": 1}, {"x-match": "all", "a": 1, "b": {"c": True, "d": 2.5}}, {"n": [1, None, "x"], "m": 3, "l": "s"},
+)  # fmt: skip
+
+
+class Client:
+    """One session with one channel, at one node."""
+
+    def __init__(self, world: Cluster, node: SimulatedNode, number: int, vhost: str) -> None:
+        self.world = world
+        self.node = node
+        self.number = number
+        self.vhost = vhost
+        self.random: Random = world.random
+        self.outbox = Outbox({}, 1 << 20)
+        self.session = session = Session(node.broker, self.outbox, "127.0.0.1", f"client {number}")
+        session.username = "guest"
+        session.capabilities = dict(CAPABILITIES)
+        session.vhost = node.broker.vhost(vhost)
+        session.frame_max, session.channel_max = FRAME_MAX, 2047
+        session.publisher = Publisher(FRAME_MAX, b"guest", node.broker.config.message_bytes_max)
+        session.state = State.RUNNING
+        self.channel = 0
+        #: What was asked and not answered yet.
+        self.asked: tuple[str, Any] | None = None
+        self.asked_at: dict[str, int] = {}
+        #: Published and not answered yet, by number.
+        self.unconfirmed: dict[int, bytes] = {}
+        self.published = 0
+        #: Deliveries not acked yet, and queues of the consumers.
+        self.unacked: dict[int, None] = {}
+        self.consumers: dict[str, int] = {}
+        self.tags = 0
+        self.closing = False
+        self._held = b""
+        node.clients.append(self)
+        self._open_channel()
+
+    def _open_channel(self) -> None:
+        self.channel += 1
+        self._forget_channel()
+        self.send(commands.Channel.Open(), commands.Confirm.Select(), commands.Basic.Qos(prefetch_count=3))
+
+    def _forget_channel(self) -> None:
+        self.asked = None
+        self.unconfirmed, self.published = {}, 0
+        self.unacked, self.consumers = {}, {}
+
+    def send(self, *methods: base.Frame | bytes) -> None:
+        data = b"".join(
+            each if isinstance(each, bytes) else frames.method_frame(self.channel, each) for each in methods
+        )
+        self.session.receive(data)
+
+    def ask(self, what: str, about: Any, method: base.Frame) -> str:
+        self.asked, self.asked_at = (what, about), self.world.ledger.clocks()
+        self.send(method)
+        return f"{what} {about}"
+
+    def queue_id(self, name: str) -> int:
+        """Return the id of the queue that has this name here now, or 0."""
+        queue = self.node.broker.vhost(self.vhost).queues.get(name)
+        return 0 if queue is None else queue.queue_id
+
+    # -- what comes back -------------------------------------------------------------------------------------------
+
+    def collect(self) -> None:
+        """Take what the broker has sent."""
+        while data := b"".join(self.outbox.take()):
+            self._held += data
+            self.outbox.sent(len(data))
+            if self.session.paused:
+                self.session.drained()
+        data, self._held = self._held, b""
+        for channel, method in decoded(data):
+            if channel == 0:
+                self._of_connection(method)
+            elif channel == self.channel:
+                self._take(method)
+        if self.session.state is State.CLOSED:
+            self._ended()
+
+    def _of_connection(self, method: base.Frame | Delivery) -> None:
+        if isinstance(method, commands.Connection.Close):
+            self.world.ledger.note("connections closed by the broker")
+            self.session.receive(frames.method_frame(0, commands.Connection.CloseOk()))
+            self._ended()
+        elif isinstance(method, commands.Connection.CloseOk):
+            if not self.closing:
+                raise Violation(f"session {self.number} is closed, and nobody asked for it")
+            self._ended()
+
+    def _ended(self) -> None:
+        if self in self.node.clients:
+            self.node.clients.remove(self)
+
+    def _take(self, method: base.Frame | Delivery) -> None:
+        messages = self.world.messages
+        if isinstance(method, Delivery):
+            how = method.method
+            if isinstance(how, commands.Basic.Return):
+                messages.returned(method.body)
+                return
+            if isinstance(how, commands.Basic.GetOk):
+                queue_id = self._answered("get")[1]
+                self.world.ledger.use(queue_id, self.asked_at)
+            else:
+                assert isinstance(how, commands.Basic.Deliver)
+                queue_id = self.consumers[str(how.consumer_tag)]
+            messages.seen(method.body, queue_id, redelivered=bool(how.redelivered))
+            self.world.ledger.note("redelivered" if how.redelivered else "received")
+            self.unacked[int(how.delivery_tag or 0)] = None
+        elif isinstance(method, (commands.Basic.Ack, commands.Basic.Nack)):
+            self._settled(method)
+        elif isinstance(method, commands.Channel.Close):
+            self.world.ledger.note(f"refused {method.reply_code}")
+            self.world.log(f"session {self.number}: {method.reply_text}")
+            self.send(commands.Channel.CloseOk())
+            self._open_channel()
+        elif isinstance(method, commands.Basic.Cancel):
+            self.consumers.pop(str(method.consumer_tag), None)
+        elif not isinstance(
+            method, (commands.Channel.OpenOk, commands.Confirm.SelectOk, commands.Basic.QosOk)
+        ):
+            self._answer(method)
+
+    def _answered(self, *what: str) -> tuple[str, Any]:
+        if self.asked is None or self.asked[0] not in what:
+            raise Violation(f"session {self.number} is answered {what}, and has asked {self.asked}")
+        asked, self.asked = self.asked, None
+        return asked
+
+    def _answer(self, method: base.Frame) -> None:
+        asked = self._answered(*_ASKED[method.name])
+        self.world.ledger.note(f"{asked[0]} answered")
+        if asked[0] == "delete":
+            name, queue_id = asked[1]
+            if queue_id and self.queue_id(name) == queue_id:
+                raise Violation(f"queue {name} is said to be deleted, and is there")
+        elif asked[0] == "declare":
+            self.world.ledger.use(self.queue_id(asked[1]), self.asked_at)
+        elif asked[0] == "get":
+            self.world.ledger.use(asked[1], self.asked_at)
+        elif asked[0] == "purge":
+            self.world.messages.purged(asked[1][1])
+
+    def _settled(self, method: commands.Basic.Ack | commands.Basic.Nack) -> None:
+        last = method.delivery_tag or 0
+        numbers = [number for number in self.unconfirmed if number <= last] if method.multiple else [last]
+        for number in numbers:
+            body = self.unconfirmed.pop(number, None)
+            if body is None:
+                raise Violation(f"session {self.number} is answered for {number}, which it has not published")
+            if isinstance(method, commands.Basic.Ack):
+                self.world.messages.confirmed(body)
+                self.world.ledger.note("confirmed")
+
+    # -- what it does ----------------------------------------------------------------------------------------------
+
+    def declare(self, name: str) -> str:
+        kind = QUEUES[name.partition("/")[0]]
+        return self.ask(
+            "declare", name,
+            commands.Queue.Declare(
+                queue=name, durable=kind.durable, exclusive=kind.exclusive, auto_delete=kind.auto_delete,
+                arguments=dict(kind.arguments),
+            ),
+        )  # fmt: skip
+
+    def delete(self, name: str) -> str:
+        queue_id = self.queue_id(name)
+        self.world.ledger.asked[queue_id] = None
+        if_unused, if_empty = self.random.random() < 0.2, self.random.random() < 0.2
+        method = commands.Queue.Delete(queue=name, if_unused=if_unused, if_empty=if_empty)
+        return self.ask("delete", (name, queue_id), method)
+
+    def publish(self, name: str) -> str:
+        properties = commands.Basic.Properties(delivery_mode=2)
+        queue_id = self.queue_id(name)
+        bodies: list[bytes] = []
+        for _ in range(self.random.choice((1, 1, 3))):
+            body = self.world.messages.publish(queue_id)
+            self.published += 1
+            self.unconfirmed[self.published] = body
+            bodies.append(body)
+            self.send(
+                commands.Basic.Publish(routing_key=name, mandatory=True),
+                frames.raw_frame(2, self.channel, header.ContentHeader(0, len(body), properties).marshal()),
+                frames.raw_frame(3, self.channel, body),
+            )
+        return f"publishes {bodies} to {name}"
+
+    def get(self, name: str) -> str:
+        return self.ask("get", self.queue_id(name), commands.Basic.Get(queue=name))
+
+    def consume(self, name: str) -> str:
+        self.tags += 1
+        tag = f"c{self.number}.{self.tags}"
+        self.consumers[tag] = self.queue_id(name)
+        return self.ask("consume", name, commands.Basic.Consume(queue=name, consumer_tag=tag))
+
+    def cancel(self) -> str:
+        tag = self.random.choice(list(self.consumers))
+        return self.ask("cancel", tag, commands.Basic.Cancel(consumer_tag=tag))
+
+    def settle(self) -> str:
+        tag = self.random.choice(list(self.unacked))
+        del self.unacked[tag]
+        if self.random.random() < 0.7:
+            self.send(commands.Basic.Ack(delivery_tag=tag))
+        else:
+            self.send(commands.Basic.Nack(delivery_tag=tag, requeue=True))
+        return f"settles {tag}"
+
+    def ack_all(self) -> None:
+        self.unacked.clear()
+        self.send(commands.Basic.Ack(delivery_tag=0, multiple=True))
+
+    def purge(self, name: str) -> str:
+        queue_id = self.queue_id(name)
+        self.world.messages.purge(queue_id)
+        return self.ask("purge", (name, queue_id), commands.Queue.Purge(queue=name))
+
+    def bind(self) -> str:
+        random = self.random
+        source = random.choice((*EXCHANGES, "amq.headers"))
+        key, arguments = random.choice(("", "k")), _shuffled(random.choice(ARGUMENTS), random)
+        if random.random() < 0.7:
+            to = random.choice(list(QUEUES))
+            method: base.Frame = commands.Queue.Bind(
+                queue=to, exchange=source, routing_key=key, arguments=arguments
+            )
+        else:
+            to = random.choice(list(EXCHANGES))
+            method = commands.Exchange.Bind(
+                destination=to, source=source, routing_key=key, arguments=arguments
+            )
+        return self.ask("bind", (source, to, key, arguments), method)
+
+    def unbind(self) -> str:
+        """Unbind what is bound here, in other words."""
+        there = sorted(
+            self.node.broker.vhost(self.vhost).router.bindings(), key=lambda binding: binding.order
+        )
+        if not there:
+            return "has nothing to unbind"
+        found = self.random.choice(there)
+        arguments = _shuffled(found.arguments, self.random)
+        if found.kind == "queue":
+            method: base.Frame = commands.Queue.Unbind(
+                queue=found.destination,
+                exchange=found.source,
+                routing_key=found.routing_key,
+                arguments=arguments,
+            )
+        else:
+            method = commands.Exchange.Unbind(
+                destination=found.destination,
+                source=found.source,
+                routing_key=found.routing_key,
+                arguments=arguments,
+            )
+        return self.ask("unbind", found.order, method)
+
+    def declare_exchange(self) -> str:
+        name = self.random.choice(list(EXCHANGES))
+        kind, durable, auto_delete = EXCHANGES[name]
+        method = commands.Exchange.Declare(
+            exchange=name, exchange_type=kind, durable=durable, auto_delete=auto_delete
+        )
+        return self.ask("declare exchange", name, method)
+
+    def delete_exchange(self) -> str:
+        name = self.random.choice(list(EXCHANGES))
+        if_unused = self.random.random() < 0.5
+        method = commands.Exchange.Delete(exchange=name, if_unused=if_unused)
+        return self.ask("delete exchange", name, method)
+
+    def close(self) -> str:
+        if self.random.random() < 0.5:
+            self.session.lost()
+            self._ended()
+            return "is lost"
+        self.closing = True
+        self.session.receive(frames.method_frame(0, commands.Connection.Close(200, "", 0, 0)))
+        return "closes"
+
+    # -- chance ----------------------------------------------------------------------------------------------------
+
+    def act(self) -> str:
+        """Do something."""
+        random, action = self.random, self.random.random()
+        if self.closing:
+            return "waits for its end"
+        if action > 0.98:
+            return self.close()
+        if self.asked is not None:
+            return "waits for an answer"
+        name = random.choice(list(QUEUES))
+        there = [each for each in QUEUES if self.queue_id(each)]
+        if there and random.random() < 0.85:
+            name = random.choice(there) if action >= 0.20 else name
+        if action < 0.20:
+            if name == "two" and self.world.is_filling():
+                # If one of the two has yet to be filled, and the other has nothing, nobody may ever lead.
+                name = "wide"
+            return self.declare(name)
+        if action < 0.25:
+            return self.delete(name)
+        if action < 0.45:
+            return self.publish(name)
+        if action < 0.58:
+            return self.get(name)
+        if action < 0.65 and len(self.consumers) < 2:
+            return self.consume(name)
+        if action < 0.67 and self.consumers:
+            return self.cancel()
+        if action < 0.69:
+            return self.purge(name)
+        if action < 0.79:
+            return self.bind() if action < 0.755 else self.unbind()
+        if action < 0.84:
+            return self.declare_exchange()
+        if action < 0.86:
+            return self.delete_exchange()
+        return self.settle() if self.unacked else "waits"
+
+
+def _shuffled(arguments: Mapping[str, Any], random: Random) -> dict[str, Any]:
+    names = list(arguments)
+    random.shuffle(names)
+    return {
+        name: _shuffled(value, random) if isinstance(value := arguments[name], dict) else value
+        for name in names
+    }
+
+
+_ASKED = {
+    "Queue.DeclareOk": ("declare",),
+    "Queue.DeleteOk": ("delete",),
+    "Queue.BindOk": ("bind",),
+    "Queue.UnbindOk": ("unbind",),
+    "Queue.PurgeOk": ("purge",),
+    "Exchange.DeclareOk": ("declare exchange",),
+    "Exchange.DeleteOk": ("delete exchange",),
+    "Exchange.BindOk": ("bind",),
+    "Exchange.UnbindOk": ("unbind",),
+    "Basic.GetEmpty": ("get",),
+    "Basic.ConsumeOk": ("consume",),
+    "Basic.CancelOk": ("cancel",),
+}

@@ -1,0 +1,319 @@
+"""A cluster of whole nodes in one process, under the hand of whoever runs it: nothing moves unless it is told to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from random import Random
+from typing import Any
+
+from amqp_server.cluster import administration
+from amqp_server.cluster import node as product
+from amqp_server.cluster.catalog import GROUP
+from quorum_queue.cluster.group import Group
+from tests.amqp_server.cluster.simulation import waiting
+from tests.amqp_server.cluster.simulation.clients import Client
+from tests.amqp_server.cluster.simulation.ledger import Ledger, Violation
+from tests.amqp_server.cluster.simulation.messages import Messages
+from tests.amqp_server.cluster.simulation.node import SimulatedNode
+from tests.amqp_server.cluster.simulation.waiting import Task
+from tests.quorum_queue.cluster.network import CLOSED, Network
+
+#: Rounds within which a healed cluster must come to rest: in each, everybody's clock ticks once.
+ROUNDS = 600
+#: Within so many the steward of a node with a slow clock has a look.
+LOOK_ROUNDS = 12
+
+
+@contextmanager
+def by_hand() -> Iterator[None]:
+    """The broker's coroutines await what `waiting` has, within this."""
+    places: list[Any] = [product, administration]
+    before = [place.trio for place in places]
+    for place in places:
+        place.trio = waiting
+    try:
+        yield
+    finally:
+        for place, module in zip(places, before, strict=True):
+            place.trio = module
+
+
+class Cluster:
+    """Founded by some of the nodes; the others may join."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        founders: Sequence[str],
+        *,
+        random: Random | None = None,
+        rates: dict[str, float] | None = None,
+        trace: Callable[[str], None] | None = None,
+    ) -> None:
+        self.random = random or Random(0)
+        self.trace = trace
+        self.step = 0
+        self.names = tuple(names)
+        self.founders = tuple(founders)
+        self.network = Network()
+        self.ledger = Ledger()
+        self.messages = Messages()
+        identities: dict[tuple[str, int], str] = {}
+        self.nodes: dict[str, SimulatedNode] = {}
+        for name in self.names:
+            rate = rates[name] if rates is not None else 1.0
+            node = SimulatedNode(
+                name, self.network, self.ledger, identities, seed=self.random.getrandbits(30), rate=rate
+            )
+            self.nodes[name] = self.network.nodes[name] = self.ledger.nodes[name] = node
+        #: Nodes that belong to the cluster, or are about to.
+        self.belonging = dict.fromkeys(self.founders)
+        self.last_number = 0
+        #: The node whose disk was lost, until all of that is filled again.
+        self.wounded = ""
+        #: Nodes that had another disk, or were taken out, once.
+        self.wiped: dict[str, None] = {}
+        #: What operators have asked for, and where it is done.
+        self.asked: list[tuple[str, str, Task]] = []
+
+    def log(self, text: str) -> None:
+        if self.trace is not None:
+            self.trace(f"{self.step:5} {text}")
+
+    def note(self, what: str) -> None:
+        self.ledger.note(what)
+        self.log(what)
+
+    @property
+    def running(self) -> list[SimulatedNode]:
+        return [node for node in self.nodes.values() if node.alive]
+
+    @property
+    def serving(self) -> list[SimulatedNode]:
+        return [node for node in self.running if node.serving]
+
+    # -- nodes -----------------------------------------------------------------------------------------------------
+
+    def start(self, node: SimulatedNode) -> None:
+        """A founder is configured with the founders, another one with all that are there."""
+        if node.alive or node.name not in self.belonging:
+            return
+        if node.out:
+            node.replace_disk()
+        self.note("starts")
+        peers = self.founders if node.name in self.founders else (*self.belonging,)
+        if not node.start(sorted({node.name, *peers})):
+            self.log(f"{node.name}: {node.out}")
+
+    def crash(self, node: SimulatedNode, *, written: bool | None = None) -> None:
+        if not node.alive:
+            return
+        self.note("crashes")
+        self.log(f"{node.name} crashes")
+        self.ledger.doubt(node.name, node.incarnation)
+        node.crash(written=self.random.random() < 0.5 if written is None else written)
+        self.network.crashed(node.name, lambda: self.random.random() < 0.6)
+        for asked in [asked for asked in self.asked if asked[1] == node.name]:
+            self.asked.remove(asked)
+
+    def doubt_all(self) -> None:
+        for node in self.nodes.values():
+            self.ledger.doubt(node.name, node.incarnation)
+
+    def connect(self, one: str, two: str) -> None:
+        first, second = self.nodes[one], self.nodes[two]
+        if not (first.alive and second.alive):
+            return
+        if (first.dials(two) and second.lets_in(one)) or (second.dials(one) and first.lets_in(two)):
+            self.network.connect(one, two)
+
+    def tick(self, node: SimulatedNode) -> None:
+        if not node.alive:
+            return
+        self.log(f"{node.name}: tick, it is {node.now_ms}")
+        node.tick()
+        if node.out:
+            self.log(f"{node.name}: {node.out}")
+            self.note("goes")
+            self.crash(node)
+        for what, at, task in list(self.asked):
+            if at == node.name and task.done:
+                self.asked.remove((what, at, task))
+                self.note(f"{what} {'fails' if task.error else 'done'}")
+                self.log(f"{what} at {at}: {task.error or 'done'}")
+
+    def step_disk(self, node: SimulatedNode) -> None:
+        if node.alive and node.step_disk():
+            self.log(f"{node.name}: a commit {'begins' if node.commits.running else 'ends'}")
+
+    def new_client(self, node: SimulatedNode, vhost: str = "/") -> Client:
+        self.last_number += 1
+        client = Client(self, node, self.last_number, vhost)
+        node.end_turn()
+        return client
+
+    def ask(self, what: str, node: SimulatedNode, coroutine: Coroutine[Any, Any, Any]) -> Task:
+        """Have an operator ask a node for something."""
+        self.log(f"{what}, asked of {node.name}")
+        task = node.run(coroutine)
+        self.asked.append((what, node.name, task))
+        return task
+
+    # -- coming to rest --------------------------------------------------------------------------------------------
+
+    def mend(self) -> None:
+        """Everything works: nodes are up, and all links begin anew."""
+        self.network.blocked.clear()
+        for session in list(self.network.sessions):
+            for name in session.ends:
+                if session.states[name] != CLOSED:
+                    self.network.close(session, name)
+        for node in self.nodes.values():
+            node.disk.faults.full = 0
+            self.start(node)
+        self.connect_all()
+
+    def look_at_members(self) -> None:
+        """Who belongs to the cluster is what the topology says; those who were removed are stopped by somebody."""
+        topology = self.leading()
+        if topology is None:
+            return
+        nodes = self.nodes[topology.replicas.node].cluster.catalog.nodes
+        if not nodes:
+            return
+        for name in [name for name in self.belonging if name not in nodes]:
+            del self.belonging[name]
+            self.wiped[name] = None
+        self.belonging.update(dict.fromkeys(nodes))
+
+    def stop_the_removed(self) -> None:
+        for node in self.running:
+            if node.name not in self.belonging:
+                self.crash(node)
+                node.replace_disk()
+
+    def is_filling(self) -> bool:
+        """Is there a node that begins with an empty disk, or is about to?"""
+        joining = any(what == "join" for what, _, _ in self.asked)
+        return bool(self.wounded) or joining or not all(self.nodes[name].serving for name in self.belonging)
+
+    def connect_all(self) -> None:
+        for one in self.names:
+            for two in self.names:
+                if one < two:
+                    self.connect(one, two)
+
+    def settle(self) -> None:
+        """Let the cluster come to rest."""
+        rested = 0
+        for _ in range(ROUNDS):
+            for node in self.running:
+                self.tick(node)
+            self.look_at_members()
+            for node in self.nodes.values():
+                self.start(node)
+            self.connect_all()
+            self.work_off()
+            rested = 0 if self.unrest() else rested + 1
+            if rested > LOOK_ROUNDS:
+                # The steward has looked at it, too.
+                self.stop_the_removed()
+                return
+        raise Violation(f"the cluster does not come to rest though everything works: {self.unrest()}")
+
+    def wait(self, reached: Callable[[], bool]) -> None:
+        """Have everything work until it has come so far."""
+        for _ in range(ROUNDS):
+            for node in self.running:
+                node.end_turn()
+            self.work_off()
+            if reached():
+                return
+            for node in self.running:
+                self.tick(node)
+        raise Violation("what is waited for does not come")
+
+    def wait_for(self, client: Client) -> None:
+        """Have everything work until a client has its answer."""
+        self.wait(lambda: client.asked is None)
+
+    def work_off(self) -> None:
+        for _ in range(3000):
+            moved = False
+            for node in self.running:
+                if node.commits.running or node.commits.waits():
+                    self.step_disk(node)
+                    moved = True
+            for place in self.network.places():
+                if place in self.network.places():
+                    self.log(self.network.go_on(*place, 8))
+                    moved = True
+            if not moved:
+                return
+        raise Violation("messages go round for ever")
+
+    def leading(self, group_id: int = GROUP) -> Group | None:
+        """The leader's group, of the highest term."""
+        led = [
+            node.cluster.replicas.groups[group_id]
+            for node in self.running
+            if group_id in node.cluster.replicas.groups and node.cluster.replicas.groups[group_id].is_leader
+        ]
+        return max(led, key=lambda group: group.core.term, default=None)
+
+    def unrest(self) -> str:
+        """Say what is still under way, or nothing."""
+        topology = self.leading()
+        if topology is None:
+            return "nobody leads the topology"
+        if self.asked:
+            return f"operators wait for {[what for what, _, _ in self.asked]}"
+        leader = self.nodes[topology.replicas.node]
+        if sorted(leader.cluster.catalog.nodes) != sorted(self.belonging):
+            return f"the cluster has the nodes {sorted(leader.cluster.catalog.nodes)}"
+        for name in self.belonging:
+            node = self.nodes[name]
+            if not node.alive or not node.serving:
+                return f"{name} does not serve"
+            if sorted(node.sessions) != sorted(other for other in self.belonging if other != name):
+                return f"{name} has links to {sorted(node.sessions)}"
+        return self._unrest_of(GROUP, "the topology", tuple(self.belonging)) or self._unrest_of_queues(leader)
+
+    def _unrest_of(self, group_id: int, what: str, members: Sequence[str]) -> str:
+        leader = self.leading(group_id)
+        if leader is None:
+            return f"{what} has no leader"
+        core = leader.core
+        if sorted(core.members.voters) != sorted(members) or core.members.learners:
+            return f"{what} has members {core.members}, not {sorted(members)}"
+        for name in members:
+            group = self.nodes[name].cluster.replicas.groups.get(group_id)
+            if group is None:
+                return f"{name} has no part of {what}"
+            own = group.core
+            if own.amnesiac or own.leader != leader.replicas.node or not own.quiet:
+                return f"{name} is not at rest with {what}"
+            if group.applied != core.last_index or group.flights or group.sending or group.receiving:
+                return f"{name} has something under way for {what}"
+        return ""
+
+    def _unrest_of_queues(self, leader: SimulatedNode) -> str:
+        for queue in leader.broker.all_queues():
+            if queue.members:
+                found = self._unrest_of(queue.queue_id, f"queue {queue.name}", queue.members)
+                if found:
+                    return found
+        for name in self.belonging:
+            node = self.nodes[name]
+            if node.cluster.replicas.losses.entries():
+                return f"{name} lacks {node.cluster.replicas.losses.entries()}"
+            if node.cluster.hosts.parting:
+                return f"{name} has not left {list(node.cluster.hosts.parting)} yet"
+            for client in node.clients:
+                if client.asked is not None or client.unconfirmed or client.closing:
+                    return f"session {client.number} waits for {client.asked}, {list(client.unconfirmed)}"
+            due = node.broker.timers.next_ms
+            if due is not None and due <= node.now_ms:
+                return f"{name} has a timer due"
+        return ""

@@ -1,0 +1,242 @@
+"""What must hold of the topology, judged by the log of group 0.
+
+The first node that applies an entry shows it to the ledger, which applies it to a model. Whatever any node comes to,
+is told, or finds on its disk at a start is compared with that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from amqp_server.broker import operations
+from amqp_server.broker.records import QueueRecord
+from amqp_server.broker.topology import Result
+from amqp_server.cluster.catalog import (
+    _ENTRY,
+    _LENGTH,
+    LAST_BATCH,
+    Catalog,
+    Change,
+    PutNode,
+    RemoveNode,
+    _Batch,
+    _decode_batch,
+)
+from quorum_queue.ports import Refused
+from tests.amqp_server.cluster.simulation.model import Model, difference, state_of
+
+if TYPE_CHECKING:
+    from tests.amqp_server.cluster.simulation.node import SimulatedNode
+
+
+class Violation(AssertionError):
+    """Something happened that must never happen."""
+
+
+def digest(state: bytes) -> bytes:
+    return hashlib.blake2b(state, digest_size=16).digest()
+
+
+class Ledger:
+    def __init__(self) -> None:
+        self.model = Model()
+        self.index = 0
+        self.entries: dict[int, bytes | None] = {}
+        #: What all nodes must be at each index, and their records by the last operation in them.
+        self.digests: dict[int, bytes] = {}
+        self.topologies: dict[int, bytes] = {}
+        self._batches: dict[str, tuple[int, int]] = {}
+        #: Proposals that were applied, and whether they changed anything: by node, start and number.
+        self.landed: dict[tuple[str, int, int], bool] = {}
+        self.nodes: dict[str, SimulatedNode] = {}
+        #: Starts of nodes that others may take for down.
+        self.doubted: dict[str, int] = {}
+        #: Queues whose deletion a client asked for.
+        self.asked: dict[int, None] = {}
+        #: When queues were used last, by the clocks of all nodes.
+        self.used: dict[int, dict[str, int]] = {}
+        #: All queues there ever were.
+        self.queues: dict[int, QueueRecord] = {}
+        self.count: dict[str, int] = {}
+
+    def note(self, what: str) -> None:
+        self.count[what] = self.count.get(what, 0) + 1
+
+    def fail(self, text: str) -> Violation:
+        return Violation(f"topology at {self.index}: {text}")
+
+    # -- the log ---------------------------------------------------------------------------------------------------
+
+    def take(self, node: SimulatedNode, index: int, data: bytes | None) -> bool:
+        """A node is about to apply this; return whether it is the first one."""
+        if index <= self.index:
+            if self.entries[index] != data:
+                raise self.fail(f"{node.name} applies another entry {index} than was applied before")
+            return False
+        if index != self.index + 1:
+            raise self.fail(f"{node.name} applies entry {index}, which nobody has come to yet")
+        self.index = index
+        self.entries[index] = data
+        if data is not None:
+            self._apply(index, data)
+        return True
+
+    def applied(self, node: SimulatedNode, index: int, *, first: bool) -> None:
+        """It has applied it."""
+        if first and node.topology.applied <= index:
+            self._compare(node)
+        self.same(node, index)
+
+    def _apply(self, index: int, data: bytes) -> None:
+        offset = _ENTRY.size
+        while offset < len(data):
+            (size,) = _LENGTH.unpack_from(data, offset)
+            offset += _LENGTH.size
+            self._batch(index, _decode_batch(data[offset : offset + size]))
+            offset += size
+
+    def _batch(self, index: int, batch: _Batch) -> None:
+        start, last = self._batches.get(batch.node, (0, 0))
+        if batch.incarnation < start or batch.number != (last + 1 if batch.incarnation == start else 1):
+            self.note("batches skipped")
+            return
+        place = self._batches[batch.node] = batch.incarnation, batch.number
+        changed = True
+        if isinstance(batch.proposal, Change):
+            operation = operations.decode(batch.proposal.operation)
+            self.note(type(operation).__name__)
+            before = dict(self.model.queues)
+            changed = self.model.apply(index, operation)
+            for record in self.model.queues.values():
+                self.queues[record.queue_id] = record
+            if not isinstance(operation, operations.DeleteVhost):
+                left = {record.queue_id for record in self.model.queues.values()}
+                for record in before.values():
+                    if record.queue_id not in left:
+                        self._check_gone(record, operation)
+        else:
+            self.note(type(batch.proposal).__name__)
+            self._change_nodes(batch.proposal)
+        self.landed[batch.node, *place] = changed
+
+    def _change_nodes(self, proposal: Any) -> None:
+        if isinstance(proposal, PutNode):
+            self.model.nodes[proposal.name] = proposal.address
+        elif isinstance(proposal, RemoveNode) and self.model.nodes.pop(proposal.name, None) is not None:
+            # Nothing comes any more of what it did before.
+            self._batches[proposal.name] = self._batches.get(proposal.name, (0, 0))[0], LAST_BATCH
+
+    def _check_gone(self, record: QueueRecord, operation: Any) -> None:
+        """An exclusive queue goes with its owner, and what else is transient with its node."""
+        if isinstance(operation, operations.DeleteQueue):
+            if record.exclusive and record.queue_id not in self.asked and self.has_owner(record):
+                raise self.fail(f"queue {record.name} is deleted, and its owner is there")
+            self.note("exclusive queues gone" if record.exclusive else "queues gone")
+        elif self.doubted.get(record.node, 0) < record.incarnation:
+            raise self.fail(f"queue {record.name} went with {record.node}, which was always in contact")
+
+    def has_owner(self, record: QueueRecord) -> bool:
+        """Is the session there that an exclusive queue belongs to?"""
+        node = self.nodes[record.node]
+        return node.alive and node.incarnation == record.incarnation and record.owner in node.broker.sessions
+
+    def _compare(self, node: SimulatedNode) -> None:
+        other = difference(self.model.state(), state_of(node.broker))
+        if other:
+            raise self.fail(f"{node.name} has not made of it what it means: {other}")
+
+    def same(self, node: SimulatedNode, index: int) -> None:
+        """A node is at this index: it must be what all others were there."""
+        if node.topology.applied > index:
+            # It reads once more what is in its records.
+            return
+        found = digest(node.cluster.catalog.snapshot())
+        if self.digests.setdefault(index, found) != found:
+            raise self.fail(f"{node.name} at {index} is not what another node was there")
+        self.topologies[node.topology.applied] = digest(node.topology.snapshot())
+
+    def recovered(self, node: SimulatedNode) -> None:
+        """A node has read its records."""
+        applied = node.topology.applied
+        if applied and self.topologies.get(applied) != digest(node.topology.snapshot()):
+            raise self.fail(f"{node.name} finds other records on its disk than it had at {applied}")
+
+    # -- answers ---------------------------------------------------------------------------------------------------
+
+    def answered(
+        self, node: str, incarnation: int, number: int, result: Result | Refused, *, known: bool
+    ) -> None:
+        """Whoever proposed something is told. Not `known`: a snapshot stood in for it."""
+        place = node, incarnation, number
+        if isinstance(result, Refused):
+            self.note("proposals without an answer")
+            return
+        self.note("proposals answered")
+        if place not in self.landed:
+            raise self.fail(f"proposal {place} is answered, and is not in the log")
+        if known and result.changed != self.landed[place] and not result.error:
+            raise self.fail(f"proposal {place} is answered with {result}, the log says {self.landed[place]}")
+
+    def use(self, queue_id: int, asked: dict[str, int]) -> None:
+        """A client was told that it has used a queue, some time after it asked for that."""
+        self.used[queue_id] = asked
+
+    def clocks(self) -> dict[str, int]:
+        return {name: node.now_ms for name, node in self.nodes.items()}
+
+    def proposed(self, node: SimulatedNode, proposal: Any) -> None:
+        """A node gives up a queue that nobody has used for so long as it was declared with."""
+        operation = operations.decode(proposal.operation) if isinstance(proposal, Change) else None
+        if not isinstance(operation, operations.DeleteQueue) or operation.queue_id in self.asked:
+            return
+        queue = node.broker.vhost(operation.vhost).queues[operation.name]
+        if queue.parsed.expires_ms is None:
+            return
+        self.note("leases over")
+        idle_ms = node.now_ms - self.used.get(queue.queue_id, {}).get(node.name, 0)
+        if idle_ms < queue.parsed.expires_ms:
+            raise self.fail(f"{node.name} deletes queue {queue.name}, which was used {idle_ms} ms ago")
+
+    def doubt(self, node: str, incarnation: int) -> None:
+        self.doubted[node] = max(incarnation, self.doubted.get(node, 0))
+
+
+def watched(simulated: SimulatedNode, ledger: Ledger) -> type[Catalog]:
+    """Return a Catalog that shows the ledger all that it applies and answers."""
+
+    class Watched(Catalog):
+        _restoring = False
+
+        def apply(self, index: int, data: bytes) -> None:
+            first = ledger.take(simulated, index, data)
+            super().apply(index, data)
+            ledger.applied(simulated, index, first=first)
+
+        def passed(self, index: int) -> None:
+            first = ledger.take(simulated, index, None)
+            super().passed(index)
+            ledger.applied(simulated, index, first=first)
+
+        def batch(self, number: int, proposal: Any) -> bytes:
+            ledger.proposed(simulated, proposal)
+            return super().batch(number, proposal)
+
+        def wait(self, number: int, done: Any) -> None:
+            node, incarnation = self._own
+
+            def told(result: Result | Refused) -> None:
+                ledger.answered(node, incarnation, number, result, known=not self._restoring)
+                done(result)
+
+            super().wait(number, told)
+
+        def restore(self, state: bytes) -> None:
+            self._restoring = True
+            super().restore(state)
+            self._restoring = False
+            simulated.restored += 1
+            if super().snapshot() != state:
+                raise ledger.fail(f"{simulated.name} has not become what the snapshot says")
+
+    return Watched

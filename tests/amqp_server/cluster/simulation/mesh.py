@@ -1,0 +1,69 @@
+"""The links of a simulated node. See quorum_queue.links.mesh.Mesh, in whose place it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING, Any
+
+from quorum_queue.links.ports import Peer
+
+if TYPE_CHECKING:
+    from tests.amqp_server.cluster.simulation.node import SimulatedNode
+
+
+class SimulatedMesh:
+    def __init__(
+        self,
+        simulated: SimulatedNode,
+        *,
+        node: str,
+        peers: Iterable[Peer],
+        admit: Callable[[str], bool],
+        **_: Any,
+    ) -> None:
+        self._simulated = simulated
+        self._node = node
+        self.peers = {peer.name: peer for peer in peers if peer.name != node}
+        self._admit = admit
+        #: Sessions that end as soon as what goes on now is over.
+        self.dropped: dict[str, None] = {}
+        self._waiting: dict[str, None] = {}
+
+    def lets_in(self, peer: str) -> bool:
+        return peer in self.peers or self._admit(peer)
+
+    def send(self, peer: str, parts: list[bytes]) -> bool:
+        if peer in self.dropped:
+            return False
+        self._waiting[peer] = None
+        return self._simulated.network.send(self._node, peer, b"".join(parts))
+
+    def hold(self) -> None: ...
+
+    def flush(self) -> None:
+        self._waiting.clear()
+
+    def waiting(self) -> Collection[str]:
+        return list(self._waiting)
+
+    def pending_bytes(self, peer: str) -> int:
+        session = self._simulated.sessions.get(peer)
+        return 0 if session is None else session.bytes_to(peer)
+
+    def connected(self) -> Collection[str]:
+        return [peer for peer in self._simulated.sessions if peer not in self.dropped]
+
+    def heard_within(self, seconds: float) -> Collection[str]:
+        return [peer for peer in self.connected() if self._simulated.silent.get(peer, 0) < 2]
+
+    def add_peer(self, peer: Peer) -> None:
+        if peer.name != self._node:
+            self.peers[peer.name] = peer
+
+    def remove_peer(self, peer: str) -> None:
+        self.peers.pop(peer, None)
+        self.drop(peer)
+
+    def drop(self, peer: str) -> None:
+        if peer in self._simulated.sessions:
+            self.dropped[peer] = None

@@ -1,0 +1,202 @@
+"""What operations on the topology mean, once more and as plainly as can be: sets and dictionaries, and no broker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from amqp_server.broker import operations
+from amqp_server.broker.broker import Broker
+from amqp_server.broker.operations import Operation
+from amqp_server.broker.records import BindingRecord, ExchangeRecord, QueueRecord
+from amqp_server.wire import tables
+
+#: Exchanges that every vhost has.
+PREDECLARED = ("", "amq.direct", "amq.fanout", "amq.headers", "amq.match", "amq.rabbitmq.trace", "amq.topic")
+
+Place = tuple[str, str]
+Bound = tuple[str, str, str, str, str, str]
+
+
+def bound(record: BindingRecord) -> Bound:
+    """Return what a binding is: its ends, its key, and its arguments in whatever order."""
+    arguments = _sorted(tables.decode(record.arguments))
+    return (record.vhost, record.source, record.kind, record.destination, record.routing_key, repr(arguments))
+
+
+def _sorted(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return [(name, _sorted(value[name])) for name in sorted(value)]
+    return [_sorted(item) for item in value] if isinstance(value, list) else value
+
+
+class Model:
+    def __init__(self) -> None:
+        self.vhosts: dict[str, Any] = {}
+        self.users: dict[str, Any] = {}
+        self.permissions: dict[Place, Any] = {}
+        self.exchanges: dict[Place, ExchangeRecord] = {}
+        self.queues: dict[Place, QueueRecord] = {}
+        self.bindings: dict[Bound, None] = {}
+        #: Addresses of the nodes; one without is about to leave.
+        self.nodes: dict[str, str] = {}
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "vhosts": self.vhosts,
+            "users": self.users,
+            "permissions": self.permissions,
+            "exchanges": self.exchanges,
+            "queues": self.queues,
+            "bindings": set(self.bindings),
+        }
+
+    def apply(self, index: int, operation: Operation) -> bool:
+        """Apply what stands at `index`; return whether there was anything to change."""
+        match operation:
+            case operations.PutVhost(record):
+                return _put(self.vhosts, record.name, record)
+            case operations.DeleteVhost(name):
+                return self._delete_vhost(name)
+            case operations.PutUser(user):
+                return _put(self.users, user.name, user)
+            case operations.DeleteUser(name):
+                self.permissions = {at: each for at, each in self.permissions.items() if at[0] != name}
+                return self.users.pop(name, None) is not None
+            case operations.SetPermission(permission):
+                known = permission.user in self.users and permission.vhost in self.vhosts
+                return known and _put(self.permissions, (permission.user, permission.vhost), permission)
+            case operations.ClearPermission(user, vhost):
+                return self.permissions.pop((user, vhost), None) is not None
+            case operations.DeclareExchange(exchange):
+                at = (exchange.vhost, exchange.name)
+                free = exchange.vhost in self.vhosts and not self._is_exchange(at)
+                free = free and not self._leaves(exchange.node)
+                return free and _put(self.exchanges, at, exchange)
+            case operations.DeleteExchange(vhost, name, if_unused):
+                used = any(each[:2] == (vhost, name) for each in self.bindings)
+                return not (if_unused and used) and self._delete_exchange((vhost, name))
+            case operations.Bind(binding):
+                return self._bind(binding)
+            case operations.Unbind(binding):
+                return self._unbind([bound(binding)])
+            case operations.DeclareQueue(queue):
+                at = (queue.vhost, queue.name)
+                members, leader = self._staying(queue.members, queue.leader)
+                nowhere = self._leaves(queue.node) or (queue.members and not members)
+                if queue.vhost not in self.vhosts or at in self.queues or nowhere:
+                    return False
+                queue = msgspec.structs.replace(queue, queue_id=index, members=members, leader=leader)
+                return _put(self.queues, at, queue)
+            case operations.DeleteQueue(vhost, name, queue_id):
+                found = self.queues.get((vhost, name))
+                return found is not None and found.queue_id == queue_id and self._delete_queue((vhost, name))
+            case operations.SetMembers(vhost, name, queue_id, members, leader):
+                found = self.queues.get((vhost, name))
+                members, leader = self._staying(members, leader)
+                if found is None or found.queue_id != queue_id or not members:
+                    return False
+                self.queues[vhost, name] = msgspec.structs.replace(found, members=members, leader=leader)
+                return True
+            case operations.NodeDown(node, incarnation):
+                return self._node_down(node, incarnation)
+
+    def _leaves(self, node: str) -> bool:
+        return self.nodes.get(node, "here") == ""
+
+    def _staying(self, members: tuple[str, ...], leader: str) -> tuple[tuple[str, ...], str]:
+        """Return those members, each once, that do not leave, and who leads them."""
+        left: list[str] = []
+        for name in members:
+            if self.nodes.get(name) and name not in left:
+                left.append(name)
+        return tuple(left), leader if leader in left else left[0] if left else ""
+
+    def _is_exchange(self, at: Place) -> bool:
+        return at in self.exchanges or (at[0] in self.vhosts and at[1] in PREDECLARED)
+
+    def _delete_vhost(self, name: str) -> bool:
+        self.permissions = {at: each for at, each in self.permissions.items() if at[1] != name}
+        self.exchanges = {at: each for at, each in self.exchanges.items() if at[0] != name}
+        self.queues = {at: each for at, each in self.queues.items() if at[0] != name}
+        self.bindings = {each: None for each in self.bindings if each[0] != name}
+        return self.vhosts.pop(name, None) is not None
+
+    def _bind(self, record: BindingRecord) -> bool:
+        to = (record.vhost, record.destination)
+        ends = self._is_exchange((record.vhost, record.source)) and (
+            to in self.queues if record.kind == "queue" else self._is_exchange(to)
+        )
+        return ends and _put(self.bindings, bound(record), None)
+
+    def _unbind(self, gone: list[Bound]) -> bool:
+        """Take bindings away, and the auto-delete exchanges whose last ones these were."""
+        found = [each for each in gone if each in self.bindings]
+        for each in found:
+            del self.bindings[each]
+        for vhost, source, *_ in found:
+            exchange = self.exchanges.get((vhost, source))
+            left = any(each[:2] == (vhost, source) for each in self.bindings)
+            if exchange is not None and exchange.auto_delete and not left:
+                self._delete_exchange((vhost, source))
+        return bool(found)
+
+    def _delete_exchange(self, at: Place) -> bool:
+        if self.exchanges.pop(at, None) is None:
+            return False
+        self.bindings = {each: None for each in self.bindings if each[:2] != at}
+        self._unbind(
+            [each for each in self.bindings if (each[0], each[2], each[3]) == (at[0], "exchange", at[1])]
+        )
+        return True
+
+    def _delete_queue(self, at: Place) -> bool:
+        del self.queues[at]
+        self._unbind(
+            [each for each in self.bindings if (each[0], each[2], each[3]) == (at[0], "queue", at[1])]
+        )
+        return True
+
+    def _node_down(self, node: str, incarnation: int) -> bool:
+        for at, queue in list(self.queues.items()):
+            stays = queue.durable and not queue.exclusive
+            if queue.node == node and queue.incarnation <= incarnation and not stays:
+                self._delete_queue(at)
+        for at, exchange in list(self.exchanges.items()):
+            if exchange.node and exchange.node == node and exchange.incarnation <= incarnation:
+                self._delete_exchange(at)
+        return True
+
+
+def _put(table: dict[Any, Any], at: Any, value: Any) -> bool:
+    new = at not in table
+    table[at] = value
+    return new
+
+
+def state_of(broker: Broker) -> dict[str, Any]:
+    """Return a broker's topology as the model has it."""
+    vhosts = [vhost for vhost in broker.vhosts.values() if vhost.name in broker.vhost_records]
+    return {
+        "vhosts": {record.name: record for record in broker.vhost_records},
+        "users": {user.name: user for user in broker.users},
+        "permissions": {(each.user, each.vhost): each for each in broker.permissions.all()},
+        "exchanges": {(each.vhost, each.name): each for vhost in vhosts for each in vhost.exchange_records()},
+        "queues": {(each.vhost, each.name): each for vhost in vhosts for each in vhost.queue_records()},
+        "bindings": {bound(each) for vhost in vhosts for each in vhost.binding_records()},
+    }
+
+
+def difference(one: dict[str, Any], other: dict[str, Any]) -> str:
+    """Say in what two states differ, or nothing."""
+    for name, left in one.items():
+        right = other[name]
+        if left != right:
+            if not isinstance(left, dict):
+                return f"{name}: {sorted(left - right)} against {sorted(right - left)}"
+            for each in {**left, **right}:
+                if left.get(each) != right.get(each):
+                    return f"{name}, {each}: {left.get(each)} against {right.get(each)}"
+    return ""

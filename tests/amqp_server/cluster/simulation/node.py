@@ -1,0 +1,279 @@
+"""A node of the simulated cluster: the real broker and the real part in the cluster, over links and a disk in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Coroutine
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from amqp_server.broker import recovery
+from amqp_server.broker.broker import Broker
+from amqp_server.broker.operations import PutUser, PutVhost, SetPermission
+from amqp_server.broker.permissions import Permission
+from amqp_server.broker.topology import Topology
+from amqp_server.broker.users import User
+from amqp_server.broker.vhosts import VhostRecord
+from amqp_server.cluster import node as product
+from amqp_server.cluster import settings
+from amqp_server.cluster.errors import ClusterError
+from amqp_server.cluster.node import ClusterNode
+from amqp_server.config import Config
+from persistence.errors import StorageFull
+from persistence.journal import Journal
+from persistence.layer import Layer
+from persistence.memory import Faults, MemoryEnvironment, MemoryTransaction
+from persistence.stepped import SteppedCommit
+from quorum_queue.links.handshake import Hello
+from quorum_queue.local import NodeServices
+from quorum_queue.memory import MemoryBudget
+from tests.amqp_server.cluster.simulation.ledger import Ledger, watched
+from tests.amqp_server.cluster.simulation.marks import Marks
+from tests.amqp_server.cluster.simulation.mesh import SimulatedMesh
+from tests.amqp_server.cluster.simulation.waiting import Task
+from tests.quorum_queue.cluster.network import Network, Session
+
+if TYPE_CHECKING:
+    from tests.amqp_server.cluster.simulation.clients import Client
+
+TICK_MS = 50
+#: Ticks of silence after which a session ends.
+DEAD_TICKS = 6
+USER = "guest"
+#: Small limits, so that they are met.
+LIMITS: dict[str, Any] = {
+    "cluster_secret_file": "none", "election_ms": 200, "node_down_ms": 400, "disk_stall_ms": 800,
+    "change_timeout_ms": 1500, "rebalance_ms": 300, "snapshot_entries": 16,
+}  # fmt: skip
+
+
+class Disk(MemoryEnvironment):
+    """Counts its commits, as LMDB does."""
+
+    def __init__(self, faults: Faults, identity: str) -> None:
+        super().__init__(faults, identity)
+        self.written = 0
+
+    def transaction(self, layer: Layer) -> MemoryTransaction:
+        return _Transaction(self, layer)
+
+
+class _Transaction(MemoryTransaction):
+    def finish(self) -> None:
+        super().finish()
+        disk: Any = self._store
+        disk.written += 1
+
+
+class SimulatedNode:
+    """See tests.quorum_queue.cluster.network.End. It plays the part of amqp_server.app."""
+
+    cluster: ClusterNode
+    broker: Broker
+
+    def __init__(
+        self,
+        name: str,
+        network: Network,
+        ledger: Ledger,
+        identities: dict[tuple[str, int], str],
+        *,
+        seed: int,
+        rate: float,
+    ) -> None:
+        self.name = name
+        self.network = network
+        self.ledger = ledger
+        self.alive = self.serving = False
+        #: Why it has to go, once it is told so: then it needs an empty disk.
+        self.out = ""
+        self.incarnation = 0
+        self.restored = 0
+        self.now_ms = 1_000_000 + seed % 977
+        self.rate = rate
+        self.sessions: dict[str, Session] = {}
+        self.silent: dict[str, int] = {}
+        self.clients: list[Client] = []
+        self.tasks: list[Task] = []
+        self._identities = identities
+        self._seed = seed
+        self._disks = 0
+        self.replace_disk()
+
+    def replace_disk(self) -> None:
+        self._disks += 1
+        self.disk = Disk(Faults(seed=self._seed), f"{self.name}{self._disks}")
+        self.marks = Marks()
+        self.out = ""
+
+    @property
+    def topology(self) -> Topology:
+        return self.broker.topology
+
+    def clock(self) -> int:
+        return self.now_ms
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    def start(self, peers: Collection[str]) -> bool:
+        """Start from what is on disk; return whether that can be."""
+        self.now_ms += 1
+        self.disk.faults.full = 0
+        self.alive, self.serving, self.full = True, False, False
+        self.silent = {}
+        config = Config(node=self.name, peers=tuple(f"{name}=127.0.0.1:1" for name in peers), **LIMITS)
+        self.broker = broker = Broker(config, self.disk, self.clock)
+        self.commits = SteppedCommit(self.disk)
+        journal = Journal(self.disk)
+        broker.services = NodeServices(
+            clock=self.clock, memory=MemoryBudget(1 << 30), timers=broker.timers, dead_letters=broker.dead_letters,
+            journal=journal, spill=Journal(self.disk.spill), commits=self.commits, marks=self.marks,
+        )  # fmt: skip
+        broker.unsynced = lambda: bool(self.disk.pending.open) or len(self.disk.pending.layers) > 1
+        self.cluster = cluster = self._cluster(config)
+        self.incarnation = cluster.incarnation
+        self._identities[self.name, self.incarnation] = self.disk.node_id
+        broker.replication, broker.hosts = cluster.replication, cluster.hosts
+        broker.replicate, broker.flush, broker.hold = cluster.turn, cluster.flush, cluster.mesh.hold
+        recovery.recover(broker, journal)
+        self.ledger.recovered(self)
+        try:
+            cluster.check_directory()
+        except ClusterError as error:
+            self.out = str(error)
+            self.alive = False
+            return False
+        cluster.start()
+        self.tasks = []
+        for coroutine in (cluster._tick(), cluster._leave(), self._serve()):
+            self.run(coroutine)
+        self.end_turn()
+        return True
+
+    def _cluster(self, config: Config) -> ClusterNode:
+        def mesh(**about: Any) -> SimulatedMesh:
+            return SimulatedMesh(self, **about)
+
+        places: list[tuple[Any, str, Any]] = [
+            (product, "Mesh", mesh),
+            (product, "Catalog", watched(self, self.ledger)),
+            (settings, "secret", lambda config: b"none"),
+        ]
+        before = [getattr(place, name) for place, name, _ in places]
+        for place, name, value in places:
+            setattr(place, name, value)
+        try:
+            nothing: Any = None
+            environment: Any = self.disk
+            return ClusterNode(
+                config, self.broker, environment, self.commits, nothing, end_turn=self.end_turn
+            )
+        finally:
+            for (place, name, _), value in zip(places, before, strict=True):
+                setattr(place, name, value)
+
+    async def _serve(self) -> None:
+        """As amqp_server.app does before it listens to clients."""
+        cluster, broker = self.cluster, self.broker
+        await cluster.joined()
+        if cluster.leads_topology and "/" not in broker.vhost_records:
+            broker.propose(PutVhost(VhostRecord("/")))
+            broker.propose(PutUser(User(USER, "hash", ("administrator",))))
+            broker.propose(SetPermission(Permission(USER, "/", ".*", ".*", ".*")))
+        self.serving = True
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Task:
+        task = Task(coroutine, self.clock)
+        self.tasks.append(task)
+        return task
+
+    def crash(self, *, written: bool) -> None:
+        """Stop at once. The commit under way may have reached the disk, though nobody was told."""
+        self.alive = self.serving = False
+        self.end_tasks()
+        if self.commits.running and written:
+            self.disk.pending.layers[0].done.clear()
+            with suppress(StorageFull):
+                self.commits.end()
+        self.disk.crash()
+        self.clients.clear()
+
+    def end_tasks(self) -> None:
+        for task in self.tasks:
+            task.end()
+        self.tasks = []
+
+    # -- links -----------------------------------------------------------------------------------------------------
+
+    def link_up(self, peer: str, incarnation: int) -> None:
+        self.silent.pop(peer, None)
+        self.cluster.link_up(peer, Hello(peer, incarnation, self._identities[peer, incarnation]))
+        self.end_turn()
+
+    def link_down(self, peer: str) -> None:
+        self._mesh.dropped.pop(peer, None)
+        self.cluster.link_down(peer)
+        self.end_turn()
+
+    def received(self, peer: str, found: list[bytes]) -> None:
+        self.silent.pop(peer, None)
+        self.cluster.received(peer, [memoryview(frame) for frame in found])
+        self.end_turn()
+
+    @property
+    def _mesh(self) -> SimulatedMesh:
+        mesh: Any = self.cluster.mesh
+        return mesh  # type: ignore[no-any-return]
+
+    def lets_in(self, peer: str) -> bool:
+        return self._mesh.lets_in(peer)
+
+    def dials(self, peer: str) -> bool:
+        return peer in self._mesh.peers
+
+    # -- turns, time, disk -----------------------------------------------------------------------------------------
+
+    def end_turn(self) -> None:
+        if not self.alive:
+            return
+        self.broker.end_turn()
+        for client in list(self.clients):
+            client.collect()
+        for peer in list(self._mesh.dropped):
+            session = self.sessions.get(peer)
+            if session is None:
+                self._mesh.dropped.pop(peer, None)
+            else:
+                self.network.close(session, self.name)
+
+    def tick(self) -> None:
+        self.now_ms += round(TICK_MS * self.rate)
+        for peer, session in list(self.sessions.items()):
+            if (peer, self.name) in self.network.blocked:
+                self.silent[peer] = self.silent.get(peer, 0) + 1
+                if self.silent[peer] > DEAD_TICKS:
+                    self.network.close(session, self.name)
+            else:
+                self.silent.pop(peer, None)
+        self.broker.timers.run(self.now_ms)
+        for task in list(self.tasks):
+            if not task.go_on():
+                continue
+            self.tasks.remove(task)
+            if isinstance(task.error, ClusterError):
+                self.out = str(task.error)
+        self.end_turn()
+
+    def step_disk(self) -> bool:
+        """Begin a commit or end the one under way; return whether there was anything to do."""
+        if not self.commits.running:
+            return self.commits.begin()
+        full = False
+        try:
+            self.commits.end()
+        except StorageFull:
+            full = True
+        if full is not self.full:
+            self.full = full
+            self.cluster.replicas.disk_full(full)
+        self.end_turn()
+        return True

@@ -1,0 +1,314 @@
+"""Whole nodes under seeded chance: the topology, its queues and their messages, members that come and go, and clients.
+
+`python -m tests.amqp_server.cluster.simulation.simulation --seed N` runs one and prints what it came to (`--trace` all
+that happened); `--seeds A:B` runs many. All of a node is real but its links, its disk, its clock, and its sockets; see
+node. What must hold is in ledger, messages and at_rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import traceback
+from collections.abc import Callable
+from random import Random
+from time import perf_counter
+
+from amqp_server.broker.operations import (
+    ClearPermission,
+    DeleteUser,
+    DeleteVhost,
+    Operation,
+    PutUser,
+    PutVhost,
+    SetPermission,
+)
+from amqp_server.broker.permissions import Permission
+from amqp_server.broker.users import User
+from amqp_server.broker.vhosts import VhostRecord
+from tests.amqp_server.cluster.simulation.at_rest import check_at_rest, drain
+from tests.amqp_server.cluster.simulation.cluster import Cluster, by_hand
+from tests.amqp_server.cluster.simulation.node import SimulatedNode
+
+STEPS = 1600
+#: Steps between two moments at which the cluster may be mended, to go on from there.
+EPOCH = 400
+VHOSTS = ("/", "v")
+USERS = ("ann", "bob")
+
+
+class Simulation(Cluster):
+    def __init__(self, seed: int, *, steps: int = STEPS, trace: Callable[[str], None] | None = None) -> None:
+        random = Random(seed)
+        names = "abcde"[: random.choice((3, 4, 5, 5))]
+        founders = names[: random.choice((3, 3, len(names)))]
+        rates = {name: random.choice((0.6, 1.0, 1.0, 1.5)) for name in names}
+        self.trouble = random.choice((0.0, 0.2, 0.5, 1.0, 1.0))
+        super().__init__(names, founders, random=random, rates=rates, trace=trace)
+        self.steps = steps
+        self.mend()
+        if random.random() < 0.8:
+            self.settle()
+
+    def one_step(self) -> None:
+        random = self.random
+        action = random.random()
+        node = self.nodes[random.choice(self.names)]
+        if action < 0.42:
+            for _ in range(random.choice((1, 2, 6))):
+                places = self.network.places()
+                if places:
+                    self.log(self.network.go_on(*random.choice(places), random.choice((1, 2, 4, 8))))
+        elif action < 0.58:
+            self.step_disk(node)
+            self.step_disk(self.nodes[random.choice(self.names)])
+        elif action < 0.70:
+            self.tick(node)
+        elif action < 0.87:
+            self.act(node)
+        elif action < 0.885:
+            self.administer(node)
+        elif action < 0.92:
+            self.connect(*random.sample(self.names, 2))
+            if random.random() < 0.15:
+                self.network.blocked.clear()
+        elif action < 0.94:
+            self.start(node)
+        elif action < 0.95:
+            self.change_nodes(node)
+        elif random.random() < self.trouble * 0.6:
+            self.make_trouble(random.random(), node)
+
+    def act(self, node: SimulatedNode) -> None:
+        if not node.alive or not node.serving:
+            return
+        random = self.random
+        if not node.clients or (len(node.clients) < 3 and random.random() < 0.15):
+            vhost = random.choice(VHOSTS) if random.random() < 0.3 else "/"
+            if vhost not in node.broker.vhost_records:
+                return
+            self.new_client(node, vhost)
+            return
+        client = random.choice(node.clients)
+        self.log(f"{node.name}: session {client.number} {client.act()}")
+        if random.random() < 0.7:
+            node.end_turn()
+
+    # -- operators -------------------------------------------------------------------------------------------------
+
+    def administer(self, node: SimulatedNode) -> None:
+        """Have vhosts, users and permissions changed, or queues moved."""
+        if not node.alive or not node.serving:
+            return
+        random = self.random
+        user, vhost = random.choice(USERS), random.choice(VHOSTS)
+        kinds = ("", "classic", "quorum")
+        operations: tuple[Operation, ...] = (
+            PutVhost(VhostRecord("v", random.choice(("", "text")), (), random.choice(kinds))),
+            PutVhost(VhostRecord("/", "", (), random.choice(kinds))),
+            PutUser(User(user, random.choice(("one", "other")), random.choice(((), ("monitoring",))))),
+            PutUser(User(user, "hash")),
+            SetPermission(Permission(user, vhost, random.choice((".*", "a")), "", ".*")),
+            SetPermission(Permission("guest", "v", ".*", ".*", ".*")),
+            ClearPermission(user, vhost),
+            DeleteUser(user),
+            DeleteVhost("v"),
+        )
+        which = random.randrange(len(operations) + 6)
+        if which < len(operations):
+            self.log(f"{node.name}: {operations[which]}")
+            node.broker.propose(operations[which], lambda result: None)
+            node.end_turn()
+            return
+        administration = node.cluster.administration
+        self.doubt_all()
+        if which % 3 == 0:
+            self.ask("rebalance", node, administration.rebalance())
+        elif which % 3 == 1:
+            self.ask("grow", node, administration.grow(random.choice(self.names), VHOSTS))
+        elif not self.wounded:
+            self.ask("shrink", node, administration.shrink(random.choice(self.names)))
+
+    def change_nodes(self, node: SimulatedNode) -> None:
+        """One node more, or one less."""
+        random = self.random
+        if self.wounded or not node.alive or not node.serving or self.changing:
+            return
+        topology = self.leading()
+        if (
+            topology is None
+            or topology.core.members_index > topology.core.commit
+            or topology.core.members.learners
+        ):
+            return
+        outside = [name for name in self.names if name not in self.belonging]
+        down = [name for name in self.belonging if not self.nodes[name].alive]
+        administration = node.cluster.administration
+        if outside and random.random() < 0.6:
+            self.ask("join", node, self._join(node, random.choice(outside)))
+        elif len(self.belonging) > 3 and len(down) == 1:
+            self.ask("forget", node, self._forget(node, down[0]))
+        elif len(self.belonging) > 3 and not down and node.name in self.belonging:
+            self.doubt_all()
+            self.ask("leave", node, administration.forget(node.name))
+
+    @property
+    def changing(self) -> bool:
+        return any(what in ("join", "forget", "leave") for what, _, _ in self.asked)
+
+    async def _join(self, node: SimulatedNode, name: str) -> None:
+        other = self.nodes[name]
+        if not other.alive:
+            other.replace_disk()
+        self.wiped[name] = None
+        await node.cluster.administration.join(name, "127.0.0.1:1")
+
+    async def _forget(self, node: SimulatedNode, name: str) -> None:
+        self.doubt_all()
+        self.wiped[name] = None
+        await node.cluster.administration.forget(name)
+
+    # -- trouble ---------------------------------------------------------------------------------------------------
+
+    def make_trouble(self, which: float, node: SimulatedNode) -> None:
+        random, network = self.random, self.network
+        pair = tuple(random.sample(self.names, 2))
+        if which < 0.25:
+            self.crash(node)
+        elif which < 0.40:
+            self.break_session()
+        elif which < 0.52:
+            self.note("one way is blocked")
+            self.doubt_all()
+            network.blocked[pair[0], pair[1]] = None
+        elif which < 0.66:
+            self.note("partitions")
+            self.doubt_all()
+            for other in self.names:
+                if other != node.name and random.random() < 0.8:
+                    network.blocked[node.name, other] = network.blocked[other, node.name] = None
+        elif which < 0.78:
+            self.hand_over(node)
+        elif which < 0.86:
+            self.note("the disk is full")
+            node.disk.faults.full = random.choice((1, 2, 5))
+        elif which < 0.92:
+            self.lose_disk(node)
+        elif which < 0.97 and node.alive:
+            self.note("stands still")
+            self.doubt_all()
+            node.now_ms += random.choice((500, 3000))
+
+    def break_session(self) -> None:
+        if self.network.sessions:
+            session = self.random.choice(self.network.sessions)
+            self.note("links break")
+            self.doubt_all()
+            self.network.close(session, self.random.choice(session.ends))
+
+    def hand_over(self, node: SimulatedNode) -> None:
+        if not node.alive:
+            return
+        led = [group for group in node.cluster.replicas.groups.values() if group.is_leader]
+        if led:
+            group = self.random.choice(led)
+            to = self.random.choice(group.core.members.voters)
+            if to != node.name and node.cluster.steward.transfer(group, to):
+                self.note("leaders hand over")
+                node.end_turn()
+
+    def lose_disk(self, node: SimulatedNode) -> None:
+        """Only where nothing else is amiss: more than one lost disk at a time is more than Raft bears."""
+        if self.wounded or self.changing or node.name not in self.belonging or self.unrest():
+            return
+        if any(0 < len(queue.members) < 3 for queue in node.broker.all_queues()):
+            # Two of two are no majority any more if one of them has forgotten all.
+            return
+        self.crash(node)
+        self.note("disks are lost")
+        self.doubt_all()
+        self.wounded = node.name
+        self.wiped[node.name] = None
+        node.replace_disk()
+
+    def look_at_wounded(self) -> None:
+        if self.wounded and (self.wounded not in self.belonging or not self.unrest()):
+            self.log(f"{self.wounded} is whole again")
+            self.wounded = ""
+
+    # -- the run ---------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        with by_hand():
+            for step in range(self.steps):
+                self.step = step
+                self.one_step()
+                if step % 16 == 0:
+                    self.look_at_members()
+                    self.look_at_wounded()
+                if step % EPOCH == EPOCH - 1:
+                    self.next_epoch()
+            self.log("everything works again")
+            self.doubt_all()
+            self.mend()
+            self.settle()
+            check_at_rest(self)
+            drain(self, VHOSTS)
+            check_at_rest(self)
+            for node in self.nodes.values():
+                node.end_tasks()
+
+    def next_epoch(self) -> None:
+        """Perhaps have everything work for a while, and then something happen that needs it to have worked."""
+        random = self.random
+        self.trouble = random.choice((0.0, 0.3, 1.0, 1.0)) if self.trouble else 0.0
+        if random.random() < 0.7:
+            self.log("everything works for a while")
+            self.doubt_all()
+            self.mend()
+            self.settle()
+            check_at_rest(self)
+            self.look_at_wounded()
+            node = self.nodes[random.choice(self.names)]
+            if self.trouble and random.random() < 0.3:
+                self.lose_disk(node)
+            elif random.random() < 0.7:
+                self.change_nodes(node)
+
+
+def run(seed: int, *, steps: int = STEPS, trace: Callable[[str], None] | None = None) -> Simulation:
+    with by_hand():
+        simulation = Simulation(seed, steps=steps, trace=trace)
+    simulation.run()
+    return simulation
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--seeds", default="0:50", help="first:last + 1")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--trace", action="store_true")
+    arguments = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    if arguments.seed is not None:
+        simulation = run(arguments.seed, steps=arguments.steps, trace=print if arguments.trace else None)
+        print(f"seed {arguments.seed}: {simulation.ledger.index} entries, {simulation.ledger.count}")
+        return
+    first, last = map(int, arguments.seeds.split(":"))
+    failed = 0
+    start = perf_counter()
+    for seed in range(first, last):
+        try:
+            run(seed, steps=arguments.steps)
+        except Exception as error:  # noqa: BLE001 - the other seeds are to run, too
+            failed += 1
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            file = where.filename.rsplit("/", 1)[-1]
+            print(f"seed {seed}: {type(error).__name__} {error} ({file}:{where.lineno})", flush=True)
+    print(f"{last - first} seeds, {failed} failed, {perf_counter() - start:.1f} s")
+    raise SystemExit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()

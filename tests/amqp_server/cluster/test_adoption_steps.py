@@ -1,0 +1,472 @@
+"""A directory is turned into that of a cluster step by step: wherever it ends, everything is there, as it was or turned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from amqp_server.broker import recovery
+from amqp_server.broker.broker import Broker
+from amqp_server.broker.operations import Bind, DeclareExchange, DeclareQueue, Operation, PutUser, PutVhost
+from amqp_server.broker.queue import Queue
+from amqp_server.broker.records import BindingRecord, ExchangeRecord, QueueRecord, encoded
+from amqp_server.broker.users import User
+from amqp_server.broker.vhosts import VhostRecord
+from amqp_server.cluster import adoption
+from amqp_server.cluster.adoption import Adoption
+from amqp_server.cluster.belonging import Directory, Founded, drop_copies
+from amqp_server.cluster.catalog import GROUP, Catalog
+from amqp_server.cluster.errors import ClusterError
+from amqp_server.cluster.store import GroupStore
+from amqp_server.config import Config
+from persistence.errors import CorruptRecord
+from persistence.groups import Groups
+from persistence.journal import Journal
+from persistence.memory import MemoryEnvironment
+from persistence.record import Record
+from quorum_queue.cluster.state import unpack_state
+from quorum_queue.local import LocalHost, NodeServices
+from quorum_queue.machine import codec
+from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.dedup import DedupState, id_of
+from quorum_queue.machine.entries import decode_entry
+from quorum_queue.machine.machine import Machine
+from quorum_queue.machine.replicated import Replica
+from quorum_queue.machine.run import Attributes, Run
+from quorum_queue.memory import MemoryBudget
+from quorum_queue.raft.members import Members
+
+from ..connection.node import Commits, Marks
+
+NOW_MS = 1_700_000_000_000
+ADDRESSES = {"n1": "127.0.0.1:1", "n2": "127.0.0.1:2", "n3": "127.0.0.1:3"}
+IDENTITIES = {"n1": "d1", "n2": "d2", "n3": "d3"}
+PLENTY = 1 << 40
+QUEUES: dict[str, dict[str, Any]] = {
+    "plain": {"x-queue-type": "quorum"},
+    "patient": {"x-queue-type": "quorum", "x-delivery-limit": -1},
+    "once": {"x-queue-type": "quorum", "x-deduplication": True},
+    "brief": {"x-queue-type": "quorum", "x-message-ttl": 1000},
+    "empty": {"x-queue-type": "quorum", "x-quorum-initial-group-size": 1},
+    "classic": {"x-max-priority": 3},
+}
+
+
+class Message(NamedTuple):
+    seq: int
+    body: bytes
+    head: bytes
+    attributes: Attributes
+    expires_at: int | None
+    redelivered: bool
+    attempts: int
+
+
+class State(NamedTuple):
+    """Of one queue."""
+
+    messages: list[Message]
+    next_seq: int
+    dedup: DedupState | None
+
+
+class Disk:
+    """What outlives a process."""
+
+    def __init__(self) -> None:
+        self.environment = MemoryEnvironment()
+        self.marks = Marks()
+
+    def broker(self, node: str = "n1") -> Broker:
+        broker = Broker(Config(node=node), self.environment, lambda: NOW_MS)
+        broker.services = NodeServices(
+            clock=broker.clock,
+            memory=MemoryBudget(1 << 30),
+            timers=broker.timers,
+            dead_letters=broker.dead_letters,
+            journal=Journal(self.environment),
+            spill=Journal(self.environment.spill),
+            commits=Commits(self.environment),
+            marks=self.marks,
+        )
+        return broker
+
+    def adoption(self, free_bytes: int = PLENTY, journal: Journal | None = None) -> Adoption:
+        environment = self.environment
+        return Adoption(
+            self.broker(),
+            journal or Journal(environment),
+            GroupStore(environment),
+            Directory(environment, "d1", 1),
+            addresses=ADDRESSES,
+            identities=IDENTITIES,
+            free_bytes=free_bytes,
+        )
+
+    @property
+    def founded(self) -> Founded | None:
+        return Directory(self.environment, "d1", 1).founded
+
+    # -- what is in it ---------------------------------------------------------------------------------------------
+
+    def alone(self) -> dict[str, State]:
+        """Read it as a node that stands alone does."""
+        assert self.founded is None
+        journal = Journal(self.environment)
+        stored = recovery.read_queues(self.broker(), journal)
+        return {
+            record.name: _state(stored.machines[queue_id], _journalled(journal, queue_id))
+            for queue_id, record in stored.queues.items()
+        }
+
+    def turned(self) -> dict[str, State]:
+        """Read it as a member does."""
+        founded = self.founded
+        assert founded is not None
+        store, journal = GroupStore(self.environment), Journal(self.environment)
+        recovered = store.recovered()
+        stored = recovery.read_queues(self.broker(), journal)
+        states: dict[str, State] = {}
+        for queue_id, record in stored.queues.items():
+            if not record.members:
+                states[record.name] = _state(stored.machines[queue_id], _journalled(journal, queue_id))
+                continue
+            # Nothing of it is left in the journal, nor of its marks.
+            assert queue_id not in stored.machines and queue_id not in stored.slots
+            group = recovered.pop(queue_id)
+            found = store.read_state(queue_id)
+            assert found is not None
+            index, term, state = found
+            members, snapshot = unpack_state(state)
+            assert members == Members(("n1",))
+            assert (group.term, group.vote, group.snapshot) == (term, "n1", (index, term))
+            assert group.last_index == index and not group.lost
+            replica = Replica.restore(snapshot)
+            assert replica.applied == index
+            indexes = [at for stored_range in group.stored for at in stored_range]
+            assert indexes == replica.locations.pinned()
+            states[record.name] = _state(replica.machine, _grouped(store, queue_id, replica))
+        topology = recovered.pop(GROUP)
+        assert topology.snapshot == (founded.began_at, topology.term)
+        # Nothing is left of what was begun before.
+        assert not recovered
+        return states
+
+
+def _journalled(journal: Journal, queue_id: int) -> Callable[[range], list[bytes]]:
+    def bodies(seqs: range) -> list[bytes]:
+        found: dict[int, bytes] = {}
+        for record in journal.read(queue_id, seqs[0], seqs[-1]):
+            found.update(enumerate(codec.decode_contents(record.payload), record.first_seq))
+        return [found[seq] for seq in seqs]
+
+    return bodies
+
+
+def _grouped(store: GroupStore, queue_id: int, replica: Replica) -> Callable[[range], list[bytes]]:
+    heads = {seq: run.head_of(at) for run in replica.machine.ready.runs() for at, seq in enumerate(run.seqs)}
+
+    def bodies(seqs: range) -> list[bytes]:
+        found: list[bytes] = []
+        sent: list[bytes] = []
+        for index, ordinals in replica.find(seqs):
+            entry = decode_entry(store.read_one(queue_id, index).data)
+            found += entry.bodies.contents(ordinals)
+            (batch,) = entry.batches
+            routed = [run.head_of(at) for _, run, *_ in batch.commands for at in range(len(run))]
+            sent += routed[ordinals.start : ordinals.stop]
+        # An entry says of a message what was said when it came.
+        assert sent == [heads[seq] for seq in seqs]
+        return found
+
+    return bodies
+
+
+def _state(machine: Machine, bodies: Callable[[range], list[bytes]]) -> State:
+    messages = [
+        Message(
+            seq,
+            body,
+            run.head_of(at),
+            run.attributes._replace(frame_bytes=0),
+            run.expires_at,
+            run.redelivered,
+            run.attempts,
+        )
+        for run in machine.ready.runs()
+        for at, (seq, body) in enumerate(zip(run.seqs, bodies(run.seqs), strict=True))
+    ]
+    assert machine.ready.count == len(messages) and not machine.unacked_count
+    assert machine.ready.bytes == sum(len(message.body) for message in messages)
+    return State(messages, machine.next_seq, None if machine.dedup is None else machine.dedup.state())
+
+
+# -- a node that stood alone -------------------------------------------------------------------------------------------
+
+
+class Sink:
+    def deliver(self, consumer: Consumer, run: Run, first_id: int) -> None:
+        pass
+
+
+def declare(broker: Broker) -> None:
+    operations: list[Operation] = [
+        PutVhost(VhostRecord("/")),
+        PutVhost(VhostRecord("v", "another", ("tag",))),
+        PutUser(User("ann", "hash", ("administrator",))),
+        DeclareExchange(ExchangeRecord("/", "x", "topic", False, False, encoded({}))),
+    ]
+    for name, arguments in QUEUES.items():
+        record = QueueRecord("/", name, 0, False, encoded(arguments), node="old")
+        operations += [DeclareQueue(record), Bind(BindingRecord("/", "x", name, "queue", "a.#", encoded({})))]
+    for operation in operations:
+        broker.propose(operation)
+    broker.permissions.set("ann", "/", ".*", "a", "b")
+
+
+def host_of(broker: Broker, name: str) -> LocalHost:
+    host = broker.vhost("/").queues[name].host
+    assert isinstance(host, LocalHost)
+    return host
+
+
+#: (queue, messages, their priority and size) or (queue, deliveries, done with them?)
+publishes = st.tuples(st.sampled_from(list(QUEUES)), st.integers(1, 9), st.integers(0, 3), st.integers(0, 90))
+takes = st.tuples(st.sampled_from(list(QUEUES)), st.integers(1, 6), st.sampled_from(("settle", "return", "")))
+
+
+def use(broker: Broker, deeds: list[tuple[Any, ...]]) -> None:
+    numbers = count(1)
+    for name, number, *more in deeds:
+        host = host_of(broker, name)
+        if len(more) == 2:
+            priority, size = more
+            run = _run([b"%d " % next(numbers) + b"x" * size for _ in range(number)], priority)
+            if name == "once":
+                names = [id_of(content[:1]) for content in run.contents or ()]
+                host.submit(("enqueue_once", run, None, 0, names))
+            else:
+                host.submit(("enqueue", run, None, 0))
+            continue
+        consumer = Consumer(("c", next(numbers)), prefetch=number, sink=Sink())
+        host.submit(("attach", consumer))
+        if more[0]:
+            host.submit((more[0], consumer.key, 0, 1))
+        # What is not done with is in somebody's hands when the node ends.
+        host.machine.consumers.detach(consumer)
+
+
+def _run(contents: list[bytes], priority: int) -> Run:
+    # Neighbours with other routing become runs of mixed ones.
+    return Run(range(len(contents)), contents, b"key%d" % (len(contents[0]) % 3), Attributes(True, priority))
+
+
+DEEDS: list[tuple[Any, ...]] = [
+    *((name, 5, level % 4, 40) for level in range(6) for name in QUEUES if name != "empty"),
+    *(
+        (name, 4, done)
+        for done in ("settle", "return", "")
+        for name in ("plain", "patient", "once", "classic")
+    ),
+    *(("plain", number, 0, 60 - number) for number in (3, 1, 2, 1)),
+]
+
+
+def made(deeds: list[tuple[Any, ...]]) -> Disk:
+    disk = Disk()
+    broker = disk.broker("old")
+    declare(broker)
+    use(broker, deeds)
+    disk.environment.flush()
+    disk.environment.crash()
+    return disk
+
+
+@pytest.fixture(autouse=True)
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    _small_steps(monkeypatch)
+
+
+def _small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adoption, "ENTRY_BYTES", 150)
+    monkeypatch.setattr(adoption, "STEP_BYTES", 600)
+
+
+def run_to(disk: Disk, steps: int) -> bool:
+    """Take so many steps, all but the last durable; return whether there were as many."""
+    taking = disk.adoption().steps()
+    for _ in range(steps):
+        disk.environment.flush()
+        if next(taking, "end") == "end":
+            return False
+    return True
+
+
+# -- tests -------------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(publishes | takes, max_size=30))
+@settings(max_examples=60)
+def test_everything_is_as_a_restart_would_have_it(deeds: list[tuple[Any, ...]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        _small_steps(patch)
+        disk = made(deeds)
+        before = disk.alone()
+        assert not run_to(disk, 1_000_000)
+        assert disk.turned() == before
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_it_may_end_at_any_step(durable: bool) -> None:
+    before = made(DEEDS).alone()
+    assert len(before["plain"].messages) > 20
+    assert {message.attempts for message in before["plain"].messages} >= {0, 1}
+    turned = 0
+    for steps in count(1):
+        disk = made(DEEDS)
+        more = run_to(disk, steps)
+        if durable:
+            disk.environment.flush()
+        disk.environment.crash()
+        if disk.founded is None:
+            assert disk.alone() == before
+            assert not run_to(disk, 1_000_000)
+        else:
+            turned += 1
+        assert disk.turned() == before
+        if not more:
+            break
+    # Several steps, and only after the last of them is the directory another one.
+    assert steps > 8
+    assert turned == (2 if durable else 1)
+
+
+def test_a_node_that_goes_back_drops_the_copies() -> None:
+    disk = made(DEEDS)
+    before = disk.alone()
+    assert run_to(disk, 5)
+    disk.environment.flush()
+    disk.environment.crash()
+    assert disk.environment.groups.groups
+    drop_copies(Groups(disk.environment))
+    disk.environment.flush()
+    assert not disk.environment.groups.groups
+    assert disk.alone() == before
+
+
+def test_copies_of_what_is_gone_since_are_dropped() -> None:
+    disk = made(DEEDS)
+    assert run_to(disk, 6)
+    disk.environment.flush()
+    disk.environment.crash()
+    assert 1 in disk.environment.groups.groups
+    broker = disk.broker("old")
+    recovery.recover(broker, Journal(disk.environment))
+    broker.vhost("/").queues["plain"].delete()
+    disk.environment.flush()
+    before = disk.alone()
+    assert "plain" not in before
+    assert not run_to(disk, 1_000_000)
+    assert disk.turned() == before
+
+
+def test_the_topology_is_the_first_snapshot() -> None:
+    disk = made(DEEDS)
+    assert not run_to(disk, 1_000_000)
+    founded = disk.founded
+    last = max(record.queue_id for record in _records(disk.broker()))
+    assert founded == Founded(IDENTITIES, name="n1", origin="n1", began_at=last)
+    assert founded.forgotten_before == last
+    found = GroupStore(disk.environment).read_state(GROUP)
+    assert found is not None and found[0] == last
+    members, state = unpack_state(found[2])
+    assert members == Members(("n1",))
+    # Another node gets it all from there.
+    other = Disk().broker("n2")
+    Catalog("n2", 1, other.topology).restore(state)
+    own = disk.broker()
+    recovery.recover(own, Journal(disk.environment))
+    assert own.topology.applied == other.topology.applied == last
+    assert own.topology.snapshot() == other.topology.snapshot()
+    catalog = Catalog("n1", 1, own.topology)
+    catalog.load(state)
+    assert catalog.nodes == ADDRESSES
+    assert other.users.get("ann") == User("ann", "hash", ("administrator",))
+    assert {queue.name for queue in other.all_queues()} == {*QUEUES}
+    _check_places({queue.name: queue for queue in other.all_queues()})
+
+
+def _records(broker: Broker) -> list[QueueRecord]:
+    recovery.recover(broker, Journal(broker.metadata))  # type: ignore[arg-type]
+    return [queue.record for queue in broker.all_queues()]
+
+
+def _check_places(queues: dict[str, Queue]) -> None:
+    """A queue has as many nodes as it would have had, this one among them, and the leaders are spread."""
+    assert (queues["classic"].node, queues["classic"].members) == ("n1", ())
+    assert (queues["empty"].members, queues["empty"].record.leader) == (("n1",), "n1")
+    rest = [queue.record for name, queue in queues.items() if name not in ("classic", "empty")]
+    assert all(record.members == ("n1", "n2", "n3") and not record.node for record in rest)
+    assert {record.leader for record in rest} == {"n1", "n2", "n3"}
+
+
+def test_room_is_looked_for_first() -> None:
+    disk = made(DEEDS)
+    before, groups = disk.alone(), dict(disk.environment.groups.groups)
+    with pytest.raises(ClusterError, match="Make room, or start the node without --peers"):
+        list(disk.adoption(free_bytes=100).steps())
+    disk.environment.flush()
+    assert disk.alone() == before and disk.environment.groups.groups == groups
+
+
+def test_messages_that_no_entry_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adoption, "ENTRY_BYTES_MAX", adoption.HEAD_BYTES + 44)
+    disk = made(DEEDS)
+    with pytest.raises(
+        ClusterError, match="queue 'plain' in vhost '/' holds a message of 6. bytes; .* 44 at most"
+    ):
+        list(disk.adoption().steps())
+
+
+class Damaged(Journal):
+    """A journal some of whose bodies the disk has lost."""
+
+    lost: range
+
+    def read(self, queue_id: int, first_seq: int, last_seq: int) -> list[Record]:
+        found = super().read(queue_id, first_seq, last_seq)
+        for record in found:
+            if queue_id == 1 and record.first_seq in self.lost:
+                raise CorruptRecord("it is damaged", queue_id, record.first_seq)
+        return found
+
+
+def test_damaged_bodies_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """As a node that stands alone leaves out what it can't read."""
+    disk = made(DEEDS)
+    before = disk.alone()
+    journal = Damaged(disk.environment)
+    journal.lost = range(6, 16)
+    for _ in disk.adoption(journal=journal).steps():
+        disk.environment.flush()
+    kept = [message for message in before["plain"].messages if message.seq not in journal.lost]
+    assert 0 < len(kept) < len(before["plain"].messages)
+    after = disk.turned()
+    assert after.pop("plain") == before.pop("plain")._replace(messages=kept)
+    assert after == before
+    assert "queue 'plain' lost 10 messages, the first at 6" in caplog.text
+
+
+def test_about_is_told_in_full() -> None:
+    """What one node notes the others take over, with their own name."""
+    founded = Founded(IDENTITIES, name="n1", origin="n1", began_at=7)
+    taken = msgspec.structs.replace(founded, lost=True, lost_before=0, name="n2")
+    assert (taken.origin, taken.began_at, taken.forgotten_before) == ("n1", 7, 1 << 62)
+    assert msgspec.structs.replace(taken, lost_before=30).forgotten_before == 30
+    assert Founded(IDENTITIES).forgotten_before == 0

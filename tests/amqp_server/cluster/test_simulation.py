@@ -1,0 +1,58 @@
+"""A fixed set of seeds of whole nodes, and proof that they exercise what they are there for."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from tests.amqp_server.cluster.simulation import simulation
+from tests.amqp_server.cluster.simulation.cluster import by_hand
+from tests.amqp_server.cluster.simulation.simulation import Simulation
+
+SEEDS = 40
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Nodes have much to say of what is done to them here."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def test_seeds_and_what_they_reach() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        try:
+            run = simulation.run(seed)
+        except Exception as error:
+            error.add_note(f"make sim KIND=topology SEED={seed}")
+            raise
+        seen.update(run.ledger.count)
+        seen["entries"] += run.ledger.index
+        seen["snapshots taken over"] += sum(node.restored for node in run.nodes.values())
+    least = {
+        "entries": 1500, "DeclareQueue": 250, "DeleteQueue": 120, "Bind": 20, "Unbind": 5, "DeclareExchange": 80,
+        "DeleteExchange": 10, "PutUser": 50, "DeleteUser": 20, "SetPermission": 50, "PutVhost": 50, "DeleteVhost": 10,
+        "NodeDown": 200, "SetMembers": 150, "RemoveNode": 5, "exclusive queues gone": 40, "queues gone": 60,
+        "leases over": 3, "confirmed": 500, "received": 250, "redelivered": 100, "purge answered": 20,
+        "join done": 10, "leave done": 5, "forget done": 1, "grow done": 20, "shrink done": 20, "rebalance done": 20,
+        "crashes": 100, "partitions": 40, "links break": 40, "stands still": 10, "the disk is full": 20,
+        "disks are lost": 3, "snapshots taken over": 5, "batches skipped": 30,
+    }  # fmt: skip
+    assert {name: seen[name] for name in least if seen[name] < least[name]} == {}, seen
+
+
+def test_a_seed_is_a_run() -> None:
+    traces: list[list[str]] = []
+    for _ in range(2):
+        trace: list[str] = []
+        with by_hand():
+            run = Simulation(11, trace=trace.append)
+        run.run()
+        traces.append(trace)
+    assert traces[0] == traces[1]
+    assert len(traces[0]) > 1000

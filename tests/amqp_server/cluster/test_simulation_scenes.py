@@ -1,0 +1,381 @@
+"""What simulated clusters of whole nodes have met, each as a scene of its own; see simulation."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pamqp import commands
+
+from amqp_server.broker import operations
+from amqp_server.broker.records import ExchangeRecord, QueueRecord, encoded
+from amqp_server.broker.topology import Result
+from amqp_server.cluster.catalog import PutNode, RemoveNode
+from amqp_server.errors import PreconditionFailed
+from amqp_server.wire import frames
+from quorum_queue.cluster.group import Group
+from quorum_queue.ports import Refused
+from tests.amqp_server.cluster.simulation.at_rest import check_at_rest, drain
+from tests.amqp_server.cluster.simulation.clients import Client
+from tests.amqp_server.cluster.simulation.cluster import Cluster, by_hand
+
+
+@pytest.fixture(autouse=True)
+def hand() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    with by_hand():
+        yield
+    logging.disable(logging.NOTSET)
+
+
+class Scene(Cluster):
+    """Nodes that work, and do what the test says."""
+
+    def __init__(self, names: str = "abc", founders: str = "") -> None:
+        super().__init__(names, founders or names)
+        self.mend()
+        self.settle()
+
+    def client(self, name: str) -> Client:
+        return self.new_client(self.nodes[name])
+
+    def declare(self, client: Client, name: str) -> int:
+        client.declare(name)
+        self.wait_for(client)
+        queue_id = client.queue_id(name)
+        assert queue_id
+        return queue_id
+
+    def publish(self, client: Client, name: str) -> None:
+        """Publish to a queue, and have it confirmed."""
+        client.publish(name)
+        self.wait(lambda: not client.unconfirmed)
+
+    def propose(
+        self, name: str, *proposed: operations.Operation | PutNode | RemoveNode
+    ) -> list[Result | Refused]:
+        """Have changes made in one turn of a node; return what it is told."""
+        replication, answers = self.nodes[name].cluster.replication, list[Result | Refused]()
+        for each in proposed:
+            if isinstance(each, PutNode | RemoveNode):
+                replication.submit(each, answers.append)
+            else:
+                replication.propose(each, answers.append)
+        self.wait(lambda: len(answers) == len(proposed))
+        return answers
+
+    def place(self, client: Client, name: str, members: str) -> int:
+        """Declare a queue and have it kept by these nodes, the first of them its leader."""
+        queue_id = self.declare(client, name)
+        self.propose("a", operations.SetMembers("/", name, queue_id, tuple(members), members[0]))
+        self.settle()
+        leader = self.leading(queue_id)
+        assert leader is not None
+        assert sorted(leader.core.members.voters) == sorted(members)
+        return queue_id
+
+    def lead(self, name: str, group_id: int = 0) -> Group:
+        """Have this node lead a group."""
+        for _ in range(100):
+            leader = self.leading(group_id)
+            if leader is not None and leader.replicas.node == name:
+                return leader
+            if leader is not None:
+                leader.replicas.touch(leader)
+                leader.core.transfer(name)
+                self.nodes[leader.replicas.node].end_turn()
+            for node in self.running:
+                self.tick(node)
+            self.work_off()
+        raise AssertionError(f"{name} does not come to lead")
+
+    def cut(self, one: str, two: str) -> None:
+        """Nothing arrives between two nodes any more; they notice at once."""
+        self.network.blocked[one, two] = self.network.blocked[two, one] = None
+        for name, other in ((one, two), (two, one)):
+            session = self.nodes[name].sessions.get(other)
+            if session is not None:
+                self.network.close(session, name)
+        self.doubt_all()
+
+    def connect(self, one: str, two: str) -> None:
+        if (one, two) not in self.network.blocked:
+            super().connect(one, two)
+
+    def ticks(self, count: int) -> None:
+        for _ in range(count):
+            for node in self.running:
+                self.tick(node)
+            self.work_off()
+
+    def finish(self) -> None:
+        """Everything works again, and all that must hold holds."""
+        self.doubt_all()
+        self.mend()
+        self.settle()
+        check_at_rest(self)
+        drain(self, ("/",))
+        check_at_rest(self)
+        for node in self.nodes.values():
+            node.end_tasks()
+
+
+def test_records_come_with_the_snapshot_that_was_on_disk_before_them() -> None:
+    scene = Scene()
+    node = scene.nodes["c"]
+    scene.crash(node)
+    client = scene.client("a")
+    for each in scene.running:
+        # Nothing is kept for those that lag.
+        replicas = each.cluster.replicas
+        replicas.options = dataclasses.replace(replicas.options, log_bytes_max=1)
+    for _ in range(10):
+        scene.declare(client, "classic")
+        client.delete("classic")
+        scene.wait_for(client)
+    scene.declare(client, "quorum")
+    scene.ticks(20)
+    scene.start(node)
+    scene.connect_all()
+    restored = node.restored
+    for _ in range(2000):
+        if node.restored > restored:
+            break
+        for place in scene.network.places():
+            if place in scene.network.places() and node.restored == restored:
+                scene.network.go_on(*place, 1)
+        for each in scene.running:
+            if node.restored == restored:
+                scene.step_disk(each)
+        if node.restored == restored:
+            scene.tick(scene.random.choice(scene.running))
+    assert node.restored > restored, "it took over no snapshot"
+    # The records of what the snapshot says are in no commit yet.
+    scene.crash(node, written=False)
+    scene.finish()
+
+
+def test_a_member_is_let_go_only_by_the_leader() -> None:
+    """Whoever comes to a queue at the same time does not know yet that the one who goes is still needed."""
+    scene = Scene("abcd")
+    client = scene.client("d")
+    queue_id = scene.place(client, "quorum", "ba")
+    scene.lead("b", queue_id)
+    scene.lead("d")
+    scene.cut("b", "c")
+    scene.propose("d", operations.SetMembers("/", "quorum", queue_id, ("b", "c"), "b"))
+    scene.ticks(30)
+    assert queue_id in scene.nodes["c"].cluster.replicas.groups
+    assert queue_id in scene.nodes["a"].cluster.replicas.groups
+    scene.publish(client, "quorum")
+    scene.finish()
+
+
+def test_a_member_that_starts_again_while_it_leaves_is_still_one() -> None:
+    scene = Scene("abcd")
+    client = scene.client("d")
+    queue_id = scene.place(client, "quorum", "ba")
+    scene.crash(scene.nodes["c"])
+    scene.propose("d", operations.SetMembers("/", "quorum", queue_id, ("b", "c"), "b"))
+    scene.ticks(10)
+    scene.crash(scene.nodes["a"])
+    scene.ticks(10)
+    scene.start(scene.nodes["a"])
+    scene.connect_all()
+    scene.ticks(40)
+    scene.publish(client, "quorum")
+    scene.finish()
+    assert queue_id not in scene.nodes["a"].disk.groups.groups
+
+
+def test_a_queue_is_put_on_nodes_that_have_been_there() -> None:
+    """Rather on those that are down: who has joined and was never seen is to be filled, and says nothing before."""
+    scene = Scene("abcde", "cde")
+    scene.propose("c", PutNode("a", "127.0.0.1:1"), PutNode("b", "127.0.0.1:1"))
+    scene.lead("c")
+    scene.crash(scene.nodes["e"])
+    scene.ticks(15)
+    client = scene.client("c")
+    client.declare("quorum")
+    scene.ticks(5)
+    [queue] = scene.nodes["c"].broker.all_queues()
+    assert sorted(queue.members) == ["c", "d", "e"]
+    scene.finish()
+
+
+def test_nothing_is_put_on_a_node_that_leaves() -> None:
+    """Whoever declared it did not know yet."""
+    scene = Scene("abcd")
+    empty = encoded({})
+    queues = [
+        QueueRecord("/", "one", 0, False, empty, type="quorum", members=("d", "a", "b"), leader="d"),
+        QueueRecord("/", "only", 0, False, empty, type="quorum", members=("d",), leader="d"),
+        QueueRecord("/", "own", 0, False, empty, node="d"),
+    ]
+    exchange = ExchangeRecord("/", "passing", "fanout", False, False, empty, False, "d", 1)
+    answers = scene.propose(
+        "a", PutNode("d", ""), *map(operations.DeclareQueue, queues), operations.DeclareExchange(exchange)
+    )
+    refused = Result(False, "node 'd' is about to leave the cluster")
+    assert answers[1:] == [
+        Result(True), Result(False, "the nodes d are about to leave the cluster"), refused, refused,
+    ]  # fmt: skip
+    [queue] = scene.nodes["b"].broker.all_queues()
+    assert (queue.members, queue.record.leader) == (("a", "b"), "a")
+    # What was asked for earlier comes now.
+    moved = operations.SetMembers("/", "one", queue.queue_id, ("d", "a", "b", "a"), "d")
+    assert scene.propose("a", moved) == [Result(True)]
+    assert (queue.members, queue.record.leader) == (("a", "b"), "a")
+    with pytest.raises(PreconditionFailed, match="about to leave"):
+        scene.nodes["a"].cluster.administration._require_node("d")
+    client = scene.client("d")
+    client.declare("classic")
+    scene.wait_for(client)
+    assert scene.ledger.count["refused 406"] == 1
+    scene.settle()
+    check_at_rest(scene)
+
+
+def test_nothing_comes_of_a_node_that_was_removed() -> None:
+    scene = Scene("abcd")
+    node = scene.nodes["d"]
+    scene.lead("a")
+    for other in "abc":
+        scene.cut("d", other)
+    late: list[Result | Refused] = []
+    record = QueueRecord("/", "late", 0, False, encoded({}), node="d")
+    node.broker.propose(operations.DeclareQueue(record), late.append)
+    node.end_turn()
+    [*_, flight] = list(node.cluster.replicas.groups[0].flights)
+    scene.propose("a", PutNode("d", ""), RemoveNode("d"))
+    # As if it had been on its way all the time.
+    group = scene.nodes["a"].cluster.replicas.groups[0]
+    group.take(flight.payload)
+    scene.nodes["a"].end_turn()
+    scene.settle()
+    assert not list(scene.nodes["a"].broker.all_queues())
+    assert not [result for result in late if isinstance(result, Result)]
+    check_at_rest(scene)
+
+
+def test_a_lost_disk_is_filled_by_a_leader_that_has_joined_later() -> None:
+    scene = Scene("abcd", "abc")
+    scene.ask("join", scene.nodes["a"], scene.nodes["a"].cluster.administration.join("d", "127.0.0.1:1"))
+    scene.settle()
+    assert list(scene.belonging) == ["a", "b", "c", "d"]
+    scene.lead("d")
+    node = scene.nodes["b"]
+    scene.crash(node)
+    node.replace_disk()
+    scene.wiped["b"] = None
+    # It is configured with a and c.
+    scene.finish()
+    assert scene.leading() is not None
+
+
+def test_a_lost_disk_is_filled_by_a_leader_that_is_about_to_leave() -> None:
+    scene = Scene("abcd", "abc")
+    scene.ask("join", scene.nodes["a"], scene.nodes["a"].cluster.administration.join("d", "127.0.0.1:1"))
+    scene.settle()
+    scene.lead("d")
+    # Who had it leave went down in the midst of it, so it has no address any more.
+    scene.propose("a", PutNode("d", ""))
+    node = scene.nodes["b"]
+    scene.crash(node)
+    node.replace_disk()
+    scene.wiped["b"] = None
+    scene.finish()
+
+
+def test_a_node_does_not_leave_with_what_it_alone_has_come_to_have() -> None:
+    scene = Scene("abcd")
+    client = scene.client("b")
+    queue_id = scene.place(client, "quorum", "da")
+    scene.publish(client, "quorum")
+    node = scene.nodes["d"]
+    leaving = scene.ask("leave", node, node.cluster.administration.forget("d"))
+    scene.lead("b")
+    # Asked for before, and first in the log.
+    scene.nodes["b"].broker.propose(operations.SetMembers("/", "quorum", queue_id, ("d",), "d"))
+    scene.nodes["b"].end_turn()
+    scene.tick(node)
+    scene.settle()
+    assert isinstance(leaving.error, PreconditionFailed)
+    assert scene.nodes["a"].cluster.catalog.nodes["d"]
+    scene.finish()
+
+
+def test_two_who_ask_for_the_same_member_get_it_once() -> None:
+    scene = Scene("abcd")
+    client = scene.client("a")
+    queue_id = scene.place(client, "quorum", "abc")
+    for name in "ab":
+        node = scene.nodes[name]
+        scene.ask("grow", node, node.cluster.administration.grow("d", ["/"]))
+        scene.tick(node)
+    scene.settle()
+    assert scene.nodes["a"].cluster.hosts.queues[queue_id].members == ("a", "b", "c", "d")
+    scene.finish()
+
+
+def test_a_queue_that_is_declared_after_a_disk_was_lost_is_not_among_what_it_has_forgotten() -> None:
+    scene = Scene()
+    node = scene.nodes["c"]
+    scene.crash(node)
+    node.replace_disk()
+    scene.wiped["c"] = None
+    scene.start(node)
+    scene.connect_all()
+    client = scene.client("a")
+    cluster: Any = node.cluster
+    # It does not look yet whether its memory is whole.
+    cluster._settle_memory = lambda: None
+    scene.wait(lambda: node.serving)
+    record = QueueRecord(
+        "/",
+        "quorum",
+        0,
+        False,
+        encoded({"x-queue-type": "quorum"}),
+        type="quorum",
+        members=("c",),
+        leader="c",
+    )
+    scene.propose("a", operations.DeclareQueue(record))
+    scene.publish(client, "quorum")
+    del cluster._settle_memory
+    scene.finish()
+
+
+def test_a_queue_that_others_use_is_not_given_up_by_its_last_leader() -> None:
+    scene = Scene()
+    client = scene.client("c")
+    queue_id = scene.place(client, "lease", "abc")
+    scene.lead("a", queue_id)
+    scene.ticks(5)
+    scene.propose("c", operations.SetMembers("/", "lease", queue_id, ("b", "a", "c"), "b"))
+    scene.lead("b", queue_id)
+    for _ in range(8):
+        scene.ticks(15)
+        client.get("lease")
+        scene.wait_for(client)
+    assert client.queue_id("lease") == queue_id
+    scene.ticks(80)
+    assert not client.queue_id("lease")
+    scene.finish()
+
+
+def test_a_queue_of_a_closed_connection_goes_before_close_ok() -> None:
+    scene = Scene()
+    client, other = scene.client("a"), scene.client("b")
+    scene.declare(client, "own")
+    assert other.queue_id("own")
+    client.closing = True
+    client.session.receive(frames.method_frame(0, commands.Connection.Close(200, "", 0, 0)))
+    scene.wait(lambda: client not in client.node.clients)
+    assert not client.queue_id("own")
+    assert not other.queue_id("own")
+    scene.finish()

@@ -1,0 +1,71 @@
+"""What the generated histories of both kinds of data, over both stores, have in common."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine
+
+from persistence.environment import Environment
+from persistence.memory import MemoryEnvironment
+
+COMMON = settings(
+    deadline=None, stateful_step_count=40, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
+IN_MEMORY = settings(COMMON, max_examples=150)
+IN_LMDB = settings(COMMON, max_examples=80)
+
+
+class Histories(RuleBasedStateMachine):
+    """Rules submit to the store and to a model; commit makes the model's present its past."""
+
+    environment: Any
+
+    def begin_on(self, environment: Any) -> None:
+        """Look at the store, which was just opened, anew."""
+        raise NotImplementedError
+
+    def open(self) -> None:
+        raise NotImplementedError
+
+    def crash_store(self) -> None:
+        raise NotImplementedError
+
+
+class InMemory(Histories):
+    def open(self) -> None:
+        self.environment = MemoryEnvironment()
+        self.begin_on(self.environment)
+
+    def crash_store(self) -> None:
+        self.environment.crash()
+        self.begin_on(self.environment)
+
+
+class InLmdb(Histories):
+    #: Small, so that chunks, several layers and carried-over erasures happen in short histories.
+    bounds: tuple[tuple[ModuleType, str, int], ...]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = TemporaryDirectory()
+        self.usual = [getattr(module, name) for module, name, _ in self.bounds]
+        for module, name, value in self.bounds:
+            setattr(module, name, value)
+
+    def teardown(self) -> None:
+        for (module, name, _), value in zip(self.bounds, self.usual, strict=True):
+            setattr(module, name, value)
+        if hasattr(self, "environment"):
+            self.environment.close()
+        self.directory.cleanup()
+
+    def open(self) -> None:
+        self.environment = Environment.open(Path(self.directory.name) / "data", map_bytes=1 << 30)
+        self.begin_on(self.environment)
+
+    def crash_store(self) -> None:
+        self.environment.close()
+        self.open()
