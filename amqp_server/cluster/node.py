@@ -1,18 +1,11 @@
-"""This node as one of several: its links, its groups, and how it came to belong to the cluster.
-
-A cluster is founded when all nodes that it is configured with see one another for the first time, each with an empty
-data directory: then each notes the identities of all those directories. A node whose directory is not among the noted
-ones has lost its disk, or is new; either way it has no memory, gives no vote for what it may have known, and is filled
-by the others. One of them may have stood alone before: then the cluster begins with what it has, see adoption.
-"""
+"""This node as one of several: its links, its groups, and what it does when it belongs to the cluster, or has to go."""
 
 from __future__ import annotations
 
 import logging
 import os
 import socket
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 import trio
@@ -22,23 +15,17 @@ from amqp_server.broker.topology import Result
 from amqp_server.cluster import replies, settings
 from amqp_server.cluster.administration import Administration
 from amqp_server.cluster.adoption import Adoption
-from amqp_server.cluster.belonging import (
-    CHOOSE_ONE,
-    REMOVED,
-    TOO_LATE,
-    TURNED_BACK,
-    About,
-    Directory,
-    Founded,
-    Seen,
-)
+from amqp_server.cluster.belonging import REMOVED, About, Directory, Founded
 from amqp_server.cluster.catalog import GROUP, Catalog, Mark
 from amqp_server.cluster.errors import ClusterError
+from amqp_server.cluster.founding import Founding
 from amqp_server.cluster.groups import Groups
 from amqp_server.cluster.hosts import ClusterHosts
 from amqp_server.cluster.replication import ClusterReplication
+from amqp_server.cluster.spread import Spread
 from amqp_server.cluster.steward import Steward
 from amqp_server.cluster.store import GroupStore
+from amqp_server.cluster.witnesses import Witnesses
 from amqp_server.config import Config, parse_address
 from persistence.environment import Environment
 from persistence.journal import Journal
@@ -59,8 +46,6 @@ logger = logging.getLogger("mqd.cluster")
 
 #: One tick of the election clock, s.
 TICK_S = 0.05
-#: A node that has not applied a change by then is not waited for, ms.
-SPREAD_MS = 1_000
 #: Between two words of a node that waits for others before it can serve, s.
 WAITING_S = 5.0
 #: Links with a node that was taken away stay so long, ms.
@@ -70,7 +55,7 @@ GOODBYE_S = 1.0
 
 
 class ClusterNode:
-    """See quorum_queue.links.ports.Events."""
+    """See quorum_queue.links.ports.Events, and founding.Fate."""
 
     def __init__(
         self,
@@ -90,6 +75,11 @@ class ClusterNode:
         self.node = config.node
         self._directory = Directory(broker.metadata, environment.node_id, environment.written)
         self.incarnation = self._directory.begin(broker.clock())
+        # Who has stood alone brings what it has.
+        brings = config.data_dir if len(broker.users) else ""
+        self._founding = Founding(
+            self._directory, self.node, list(config.peer_addresses), brings, self.incarnation, self
+        )
         # Others may hear of this start, so it must not be forgotten.
         environment.flush()
         self.store = GroupStore(environment)
@@ -106,6 +96,8 @@ class ClusterNode:
             events=self,
             admit=self._admit,
         )
+        self._spread = Spread(self.mesh, broker.clock)
+        self._witnesses = Witnesses(self.mesh, lambda: environment.written)
         self.replicas = Replicas(
             config.node,
             self.incarnation,
@@ -119,7 +111,7 @@ class ClusterNode:
         )
         self.catalog = Catalog(config.node, self.incarnation, broker.topology)
         self.catalog.nodes_changed = self._nodes_changed
-        self.catalog.spread = self._spread
+        self.catalog.spread = self._spread.wait
         self.catalog.began = self._began
         self.replication = ClusterReplication(
             config.node,
@@ -133,7 +125,7 @@ class ClusterNode:
             broker,
             self.groups,
             nodes=lambda: self.catalog.staying,
-            up=self._up,
+            up=self._spread.up,
             is_known=self.catalog.is_known,
         )
         self.guests = Guests(self.mesh, host_of=self.hosts.host_of, dirty=self._dirty)
@@ -146,22 +138,11 @@ class ClusterNode:
         )
         self.replicas.early.may_come = self._may_come
         self.administration = Administration(self)
-        self._abouts: dict[str, About] = {}
-        #: Nodes that others have told of, for as long as the topology is not here.
-        self._expected: dict[str, str] = {}
-        self._founded = self._directory.founded
-        #: The directory, if this node has stood alone with it, and the cluster is to begin with what is in it.
-        self._brings = config.data_dir if self._founded is None and len(broker.users) else ""
         #: All others are there, and empty.
         self._awaited = trio.Event()
         #: Why this node has to go, once it has.
         self._out = trio.Event()
         self._why_out = ""
-        #: Directory and start of the peers that there are links with.
-        self._session_of: dict[str, tuple[str, int]] = {}
-        #: What others have told of how far their disks are.
-        self._written: dict[str, Seen] = {}
-        self._told_written: dict[str, int] = {}
         #: Nodes that were taken away, and when their links end: they are to hear of it, ms.
         self._leaving: dict[str, int] = {}
         #: When links broke, for nodes that are not taken for down yet, ms.
@@ -170,13 +151,9 @@ class ClusterNode:
         #: When this process was last seen running, and peers whose present session is from before it stood still.
         self._awake_ms = broker.clock()
         self._from_before: dict[str, None] = {}
-        #: How far the topology is here, as the others were told, and how far it is there.
-        self._told_applied = 0
-        self._peers_applied: dict[str, int] = {}
-        #: Who waits for all nodes to have applied an index.
-        self._spreading: deque[tuple[int, int, Callable[[], None]]] = deque()
-        if self._founded is not None:
-            self.groups.lost_before = self._founded.forgotten_before
+        founded = self._founding.founded
+        if founded is not None:
+            self.groups.lost_before = founded.forgotten_before
 
     def _addresses(self) -> dict[str, str]:
         return dict(peer.split("=", 1) for peer in self._config.peers)
@@ -190,12 +167,13 @@ class ClusterNode:
     @property
     def stood_alone(self) -> bool:
         """Is `adopt` to be called before anything of the directory is read?"""
-        return bool(self._brings)
+        return bool(self._founding.brings)
 
     @property
     def began_empty(self) -> bool:
         """Did the cluster begin without any data?"""
-        return self._founded is None or not self._founded.origin
+        founded = self._founding.founded
+        return founded is None or not founded.origin
 
     async def adopt(self, journal: Journal) -> None:
         """Wait for the other nodes, all empty, and make this directory that of the first node. Raises ClusterError."""
@@ -208,90 +186,33 @@ class ClusterNode:
             self.store,
             self._directory,
             addresses=self._addresses(),
-            identities=self._identities(),
+            identities=self._founding.identities(),
             free_bytes=disk.f_bavail * disk.f_frsize + environment.free_bytes(),
         )
         for _ in adoption.steps():
             durable = trio.Event()
             self._commits.request(durable.set)
             await durable.wait()
-        self._founded, self._brings = self._directory.founded, ""
-        assert self._founded is not None
+        founded = self._founding.noted()
         self.groups.found(self.store.recovered())
-        self.groups.lost_before = self._founded.forgotten_before
+        self.groups.lost_before = founded.forgotten_before
 
     def start(self) -> None:
         """Go on as the member that this node was before, if it was one. After the topology's records were read."""
         now, up = self._broker.clock(), {self.node, *self.mesh.connected()}
         self._broken_at = {name: now for name in self._config.peer_addresses if name not in up}
-        if self._founded is not None:
+        if self._founding.founded is not None:
             self._open_and_tell()
 
-    def _about(self, peer: str, about: About) -> None:
-        # Who has not been in any cluster with this directory has promised nothing.
-        promised = self._founded is not None or (about.founded is not None and not self._brings)
-        if promised and self._directory.turned_back(about.seen, self.incarnation):
-            self._go(TURNED_BACK)
-        self._abouts[peer] = about
-        if not self.catalog.nodes:
-            # Whoever leads the topology may have joined later than this node was configured.
-            self._expected = about.nodes
-        if self._founded is not None:
-            if about.brings:
-                logger.error("%s", TOO_LATE.format(name=peer, data=about.brings, peer=self.node))
-            return
-        own = self._directory.identity
-        if about.founded is not None:
-            if self._brings:
-                self._refuse(TOO_LATE.format(name=self.node, data=self._brings, peer=peer))
-                return
-            lost = about.founded.nodes.get(self.node) != own
-            if lost:
-                logger.warning("this node's data directory is new to the cluster: the other nodes fill it")
-            self._belong(msgspec.structs.replace(about.founded, lost=lost, lost_before=0, name=self.node))
-            return
-        ours = sorted(self._config.peer_addresses)
-        if about.peers != ours:
-            logger.error(
-                "node %s is configured with the peers %s, this node with %s: no cluster is founded before they agree",
-                *(peer, ", ".join(about.peers), ", ".join(ours)),
-            )
-        bringing = {name: known.brings for name, known in self._abouts.items()} | {self.node: self._brings}
-        bringing = {name: data for name, data in sorted(bringing.items()) if data}
-        if len(bringing) > 1:
-            self._choose_one(bringing)
-            return
-        known = {name: known for name, known in self._abouts.items() if known.peers == ours}
-        if any(name not in known for name in ours if name != self.node):
-            return
-        if self._brings:
-            self._awaited.set()
-        elif not bringing:
-            self._belong(Founded(self._identities(), name=self.node))
-
-    def _identities(self) -> dict[str, str]:
-        """Return the directories of all nodes, which have told of theirs."""
-        others = {
-            name: self._abouts[name].identity for name in self._config.peer_addresses if name != self.node
-        }
-        return others | {self.node: self._directory.identity}
-
-    def _choose_one(self, bringing: dict[str, str]) -> None:
-        """Several nodes have stood alone. Their data can't be made one."""
-        (first, first_data), (second, second_data) = list(bringing.items())[:2]
-        why = CHOOSE_ONE.format(first=first, first_data=first_data, second=second, second_data=second_data)
-        if self._brings:
-            self._refuse(why)
-        else:
-            logger.error("%s", why)
-
-    def _belong(self, founded: Founded) -> None:
-        self._founded = founded
+    def belong(self, founded: Founded) -> None:
         self.groups.lost_before = founded.forgotten_before
         self._note(founded, self._open_and_tell)
 
+    def complete(self) -> None:
+        self._awaited.set()
+
     def _note(self, founded: Founded, done: Callable[[], None]) -> None:
-        self._directory.note_founded(founded)
+        self._founding.note(founded)
         self._commits.request(done)
 
     def _open_and_tell(self) -> None:
@@ -300,29 +221,22 @@ class ClusterNode:
             self._tell_about(peer)
 
     def _open_catalog(self) -> None:
-        assert self._founded is not None
-        origin = self._founded.origin
-        members = Members((origin,) if origin else tuple(sorted(self._founded.nodes)))
-        group = self.groups.start(self.catalog, GROUP, members, lost=self._founded.lost)
+        founded = self._founding.founded
+        assert founded is not None
+        members = Members((founded.origin,) if founded.origin else tuple(sorted(founded.nodes)))
+        group = self.groups.start(self.catalog, GROUP, members, lost=founded.lost)
         self._nodes_changed()
         self.replication.start(group)
         self._joined.set()
 
     def _tell_about(self, peer: str) -> None:
-        said = self._written.get(peer, Seen())
-        seen = msgspec.structs.replace(said, incarnation=self.catalog.incarnation_of(peer))
-        about = About(
-            self._directory.identity,
-            self._founded,
-            sorted(self._config.peer_addresses),
-            seen,
-            self._brings,
-            self.catalog.nodes,
-        )
+        incarnation = self.catalog.incarnation_of(peer)
+        seen = msgspec.structs.replace(self._witnesses.seen(peer), incarnation=incarnation)
+        about = self._founding.tell(seen, self.catalog.nodes)
         self.mesh.send(peer, [bytes((frames.ABOUT,)), msgspec.msgpack.encode(about)])
 
     def _admit(self, name: str) -> bool:
-        return name in (self.catalog.nodes or self._expected)
+        return name in (self.catalog.nodes or self._founding.expected)
 
     def _nodes_changed(self) -> None:
         """The cluster has other nodes: have links with them, and with no others."""
@@ -334,7 +248,7 @@ class ClusterNode:
                 self.mesh.add_peer(Peer(name, *parsed))
         for name in self.catalog.removed:
             if name == self.node and name not in nodes:
-                self._go(REMOVED)
+                self.go(REMOVED)
             elif name not in nodes:
                 self._leaving[name] = self._broker.clock() + LEAVE_MS
         self.catalog.removed.clear()
@@ -348,8 +262,7 @@ class ClusterNode:
 
     # -- going -----------------------------------------------------------------------------------------------------
 
-    def _go(self, why: str) -> None:
-        """This node is not to be a part of the cluster any more, nor to begin again as if it were."""
+    def go(self, why: str) -> None:
         if self._why_out:
             return
         logger.critical("%s", why)
@@ -357,8 +270,7 @@ class ClusterNode:
         self._directory.note_out(why)
         self._commits.request(self._out.set)
 
-    def _refuse(self, why: str) -> None:
-        """This node can't be a part of the cluster with the directory that it has, which may be used otherwise."""
+    def refuse(self, why: str) -> None:
         if not self._why_out:
             logger.critical("%s", why)
             self._why_out = why
@@ -376,53 +288,13 @@ class ClusterNode:
     def _may_come(self, group_id: int) -> bool:
         return group_id > self._broker.topology.applied
 
-    # -- what all nodes have ---------------------------------------------------------------------------------------
-
-    def _up(self) -> list[str]:
-        """Return the other nodes that can be reached and know the topology."""
-        return [peer for peer in self.mesh.connected() if self._peers_applied.get(peer)]
-
-    def _spread(self, index: int, then: Callable[[], None]) -> None:
-        """Call back when the nodes in reach have applied this: a client may go on at any of them."""
-        self._spreading.append((index, self._broker.clock() + SPREAD_MS, then))
-        self._spread_further()
-
-    def _spread_further(self) -> None:
-        applied = self._peers_applied
-        while self._spreading:
-            index, deadline_ms, then = self._spreading[0]
-            lag = any(applied.get(peer, 0) < index for peer in self.mesh.connected())
-            if lag and self._broker.clock() < deadline_ms:
-                return
-            self._spreading.popleft()
-            then()
-
-    def _tell_applied(self) -> None:
-        group = self.replication.group
-        # Before a node has a word in the log it is filled, and no place for new queues.
-        if group is not None and group.applied > self._told_applied and self.catalog.landed():
-            self._told_applied = group.applied
-            for peer in self.mesh.connected():
-                self.mesh.send(peer, frames.applied(group.applied))
-
-    def _tell_written(self, peers: Iterable[str]) -> None:
-        """Have these nodes know how far the disk is: see belonging."""
-        written = self._environment.written
-        for peer in peers:
-            if self._told_written.get(peer) != written:
-                self._told_written[peer] = written
-                self.mesh.send(peer, frames.written(written))
-
     # -- links -----------------------------------------------------------------------------------------------------
 
     def link_up(self, peer: str, hello: Hello) -> None:
         self._broken_at.pop(peer, None)
         self._tell_about(peer)
-        self._peers_applied[peer] = 0
-        self.mesh.send(peer, frames.applied(self._told_applied))
-        self._told_written.pop(peer, None)
-        self._tell_written([peer])
-        self._session_of[peer] = (hello.identity, hello.incarnation)
+        self._spread.link_up(peer)
+        self._witnesses.link_up(peer, hello)
         self._node_is(peer, hello.incarnation)
         self.replicas.link_up(peer)
         self.hosts.reached()
@@ -432,7 +304,7 @@ class ClusterNode:
         self._broken_at[peer] = self._broker.clock()
         self.replicas.link_down(peer)
         self.guests.link_down(peer)
-        self._spread_further()
+        self._spread.go_on()
         for host in list(self.hosts.remote.values()):
             host.link_down(peer)
 
@@ -482,17 +354,15 @@ class ClusterNode:
         elif kind == frames.REPLY:
             self._replied(*frames.parse_reply(frame))
         elif kind == frames.APPLIED:
-            self._peers_applied[peer] = frames.parse_applied(frame)
-            self._spread_further()
+            self._spread.heard(peer, frames.parse_applied(frame))
         elif kind == frames.LEAVING:
             self._peer_leaves(peer, frames.parse_group(frame))
         elif kind == frames.LEFT:
             self.hosts.left(frames.parse_group(frame))
         elif kind == frames.WRITTEN:
-            identity, said_in = self._session_of[peer]
-            self._written[peer] = Seen(0, identity, said_in, frames.parse_written(frame))
+            self._witnesses.heard(peer, frames.parse_written(frame))
         elif kind == frames.ABOUT:
-            self._about(peer, msgspec.msgpack.decode(frame[1:], type=About))
+            self._founding.heard(peer, msgspec.msgpack.decode(frame[1:], type=About))
         else:
             self.replicas.received(peer, frame)
 
@@ -527,10 +397,13 @@ class ClusterNode:
 
     def flush(self) -> None:
         """Send what the turn has left for other nodes."""
-        self._tell_applied()
+        group = self.replication.group
+        # Before a node has a word in the log it is filled, and no place for new queues.
+        if group is not None and self.catalog.landed():
+            self._spread.tell(group.applied)
         self.guests.flush()
         # With what leaves anyway, above all the answers that rest on a commit: by itself it would wake the others.
-        self._tell_written(self.mesh.waiting())
+        self._witnesses.tell(self.mesh.waiting())
         self.mesh.flush()
 
     async def run(self) -> None:
@@ -550,7 +423,7 @@ class ClusterNode:
             now = self._broker.clock()
             self.replicas.tick(self.mesh.heard_within(config.cluster_dead_ms / 1000))
             self.guests.tick()
-            self._spread_further()
+            self._spread.go_on()
             self._end_links(now)
             self.replication.tick()
             for node, since in list(self._broken_at.items()):
@@ -560,27 +433,25 @@ class ClusterNode:
             founding = self.leads_topology and not self.catalog.nodes
             if founding or now - looked >= config.rebalance_ms:
                 looked = now
-                self._tell_written(self.mesh.connected())
+                self._witnesses.tell(self.mesh.connected())
                 self._settle_memory()
                 self.steward.look()
             self._end_turn()
 
     def _began(self, index: int) -> None:
         """This node's first word is in the log: no disk can have forgotten a queue that is declared after it."""
-        if self._founded is not None and self._founded.lost and not self._founded.lost_before:
+        founded = self._founding.founded
+        if founded is not None and founded.lost and not founded.lost_before:
             self.groups.lost_before = min(index, self.groups.lost_before)
 
     def _settle_memory(self) -> None:
         """Once the topology is known again, a disk that was lost is a thing of the past."""
-        group, founded = self.replication.group, self._founded
+        group, founded = self.replication.group, self._founding.founded
         if group is None or founded is None:
             return
         if founded.lost and not founded.lost_before and group.applied and not group.core.amnesiac:
-            self._founded = msgspec.structs.replace(
-                founded, lost_before=min(group.applied, self.groups.lost_before)
-            )
-            self.groups.lost_before = self._founded.lost_before
-            self._note(self._founded, lambda: None)
+            self.groups.lost_before = min(group.applied, self.groups.lost_before)
+            self._note(msgspec.structs.replace(founded, lost_before=self.groups.lost_before), lambda: None)
         self.replicas.topology_came()
         if group.core.leader and not group.core.amnesiac:
             self.groups.drop_unclaimed(min(group.applied, self._broker.topology.applied))
@@ -610,7 +481,7 @@ class ClusterNode:
                     for name in self.catalog.nodes or self._config.peer_addresses
                     if name != self.node and name not in self.mesh.connected()
                 ]
-                bringing = [name for name, about in self._abouts.items() if about.brings]
+                bringing = list(self._founding.bringing())
                 if missing or not bringing:
                     what = "nodes that cannot be reached: " + ", ".join(missing)
                 else:

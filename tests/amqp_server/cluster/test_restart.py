@@ -93,7 +93,8 @@ def test_a_node_that_would_be_missed_says_so(ring: Ring) -> None:
     )
     status, told = ring.ask("GET", "n1", "/api/health/checks/node-is-quorum-critical")
     assert told["queues"] == ["queue 'critical' in vhost '/'", "the topology"]
-    assert ring.ask("GET", "n1", "/health/ready")[0] == 200
+    # It serves all the same, as soon as the two agree on who leads.
+    wait_until("n1 is ready", lambda: ring.ask("GET", "n1", "/health/ready")[0] == 200)
     waiting = threading.Thread(
         target=ring.mqctl, args=("n1", "check", "quorum-critical", "--wait", "60"), daemon=True
     )

@@ -1,0 +1,137 @@
+"""How a node comes to belong to a cluster, from what the nodes tell each other when they meet.
+
+A cluster is founded when all nodes that it is configured with see one another for the first time, each with an empty
+data directory: then each notes the identities of all those directories. A node whose directory is not among the noted
+ones has lost its disk, or is new; either way it has no memory, gives no vote for what it may have known, and is filled
+by the others. One of them may have stood alone before: then the cluster begins with what it has, see adoption.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+import msgspec
+
+from amqp_server.cluster.belonging import (
+    CHOOSE_ONE,
+    TOO_LATE,
+    TURNED_BACK,
+    About,
+    Directory,
+    Founded,
+    Seen,
+)
+
+logger = logging.getLogger("mqd.cluster")
+
+
+class Fate(Protocol):
+    """What comes of it for this node."""
+
+    def belong(self, founded: Founded) -> None:
+        """It belongs to this cluster from now on."""
+
+    def complete(self) -> None:
+        """All others are there, and empty: the cluster may begin with the data of this node."""
+
+    def go(self, why: str) -> None:
+        """It is not to be a part of the cluster any more, nor to begin again as if it were."""
+
+    def refuse(self, why: str) -> None:
+        """It can't be a part of the cluster with the directory that it has, which may be used otherwise."""
+
+
+class Founding:
+    def __init__(
+        self, directory: Directory, node: str, nodes: list[str], brings: str, incarnation: int, fate: Fate
+    ) -> None:
+        """`nodes` are the names that this node is configured with, `brings` its directory if it has stood alone."""
+        self._directory = directory
+        self._node = node
+        self._nodes = sorted(nodes)
+        self._incarnation = incarnation
+        self._fate = fate
+        self._abouts: dict[str, About] = {}
+        self.founded = directory.founded
+        self.brings = "" if self.founded is not None else brings
+        #: Nodes that others have told of, and their addresses.
+        self.expected: dict[str, str] = {}
+
+    def tell(self, seen: Seen, nodes: dict[str, str]) -> About:
+        """Return what a peer is told; `seen` is what was seen of it, `nodes` are all of the cluster."""
+        return About(self._directory.identity, self.founded, self._nodes, seen, self.brings, nodes)
+
+    def heard(self, peer: str, about: About) -> None:
+        # Who has not been in any cluster with this directory has promised nothing.
+        promised = self.founded is not None or (about.founded is not None and not self.brings)
+        if promised and self._directory.turned_back(about.seen, self._incarnation):
+            self._fate.go(TURNED_BACK)
+        self._abouts[peer] = about
+        # Whoever leads the topology may have joined later than this node was configured.
+        self.expected = about.nodes
+        if self.founded is not None:
+            if about.brings:
+                logger.error("%s", TOO_LATE.format(name=peer, data=about.brings, peer=self._node))
+        elif about.founded is not None:
+            self._follow(peer, about.founded)
+        else:
+            self._found(peer, about)
+
+    def _follow(self, peer: str, founded: Founded) -> None:
+        """There is a cluster."""
+        if self.brings:
+            self._fate.refuse(TOO_LATE.format(name=self._node, data=self.brings, peer=peer))
+            return
+        lost = founded.nodes.get(self._node) != self._directory.identity
+        if lost:
+            logger.warning("this node's data directory is new to the cluster: the other nodes fill it")
+        self._fate.belong(msgspec.structs.replace(founded, lost=lost, lost_before=0, name=self._node))
+
+    def _found(self, peer: str, about: About) -> None:
+        """There is none yet."""
+        ours = self._nodes
+        if about.peers != ours:
+            logger.error(
+                "node %s is configured with the peers %s, this node with %s: no cluster is founded before they agree",
+                *(peer, ", ".join(about.peers), ", ".join(ours)),
+            )
+        bringing = self.bringing() | ({self._node: self.brings} if self.brings else {})
+        if len(bringing) > 1:
+            self._choose_one(bringing)
+            return
+        known = {name for name, known in self._abouts.items() if known.peers == ours}
+        if not known.issuperset(name for name in ours if name != self._node):
+            return
+        if self.brings:
+            self._fate.complete()
+        elif not bringing:
+            self._fate.belong(Founded(self.identities(), name=self._node))
+
+    def bringing(self) -> dict[str, str]:
+        """Return the other nodes that have stood alone, with their data directories."""
+        return {name: about.brings for name, about in self._abouts.items() if about.brings}
+
+    def identities(self) -> dict[str, str]:
+        """Return the directories of all nodes, which have told of theirs."""
+        others = {name: self._abouts[name].identity for name in self._nodes if name != self._node}
+        return others | {self._node: self._directory.identity}
+
+    def _choose_one(self, bringing: dict[str, str]) -> None:
+        """Several nodes have stood alone. Their data can't be made one."""
+        (first, first_data), (second, second_data) = sorted(bringing.items())[:2]
+        why = CHOOSE_ONE.format(first=first, first_data=first_data, second=second, second_data=second_data)
+        if self.brings:
+            self._fate.refuse(why)
+        else:
+            logger.error("%s", why)
+
+    def note(self, founded: Founded) -> None:
+        self.founded, self.brings = founded, ""
+        self._directory.note_founded(founded)
+
+    def noted(self) -> Founded:
+        """The directory was made that of the first node of a cluster: return what it says of it."""
+        self.founded, self.brings = self._directory.founded, ""
+        assert self.founded is not None
+        return self.founded

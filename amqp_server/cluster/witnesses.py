@@ -1,0 +1,42 @@
+"""What nodes tell each other of how far their disks are, so that one that was turned back is noticed: see belonging."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from amqp_server.cluster.belonging import Seen
+from quorum_queue.cluster import frames
+from quorum_queue.links.handshake import Hello
+from quorum_queue.links.mesh import Mesh
+
+
+class Witnesses:
+    def __init__(self, mesh: Mesh, written: Callable[[], int]) -> None:
+        """`written` returns how much is on this node's disk."""
+        self._mesh = mesh
+        self._written = written
+        self._told: dict[str, int] = {}
+        #: Directory and start of the peers that there are links with.
+        self._session_of: dict[str, tuple[str, int]] = {}
+        self._seen: dict[str, Seen] = {}
+
+    def link_up(self, peer: str, hello: Hello) -> None:
+        self._session_of[peer] = hello.identity, hello.incarnation
+        self._told.pop(peer, None)
+        self.tell([peer])
+
+    def tell(self, peers: Iterable[str]) -> None:
+        """Have these nodes know how far the disk is."""
+        written = self._written()
+        for peer in peers:
+            if self._told.get(peer) != written:
+                self._told[peer] = written
+                self._mesh.send(peer, frames.written(written))
+
+    def heard(self, peer: str, written: int) -> None:
+        identity, said_in = self._session_of[peer]
+        self._seen[peer] = Seen(0, identity, said_in, written)
+
+    def seen(self, peer: str) -> Seen:
+        """Return what this node has heard of a peer's disk."""
+        return self._seen.get(peer, Seen())
