@@ -158,7 +158,7 @@ class Consumer:
         """How many messages are ready, without consuming any."""
         try:
             self._connection = Connection.open(self._options.login, self._name)
-            return self._declared()
+            return self.ready()
         except ChannelClosed as error:
             raise refusal(error, self._options.queue) from error
 
@@ -205,7 +205,7 @@ class Consumer:
         hosts = self._options.login.hosts
         # The next attempt begins with the host after this one.
         self._host = (hosts.index(connection.host) + 1) % len(hosts)
-        before = self._declared()
+        before = self._found_before()
         connection.call(spec.Basic.Qos(prefetch_count=self.prefetch), spec.Basic.QosOk)
         self._intake = _Intake(self)
         connection.set_intake(self._intake)
@@ -213,13 +213,27 @@ class Consumer:
             connection.call(self._consume_method(), spec.Basic.ConsumeOk)
         else:
             self._probe(connection)
-        # Asked after consuming has begun: with an exclusive consumer, what the one before it held is back by now.
-        ready = self._declared()
-        # RabbitMQ's quorum queues no longer count what they have handed out, and it may come after the answer.
-        if not before and not ready:
+        ready = self.ready()
+        if not self._options.exclusive and not before and not ready:
+            # What another consumer has just given back may have been handed out, and come after the answer.
             self.wait(lambda: self.window.buffered > 0, PROBE_S)
         with self.changed:
             self.found = max(before, ready + self.window.buffered)
+
+    def _found_before(self) -> int:
+        """Messages in the queue. Asked before consuming, because nothing counts what is handed out and has not come;
+        and when there is no other consumer, if there is to be none: what it held is back in the same moment."""
+        deadline = time.monotonic() + TAKEOVER_MAX_S
+        while True:
+            declared = self._declared()
+            if (
+                not self._options.exclusive
+                or not declared.consumer_count
+                # The broker refuses in its own words.
+                or time.monotonic() > deadline
+            ):
+                return int(declared.message_count)
+            time.sleep(RECONNECT_PAUSE_S)
 
     def _consume_method(self, **arguments: str) -> spec.Basic.Consume:
         return spec.Basic.Consume(
@@ -245,17 +259,26 @@ class Consumer:
             self.wait(lambda: self.window.buffered > 0, PROBE_S)
         self._probed = True
 
-    def _declared(self) -> int:
-        """Messages ready in the queue. All deliveries that the broker sent before the answer are there."""
+    def _declared(self) -> Any:
+        """The broker's counts. All deliveries that it sent before the answer are there."""
         assert self._connection is not None
-        declared = self._connection.call(
-            spec.Queue.Declare(queue=self._options.queue, passive=True), spec.Queue.DeclareOk
-        )
-        return int(declared.message_count)
+        declare = spec.Queue.Declare(queue=self._options.queue, passive=True)
+        return self._connection.call(declare, spec.Queue.DeclareOk)
 
     def ready(self) -> int:
         """Messages that stay in the queue for now."""
-        return self._declared()
+        return int(self._declared().message_count)
+
+    def counts(self) -> tuple[int, int]:
+        """What stays in the queue for now, and how many consumers it has."""
+        declared = self._declared()
+        return int(declared.message_count), int(declared.consumer_count)
+
+    @property
+    def full(self) -> bool:
+        """Whether the broker may send no more before something is acked."""
+        with self.changed:
+            return 0 < self.prefetch <= self.window.unacked
 
     def wait(self, holds: Callable[[], bool], timeout_s: float) -> bool:
         """Wait until `holds`, or the connection is lost."""

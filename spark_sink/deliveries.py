@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 HEADER, BODY, HEARTBEAT = 2, 3, 8
 METHOD_OCTET = b"\x01"
@@ -63,6 +63,20 @@ class Run:
         start = self.starts[index]
         end = self.starts[index + 1] if index + 1 < len(self.starts) else len(self.data)
         return Run(self.data[start:end], [0], [self.heads[index] - start])
+
+    @classmethod
+    def joined(cls, runs: Sequence[Run]) -> Run:
+        """One run of what follows one another."""
+        if len(runs) == 1:
+            return runs[0]
+        starts: list[int] = []
+        heads: list[int] = []
+        base = 0
+        for run in runs:
+            starts += [base + at for at in run.starts]
+            heads += [base + at for at in run.heads]
+            base += len(run.data)
+        return cls(b"".join(run.data for run in runs), starts, heads)
 
     def count_within(self, size: int) -> int:
         """How many of the first messages have no more than `size` bytes together."""

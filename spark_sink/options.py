@@ -205,6 +205,13 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "failOnDataLoss", _flag, True, SOURCE, "whether a replay that finds messages missing fails the query"
     ),
+    Option(
+        "redeliveryTimeoutMs",
+        _number(1, INT32_MAX),
+        30_000,
+        SOURCE,
+        "how long the broker may say that nothing is left before messages that are due count as missing",
+    ),
     Option("includeHeaders", _flag, True, SOURCE, "whether there is a column headers"),
 )
 
@@ -239,6 +246,7 @@ class SourceOptions:
     ack: Literal["none", "onRead"]
     max_messages: int | None
     fail_on_data_loss: bool
+    redelivery_timeout_ms: int
     include_headers: bool
 
 

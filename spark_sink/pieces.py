@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import add, sub
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
@@ -13,22 +16,47 @@ from spark_sink.deliveries import Run
 PIECE_BYTES_MAX = 16 << 20
 PIECE_MESSAGES = 12_500
 CODEC = "lz4_raw"
+#: Of C, four bytes: a piece is shorter than that, or one message of as many bytes as Arrow can hold.
+UNSIGNED = "I"
 
 
 class Deliveries(InputPartition):
-    """Messages for one task, compressed: they pass through the driver's JVM, and Spark warns of tasks above 1 MB."""
+    """Messages for one task, compressed: they pass through the driver's JVM, and Spark warns of tasks above 1 MB.
 
-    def __init__(self, blocks: Iterable[bytes], offset: int) -> None:
+    Where each begins goes with them: it was found on the driver, and finding it takes as long as decoding. As lengths,
+    which repeat themselves, it is a few bytes.
+    """
+
+    def __init__(self, runs: Sequence[Run], offset: int) -> None:
         super().__init__(offset)
         self.offset = offset
-        data = b"".join(blocks)
-        self._size = len(data)
-        self._data: bytes = pa.compress(data, codec=CODEC, asbytes=True)
+        run = Run.joined(runs)
+        lengths = map(sub, [*run.starts[1:], len(run.data)], run.starts)
+        self._count, self._size = len(run), len(run.data)
+        self._lengths = _compressed(array(UNSIGNED, lengths).tobytes())
+        self._heads = _compressed(array(UNSIGNED, map(sub, run.heads, run.starts)).tobytes())
+        self._data = _compressed(run.data)
 
     @property
-    def block(self) -> bytes:
-        data: bytes = pa.decompress(self._data, self._size, codec=CODEC, asbytes=True)
-        return data
+    def run(self) -> Run:
+        starts = list(accumulate(self._numbers(self._lengths), initial=0))[:-1]
+        heads = list(map(add, starts, self._numbers(self._heads)))
+        return Run(_decompressed(self._data, self._size), starts, heads)
+
+    def _numbers(self, data: bytes) -> array[int]:
+        numbers = array(UNSIGNED)
+        numbers.frombytes(_decompressed(data, self._count * numbers.itemsize))
+        return numbers
+
+
+def _compressed(data: bytes) -> bytes:
+    found: bytes = pa.compress(data, codec=CODEC, asbytes=True)
+    return found
+
+
+def _decompressed(data: bytes, size: int) -> bytes:
+    found: bytes = pa.decompress(data, size, codec=CODEC, asbytes=True)
+    return found
 
 
 def cut(runs: Sequence[Run], offset: int) -> list[InputPartition]:
@@ -36,20 +64,20 @@ def cut(runs: Sequence[Run], offset: int) -> list[InputPartition]:
     total = sum(map(len, runs))
     most = -(-total // max(1, -(-total // PIECE_MESSAGES)))
     pieces: list[InputPartition] = []
-    blocks: list[bytes] = []
+    parts: list[Run] = []
     count = size = 0
     for run in runs:
         rest: Run | None = run
         while rest is not None:
             room = min(most - count, rest.count_within(PIECE_BYTES_MAX - size))
             if not room and count:
-                pieces.append(Deliveries(blocks, offset))
+                pieces.append(Deliveries(parts, offset))
                 offset += count
-                blocks, count, size = [], 0, 0
+                parts, count, size = [], 0, 0
                 continue
             part, rest = rest.split(max(room, 1)) if max(room, 1) < len(rest) else (rest, None)
-            blocks.append(part.data)
+            parts.append(part)
             count += len(part)
             size += len(part.data)
-    pieces.append(Deliveries(blocks, offset))
+    pieces.append(Deliveries(parts, offset))
     return pieces

@@ -14,13 +14,16 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from spark_sink.columns import ROWS_PER_BATCH, Decoder, check_schema
+from spark_sink.columns import Decoder, check_schema
 from spark_sink.consumer import PREFETCH_MAX, Consumer, QueueRefused
+from spark_sink.deliveries import Run
 from spark_sink.options import SourceOptions
+from spark_sink.patience import Patience
 
 #: How long messages may be in the queue and not be delivered.
 STALLED_AFTER_S = 60.0
-#: Bytes of one Arrow batch.
+#: Rows and bytes of one Arrow batch.
+ROWS_PER_BATCH = 10_000
 PIECE_BYTES_MAX = 16 << 20
 
 
@@ -64,6 +67,9 @@ class AmqpReader(DataSourceReader):
         read = 0
         try:
             consumer.open()
+            if options.exclusive:
+                # Another evaluation of the same frame may have taken what was there.
+                count = min(count, consumer.found)
             while read < count:
                 if not self._more(consumer, min(ROWS_PER_BATCH, count - read)):
                     break
@@ -72,7 +78,7 @@ class AmqpReader(DataSourceReader):
                     consumer.changed.notify_all()
                 if batch is None:
                     break
-                yield from decoder.batches([run.data for run in batch.runs], read)
+                yield decoder.batch(Run.joined(batch.runs), read)
                 read = batch.end
                 if keep:
                     with consumer.changed:
@@ -88,17 +94,23 @@ class AmqpReader(DataSourceReader):
         """Wait for messages; false when there are no more."""
         window = consumer.window
         began = time.monotonic()
+        patience = Patience(self._options.redelivery_timeout_ms / 1_000)
         empty = 0
         while not consumer.wait(lambda: window.buffered >= wanted, 0.1):
             if not consumer.alive:
                 raise consumer.failure()
             if time.monotonic() - consumer.arrived_at > 0.1 and window.buffered:
                 return True
-            ready = consumer.ready()
-            empty = 0 if ready or window.buffered else empty + 1
-            if empty > 1:
-                return False
-            if time.monotonic() - began > STALLED_AFTER_S and not window.buffered:
+            ready, consumers = consumer.counts()
+            if ready or window.buffered:
+                empty = 0
+                patience.sign()
+            else:
+                empty += 1
+                # What is not there has been taken by another consumer, if there is one; else it may be on its way.
+                if (consumers > 1 and empty > 1) or patience.over():
+                    return False
+            if ready and time.monotonic() - began > STALLED_AFTER_S and not window.buffered:
                 raise QueueRefused(
                     f"queue '{self._options.queue}' holds {ready} messages and delivers none: "
                     "is another consumer active?"

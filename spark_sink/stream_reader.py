@@ -7,6 +7,7 @@ comes after it, which it does once the batch is in its commit log. The rows trav
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,9 +20,10 @@ from pyspark.sql.types import StructType
 from spark_sink.client.errors import AmqpError
 from spark_sink.columns import Decoder, check_schema
 from spark_sink.consumer import PREFETCH_MAX, Consumer, log
-from spark_sink.deliveries import digest
+from spark_sink.deliveries import digest, fingerprint
 from spark_sink.offsets import Position, position
 from spark_sink.options import SourceOptions
+from spark_sink.patience import Patience
 from spark_sink.pieces import Deliveries, cut
 from spark_sink.window import Batch
 
@@ -33,9 +35,8 @@ FIRST_MESSAGE_S = 0.05
 #: A trigger that finds some waits for more while they keep coming.
 QUIET_S = 0.02
 FILL_MAX_S = 1.0
-#: How long the queue has to be empty before messages that are due count as missing. What it has handed out may be on
-#: its way that long on a busy machine.
-MISSING_AFTER_S = 5.0
+#: How often the broker is asked about messages that are due.
+LOOK_S = 0.2
 #: `availableNow`: how long messages may be in the queue and not be delivered.
 STALLED_AFTER_S = 60.0
 #: Connections in a row that are lost before a trigger gets anywhere.
@@ -44,6 +45,14 @@ ATTEMPTS_MAX = 10
 
 class DataLoss(Exception):
     """A replay did not find the messages that the checkpoint speaks of."""
+
+
+def _freeze_modules() -> None:
+    """Spark's worker collects all garbage after each task, and looks through all modules for it: 15 to 30 ms, as long
+    as decoding takes. What is there before the first task's rows is not looked at again."""
+    if not gc.get_freeze_count():
+        gc.collect()
+        gc.freeze()
 
 
 class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -107,7 +116,10 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Deliveries)
-        return Decoder(self._schema, self._options.queue).batches([partition.block], partition.offset)
+        _freeze_modules()
+        run = partition.run
+        if len(run):
+            yield Decoder(self._schema, self._options.queue).batch(run, partition.offset)
 
     # The parts of the above.
 
@@ -125,6 +137,9 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._consumer.ensure()
         return self._consumer
 
+    def _patience(self) -> Patience:
+        return Patience(self._options.redelivery_timeout_ms / 1_000)
+
     def _end(self, batch: Batch) -> Position:
         return Position(
             self._options.queue, batch.end, batch.count, batch.digest, batch.first, batch.identified
@@ -139,7 +154,8 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._settle(consumer, done.count)
         if consumer.window.expecting:
             # A reconnect was in between: some messages of that batch may still be on their way back.
-            self._buffer(consumer, PREFETCH_MAX, lambda: not consumer.window.expecting)
+            patience = self._patience()
+            self._buffer(consumer, PREFETCH_MAX, patience, lambda: not consumer.window.expecting)
             self._settle(consumer, done.count)
             with consumer.changed:
                 consumer.window.expect_no_more()
@@ -156,25 +172,35 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not consumer.found or not consumer.window.redelivered(1):
             # The queue was empty, or begins with what was never delivered: there is nothing to wait for.
             return
-        if not self._begins_with(consumer, done) or not consumer.window.redelivered(done.batch):
+        begins = self._begins_with(consumer, done, self._patience())
+        if not begins or not consumer.window.redelivered(done.batch):
             return
         log.warning("queue '%s': %d messages were committed and not acked", done.queue, done.batch)
         with consumer.changed:
             consumer.window.plan(done.count - done.batch, done.batch, UNLIMITED)
         self._spend(done.batch)
 
-    def _buffer(self, consumer: Consumer, count: int, enough: Callable[[], bool] = lambda: False) -> bool:
+    def _buffer(
+        self,
+        consumer: Consumer,
+        count: int,
+        patience: Patience,
+        enough: Callable[[], bool] = lambda: False,
+    ) -> bool:
         """Wait until so many messages are buffered, or `enough`; false if the queue does not have them."""
         window = consumer.window
-        deadline = time.monotonic() + MISSING_AFTER_S
-        while not consumer.wait(lambda: window.buffered >= count or enough(), 0.2):
+        seen = window.unacked
+        while not consumer.wait(lambda: window.buffered >= count or enough(), LOOK_S):
             if not consumer.alive:
                 raise consumer.failure()
-            seen = window.buffered
-            if (consumer.ready() and seen < consumer.prefetch) or window.buffered != seen:
-                deadline = time.monotonic() + MISSING_AFTER_S
-            elif time.monotonic() > deadline:
-                return window.buffered >= count
+            if consumer.full:
+                # What has come may be enough all the same.
+                return window.buffered >= count or enough()
+            ready, before, seen = consumer.ready(), seen, window.unacked
+            if ready or seen != before:
+                patience.sign()
+            elif patience.over():
+                return window.buffered >= count or enough()
         return True
 
     def _next(self, consumer: Consumer, count: int, limit: int) -> Batch | None:
@@ -203,20 +229,21 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _wait_for_the_rest(self, consumer: Consumer) -> None:
         """`availableNow`: some that were there have not come. Either they are on their way or they are gone."""
         window = consumer.window
-        began = seen = time.monotonic()
-        while not consumer.wait(lambda: window.buffered > 0, 0.1):
+        began = time.monotonic()
+        patience = self._patience()
+        while not consumer.wait(lambda: window.buffered > 0, LOOK_S):
             if not consumer.alive:
                 raise consumer.failure()
             ready = consumer.ready()
             if ready:
-                seen = time.monotonic()
-            elif time.monotonic() - seen > MISSING_AFTER_S:
+                patience.sign()
+            elif patience.over():
                 log.info(
                     "queue '%s': %s messages expired or were taken", self._options.queue, self._allowance
                 )
                 self._allowance = 0
                 return
-            if time.monotonic() - began > STALLED_AFTER_S:
+            if ready and time.monotonic() - began > STALLED_AFTER_S:
                 raise AmqpError(
                     f"queue '{self._options.queue}' holds {ready} messages and delivers none: "
                     "is another consumer active, or does x-single-active-consumer prefer another one?"
@@ -231,15 +258,18 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for attempt in range(ATTEMPTS_MAX):
             consumer = self._opened(max(before.batch, after.batch))
             self._resumed = True
+            # One for all of it: what has not come in the end has been waited for.
+            patience = self._patience()
             try:
-                if not self._begins_with(consumer, after) and self._begins_with(consumer, before):
+                same = self._begins_with(consumer, after, patience)
+                if not same and self._begins_with(consumer, before, patience):
                     # Its acks were lost with the broker.
                     with consumer.changed:
                         consumer.window.plan(before.count - before.batch, before.batch, UNLIMITED)
                     self._spend(before.batch)
                     self._settle(consumer, before.count)
-                same = self._begins_with(consumer, after)
-                if not same and (found := self._found_behind(consumer, before, after)) is not None:
+                    same = self._begins_with(consumer, after, patience)
+                if not same and (found := self._found_behind(consumer, before, after, patience)):
                     return found
                 break
             except AmqpError:
@@ -256,22 +286,39 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._spend(batch.count)
         return batch
 
-    def _found_behind(self, consumer: Consumer, before: Position, after: Position) -> Batch | None:
+    def _found_behind(
+        self, consumer: Consumer, before: Position, after: Position, patience: Patience
+    ) -> Batch | None:
         """Quorum queues of RabbitMQ put what is returned behind what was returned before: look through all of it."""
-        consumer.widen(PREFETCH_MAX)
-        consumer.ensure()
-        self._buffer(consumer, PREFETCH_MAX)
-        with consumer.changed:
-            start = consumer.window.find(after.first, after.digest, after.batch)
-            if start is None:
+        window = consumer.window
+        index = 0
+        while True:
+            with consumer.changed:
+                start = window.find(after.first, after.digest, after.batch, index)
+                if start is not None:
+                    batch = window.extract(before.count, start, after.batch)
+                    break
+                seen = window.buffered
+                index = max(index, seen - after.batch + 1)
+            if self._buffer(consumer, seen + 1, patience):
+                continue
+            if not consumer.full or consumer.prefetch == PREFETCH_MAX:
                 return None
-            batch = consumer.window.extract(before.count, start, after.batch)
+            # The rest may have it. What is buffered comes again, too.
+            consumer.widen(PREFETCH_MAX)
+            consumer.ensure()
+            index, patience = 0, self._patience()
         self._spend(after.batch)
         return batch
 
-    def _begins_with(self, consumer: Consumer, batch: Position) -> bool:
+    def _begins_with(self, consumer: Consumer, batch: Position, patience: Patience) -> bool:
         """Whether the queue has the messages of a batch, and has them first."""
-        if not batch.batch or not self._buffer(consumer, batch.batch):
+        if not batch.batch or not self._buffer(consumer, 1, patience):
+            return False
+        with consumer.changed:
+            if fingerprint(next(consumer.window.first(1)[0].contents())) != batch.first:
+                return False
+        if not self._buffer(consumer, batch.batch, patience):
             return False
         with consumer.changed:
             return digest(consumer.window.first(batch.batch)) == batch.digest

@@ -93,6 +93,12 @@ class Window:
         return len(run)
 
     @property
+    def unacked(self) -> int:
+        """Messages that this connection has brought and that are not acked."""
+        planned = (each.count if each.last_tag is not None else len(each.tags) for each in self._planned)
+        return self.buffered + len(self._due) + sum(planned)
+
+    @property
     def expecting(self) -> bool:
         """Whether messages that a batch has may still come again."""
         return bool(self._expected)
@@ -148,10 +154,10 @@ class Window:
         self._planned.append(batch)
         return batch
 
-    def find(self, first: str, whole: str, count: int) -> int | None:
-        """Where so many messages with this digest stand, behind others; `first` is the first one's fingerprint."""
-        index = 0
-        for run in self._runs:
+    def find(self, first: str, whole: str, count: int, index: int = 0) -> int | None:
+        """Where so many messages with this digest stand, behind others and not before `index`; `first` is the first
+        one's fingerprint."""
+        for run in self.first(self.buffered - index, index):
             for content in run.contents():
                 if index + count > self.buffered:
                     return None

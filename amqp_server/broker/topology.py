@@ -71,11 +71,11 @@ class Topology:
     def apply(self, index: int, operation: Operation) -> Result:
         """Apply what stands at `index` of the log."""
         result = _APPLY[type(operation)](self, index, operation)
-        self._note(index)
+        self._note(max(self.applied, index))
         return result
 
     def _note(self, index: int) -> None:
-        self.applied = max(self.applied, index)
+        self.applied = index
         if self._broker.replication.clustered:
             note_applied(self._broker.metadata, self.applied)
 
@@ -228,7 +228,6 @@ class Topology:
         self._remove_the_gone(state)
         self._add_the_missing(state)
         self._note(state.applied)
-        self.applied = state.applied
         self._broker.changed()
 
     def _restore_users(self, state: _State) -> None:

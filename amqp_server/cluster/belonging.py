@@ -64,6 +64,11 @@ class Founded(msgspec.Struct, frozen=True):
             return self.lost_before
         return 1 << 62 if self.lost else self.began_at
 
+    @property
+    def since(self) -> int:
+        """The index of group 0 from which on this directory has known the cluster."""
+        return self.lost_before or (1 << 62 if self.lost else 0)
+
 
 class Seen(msgspec.Struct, frozen=True):
     """What a node has seen of another one."""
@@ -89,6 +94,8 @@ class About(msgspec.Struct, frozen=True):
     brings: str = ""
     #: All nodes of the cluster and their addresses, as it knows them. Who has an empty disk has no other way to know.
     nodes: dict[str, str] = {}
+    #: Where in the log of group 0 the node that it tells this was removed from the cluster; 0 if it was not.
+    removed_at: int = 0
 
 
 class Directory:

@@ -26,6 +26,8 @@ _VERSION = 1
 _LENGTH = struct.Struct(">I")
 #: No batch of the same start of a node comes after this one.
 LAST_BATCH = (1 << 63) - 1
+#: A snapshot has brought what was asked for: it is done, and nobody here knows what there was to change.
+UNSEEN = Result(True)
 
 
 class PutNode(msgspec.Struct, frozen=True, array_like=True, tag=101):
@@ -65,7 +67,7 @@ class _State(msgspec.Struct, frozen=True, array_like=True):
     topology: bytes
     nodes: dict[str, str]
     batches: dict[str, tuple[int, int]]
-    #: Where in the log the last start of each node had its first word.
+    #: Where in the log the last start of each node had its first word, or the node was removed.
     begun: dict[str, int] = {}
 
 
@@ -119,6 +121,12 @@ class Catalog:
         """Has a node been heard of since it joined? The disk of one that was not is yet to be filled."""
         return 0 < self._batches.get(node, (0, 0))[1] < LAST_BATCH
 
+    def removed_at(self, node: str) -> int:
+        """Return where in the log a node was removed, and has not joined since; 0 if it was not."""
+        if node in self.nodes or self._batches.get(node, (0, 0))[1] != LAST_BATCH:
+            return 0
+        return self._begun.get(node, 0)
+
     def batch(self, number: int, proposal: Proposal) -> bytes:
         return _encode(_Batch(*self._own, number, proposal))
 
@@ -170,6 +178,7 @@ class Catalog:
                 self._removed(proposal.name)
                 # What it has proposed before and comes only now is not to bring anything of it back.
                 self._batches[proposal.name] = (self.incarnation_of(proposal.name), LAST_BATCH)
+                self._begun[proposal.name] = index
             self.nodes_changed()
         if (batch.node, batch.incarnation) == self._own:
             if batch.number == 1:
@@ -186,8 +195,9 @@ class Catalog:
 
     def _change(self, index: int, encoded: bytes) -> Result:
         if index <= self._topology.applied:
-            # It is in the records already.
-            return Result(False)
+            # It is in the records already: they were ahead when this node started, or in the snapshot of a leader
+            # that had just started. Then somebody here may wait for it.
+            return UNSEEN
         operation = self._admissible(operations.decode(encoded))
         return operation if isinstance(operation, Result) else self._topology.apply(index, operation)
 
@@ -264,7 +274,7 @@ class Catalog:
             self.began(begun)
         self._topology.restore(found.topology)
         for number in [number for number in self._waiting if number <= landed]:
-            self._waiting.pop(number)(Result(True))
+            self._waiting.pop(number)(UNSEEN)
         self.nodes_changed()
 
     def leader_changed(self) -> None:

@@ -15,6 +15,7 @@ import msgspec
 
 from amqp_server.cluster.belonging import (
     CHOOSE_ONE,
+    REMOVED,
     TOO_LATE,
     TURNED_BACK,
     About,
@@ -28,6 +29,10 @@ logger = logging.getLogger("mqd.cluster")
 
 class Fate(Protocol):
     """What comes of it for this node."""
+
+    @property
+    def applied(self) -> int:
+        """How far this node has read the log of group 0."""
 
     def belong(self, founded: Founded) -> None:
         """It belongs to this cluster from now on."""
@@ -58,9 +63,11 @@ class Founding:
         #: Nodes that others have told of, and their addresses.
         self.expected: dict[str, str] = {}
 
-    def tell(self, seen: Seen, nodes: dict[str, str]) -> About:
+    def tell(self, seen: Seen, nodes: dict[str, str], removed_at: int) -> About:
         """Return what a peer is told; `seen` is what was seen of it, `nodes` are all of the cluster."""
-        return About(self._directory.identity, self.founded, self._nodes, seen, self.brings, nodes)
+        return About(
+            self._directory.identity, self.founded, self._nodes, seen, self.brings, nodes, removed_at
+        )
 
     def heard(self, peer: str, about: About) -> None:
         # Who has not been in any cluster with this directory has promised nothing.
@@ -71,12 +78,24 @@ class Founding:
         # Whoever leads the topology may have joined later than this node was configured.
         self.expected = about.nodes
         if self.founded is not None:
+            if self._was_removed(about):
+                self._fate.go(REMOVED)
             if about.brings:
                 logger.error("%s", TOO_LATE.format(name=peer, data=about.brings, peer=self._node))
         elif about.founded is not None:
             self._follow(peer, about.founded)
         else:
             self._found(peer, about)
+
+    def _was_removed(self, about: About) -> bool:
+        """Do the others know that this node was removed, which it has not read in the log itself?
+
+        Who joins again with another directory, and has yet to read of both, is not meant.
+        """
+        founded = self.founded
+        if founded is None or about.founded is None or about.founded.nodes != founded.nodes:
+            return False
+        return max(founded.since, self._fate.applied) < about.removed_at
 
     def _follow(self, peer: str, founded: Founded) -> None:
         """There is a cluster."""

@@ -50,6 +50,8 @@ TICK_S = 0.05
 WAITING_S = 5.0
 #: Links with a node that was taken away stay so long, ms.
 LEAVE_MS = 2_000
+#: A node that was taken away and goes on is let in so often, to be told again, ms.
+REMIND_MS = 10_000
 #: Clients and whoever asked for it have so long to take their last bytes when the node has to go, s.
 GOODBYE_S = 1.0
 
@@ -145,6 +147,10 @@ class ClusterNode:
         self._why_out = ""
         #: Nodes that were taken away, and when their links end: they are to hear of it, ms.
         self._leaving: dict[str, int] = {}
+        #: Nodes that were taken away, there is a link with, and were told so.
+        self._told_removed: dict[str, None] = {}
+        #: When nodes that were taken away and told so may be told again, ms.
+        self._reminded: dict[str, int] = {}
         #: When links broke, for nodes that are not taken for down yet, ms.
         self._broken_at: dict[str, int] = {}
         self._joined = trio.Event()
@@ -232,11 +238,27 @@ class ClusterNode:
     def _tell_about(self, peer: str) -> None:
         incarnation = self.catalog.incarnation_of(peer)
         seen = msgspec.structs.replace(self._witnesses.seen(peer), incarnation=incarnation)
-        about = self._founding.tell(seen, self.catalog.nodes)
+        removed_at = 0 if self._is_behind else self.catalog.removed_at(peer)
+        about = self._founding.tell(seen, self.catalog.nodes, removed_at)
         self.mesh.send(peer, [bytes((frames.ABOUT,)), msgspec.msgpack.encode(about)])
 
     def _admit(self, name: str) -> bool:
-        return name in (self.catalog.nodes or self._founding.expected)
+        if name in (self.catalog.nodes or self._founding.expected):
+            return True
+        # Who was cut off when it was taken away is to hear of it.
+        removed = not self._is_behind and self.catalog.removed_at(name) > 0
+        return removed and self._reminded.get(name, 0) <= self._broker.clock()
+
+    @property
+    def applied(self) -> int:
+        group = self.replication.group
+        return group.applied if group is not None else 0
+
+    @property
+    def _is_behind(self) -> bool:
+        """May others know more of who belongs to the cluster?"""
+        group = self.replication.group
+        return group is None or group.behind or bool(group.core.amnesiac)
 
     def _nodes_changed(self) -> None:
         """The cluster has other nodes: have links with them, and with no others."""
@@ -258,7 +280,19 @@ class ClusterNode:
         for name in [name for name, at in self._leaving.items() if at <= now]:
             del self._leaving[name]
             if name not in self.catalog.nodes:
+                if name in self._told_removed:
+                    self._reminded[name] = now + REMIND_MS
                 self.mesh.remove_peer(name)
+
+    def _tell_the_removed(self, now: int) -> None:
+        """Nobody else may tell them: they get nothing of the log any more."""
+        if self._is_behind:
+            return
+        for name in self.mesh.connected():
+            if name not in self._told_removed and self.catalog.removed_at(name):
+                self._told_removed[name] = None
+                self._tell_about(name)
+                self._leaving.setdefault(name, now + LEAVE_MS)
 
     # -- going -----------------------------------------------------------------------------------------------------
 
@@ -300,6 +334,7 @@ class ClusterNode:
         self.hosts.reached()
 
     def link_down(self, peer: str) -> None:
+        self._told_removed.pop(peer, None)
         self._from_before.pop(peer, None)
         self._broken_at[peer] = self._broker.clock()
         self.replicas.link_down(peer)
@@ -424,6 +459,7 @@ class ClusterNode:
             self.replicas.tick(self.mesh.heard_within(config.cluster_dead_ms / 1000))
             self.guests.tick()
             self._spread.go_on()
+            self._tell_the_removed(now)
             self._end_links(now)
             self.replication.tick()
             for node, since in list(self._broken_at.items()):

@@ -43,7 +43,6 @@ class GroupHost(Away):
         "_held",
         "_own",
         "_released",
-        "_renewed_ms",
         "_wake_at",
         "dead_letters_sent",
         "group",
@@ -79,7 +78,6 @@ class GroupHost(Away):
         #: Deliveries that wait for a body which the disk has lost, and all after them, with the places of bodies.
         self._held: list[tuple[Consumer, Run, int, contents.Places]] = []
         self._released: list[int] = []
-        self._renewed_ms = 0
         #: The leader looks for consumers of nodes that are gone once it has applied this entry.
         self._gone_after = 0
         #: Dead letters on their way to their targets, by position.
@@ -367,9 +365,8 @@ class GroupHost(Away):
             self.pending.append(("tick",))
         if applied.wake_at is not None:
             self.wake_at(applied.wake_at)
-        machine = self.replica.machine
-        if machine.settings.expires_ms is not None and machine.last_used_ms != self._renewed_ms:
-            self._renewed_ms = machine.last_used_ms
+        if applied.used:
+            # Not by the time of the entry: that stands still while the clock of this leader is behind another's.
             self.queue.renew()
         if self._gone_after:
             self._look_for_gone(applied.index)

@@ -34,6 +34,7 @@ class Effects:
         "refused",
         "returned",
         "settled",
+        "used",
         "wake_at",
         "wants_enqueued",
     )
@@ -45,6 +46,8 @@ class Effects:
         self.burst_messages = self.burst_bytes = 0
         #: There is more to hand out than one batch may: the machine wants another tick at once.
         self.more = False
+        #: Somebody used the queue: the lease of an expiring one begins anew, also if the clock has stood still.
+        self.used = False
         #: Body bytes taken into the queue.
         self.accepted_bytes = 0
         #: Runs as accepted, before anything is handed out.

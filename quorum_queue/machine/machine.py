@@ -101,6 +101,10 @@ class Machine:
             return None
         return self.last_used_ms + self.settings.expires_ms
 
+    def _use(self, meta: Meta, effects: Effects) -> None:
+        self.last_used_ms = meta.now_ms
+        effects.used = True
+
     # -- publishing ------------------------------------------------------------------------------------------------
 
     def _enqueue(self, meta: Meta, command: Command, effects: Effects) -> None:
@@ -309,7 +313,7 @@ class Machine:
             self._discard(ready.pop(level, len(head.seqs)), "expired", effects)
 
     def _get(self, meta: Meta, command: Command, effects: Effects) -> None:
-        self.last_used_ms = meta.now_ms
+        self._use(meta, effects)
         self._expire(meta, effects)
         consumer: Consumer = command[1]
         level = self.ready.head_level()
@@ -392,7 +396,7 @@ class Machine:
 
     def _attach(self, meta: Meta, command: Command, effects: Effects) -> None:
         consumer: Consumer = command[1]
-        self.last_used_ms = meta.now_ms
+        self._use(meta, effects)
         if consumer.key in self.consumers.by_key:
             effects.attach_refused.append((consumer.key, "key in use"))
         elif (consumer.exclusive and (self.consumers.count or self.settings.single_active_consumer)) or any(
@@ -404,7 +408,7 @@ class Machine:
 
     def _detach(self, meta: Meta, command: Command, effects: Effects) -> None:
         _, key, requeue = command
-        self.last_used_ms = meta.now_ms
+        self._use(meta, effects)
         consumer = self.consumers.by_key.get(key)
         if consumer is not None:
             self._let_go(consumer, effects, requeue=requeue)
@@ -426,12 +430,12 @@ class Machine:
         _, node, incarnation = command
         for consumer in self.consumers.in_turn():
             if consumer.key[0] == node and consumer.key[1] <= incarnation:
-                self.last_used_ms = meta.now_ms
+                self._use(meta, effects)
                 effects.consumers_gone.append(consumer.key)
                 self._let_go(consumer, effects, requeue=True)
 
     def _touch(self, meta: Meta, command: Command, effects: Effects) -> None:
-        self.last_used_ms = meta.now_ms
+        self._use(meta, effects)
 
     def _pause(self, meta: Meta, command: Command, effects: Effects) -> None:
         consumer = self.consumers.by_key.get(command[1])
@@ -453,7 +457,7 @@ class Machine:
             consumer.window = command[2]
 
     def _purge(self, meta: Meta, command: Command, effects: Effects) -> None:
-        self.last_used_ms = meta.now_ms
+        self._use(meta, effects)
         if len(command) > 1:
             effects.purged.append((command[1], self.ready.count))
         effects.settled += self.ready.clear()

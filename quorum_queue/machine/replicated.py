@@ -52,6 +52,7 @@ class Applied:
         "released",
         "settled",
         "skipped",
+        "used",
         "wake_at",
     )
 
@@ -83,6 +84,8 @@ class Applied:
         self.accepted_bytes = 0
         #: There is more to hand out than one entry may: the leader proposes a tick at once.
         self.more = False
+        #: The leader begins the lease of an expiring queue anew, by its own clock.
+        self.used = False
         #: The leader proposes a tick at this time (ms).
         self.wake_at: int | None = None
 
@@ -257,6 +260,7 @@ def _gather(effects: Effects, own: Member, applied: Applied) -> None:
     applied.settled = effects.settled
     applied.accepted_bytes = effects.accepted_bytes
     applied.more = effects.more
+    applied.used = effects.used
     applied.wake_at = effects.wake_at
 
 

@@ -33,6 +33,8 @@ UNSENT_POLL_S = 0.002
 PAUSE_MIN_S, PAUSE_MAX_S = 0.05, 1.0
 #: Closes that another attempt may well survive: the node is shutting down, or failed in itself.
 PASSING_CLOSES = ("320 ", "541 ")
+#: How a broker begins to say that a body is too long.
+PRECONDITION_FAILED, MESSAGE_SIZE = 406, "message size"
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,12 +260,13 @@ class Publisher:
             self.connection.send(b"".join(message for _, message in unsettled[start : start + CHUNK]))
 
     def _explained(self, error: AmqpError) -> AmqpError:
-        if isinstance(error, ChannelClosed):
-            return ChannelClosed(
-                f"the broker closed the channel: {error} (see the options and columns exchange, routing_key and user_id)",
-                error.code,
-            )
-        return error
+        if not isinstance(error, ChannelClosed):
+            return error
+        if error.code == PRECONDITION_FAILED and MESSAGE_SIZE in str(error):
+            where = "the column value: its bytes are more than the broker takes; option maxMessageBytes finds them first"
+        else:
+            where = "the options and columns exchange, routing_key and user_id"
+        return ChannelClosed(f"the broker closed the channel: {error} (see {where})", error.code)
 
     def close(self) -> None:
         self.connection.close()

@@ -17,13 +17,14 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import psutil
 
-from benchmarks.brokers import free_port
+from conformance_tests.ports import free_port
 from tests.reliability.node import Node
 from tests.spark_sink import session
 from tests.spark_sink.peer import Peer
@@ -76,8 +77,10 @@ class Driver:
         """SIGKILL for the driver and its JVM; the Python workers are left to notice."""
         family = [self.process, *psutil.Process(self.process.pid).children(recursive=True)]
         for each in family:
-            if isinstance(each, subprocess.Popen) or "java" in each.name():
-                os.kill(each.pid, signal.SIGKILL)
+            # Python workers come and go by themselves.
+            with suppress(psutil.NoSuchProcess):
+                if isinstance(each, subprocess.Popen) or "java" in each.name():
+                    os.kill(each.pid, signal.SIGKILL)
         self.process.wait()
 
     def finish(self) -> None:
@@ -173,7 +176,7 @@ def executor_kill(directory: Path, variant: str) -> None:
             judge(peer, queue, delivery, ROWS, f"executor kill -9 x{len(executors)}, {variant}")
 
 
-#: A directory of its own, and the variant. Raises AssertionError.
+#: A directory of its own, and the variant. Raises what makes it fail.
 Step = Callable[[Path, str], None]
 STEPS: dict[str, Step] = {"driver": driver_kills, "broker": broker_kill, "executor": executor_kill}
 
@@ -187,7 +190,8 @@ def every(steps: Mapping[str, Step], only: Iterable[str], variants: Iterable[str
                 began = time.monotonic()
                 try:
                     steps[name](Path(directory), variant)
-                except AssertionError:
+                except Exception:  # noqa: BLE001 - a step may fail in any way
+                    # What broke one step is told, and the others are taken none the less.
                     traceback.print_exc()
                     print(f"{name}, {variant}: FAILED", flush=True)
                     held = False

@@ -18,7 +18,7 @@ from tests.spark_sink.peer import Peer
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-TEST_S = 240
+TEST_S = 360
 Name = Callable[..., str]
 
 

@@ -9,7 +9,8 @@ from typing import Any, Self
 
 import pika
 
-ALL_WITHIN_S = 20.0
+from conformance_tests.patience import PATIENCE_S, patient
+
 QUIET_S = 0.5
 
 
@@ -17,7 +18,7 @@ class Peer:
     def __init__(self, url: str) -> None:
         parameters = pika.URLParameters(url)
         parameters.heartbeat = 0
-        self.connection = pika.BlockingConnection(parameters)
+        self.connection = pika.BlockingConnection(patient(parameters))
         self.channel = self.connection.channel()
         self._queues: list[str] = []
 
@@ -50,7 +51,7 @@ class Peer:
     def take(self, queue: str, at_least: int = 0) -> list[tuple[Any, Any, bytes]]:
         """Take all that is in the queue, and no less than so many: (method, properties, body) of each."""
         found: list[tuple[Any, Any, bytes]] = []
-        deadline = time.monotonic() + ALL_WITHIN_S
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             method, properties, body = self.channel.basic_get(queue, auto_ack=True)
             if method is not None:
@@ -64,7 +65,7 @@ class Peer:
     def drain(self, queue: str, at_least: int) -> list[tuple[Any, Any, bytes]]:
         """As `take`, for thousands of messages: by a consumer, until nothing has come for a while."""
         found: list[tuple[Any, Any, bytes]] = []
-        deadline = time.monotonic() + ALL_WITHIN_S
+        deadline = time.monotonic() + PATIENCE_S
         for method, properties, body in self.channel.consume(queue, inactivity_timeout=QUIET_S):
             if method is not None:
                 found.append((method, properties, body))

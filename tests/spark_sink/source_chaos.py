@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 import pika.exceptions
 
-from benchmarks.brokers import free_port
+from conformance_tests.ports import free_port
 from spark_sink.client.login import parse_url
 from tests.cluster.mqd import MqdCluster
 from tests.reliability.node import Node

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.brokers import free_port
+from conformance_tests.ports import free_port
 from spark_sink.client.connection import Connection
 from spark_sink.client.errors import Refused
 from spark_sink.ledger import LEDGER

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pytest
 import trustme
 
-from benchmarks.brokers import free_port
-from spark_sink.client.errors import AmqpError, Blocked, ConnectFailed
+from conformance_tests.ports import free_port
+from spark_sink.client.errors import AmqpError, Blocked, ChannelClosed, ConnectFailed
 from spark_sink.options import sink_options
 from spark_sink.target import Mechanism
 from spark_sink.task import Plan, Task, write
@@ -112,7 +112,7 @@ def test_a_broker_that_is_gone_for_good(tmp_path: Path) -> None:
     with Node(tmp_path) as node:
         declare(url_of(node.port))
         with pytest.raises(ConnectFailed, match=r"cannot connect to the broker .*Connection refused"):
-            write(plan(url_of(node.port), confirmTimeoutMs="500"), TASK, batches({6: node.kill}))
+            write(plan(url_of(node.port), confirmTimeoutMs="3000"), TASK, batches({6: node.kill}))
 
 
 def test_heartbeats_go_on_while_spark_computes(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_heartbeats_go_on_while_spark_computes(tmp_path: Path) -> None:
             # Longer than a broker bears silence. There is no event for that nothing happens.
             time.sleep(4 * HEARTBEAT_S)
 
-        one = plan(url_of(node.port), heartbeat=str(HEARTBEAT_S), confirmTimeoutMs="1000")
+        one = plan(url_of(node.port), heartbeat=str(HEARTBEAT_S), confirmTimeoutMs="3000")
         assert write(one, TASK, batches({6: compute})).rows == ROWS
         with Peer(url_of(node.port)) as peer:
             # On one connection: sent twice, a message would be here twice.
@@ -147,13 +147,21 @@ def test_a_host_that_is_silent_is_left_for_the_next(tmp_path: Path) -> None:
     assert found.keys() == expected()
 
 
+def test_a_body_that_the_broker_finds_too_long(tmp_path: Path) -> None:
+    long = pa.record_batch({"value": pa.array([b"x" * (17 << 20)], pa.binary())})
+    with Node(tmp_path) as node:
+        declare(url_of(node.port))
+        with pytest.raises(ChannelClosed, match=r"message size .*column value.*maxMessageBytes"):
+            write(plan(url_of(node.port), maxMessageBytes=str(20 << 20)), TASK, [long])
+
+
 @pytest.mark.parametrize("mechanism", ["confirm", "ledger"])
 def test_a_broker_that_blocks_publishers(tmp_path: Path, mechanism: Mechanism) -> None:
     with Node(tmp_path) as node:
         declare(url_of(node.port))
         node.mqctl("set_vm_memory_high_watermark", LOW)
         with pytest.raises(Blocked, match="blocks publishers and .* low on memory. Free its memory"):
-            write(plan(url_of(node.port), mechanism, confirmTimeoutMs="1000"), TASK, batches({}))
+            write(plan(url_of(node.port), mechanism, confirmTimeoutMs="3000"), TASK, batches({}))
         node.mqctl("set_vm_memory_high_watermark", HIGH)
 
 
@@ -197,11 +205,13 @@ def test_a_certificate_that_nobody_trusts(tls_url: str, authority: dict[str, Pat
         with pytest.raises(
             ConnectFailed, match=r"TLS: .*certificate verify failed.*see the options tls\.caFile"
         ):
-            write(plan(tls_url, tls=trusted, confirmTimeoutMs="200"), TASK, batches({}))
+            write(plan(tls_url, tls=trusted, confirmTimeoutMs="2000"), TASK, batches({}))
 
 
 def test_a_client_without_the_certificate_that_is_asked_for(tls_url: str, authority: dict[str, Path]) -> None:
     with pytest.raises(ConnectFailed):
         write(
-            plan(tls_url, tls={"tls.caFile": str(authority["ca"])}, confirmTimeoutMs="200"), TASK, batches({})
+            plan(tls_url, tls={"tls.caFile": str(authority["ca"])}, confirmTimeoutMs="2000"),
+            TASK,
+            batches({}),
         )

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands, frame, heartbeat
 
-from spark_sink.columns import BadMessage, Decoder, as_text, check_schema, decode_properties
+from spark_sink.columns import Decoder, check_schema
 from spark_sink.deliveries import Garbled, Run, Splitter, digest
 from spark_sink.pieces import PIECE_MESSAGES, Deliveries, cut
+from spark_sink.properties import COLUMNS, BadMessage, as_text, decode_properties, without_ids
 from spark_sink.rows import BadColumn, source_schema
 from tests.spark_sink.wire import Message, Reader, delivery, run_of
 
@@ -41,7 +42,8 @@ messages = st.builds(Message, st.binary(max_size=200), names, texts, properties)
 
 def rows(runs: list[Run]) -> list[dict[str, Any]]:
     decoder = Decoder(source_schema(), "q")
-    return [row for batch in decoder.batches([run.data for run in runs], 5) for row in batch.to_pylist()]
+    found: list[dict[str, Any]] = decoder.batch(Run.joined(runs), 5).to_pylist() if runs else []
+    return found
 
 
 @given(
@@ -141,12 +143,12 @@ def test_pieces_hold_all_messages_in_order() -> None:
     pieces = [piece for piece in cut(runs, 100) if isinstance(piece, Deliveries)]
     assert len(pieces) == 3
     decoder = Decoder(source_schema(), "q")
-    found = [
-        row
-        for piece in pieces
-        for batch in decoder.batches([piece.block], piece.offset)
-        for row in batch.to_pylist()
-    ]
+    for piece in pieces:
+        splitter = Splitter()
+        splitter.take(piece.run.data, 0, len(piece.run.data))
+        [again] = splitter.runs
+        assert (again.starts, again.heads) == (piece.run.starts, piece.run.heads)
+    found = [row for piece in pieces for row in decoder.batch(piece.run, piece.offset).to_pylist()]
     assert [row["value"] for row in found] == bodies
     assert [row["offset"] for row in found] == list(range(100, 100 + len(bodies)))
 
@@ -156,7 +158,7 @@ def test_long_messages_are_pieces_of_their_own(monkeypatch: pytest.MonkeyPatch) 
     run = run_of(b"a" * 5_000, b"b", b"c" * 400, b"d" * 600, b"e" * 5_000)
     pieces = [piece for piece in cut([run], 0) if isinstance(piece, Deliveries)]
     assert [piece.offset for piece in pieces] == [0, 1, 3, 4]
-    assert b"".join(piece.block for piece in pieces) == run.data
+    assert b"".join(piece.run.data for piece in pieces) == run.data
 
 
 def test_properties_and_headers_become_columns() -> None:
@@ -197,12 +199,35 @@ def test_headers_that_cannot_be_decoded_are_an_error() -> None:
         decode_properties(b"\x20\x00\x00\x00\x00\x03\x01a?")
 
 
+@given(st.lists(st.tuples(texts, st.sampled_from(["", "a/b"]), st.integers(1, 2)), min_size=1, max_size=9))
+def test_messages_that_differ_in_their_ids_are_decoded_as_others_are(
+    given_properties: list[tuple[str, str, int]],
+) -> None:
+    reader = Reader()
+    for tag, (message_id, content_type, mode) in enumerate(given_properties, 1):
+        properties = {"message_id": message_id, "content_type": content_type, "delivery_mode": mode}
+        reader.feed(delivery(Message(b"v", properties={"headers": {"a": 1}, **properties}), tag))
+    run = Run.joined(reader.splitter.runs)
+    due = [dict(zip(COLUMNS, decode_properties(run.properties(i)), strict=True)) for i in range(len(run))]
+    assert [{name: row[name] for name in COLUMNS} for row in rows([run])] == due
+    if len({mode for _, _, mode in given_properties}) == 1 and all(m and c for m, c, _ in given_properties):
+        beginnings = {content_type for _, content_type, _ in given_properties}
+        split = without_ids([run.properties(i) for i in range(len(run))])
+        assert (split is not None) == (len(beginnings) == 1)
+        assert split is None or [each.decode() for each in split[0]] == [m for m, _, _ in given_properties]
+
+
+@pytest.mark.parametrize("broken", [b"\x01\x00", b"\x20\x80\x00\x00", b"\x80\x80\x09ab"])
+def test_properties_that_end_too_early_are_not_split(broken: bytes) -> None:
+    assert without_ids([broken, broken + b"\x00"]) is None
+
+
 def test_a_schema_may_leave_columns_out_but_not_change_them() -> None:
     from pyspark.sql.types import StringType, StructType
 
     some = StructType([source_schema()["routing_key"], source_schema()["value"]])
     check_schema(some)
-    [batch] = Decoder(some, "q").batches([run_of(b"x").data], 0)
+    batch = Decoder(some, "q").batch(run_of(b"x"), 0)
     assert batch.to_pylist() == [{"routing_key": "q", "value": b"x"}]
     with pytest.raises(BadColumn, match="did you mean 'value'"):
         check_schema(StructType().add("valu", StringType()))

@@ -1,4 +1,4 @@
-"""docs/spark.md lists the options that there are."""
+"""docs/spark.md lists the options, the columns and the errors that there are."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from spark_sink.options import OPTIONS
+from spark_sink.rows import SINK_COLUMNS, source_schema
 from tests.spark_sink.option_table import PAGE, current
 
 SOURCES = Path(__file__).parents[2] / "spark_sink"
@@ -17,6 +18,23 @@ def test_the_table_is_current() -> None:
     assert all(f"| `{option.name}` |" in text for option in OPTIONS)
 
 
+def test_the_columns_are_those_of_a_read_and_a_write() -> None:
+    listed = re.search(r"## Columns\n(.*?)\n## ", PAGE.read_text(), re.DOTALL)
+    assert listed is not None
+    read: dict[str, str] = {}
+    written: set[str] = set()
+    for line in re.findall(r"^\| `.*\|$", listed[1], re.MULTILINE):
+        names, kinds, may_be_written, _ = (cell.strip() for cell in line.strip("|").split(" |", 3))
+        columns = re.findall(r"`(\w+)`", names)
+        types = kinds.split(", ") if kinds.count(", ") else [kinds] * len(columns)
+        read.update(zip(columns, types, strict=True))
+        written.update(columns if may_be_written != "no" else ())
+    assert read == {field.name: field.dataType.simpleString() for field in source_schema()} | {
+        "offset": "long"
+    }
+    assert written == set(SINK_COLUMNS)
+
+
 def test_the_errors_are_what_the_code_says() -> None:
     listed = re.search(r"## Errors\n(.*)", PAGE.read_text(), re.DOTALL)
     assert listed is not None
@@ -26,8 +44,8 @@ def test_the_errors_are_what_the_code_says() -> None:
         for row in re.findall(r"^\| (`.*?) \|", listed[1], re.MULTILINE)
         for text in re.findall("`(.*?)`", row)
     ]
-    assert len(texts) > 10
+    assert len(texts) > 25
     for text in texts:
         # Names stand in braces there.
-        pattern = re.sub(r"'q'", r"'\\{.*?\\}'", re.escape(text)).replace(" N ", r" \{.*?\} ")
+        pattern = re.sub(r"(?<= )'q'", r"'\\{.*?\\}'", re.escape(text)).replace(" N ", r" \{.*?\} ")
         assert re.search(pattern.replace(r"\ N\ ", r"\ \{.*?\}\ "), code), text

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ROWS = 200
+QUERY_S = 150
 DELIVERIES = ("confirm", "exactly-once")
 
 
@@ -109,7 +110,7 @@ def stream(
         .start()
     )
     try:
-        assert query.awaitTermination(60)
+        assert query.awaitTermination(QUERY_S)
     finally:
         query.stop()
 
@@ -174,7 +175,7 @@ def test_a_batch_within_foreach_batch_by_name_and_version(
     lines(tmp_path)
     source = spark.readStream.schema("value string").text(str(tmp_path / "in"))
     query = source.writeStream.foreachBatch(write).option("checkpointLocation", str(tmp_path / "c"))
-    assert query.trigger(availableNow=True).start().awaitTermination(60)
+    assert query.trigger(availableNow=True).start().awaitTermination(QUERY_S)
     assert mqd_peer.bodies(queue, ROWS) == Counter(expected())
 
 
@@ -188,9 +189,8 @@ def test_complete_mode_writes_the_whole_result(
     )
     counted = source.groupBy().count().selectExpr("cast(count as string) as value")
     query = counted.writeStream.format("amqp").outputMode("complete").options(url=mqd_url, routingKey=queue)
-    query.option("checkpointLocation", str(tmp_path / "c")).trigger(
-        availableNow=True
-    ).start().awaitTermination(60)
+    query.option("checkpointLocation", str(tmp_path / "c"))
+    assert query.trigger(availableNow=True).start().awaitTermination(QUERY_S)
     assert [body for _, _, body in mqd_peer.take(queue, 2)] == [b"100", b"200"]
 
 
@@ -210,6 +210,13 @@ def test_complete_mode_writes_the_whole_result(
         ({}, "'a' value, 1 routing_key", "column 'routing_key' is int and must be string"),
         ({}, "'a' value, 1L queue", "says where a message came from and cannot be written"),
         ({}, "cast(null as string) value", "column 'value' in row 0 of partition 0 is null"),
+        (
+            {},
+            "'a' value, repeat('é', 128) routing_key",
+            "column 'routing_key' in row 0 .* longer than 255 bytes",
+        ),
+        ({"maxMessageBytes": "9"}, "'0123456789' value", "column 'value' in row 0 .* longer than 9 bytes"),
+        ({}, "'a' value, 'nobody' routing_key", "came back from .* with routing key 'nobody'.* 312 NO_ROUTE"),
     ],
 )
 def test_bad_input_is_one_clear_error(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 
-from benchmarks.brokers import free_port
+from conformance_tests.ports import free_port
 from spark_sink.consumer import Consumer, QueueRefused
 from spark_sink.options import source_options
 from tests.reliability.node import Node, wait_until
@@ -21,7 +23,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-QUERY_S = 100
+QUERY_S = 150
+#: Spark gives the reader's process 10 s to start and has no option for it. On a machine that is short of CPU that may
+#: be too little, and then nothing of the query has begun.
+NOT_STARTED = "Python worker failed to connect back"
+STARTS_MAX = 5
 
 
 class Reading:
@@ -44,9 +50,15 @@ class Reading:
         return writer.start()
 
     def run(self, **options: Any) -> StreamingQuery:
-        query = self.start(**options)
-        assert query.awaitTermination(QUERY_S)
-        return query
+        for attempt in count(1):
+            query = self.start(**options)
+            try:
+                assert query.awaitTermination(QUERY_S)
+                return query
+            except StreamingQueryException as error:
+                if attempt == STARTS_MAX or NOT_STARTED not in str(error):
+                    raise
+        raise AssertionError("unreachable")
 
     def _take(self, frame: DataFrame, batch: int) -> None:
         if batch in self.before:
@@ -88,13 +100,13 @@ def test_available_now_reads_to_the_end_and_leaves_nothing_unacked(
     spark: SparkSession, url: str, peer: Peer, name: Name, tmp_path: Path, kind: str
 ) -> None:
     queue = peer.queue(name(), x_queue_type=kind)
-    sent = numbered(1_000)
+    sent = numbered(500)
     peer.publish(queue, sent, delivery_mode=2)
     wait_until("all are queued", lambda: peer.count(queue) == len(sent))
-    reading = Reading(spark, tmp_path, url, queue, maxMessagesPerTrigger=300)
+    reading = Reading(spark, tmp_path, url, queue, maxMessagesPerTrigger=200)
     reading.run()
     assert reading.rows == sent
-    assert [len(reading.batches[batch]) for batch in range(4)] == [300, 300, 300, 100]
+    assert [len(reading.batches[batch]) for batch in range(3)] == [200, 200, 100]
     # Unacked messages would come back now that the consumer is gone.
     assert peer.take(queue) == []
     peer.publish(queue, [b"more"], delivery_mode=2)
@@ -164,7 +176,8 @@ def test_a_replay_that_finds_messages_missing_fails(
 ) -> None:
     queue = mqd_peer.queue(name())
     mqd_peer.publish(queue, numbered(30))
-    reading = Reading(spark, tmp_path, mqd_url, queue, maxMessagesPerTrigger=20)
+    limits = {"maxMessagesPerTrigger": 20, "redeliveryTimeoutMs": 2_000}
+    reading = Reading(spark, tmp_path, mqd_url, queue, **limits)
     reading.fail_in = 0
     with pytest.raises(Exception, match="this batch was to fail"):
         reading.run()

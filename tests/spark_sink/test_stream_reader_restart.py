@@ -13,6 +13,7 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from spark_sink.deliveries import Run
 from spark_sink.options import source_options
+from spark_sink.reader import AmqpReader
 from spark_sink.rows import source_schema
 from spark_sink.stream_reader import AmqpStreamReader, DataLoss
 from spark_sink.window import Settlement, Window
@@ -23,6 +24,8 @@ from tests.spark_sink.peer import Peer
 Offset = dict[str, Any]
 #: Longer than two looks at the queue, a tenth of a second apart.
 LATE_S = 1.0
+#: What is gone is not waited for any longer.
+SOON_MS = "2000"
 
 
 class Driver:
@@ -63,7 +66,7 @@ class Driver:
         self.reader.stop()
 
 
-def decoded(reader: AmqpStreamReader, pieces: Sequence[InputPartition]) -> list[bytes]:
+def decoded(reader: AmqpReader | AmqpStreamReader, pieces: Sequence[InputPartition]) -> list[bytes]:
     return [row["value"] for piece in pieces for batch in reader.read(piece) for row in batch.to_pylist()]
 
 
@@ -94,10 +97,7 @@ def test_death_between_commit_and_ack(url: str, peer: Peer, name: Name, ids: boo
     assert peer.take(queue) == []
 
 
-def test_a_planned_batch_is_found_again(
-    url: str, peer: Peer, name: Name, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("spark_sink.stream_reader.MISSING_AFTER_S", 1.0)
+def test_a_planned_batch_is_found_again(url: str, peer: Peer, name: Name) -> None:
     queue = peer.queue(name(), x_queue_type="quorum")
     sent = filled(peer, queue, False)
     first = Driver(url, queue)
@@ -155,13 +155,10 @@ def test_a_lost_connection(
     assert peer.take(queue) == []
 
 
-def test_available_now_ends_though_messages_expire(
-    url: str, peer: Peer, name: Name, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("spark_sink.stream_reader.MISSING_AFTER_S", 0.5)
+def test_available_now_ends_though_messages_expire(url: str, peer: Peer, name: Name) -> None:
     queue = peer.queue(name())
     filled(peer, queue, False)
-    driver = Driver(url, queue, prefetch="10")
+    driver = Driver(url, queue, prefetch="10", redeliveryTimeoutMs=SOON_MS)
     driver.reader.prepareForTriggerAvailableNow()
     peer.channel.queue_purge(queue)
     # What was delivered before the purge is read, and the rest not waited for.
@@ -195,8 +192,7 @@ def test_available_now_waits_for_what_is_on_its_way(
     driver.die()
 
 
-def test_data_loss(url: str, peer: Peer, name: Name, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark_sink.stream_reader.MISSING_AFTER_S", 0.5)
+def test_data_loss(url: str, peer: Peer, name: Name) -> None:
     queue = peer.queue(name())
     filled(peer, queue, False)
     first = Driver(url, queue)
@@ -204,11 +200,11 @@ def test_data_loss(url: str, peer: Peer, name: Name, monkeypatch: pytest.MonkeyP
     first.die()
     wait_until("all are back", lambda: peer.count(queue) == 60)
     peer.channel.queue_purge(queue)
-    again = Driver(url, queue)
+    again = Driver(url, queue, redeliveryTimeoutMs=SOON_MS)
     with pytest.raises(DataLoss, match="had 20 messages, and the queue now holds 0"):
         again.rows(again.start, end)
     again.die()
-    heedless = Driver(url, queue, failOnDataLoss="false")
+    heedless = Driver(url, queue, failOnDataLoss="false", redeliveryTimeoutMs=SOON_MS)
     assert heedless.rows(heedless.start, end) == []
     assert heedless.plan(end) == end
     heedless.die()

@@ -136,7 +136,7 @@ def test_a_replay_with_other_rows_is_an_error(url: str, peer: Peer, queue: str, 
 
 
 def test_another_attempt_of_the_partition_is_kept_out(url: str, peer: Peer, queue: str, task: Task) -> None:
-    one = plan(url, "ledger", queue, confirmTimeoutMs="300")
+    one = plan(url, "ledger", queue, confirmTimeoutMs="2000")
     with Connection.open(one.options.login, "zombie") as zombie:
         Ledger(zombie, task.producer, one.options.ledger_expires_ms).lock(1_000)
         with pytest.raises(AmqpError, match="another attempt has been writing partition"):

@@ -322,6 +322,18 @@ def test_restore_leaves_what_an_unbind_would_delete(member: Member) -> None:
     assert (member.broker.exchange_count, member.broker.binding_count) == (2, 0)
 
 
+def test_records_that_go_back_to_a_snapshot_say_so_on_disk(member: Member) -> None:
+    """A node with a damaged log may be given less than it had; it reads the rest again."""
+    topology = member.topology
+    topology.apply(2, operations.DeclareQueue(queue()))
+    earlier = topology.snapshot()
+    topology.apply(3, exchange("x", auto_delete=False))
+    topology.restore(earlier)
+    again = member.restarted().topology
+    assert again.snapshot() == earlier
+    assert again.apply(3, exchange("x", auto_delete=False)).changed
+
+
 def test_hosts_are_told_of_other_members(member: Member) -> None:
     moved: list[tuple[str, ...]] = []
     member.broker.hosts.changed = lambda queue: moved.append(queue.members)  # type: ignore[method-assign]

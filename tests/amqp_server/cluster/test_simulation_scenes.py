@@ -13,6 +13,7 @@ from pamqp import commands
 from amqp_server.broker import operations
 from amqp_server.broker.records import ExchangeRecord, QueueRecord, encoded
 from amqp_server.broker.topology import Result
+from amqp_server.broker.users import User
 from amqp_server.cluster.catalog import PutNode, RemoveNode
 from amqp_server.errors import PreconditionFailed
 from amqp_server.wire import frames
@@ -21,6 +22,7 @@ from quorum_queue.ports import Refused
 from tests.amqp_server.cluster.simulation.at_rest import check_at_rest, drain
 from tests.amqp_server.cluster.simulation.clients import Client
 from tests.amqp_server.cluster.simulation.cluster import Cluster, by_hand
+from tests.amqp_server.cluster.simulation.node import SimulatedNode
 
 
 @pytest.fixture(autouse=True)
@@ -34,8 +36,10 @@ def hand() -> Iterator[None]:
 class Scene(Cluster):
     """Nodes that work, and do what the test says."""
 
-    def __init__(self, names: str = "abc", founders: str = "") -> None:
-        super().__init__(names, founders or names)
+    def __init__(
+        self, names: str = "abc", founders: str = "", *, rates: dict[str, float] | None = None
+    ) -> None:
+        super().__init__(names, founders or names, rates=rates)
         self.mend()
         self.settle()
 
@@ -158,6 +162,44 @@ def test_records_come_with_the_snapshot_that_was_on_disk_before_them() -> None:
     scene.finish()
 
 
+def test_what_is_in_the_records_of_a_snapshot_that_is_behind_them_is_answered_as_done() -> None:
+    """A leader that has just started fills a node, and its records know more than it has read of its log."""
+    scene = Scene()
+    scene.lead("c")
+    for other in "bc":
+        scene.cut("a", other)
+        replicas = scene.nodes[other].cluster.replicas
+        replicas.options = dataclasses.replace(replicas.options, log_bytes_max=1)
+    group = scene.nodes["c"].cluster.replicas.groups[0]
+    client = scene.client("c")
+    lacking = scene.nodes["a"].cluster.replicas.groups[0].core.last_index
+    while group.core.log.snapshot_index <= lacking:
+        scene.declare(client, "classic")
+        client.delete("classic")
+        scene.wait_for(client)
+    node = scene.nodes["a"]
+    answers: list[Result | Refused] = []
+    node.broker.propose(operations.PutUser(User("ann", "hash")), answers.append)
+    node.end_turn()
+    [flight] = list(node.cluster.replicas.groups[0].flights)
+    # As if it had been on its way all the time.
+    group.take(flight.payload)
+    scene.nodes["c"].end_turn()
+    scene.wait(lambda: scene.nodes["c"].broker.users.get("ann") is not None)
+    scene.work_off()
+    assert group.snapshot_index < group.applied == scene.nodes["c"].topology.applied
+    for other in "bc":
+        scene.crash(scene.nodes[other])
+    scene.network.blocked.clear()
+    scene.start(scene.nodes["c"])
+    scene.connect("a", "c")
+    restored = node.restored
+    scene.wait(lambda: bool(answers))
+    assert node.restored > restored, "it took over no snapshot"
+    assert answers == [Result(True)]
+    scene.finish()
+
+
 def test_a_member_is_let_go_only_by_the_leader() -> None:
     """Whoever comes to a queue at the same time does not know yet that the one who goes is still needed."""
     scene = Scene("abcd")
@@ -261,6 +303,83 @@ def test_nothing_comes_of_a_node_that_was_removed() -> None:
     check_at_rest(scene)
 
 
+def removed_unheard(names: str = "abcd") -> tuple[Scene, SimulatedNode]:
+    """Have d cut off, and removed by the others meanwhile."""
+    scene = Scene(names)
+    node = scene.nodes["d"]
+    scene.lead("a")
+    for other in names:
+        if other != "d":
+            scene.cut("d", other)
+    scene.propose("a", PutNode("d", ""), RemoveNode("d"))
+    scene.ticks(60)
+    assert node.alive
+    assert "d" in node.cluster.catalog.nodes
+    scene.look_at_members()
+    return scene, node
+
+
+def test_who_was_cut_off_when_it_was_removed_is_told_by_whom_it_comes_to() -> None:
+    scene, node = removed_unheard()
+    scene.network.blocked.clear()
+    scene.connect("d", "b")
+    scene.ticks(40)
+    assert node.out.startswith("this node was removed from its cluster")
+    assert not node.start("abcd")
+    scene.finish()
+
+
+def test_who_was_removed_is_told_by_a_node_that_starts_with_the_nodes_of_before() -> None:
+    scene, node = removed_unheard()
+    for name in "abc":
+        for _ in range(3):
+            scene.nodes[name].cluster.replicas.groups[0].since_bytes = 1 << 30
+            scene.propose("a", RemoveNode("nobody"))
+            scene.work_off()
+    other = scene.nodes["b"]
+    scene.crash(other)
+    scene.start(other)
+    assert other.dials("d")
+    assert other.cluster.catalog.nodes.keys() == {"a", "b", "c"}
+    scene.finish()
+    assert node.out.startswith("this node was removed from its cluster")
+    assert not other.dials("d")
+
+
+def test_who_joins_again_is_not_taken_for_the_one_that_was_removed() -> None:
+    """Not even by a node that has yet to read that it has joined."""
+    scene, node = removed_unheard()
+    scene.crash(node)
+    node.replace_disk()
+    scene.wiped["d"] = None
+    scene.network.blocked.clear()
+    other = scene.nodes["b"]
+    for name in "ac":
+        # It takes a while to notice that.
+        scene.network.blocked[name, "b"] = None
+    scene.nodes["a"].cluster.replication.submit(PutNode("d", "127.0.0.1:1"))
+    scene.nodes["a"].end_turn()
+    scene.work_off()
+    scene.look_at_members()
+    scene.start(node)
+    scene.connect("b", "d")
+    for _ in range(3):
+        for each in (other, node):
+            scene.tick(each)
+        scene.work_off()
+    group = other.cluster.replicas.groups[0]
+    assert other.cluster.catalog.removed_at("d")
+    assert not group.behind
+    assert "d" in other.sessions
+    scene.network.blocked.clear()
+    scene.connect("a", "d")
+    scene.ticks(40)
+    assert not node.out
+    scene.finish()
+    assert node.serving
+    assert not node.out
+
+
 def test_a_lost_disk_is_filled_by_a_leader_that_has_joined_later() -> None:
     scene = Scene("abcd", "abc")
     scene.ask("join", scene.nodes["a"], scene.nodes["a"].cluster.administration.join("d", "127.0.0.1:1"))
@@ -362,6 +481,29 @@ def test_a_queue_that_others_use_is_not_given_up_by_its_last_leader() -> None:
         scene.ticks(15)
         client.get("lease")
         scene.wait_for(client)
+    assert client.queue_id("lease") == queue_id
+    scene.ticks(80)
+    assert not client.queue_id("lease")
+    scene.finish()
+
+
+def test_a_lease_goes_by_the_clock_of_its_leader_though_the_last_one_was_ahead() -> None:
+    """The queue's time stands still until the leader's clock is where that of the last leader was."""
+    scene = Scene(rates={"a": 1.0, "b": 1.5, "c": 1.0})
+    client = scene.client("c")
+    queue_id = scene.place(client, "lease", "bac")
+    for _ in range(16):
+        scene.ticks(10)
+        client.get("lease")
+        scene.wait_for(client)
+    scene.propose("c", operations.SetMembers("/", "lease", queue_id, ("a", "b", "c"), "a"))
+    scene.lead("a", queue_id)
+    time_ms = scene.nodes["a"].cluster.hosts.grouped[queue_id].replica.now_ms
+    for _ in range(4):
+        scene.ticks(15)
+        client.get("lease")
+        scene.wait_for(client)
+    assert scene.nodes["a"].cluster.hosts.grouped[queue_id].replica.now_ms == time_ms
     assert client.queue_id("lease") == queue_id
     scene.ticks(80)
     assert not client.queue_id("lease")

@@ -16,6 +16,7 @@ from amqp_server.cluster.catalog import (
     _ENTRY,
     _LENGTH,
     LAST_BATCH,
+    UNSEEN,
     Catalog,
     Change,
     PutNode,
@@ -164,10 +165,8 @@ class Ledger:
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
-    def answered(
-        self, node: str, incarnation: int, number: int, result: Result | Refused, *, known: bool
-    ) -> None:
-        """Whoever proposed something is told. Not `known`: a snapshot stood in for it."""
+    def answered(self, node: str, incarnation: int, number: int, result: Result | Refused) -> None:
+        """Whoever proposed something is told."""
         place = node, incarnation, number
         if isinstance(result, Refused):
             self.note("proposals without an answer")
@@ -175,7 +174,7 @@ class Ledger:
         self.note("proposals answered")
         if place not in self.landed:
             raise self.fail(f"proposal {place} is answered, and is not in the log")
-        if known and result.changed != self.landed[place] and not result.error:
+        if result is not UNSEEN and result.changed != self.landed[place] and not result.error:
             raise self.fail(f"proposal {place} is answered with {result}, the log says {self.landed[place]}")
 
     def use(self, queue_id: int, asked: dict[str, int]) -> None:
@@ -206,8 +205,6 @@ def watched(simulated: SimulatedNode, ledger: Ledger) -> type[Catalog]:
     """Return a Catalog that shows the ledger all that it applies and answers."""
 
     class Watched(Catalog):
-        _restoring = False
-
         def apply(self, index: int, data: bytes) -> None:
             first = ledger.take(simulated, index, data)
             super().apply(index, data)
@@ -226,15 +223,13 @@ def watched(simulated: SimulatedNode, ledger: Ledger) -> type[Catalog]:
             node, incarnation = self._own
 
             def told(result: Result | Refused) -> None:
-                ledger.answered(node, incarnation, number, result, known=not self._restoring)
+                ledger.answered(node, incarnation, number, result)
                 done(result)
 
             super().wait(number, told)
 
         def restore(self, state: bytes) -> None:
-            self._restoring = True
             super().restore(state)
-            self._restoring = False
             simulated.restored += 1
             if super().snapshot() != state:
                 raise ledger.fail(f"{simulated.name} has not become what the snapshot says")

@@ -1,0 +1,107 @@
+"""The properties of a message, from their bytes: what they are in Arrow's terms, text for headers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from pika import data as field_table
+
+from spark_sink.deliveries import U64
+from spark_sink.rows import PROPERTIES
+
+#: What a signed 64-bit count of microseconds holds; some publishers write milliseconds where seconds are due.
+SECONDS_MAX = (2**63 - 1) // 1_000_000
+
+COLUMNS = tuple(each.column for each in PROPERTIES)
+NO_PROPERTIES: tuple[Any, ...] = (None,) * len(PROPERTIES)
+HEADERS, TIMESTAMP, MESSAGE_ID = map(COLUMNS.index, ("headers", "timestamp", "message_id"))
+OCTETS = {COLUMNS.index("delivery_mode"), COLUMNS.index("priority")}
+#: Bit in the flags, place in the tuple.
+BITS = tuple((1 << each.bit, place) for place, each in enumerate(PROPERTIES))
+MESSAGE_ID_FLAG = BITS[MESSAGE_ID][0]
+FLAGS_BYTES, LENGTH_BYTES, TIMESTAMP_BYTES = 2, 4, 8
+
+Properties = tuple[Any, ...]
+
+
+class BadMessage(Exception):
+    """A message that cannot become a row."""
+
+
+def decode_properties(data: bytes) -> Properties:
+    """Flags and properties (spec 4.2.6.1). Raises BadMessage."""
+    flags = data[0] << 8 | data[1]
+    if not flags:
+        return NO_PROPERTIES
+    found: list[Any] = [None] * len(PROPERTIES)
+    at = FLAGS_BYTES
+    try:
+        for bit, place in BITS:
+            if not flags & bit:
+                continue
+            if place == HEADERS:
+                table, at = field_table.decode_table(data, at)
+                found[place] = [(name, as_text(value)) for name, value in table.items()]
+            elif place == TIMESTAMP:
+                (seconds,) = U64.unpack_from(data, at)
+                found[place] = seconds * 1_000_000 if seconds <= SECONDS_MAX else None
+                at += TIMESTAMP_BYTES
+            elif place in OCTETS:
+                found[place] = data[at]
+                at += 1
+            else:
+                end = at + 1 + data[at]
+                found[place] = data[at + 1 : end].decode(errors="replace")
+                at = end
+    except Exception as error:
+        raise BadMessage(
+            f"the properties of a message cannot be decoded: {error!r}: {data[:200]!r}"
+        ) from error
+    return tuple(found)
+
+
+def message_id_at(data: bytes) -> int | None:
+    """Where the length of the message_id stands, if there is one."""
+    flags = int.from_bytes(data[:FLAGS_BYTES], "big")
+    if not flags & MESSAGE_ID_FLAG:
+        return None
+    at = FLAGS_BYTES
+    for bit, place in BITS[:MESSAGE_ID]:
+        if not flags & bit:
+            continue
+        if place == HEADERS:
+            at += LENGTH_BYTES + int.from_bytes(data[at : at + LENGTH_BYTES], "big")
+        else:
+            at += 1 if place in OCTETS else 1 + int.from_bytes(data[at : at + 1])
+    return at
+
+
+def without_ids(raws: Sequence[bytes]) -> tuple[list[bytes], list[bytes]] | None:
+    """Properties that differ in their message_id: the ids, and what is left when each is empty.
+
+    None unless all begin with the same bytes up to the id, flags among them: only then it stands at the same place.
+    """
+    at = message_id_at(raws[0])
+    if at is None:
+        return None
+    before = raws[0][:at]
+    if not all(raw.startswith(before) and len(raw) > at for raw in raws):
+        return None
+    empty = before + b"\x00"
+    start = at + 1
+    ids = [raw[start : start + raw[at]] for raw in raws]
+    return ids, [empty + raw[start + len(each) :] for raw, each in zip(raws, ids, strict=True)]
+
+
+def as_text(value: Any) -> str | None:
+    """A header's value: text as it is, all else as JSON writes it."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return json.dumps(value, default=as_text, ensure_ascii=False)
