@@ -7,14 +7,11 @@ see node. What must hold is in ledger and at_rest.
 
 from __future__ import annotations
 
-import argparse
-import logging
-import traceback
 from collections.abc import Callable
 from random import Random
-from time import perf_counter
 
 from quorum_queue.cluster import compaction
+from tests import seeds
 from tests.quorum_queue.cluster.at_rest import check_at_rest, check_empty, drain
 from tests.quorum_queue.cluster.cluster import QUEUES, Cluster
 from tests.quorum_queue.cluster.node import SimulatedNode
@@ -267,36 +264,12 @@ def run(seed: int, *, steps: int = STEPS, trace: Callable[[str], None] | None = 
     return simulation
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seed", type=int)
-    parser.add_argument("--seeds", default="0:50", help="first:last + 1")
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--trace", action="store_true")
-    arguments = parser.parse_args()
-    logging.disable(logging.CRITICAL)
-    if arguments.seed is not None:
-        simulation = run(arguments.seed, steps=arguments.steps, trace=print if arguments.trace else None)
-        print(f"seed {arguments.seed}: {simulation.count}")
-        for ledger in simulation.ledgers.values():
-            print(f"  {ledger.name}: {ledger.index} entries, {ledger.count}")
-        return
-    first, last = map(int, arguments.seeds.split(":"))
-    failed = 0
-    start = perf_counter()
-    for seed in range(first, last):
-        try:
-            run(seed, steps=arguments.steps)
-        except Exception as error:  # noqa: BLE001 - the other seeds are to run, too
-            failed += 1
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            print(
-                f"seed {seed}: {type(error).__name__} {error} ({where.filename.rsplit('/', 1)[-1]}:{where.lineno})",
-                flush=True,
-            )
-    print(f"{last - first} seeds, {failed} failed, {perf_counter() - start:.1f} s")
-    raise SystemExit(bool(failed))
+def _told(simulation: Simulation) -> list[str]:
+    queues = [
+        f"{ledger.name}: {ledger.index} entries, {ledger.count}" for ledger in simulation.ledgers.values()
+    ]
+    return [str(simulation.count), *queues]
 
 
 if __name__ == "__main__":
-    main()
+    seeds.main(run, _told, steps=STEPS)

@@ -7,12 +7,8 @@ node. What must hold is in ledger, messages and at_rest.
 
 from __future__ import annotations
 
-import argparse
-import logging
-import traceback
 from collections.abc import Callable
 from random import Random
-from time import perf_counter
 
 from amqp_server.broker.operations import (
     ClearPermission,
@@ -26,6 +22,7 @@ from amqp_server.broker.operations import (
 from amqp_server.broker.permissions import Permission
 from amqp_server.broker.users import User
 from amqp_server.broker.vhosts import VhostRecord
+from tests import seeds
 from tests.amqp_server.cluster.simulation.at_rest import check_at_rest, drain
 from tests.amqp_server.cluster.simulation.cluster import Cluster, by_hand
 from tests.amqp_server.cluster.simulation.node import SimulatedNode
@@ -283,32 +280,9 @@ def run(seed: int, *, steps: int = STEPS, trace: Callable[[str], None] | None = 
     return simulation
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seed", type=int)
-    parser.add_argument("--seeds", default="0:50", help="first:last + 1")
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--trace", action="store_true")
-    arguments = parser.parse_args()
-    logging.disable(logging.CRITICAL)
-    if arguments.seed is not None:
-        simulation = run(arguments.seed, steps=arguments.steps, trace=print if arguments.trace else None)
-        print(f"seed {arguments.seed}: {simulation.ledger.index} entries, {simulation.ledger.count}")
-        return
-    first, last = map(int, arguments.seeds.split(":"))
-    failed = 0
-    start = perf_counter()
-    for seed in range(first, last):
-        try:
-            run(seed, steps=arguments.steps)
-        except Exception as error:  # noqa: BLE001 - the other seeds are to run, too
-            failed += 1
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            file = where.filename.rsplit("/", 1)[-1]
-            print(f"seed {seed}: {type(error).__name__} {error} ({file}:{where.lineno})", flush=True)
-    print(f"{last - first} seeds, {failed} failed, {perf_counter() - start:.1f} s")
-    raise SystemExit(bool(failed))
+def _told(simulation: Simulation) -> list[str]:
+    return [f"{simulation.ledger.index} entries, {simulation.ledger.count}"]
 
 
 if __name__ == "__main__":
-    main()
+    seeds.main(run, _told, steps=STEPS)
