@@ -7,7 +7,7 @@ once and in order. So a change of leader neither loses nor repeats nor reorders 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from quorum_queue.cluster import frames
 from quorum_queue.raft.core import Raft
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from quorum_queue.cluster.replicas import Replicas
     from quorum_queue.cluster.transfer import Receiving, Sending
 
+
+T = TypeVar("T")
 
 #: Counted for each entry of the log beside its data.
 ENTRY_OVERHEAD = 64
@@ -134,7 +136,7 @@ class Group:
         #: A snapshot is being written.
         self.snapshotting = False
         #: Entries that nobody wants any more, to be deleted with the next snapshot.
-        self.released: tuple[int, ...] = ()
+        self.released: list[int] | tuple[()] = ()
         self.sending: dict[str, Sending] | None = None
         self.receiving: Receiving | None = None
 
@@ -160,11 +162,7 @@ class Group:
 
     def submit(self, payload: bytes) -> None:
         """Send a batch, encoded with `next_number`, on its way."""
-        flight = Flight(self.next_number, payload)
-        if isinstance(self.flights, list):
-            self.flights.append(flight)
-        else:
-            self.flights = [flight]
+        self.flights = _grown(self.flights, [Flight(self.next_number, payload)])
         self.next_number += 1
         self.replicas.flight_bytes += len(payload)
         if self.sent_to == (self.core.leader, self.core.term) and self.core.leader:
@@ -180,10 +178,7 @@ class Group:
 
     def take(self, payload: bytes) -> None:
         """A batch has reached the leader."""
-        if isinstance(self.inbox, list):
-            self.inbox.append(payload)
-        else:
-            self.inbox = [payload]
+        self.inbox = _grown(self.inbox, [payload])
         self.replicas.touch(self)
 
     def resend(self) -> None:
@@ -243,7 +238,7 @@ class Group:
         self.landed()
         released = machine.released()
         if released:
-            self.released += tuple(released)
+            self.released = _grown(self.released, released)
 
     def landed(self) -> None:
         """Forget the batches of this node that were applied."""
@@ -271,3 +266,11 @@ class Group:
             self.replicas.led_count += 1 if leading else -1
             self.machine.leader_changed()
         self.machine.settled()
+
+
+def _grown(items: list[T] | tuple[()], more: list[T]) -> list[T]:
+    """Return the items with more of them behind: the same list, if they are one already."""
+    if isinstance(items, list):
+        items += more
+        return items
+    return more
