@@ -373,6 +373,3 @@ def _process_start() -> float:
 
 
 main = command_line(serve)
-
-if __name__ == "__main__":
-    main()
