@@ -17,19 +17,26 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from amqp_server.backpressure import Backpressure
 from amqp_server.broker import recovery
+from amqp_server.broker.alarms import Alarms
 from amqp_server.broker.broker import Broker
+from amqp_server.broker.dead_letter import DeadLetterSender
+from amqp_server.broker.hosts import Hosts, LocalHosts
 from amqp_server.broker.operations import PutUser, PutVhost, SetPermission
 from amqp_server.broker.permissions import Permission
+from amqp_server.broker.timers import Timers
 from amqp_server.broker.users import hashed
 from amqp_server.clock import Clock
 from amqp_server.cluster.belonging import check_alone, drop_copies
 from amqp_server.cluster.errors import ClusterError
 from amqp_server.config import Config
-from amqp_server.connection.listener import ListenError, Server
+from amqp_server.connection.listener import ListenError, Server, listen
 from amqp_server.connection.tls import make_context
+from amqp_server.driver import Driver
 from amqp_server.options import command_line
 from amqp_server.resources import ResourceWatch
+from amqp_server.turn import Fatal, NoPeers, Peers, Turn
 from persistence.commit import Commit
 from persistence.environment import Environment
 from persistence.errors import CommitFailed, PersistenceError
@@ -41,6 +48,7 @@ from quorum_queue.memory import MemoryBudget
 
 if TYPE_CHECKING:
     from amqp_server.cluster.node import ClusterNode
+    from amqp_server.cluster.parts import ClusterParts
 
 logger = logging.getLogger("mqd")
 
@@ -48,12 +56,12 @@ logger = logging.getLogger("mqd")
 GC_FIRST_THRESHOLD = 100_000
 #: A thread that ends a commit gets the interpreter back within this time, s.
 SWITCH_INTERVAL_S = 0.001
-#: With however small a memory budget, so much may wait for the disk, or publishers would wait for each sync.
-UNSYNCED_MIN_BYTES = 1 << 20
-#: Between two looks at whether what was sent to other nodes has arrived, s.
-FLIGHT_WAIT_S = 0.005
+#: Between two looks at whether the first user has come into being, s.
+FIRST_USER_WAIT_S = 0.005
 #: Time that clients have to take their last bytes when the node stops, s.
 STOP_TIMEOUT_S = 5.0
+#: Exit code after an internal error (EX_SOFTWARE).
+INTERNAL_ERROR = 70
 
 
 class SpillJournal(Journal):
@@ -79,89 +87,87 @@ class SpillJournal(Journal):
 
 
 class Node:
-    """One running node."""
+    """One running node, put together from the bottom up: what is made later is given what was made before."""
 
     def __init__(self, config: Config, environment: Environment) -> None:
         self.config = config
         self.environment = environment
         self.began = time.monotonic()
-        self.marks = DeliveredMarks(environment.directory / "marks")
-        self.commits = Commit(environment, self.marks)
-        self.spill_commits = Commit(environment.spill)
-        self.journal = Journal(environment)
-        self.spill = SpillJournal(environment, self.spill_commits)
         clock = Clock()
-        self.broker = Broker(config, environment, clock)
-        self.broker.services = NodeServices(
+        alarms = Alarms()
+        self._driver = Driver()
+        timers = Timers(changed=self._driver.wake)
+        self.marks = DeliveredMarks(environment.directory / "marks")
+        self.commits = Commit(environment, self.marks, on_full=lambda full: alarms.set("disk", full))
+        self._spill_commits = Commit(environment.spill)
+        self._journal = Journal(environment)
+        spill = SpillJournal(environment, self._spill_commits)
+        parts = self._cluster_parts(clock, timers) if config.peers else None
+        peers: Peers = NoPeers() if parts is None else parts.peers
+        turn = Turn(self.commits, peers, self._driver.wake)
+        services = NodeServices(
             clock=clock,
+            turn=turn,
             memory=MemoryBudget(config.body_budget_bytes),
-            timers=self.broker.timers,
-            dead_letters=self.broker.dead_letters,
-            journal=self.journal,
-            spill=self.spill,
+            timers=timers,
+            dead_letters=DeadLetterSender(config.frame_max_bytes, clock),
+            journal=self._journal,
+            spill=spill,
             commits=self.commits,
             marks=self.marks,
         )
-        self.broker.unsynced = self._unsynced
-        self.server = Server(
-            self.broker, unsynced_bytes=self._unsynced_bytes, barrier=self._written, commits=self.commits
+        hosts = self._hosts(services, parts)
+        self.broker = Broker(
+            config,
+            environment,
+            clock,
+            turn=turn,
+            timers=timers,
+            alarms=alarms,
+            services=services,
+            hosts=hosts,
+            replication=None if parts is None else parts.replication,
         )
-        self.broker.want_turn = self.server.want_turn
-        self.cluster = self._join_cluster(environment) if config.peers else None
+        self.cluster = None if parts is None else self._cluster_node(parts, hosts)
         self.administration = None if self.cluster is None else self.cluster.administration
-        # What is on its way to the disk is in memory, too, whatever the budget says.
-        room = max(config.body_budget_bytes // 4, UNSYNCED_MIN_BYTES)
-        self.server.unsynced_high = min(config.unsynced_high_bytes, room)
-        self.resources = ResourceWatch(
-            config, self.broker, Path(environment.directory), environment.free_bytes
+        self.backpressure = Backpressure(
+            config,
+            self._journal,
+            self.commits,
+            spill,
+            self._spill_commits,
+            flight_bytes=lambda: 0 if parts is None else parts.replicas.flight_bytes,
         )
-        self.commits.on_full = self._disk_full
-        # The confirms that a commit brings go out with the same turn as all else that it led to.
-        self.commits.on_durable = self.server.end_turn
-        self.broker.alarms.listeners.append(self.server.alarm_changed)
-        self._timer_changed = trio.Event()
-        self.broker.timers.changed = lambda: self._timer_changed.set()
+        self.server = Server(self.broker, self.backpressure)
+        self.resources = ResourceWatch(config, alarms, Path(environment.directory), environment.free_bytes)
         self.amqp_address = self.amqps_address = self.http_address = ""
 
-    def _join_cluster(self, environment: Environment) -> ClusterNode:
-        """Make what this node is to others. Raises ListenError, ClusterError."""
-        from amqp_server.cluster.node import ClusterNode
+    # What a node alone has no need of is not imported.
 
-        config, broker = self.config, self.broker
+    def _cluster_parts(self, clock: Clock, timers: Timers) -> ClusterParts:
+        """Raises ListenError, ClusterError."""
+        from amqp_server.cluster.parts import begin, make_mesh, make_parts
+
+        config, environment = self.config, self.environment
+        directory, incarnation = begin(environment, clock())
         host, port = config.peer_addresses[config.node]
         address = config.cluster_listen or (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
-        listening = self.server.listen(address, config.listen_backlog)
-        commits = broker.services.commits
-        cluster = ClusterNode(config, broker, environment, commits, listening, end_turn=self.server.end_turn)
-        broker.replication, broker.hosts = cluster.replication, cluster.hosts
-        broker.replicate = cluster.turn
-        broker.hold, broker.flush = cluster.mesh.hold, cluster.flush
-        return cluster
+        mesh = make_mesh(config, environment, incarnation, listen(address, config.listen_backlog))
+        return make_parts(config, environment, self.commits, clock, timers, directory, incarnation, mesh)
 
-    def _disk_full(self, full: bool) -> None:
-        self.broker.alarms.set("disk", full)
-        if self.cluster is not None:
-            self.cluster.replicas.disk_full(full)
+    def _hosts(self, services: NodeServices, parts: ClusterParts | None) -> Hosts:
+        if parts is None:
+            return LocalHosts(services, self.environment)
+        from amqp_server.cluster.hosts import ClusterHosts
 
-    def _unsynced_bytes(self) -> int:
-        """What this node's clients have published and is not safe yet."""
-        waiting = max(self.journal.pending_bytes, self.spill.pending_bytes)
-        return waiting if self.cluster is None else max(waiting, self.cluster.replicas.flight_bytes)
+        return ClusterHosts(self.config, services, self.environment, parts.groups, parts.roster, parts.spread)
 
-    def _unsynced(self) -> bool:
-        pending = self.environment.pending
-        return bool(pending.open) or len(pending.layers) > 1
+    def _cluster_node(self, parts: ClusterParts, hosts: Hosts) -> ClusterNode:
+        from amqp_server.cluster.hosts import ClusterHosts
+        from amqp_server.cluster.node import ClusterNode
 
-    async def _written(self) -> None:
-        """Wait until what takes up memory because it is on its way to the disk, or to other nodes, is there."""
-        cluster = self.cluster
-        if cluster is not None and cluster.replicas.flight_bytes > self.server.unsynced_high:
-            await trio.sleep(FLIGHT_WAIT_S)
-            return
-        if self.spill.pending_bytes > self.journal.pending_bytes:
-            await self.spill_commits.barrier()
-        else:
-            await self.commits.barrier()
+        assert isinstance(hosts, ClusterHosts)
+        return ClusterNode(self.broker, parts, hosts)
 
     def first_start(self) -> None:
         """Make the default vhost and user in an empty data directory."""
@@ -182,55 +188,55 @@ class Node:
         while broker.permissions.get(config.default_user, config.default_vhost) is None:
             if cluster.leads_topology and not proposed:
                 proposed = True
-                user = broker.users.prepare(
-                    config.default_user, hashed(config.default_password), ("administrator",)
-                )
-                broker.propose(PutVhost(broker.vhost_records.prepare(config.default_vhost)))
-                broker.propose(PutUser(user))
-                broker.propose(SetPermission(Permission(user.name, config.default_vhost, ".*", ".*", ".*")))
-                self.server.end_turn()
-            await trio.sleep(FLIGHT_WAIT_S)
+                broker.turn.run(self._propose_first_user)
+            await trio.sleep(FIRST_USER_WAIT_S)
+
+    def _propose_first_user(self) -> None:
+        broker, config = self.broker, self.config
+        user = broker.users.prepare(config.default_user, hashed(config.default_password), ("administrator",))
+        broker.propose(PutVhost(broker.vhost_records.prepare(config.default_vhost)))
+        broker.propose(PutUser(user))
+        broker.propose(SetPermission(Permission(user.name, config.default_vhost, ".*", ".*", ".*")))
 
     def _go_on(self, cluster: ClusterNode) -> None:
         """Read what is on disk of a member, and be one."""
-        recovery.recover(self.broker, self.journal)
+        recovery.recover(self.broker, self._journal)
         cluster.start()
 
     async def run(self, announce: Callable[[Node], None]) -> None:
-        """Serve until SIGTERM or SIGINT. Raises ListenError, CommitFailed."""
-        config = self.config
+        """Serve until SIGTERM or SIGINT. Raises ListenError, ClusterError, CommitFailed, Fatal."""
+        config, turn = self.config, self.broker.turn
         if self.cluster is None:
             check_alone(self.broker.metadata, config.data_dir)
             drop_copies(Groups(self.environment))
-            recovery.recover(self.broker, self.journal)
+            turn.run(recovery.recover, self.broker, self._journal)
             self.first_start()
         else:
             self.cluster.check_directory()
             if not self.cluster.stood_alone:
-                self._go_on(self.cluster)
+                turn.run(self._go_on, self.cluster)
         listening: list[tuple[socket.socket, ssl.SSLContext | None]] = []
-        listening.append((self.server.listen(config.amqp, config.listen_backlog), None))
+        listening.append((listen(config.amqp, config.listen_backlog), None))
         self.amqp_address = _address(listening[0][0])
         if config.amqps:
-            listening.append((self.server.listen(config.amqps, config.listen_backlog), make_context(config)))
+            listening.append((listen(config.amqps, config.listen_backlog), make_context(config)))
             self.amqps_address = _address(listening[-1][0])
         http = None
         if config.http:
-            http = self.server.listen(config.http, config.listen_backlog)
+            http = listen(config.http, config.listen_backlog)
             self.http_address = _address(http)
         _settle_collector()
         async with trio.open_nursery() as background:
-            background.start_soon(self.commits.run)
-            background.start_soon(self.spill_commits.run)
-            background.start_soon(self.server.run_turns)
-            background.start_soon(self._run_timers)
+            background.start_soon(self.commits.run, turn.run)
+            background.start_soon(self._spill_commits.run)
+            background.start_soon(self._driver.run, turn, self.broker.timers, self.broker.clock)
             background.start_soon(self.server.watch)
             background.start_soon(self.resources.run)
             if self.cluster is not None:
                 background.start_soon(self.cluster.run)
                 if self.cluster.stood_alone:
-                    await self.cluster.adopt(self.journal)
-                    self._go_on(self.cluster)
+                    await self.cluster.adopt(self._journal)
+                    turn.run(self._go_on, self.cluster)
                     _settle_collector()
                 await self.cluster.joined()
                 await self._first_start_of_cluster(self.cluster)
@@ -240,7 +246,7 @@ class Node:
                 if http is not None:
                     serving.start_soon(self._manage, http)
                 with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-                    # Whoever is told that the node serves may stop it at once.
+                    # A supervisor may send SIGTERM as soon as it reads the ready line.
                     announce(self)
                     async for _ in signals:
                         break
@@ -254,7 +260,7 @@ class Node:
                 await self._say_goodbye()
                 serving.cancel_scope.cancel()
             self.commits.stop()
-            self.spill_commits.stop()
+            self._spill_commits.stop()
             with trio.move_on_after(STOP_TIMEOUT_S):
                 await self.commits.barrier()
             background.cancel_scope.cancel()
@@ -267,25 +273,14 @@ class Node:
 
     async def _say_goodbye(self) -> None:
         """Close all connections in order (320), and wait a moment for their answers."""
-        for transport in list(self.server.transports.values()):
-            transport.session.force_close("broker forced connection closure with reason 'shutdown'")
-        self.server.end_turn()
+        self.broker.turn.run(self._close_sessions)
         with trio.move_on_after(1.0):
             while self.server.transports:
                 await trio.sleep(0.02)
 
-    async def _run_timers(self) -> None:
-        timers, clock = self.broker.timers, self.broker.clock
-        while True:
-            timers.run(clock())
-            self.server.end_turn()
-            self._timer_changed = trio.Event()
-            due = timers.next_ms
-            if due is None:
-                await self._timer_changed.wait()
-                continue
-            with trio.move_on_after(max(0.0, (due - clock()) / 1000)):
-                await self._timer_changed.wait()
+    def _close_sessions(self) -> None:
+        for session in self.broker.sessions:
+            session.force_close("broker forced connection closure with reason 'shutdown'")
 
 
 def _settle_collector() -> None:
@@ -338,15 +333,19 @@ def serve(config: Config) -> int:
     code = 0
     try:
         trio.run(run)
-    except* ListenError as group:
-        print(f"mqd: {_first(group)}", file=sys.stderr)
-        code = 1
-    except* ClusterError as group:
+    except* (ListenError, ClusterError) as group:
         print(f"mqd: {_first(group)}", file=sys.stderr)
         code = 1
     except* CommitFailed as group:
         logger.critical("the disk failed, nothing more can be confirmed: %s", _first(group))
         code = 1
+    except* (Fatal, Exception) as group:
+        logger.critical(
+            "internal error: the node ends. What was confirmed is on disk; start the node again: %s",
+            _first(group),
+            exc_info=group,
+        )
+        code = INTERNAL_ERROR
     if code == 0:
         environment.close()
     return code

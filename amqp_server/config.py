@@ -229,6 +229,21 @@ class Config:
         256 * KIB, "Unsent bytes below which they get it again.", unit="bytes", low=0, high=GIB
     )
 
+    blocked_input_bytes_max: int = option(
+        MIB,
+        "Input of a publisher that an alarm blocks; beyond it the connection is not read, and its acks wait.",
+        unit="bytes",
+        low=4 * KIB,
+        high=GIB,
+    )
+    suspended_input_bytes_max: int = option(
+        MIB,
+        "Input behind a method whose answer is awaited, beyond which the connection is not read.",
+        unit="bytes",
+        low=4 * KIB,
+        high=GIB,
+    )
+
     message_bytes_max: int = option(
         16 * MIB, "Largest message body.", unit="bytes", low=1, high=128 * MIB, section="Messages and queues"
     )
@@ -244,6 +259,16 @@ class Config:
     )
     consumers_per_channel_max: int = option(10_000, "Consumers of one channel.", low=1, high=1_000_000)
     topic_hashes_max: int = option(16, "Words # in one topic binding key.", low=1, high=64)
+    queue_revivals_max: int = option(
+        3, "How often a queue that failed is begun anew before it is set aside.", low=0, high=1_000
+    )
+    queue_failure_memory_ms: int = option(
+        60_000,
+        "Time that a queue must have served for its earlier failures to be forgotten.",
+        unit="ms",
+        low=0,
+        high=86_400_000,
+    )
     unsynced_high_bytes: int = option(
         64 * MIB,
         "Bytes not yet on disk above which their publishers are not read.",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import trio
 
-from amqp_server.broker.broker import Broker
+from amqp_server.broker.alarms import Alarms
 from amqp_server.config import Config
 
 INTERVAL_S = 0.5
@@ -23,9 +23,9 @@ class ResourceWatch:
     """Compares what the process uses with its limits twice a second."""
 
     def __init__(
-        self, config: Config, broker: Broker, directory: Path, reusable_bytes: Callable[[], int] = lambda: 0
+        self, config: Config, alarms: Alarms, directory: Path, reusable_bytes: Callable[[], int] = lambda: 0
     ) -> None:
-        self._broker = broker
+        self._alarms = alarms
         #: Room within the store's own files, which the file system counts as taken.
         self._reusable_bytes = reusable_bytes
         self._directory = directory
@@ -45,8 +45,8 @@ class ResourceWatch:
         self.memory_bytes = self._memory_bytes()
         space = os.statvfs(self._directory)
         self.disk_free_bytes = space.f_bavail * space.f_frsize + self._reusable_bytes()
-        self._broker.alarms.set("memory", self.memory_bytes > self.memory_limit_bytes)
-        self._broker.alarms.set("disk space", self.disk_free_bytes < self.disk_free_min_bytes)
+        self._alarms.set("memory", self.memory_bytes > self.memory_limit_bytes)
+        self._alarms.set("disk space", self.disk_free_bytes < self.disk_free_min_bytes)
 
     def _memory_bytes(self) -> int:
         """Measure after giving back what is free: else holes in the heap would keep the alarm up for ever."""

@@ -3,11 +3,11 @@
 The transaction is filled on the loop's thread and synced in a worker thread; meanwhile the next layer fills.
 Nothing is called durable before the sync has returned.
 
-The end of a turn begins a commit by itself if none is under way (`hold`, `begin`), and the end of that one the next:
-in between no task is woken. What takes longer than a moment is left to the commit task: large layers, which are
-filled in small steps, deletions that go on, a full disk, housekeeping.
+The end of a turn begins a commit by itself if none is under way (`turn_begins`, `turn_ends`), and the end of that one
+the next: in between no task is woken. What takes longer than a moment is left to the commit task: large layers, which
+are filled in small steps, deletions that go on, a full disk, housekeeping.
 
-When the map or the disk is full nothing is lost: the layer stays, publishers are to be stopped (`on_full`),
+When the map or the disk is full nothing is lost: the layer stays, publishers must be stopped (`on_full`),
 and it is tried again every second. Space comes back only by settling, and the settles lie behind the layer
 that does not fit. Those of turns that did nothing but settle are therefore committed ahead; what was
 submitted in one turn, from one await to the next, stays together, because a dead-lettered message is an append here
@@ -17,7 +17,7 @@ and a settle there.
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import trio
 from outcome import Error, Outcome, Value, capture
@@ -43,10 +43,16 @@ class Begun(NamedTuple):
 
 
 class Commit:
-    def __init__(self, store: Store, marks: DeliveredMarks | None = None) -> None:
-        self.on_full: Callable[[bool], None] = lambda full: None
-        #: Called when all done()s of a transaction were: what they led to can be sent on at once.
-        self.on_durable: Callable[[], None] = lambda: None
+    def __init__(
+        self,
+        store: Store,
+        marks: DeliveredMarks | None = None,
+        *,
+        on_full: Callable[[bool], None] = lambda full: None,
+    ) -> None:
+        self._on_full = on_full
+        #: Makes a call, the first argument, one turn of the node with all that it leads to.
+        self._in_turn: Callable[..., None] = self._own_turn
         self._store = store
         self._pending = store.pending
         self._marks = marks
@@ -57,8 +63,8 @@ class Commit:
         self._stopping = False
         self._full = False
         self._tended = time.monotonic()
-        #: Within a turn whose end begins a commit.
-        self._held = False
+        #: Within a turn, whose end begins a commit.
+        self._turning = False
         #: The commit task sees to the commits itself.
         self._by_task = False
         #: Begun by the end of a turn: the worker has it, or it is left to the task.
@@ -76,7 +82,7 @@ class Commit:
         if done is not None:
             self._pending.open.done.append(done)
         self._wanted = True
-        if self._held:
+        if self._turning:
             return
         self._wake.set()
         if self._loop is not None and (self._full or self._pending.is_large):
@@ -84,13 +90,18 @@ class Commit:
             # when the task that runs now has come to an await, and that is the end of its turn.
             self._loop.run_sync_soon(self._pending.close_layer, idempotent=True)
 
-    def hold(self) -> None:
-        """A turn ends soon, with `begin`."""
-        self._held = True
+    @property
+    def unsynced(self) -> bool:
+        """True if anything that was submitted is not on the disk yet."""
+        return bool(self._pending.open) or len(self._pending.layers) > 1
 
-    def begin(self) -> None:
-        """The turn is over: commit what was requested, if no commit is under way."""
-        self._held = False
+    def turn_begins(self) -> None:
+        """What is requested from now on is committed when the turn ends."""
+        self._turning = True
+
+    def turn_ends(self) -> None:
+        """Commit what was requested, if no commit is under way."""
+        self._turning = False
         if not self._wanted or self._loop is None:
             return
         if self._by_task or self._begun is not None:
@@ -100,6 +111,13 @@ class Commit:
             self._begin_oldest()
         else:
             self._wake.set()
+
+    def _own_turn(self, call: Callable[..., object], *arguments: Any) -> None:
+        self.turn_begins()
+        try:
+            call(*arguments)
+        finally:
+            self.turn_ends()
 
     async def barrier(self) -> None:
         """Wait until all that was submitted before is durable."""
@@ -165,26 +183,19 @@ class Commit:
     def _finish(self, begun: Begun) -> None:
         assert begun.transaction is not None
         begun.transaction.finish()
-        # All that it leads to is one turn.
-        self._held = True
-        try:
-            self._durable(begun.layer)
-        finally:
-            self.begin()
+        self._durable(begun.layer)
         if self._store.has_erasures():
             self._wake.set()
 
     def _durable(self, layer: Layer) -> None:
         self._pending.remove(layer)
-        for done in layer.done:
-            done()
-        if layer.done:
-            self.on_durable()
+        self._in_turn(_tell, layer.done)
 
     # --- the commit task
 
-    async def run(self) -> None:
-        """Raises CommitFailed; then the node has to stop."""
+    async def run(self, in_turn: Callable[..., None] | None = None) -> None:
+        """Commit until `stop`; all done()s of a transaction are called in one turn. Raises CommitFailed."""
+        self._in_turn = in_turn or self._own_turn
         self._loop = trio.lowlevel.current_trio_token()
         self._worker = Worker("commit", self._loop, self._synced)
         try:
@@ -259,10 +270,10 @@ class Commit:
             await self._write(begun)
         except StorageFull:
             self._full = True
-            self.on_full(True)
+            self._on_full(True)
             layer = await self._commit_when_it_fits()
             self._full = False
-            self.on_full(False)
+            self._on_full(False)
         self._durable(layer)
 
     async def _write(self, begun: Begun) -> None:
@@ -316,6 +327,11 @@ class Commit:
             else:
                 erasing = Layer()
                 turns = max(turns - 1, 0)
+
+
+def _tell(waiting: list[Callable[[], None]]) -> None:
+    for done in waiting:
+        done()
 
 
 def _failed(failure: Error) -> Iterator[None]:

@@ -182,6 +182,9 @@ class GroupTables:
             if group is not None:
                 yield group
 
+    def recover_one(self, group: int) -> RecoveredGroup | None:
+        return self._recover(self._store.snapshot(), group)
+
     def _recover(self, txn: "lmdb.Transaction[memoryview]", group: int) -> RecoveredGroup | None:
         snapshot_head, snapshot_lost = self._snapshot_head(txn, group)
         snapshot = None if snapshot_head is None else (snapshot_head.index, snapshot_head.term)

@@ -189,10 +189,20 @@ class Groups:
     def recover(self) -> Iterator[RecoveredGroup]:
         """All groups that have anything on disk, by number. At start, before anything is submitted."""
         for found in self._store.recover():
-            if not found.snapshot_lost and found.group not in self._bounds:
-                # Nothing changes without being submitted here, so nobody need look for the end of the log again.
-                self._bounds[found.group] = Bounds(found.first_index - 1, found.last_index)
+            self._note_bounds(found)
             yield found
+
+    def recover_one(self, group: int) -> RecoveredGroup | None:
+        """What is on disk of one group. Nothing of it may be pending."""
+        found = self._store.recover_one(group)
+        if found is not None:
+            self._note_bounds(found)
+        return found
+
+    def _note_bounds(self, found: RecoveredGroup) -> None:
+        if not found.snapshot_lost and found.group not in self._bounds:
+            # Nothing changes without being submitted here, so nobody need look for the end of the log again.
+            self._bounds[found.group] = Bounds(found.first_index - 1, found.last_index)
 
     def _changes_of(self, group: int) -> list[GroupChanges]:
         """Newest first."""

@@ -79,6 +79,10 @@ class Journal:
         found.sort(key=itemgetter(0))
         return found
 
+    def recover_queue(self, queue_id: int) -> RecoveredQueue | None:
+        """What is on disk of one queue. To be used up at once; nothing of it may be pending."""
+        return self._store.recover_queue(queue_id)
+
     def recover(self) -> Iterator[RecoveredQueue]:
         """All queues that have anything on disk. To be used up before the first commit."""
         return self._store.recover()

@@ -99,6 +99,12 @@ class MemoryStore(Metadata):
         for queue_id, queue in sorted(self.queues.items()):
             yield RecoveredQueue(queue_id, queue.state, dict(queue.annotations), _recover(queue_id, queue))
 
+    def recover_queue(self, queue_id: int) -> RecoveredQueue | None:
+        queue = self.queues.get(queue_id)
+        if queue is None:
+            return None
+        return RecoveredQueue(queue_id, queue.state, dict(queue.annotations), _recover(queue_id, queue))
+
     def _fetch(self, stored: bytes) -> bytes | None:
         return self.entries[stored][1] if stored in self.entries else None
 

@@ -119,13 +119,21 @@ class MemoryGroups:
         return found.snapshot
 
     def recover(self) -> Iterator[RecoveredGroup]:
-        for number, group in sorted(self.groups.items()):
-            snapshot = None if group.snapshot is None else group.snapshot[:2]
-            survey = Survey(*(snapshot or (0, 0)))
-            for index, entry in sorted(group.entries.items()):
-                if index in group.damaged:
-                    survey.damaged(index)
-                else:
-                    survey.sound(index, entry.term, entry.kind)
-            term, vote = group.hard or (0, "")
-            yield survey.recovered(number, term, vote, snapshot)
+        for number in sorted(self.groups):
+            found = self.recover_one(number)
+            if found is not None:
+                yield found
+
+    def recover_one(self, number: int) -> RecoveredGroup | None:
+        group = self.groups.get(number)
+        if group is None:
+            return None
+        snapshot = None if group.snapshot is None else group.snapshot[:2]
+        survey = Survey(*(snapshot or (0, 0)))
+        for index, entry in sorted(group.entries.items()):
+            if index in group.damaged:
+                survey.damaged(index)
+            else:
+                survey.sound(index, entry.term, entry.kind)
+        term, vote = group.hard or (0, "")
+        return survey.recovered(number, term, vote, snapshot)

@@ -42,6 +42,8 @@ class GroupStore(Protocol):
 
     def recover(self) -> Iterator[RecoveredGroup]: ...
 
+    def recover_one(self, group: int) -> RecoveredGroup | None: ...
+
 
 class Store(Protocol):
     pending: Pending
@@ -64,6 +66,9 @@ class Store(Protocol):
         """The durable records that overlap the range."""
 
     def recover(self) -> Iterator[RecoveredQueue]: ...
+
+    def recover_queue(self, queue_id: int) -> RecoveredQueue | None:
+        """What is durable of one queue."""
 
     def tend(self) -> None:
         """Housekeeping between transactions, about once a second."""

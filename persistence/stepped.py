@@ -33,6 +33,16 @@ class SteppedCommit:
         if done is not None:
             self._pending.open.done.append(done)
 
+    @property
+    def unsynced(self) -> bool:
+        """True if anything that was submitted is not durable yet."""
+        return bool(self._pending.open) or len(self._pending.layers) > 1
+
+    def turn_begins(self) -> None: ...
+
+    def turn_ends(self) -> None:
+        """Whoever steps the disk decides when a commit begins."""
+
     def waits(self) -> bool:
         """Is there anything to begin?"""
         pending = self._pending

@@ -283,6 +283,15 @@ class LmdbStore:
         finally:
             self._recovering -= 1
 
+    def recover_queue(self, queue_id: int) -> RecoveredQueue | None:
+        """What is on disk of one queue. Its records are to be used up before the next write."""
+        txn = self.snapshot()
+        state, annotations = self._state(txn, queue_id), self._annotations(txn, queue_id)
+        records = list(self._recover_records(txn, queue_id))
+        if state is None and not annotations and not records:
+            return None
+        return RecoveredQueue(queue_id, state, annotations, iter(records))
+
     def _has_records(self, txn: "lmdb.Transaction[memoryview]", queue_id: int) -> bool:
         """Has the queue any record but those that are being erased?"""
         if queue_id not in self.erasures:

@@ -9,26 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from quorum_queue.host import DELETED, QueueHost, answer_publishes
 from quorum_queue.machine import codec
-from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Effects, Reason
 from quorum_queue.machine.machine import Command, Machine, Meta
 from quorum_queue.machine.run import Run
+from quorum_queue.machine.settings import Settings
 from quorum_queue.memory import MemoryBudget
 from quorum_queue.names import NameJournal
 from quorum_queue.pages import Pages
 from quorum_queue.paging import RECORD_BYTES_MAX, Paging, parts_of
 from quorum_queue.ports import (
-    EXCLUSIVE,
     Commits,
     ConsumerState,
     DeadLetters,
+    Got,
     Hosted,
     Journal,
     Marks,
     Refused,
-    Sink,
     Timers,
+    Turn,
 )
 
 #: A dead letter that found no taker is tried again after this time.
@@ -38,12 +39,24 @@ DEAD_LETTER_RETRY_MS = 1_000
 class NodeServices:
     """What every host of the node shares."""
 
-    __slots__ = ("clock", "commits", "dead_letters", "journal", "marks", "memory", "pages", "spill", "timers")
+    __slots__ = (
+        "clock",
+        "commits",
+        "dead_letters",
+        "journal",
+        "marks",
+        "memory",
+        "pages",
+        "spill",
+        "timers",
+        "turn",
+    )
 
     def __init__(
         self,
         *,
         clock: Callable[[], int],
+        turn: Turn,
         memory: MemoryBudget,
         timers: Timers,
         dead_letters: DeadLetters,
@@ -53,6 +66,7 @@ class NodeServices:
         marks: Marks,
     ) -> None:
         self.clock = clock
+        self.turn = turn
         self.memory = memory
         self.timers = timers
         self.dead_letters = dead_letters
@@ -68,7 +82,7 @@ class LocalHost(Paging):
 
     def __init__(
         self,
-        queue: Hosted | None,
+        queue: Hosted,
         queue_id: int,
         machine: Machine,
         services: NodeServices,
@@ -76,8 +90,7 @@ class LocalHost(Paging):
         journalled: bool,
         marks: list[int] | None = None,
     ) -> None:
-        #: The topology's queue, opaque here; the dead-letter sender asks it for its settings.
-        self.queue = queue
+        QueueHost.__init__(self, queue, services.turn)
         self.queue_id = queue_id
         self.machine = machine
         self.services = services
@@ -87,16 +100,14 @@ class LocalHost(Paging):
         #: What was marked last in each slot: consumers that take turns are served out of order, and a mark only rises.
         self._marked = [0] * len(self.marks)
         self.resident_bytes = 0
-        self.pending: list[Command] = []
-        self.closed = False
         #: Transient messages behind this one are in memory only.
         self._spilled_to = -1
         self._wake_at: int | None = None
         self._durable_seq = machine.next_seq - 1
-        self.published_count = 0
-        self.delivered_count = 0
-        #: At the end of the last turn.
+        #: At the end of the last batch.
         self._consumer_count = 0
+        #: The batch that is being applied, as long as nobody was answered for its messages.
+        self._unanswered: list[Command] = []
         #: Dead letters, by position, whose targets have not answered yet.
         self._letters_sent: dict[int, None] = {}
         dedup = machine.dedup
@@ -105,22 +116,11 @@ class LocalHost(Paging):
         )
         services.memory.register(self)
 
-    @property
-    def counts_bytes(self) -> bool:
-        """Does the queue have a limit in bytes? Then it wants to know how many bytes of a content count."""
-        return self.machine.settings.max_length_bytes is not None
-
-    @property
-    def wants_ids(self) -> bool:
-        """Does the queue look for messages that it has taken before? Then it wants to know how they are called."""
-        return self.machine.settings.deduplicates
-
     # -- what it holds ---------------------------------------------------------------------------------------------
 
     @property
-    def certain(self) -> bool:
-        """Are dead letters held until their targets have them?"""
-        return self.machine.settings.dead_letter_at_least_once
+    def settings(self) -> Settings:
+        return self.machine.settings
 
     @property
     def ready_count(self) -> int:
@@ -155,18 +155,14 @@ class LocalHost(Paging):
 
     # -- commands --------------------------------------------------------------------------------------------------
 
-    def submit(self, *commands: Command) -> None:
-        """Apply these commands now, after what was put into `pending` before."""
-        self.pending += commands
-        self.turn()
-
-    def turn(self) -> None:
+    def apply_pending(self) -> None:
         """Apply all pending commands as one batch and carry out the effects; then what that made pending."""
-        while True:
-            if self.closed:
+        while self.pending:
+            if self.ended:
                 self._refuse_pending()
                 return
             commands, self.pending = self.pending, []
+            self._unanswered = commands
             effects = Effects(wants_enqueued=self.journalled)
             now_ms = self.services.clock()
             self.machine.apply(Meta(now_ms), commands, effects)
@@ -175,67 +171,56 @@ class LocalHost(Paging):
             if count != self._consumer_count:
                 gone = count < self._consumer_count
                 self._consumer_count = count
-                if gone and self.queue is not None:
+                if gone:
                     self.queue.consumer_gone(count)
-            if not self.pending:
-                return
-            # A dead letter came straight back, or its targets took it.
+            # What is pending now: a dead letter came straight back, or its targets took it.
+        barriers, self._barriers = self._barriers, []
+        for _, passed in barriers:
+            passed()
 
     def touch(self) -> None:
-        """Somebody used the queue: the lease of an expiring one begins anew."""
-        if self.queue is not None:
-            self.queue.renew()
+        self.queue.renew()
 
     def barrier(self, done: Callable[..., None]) -> None:
-        """All that was submitted is applied, or will be before anything else is seen."""
         if self.pending:
-            self.turn()
-        done()
+            self._barriers.append((0, done))
+            self._turn.schedule(self)
+        else:
+            done()
 
-    def attach(self, consumer: Consumer, done: Callable[[str | None], None]) -> None:
-        """Attach a consumer, unless it or another one wants the queue for itself."""
-        if self.pending:
-            self.turn()
-        # One that is exclusive is always alone.
-        other = next(self.machine.consumers.attached(), None)
-        alone = other is not None or self.machine.settings.single_active_consumer
-        if (other is not None and other.exclusive) or (consumer.exclusive and alone):
-            done(EXCLUSIVE)
-            return
-        done(None)
-        self.submit(("attach", consumer))
-
-    def get(self, consumer: Consumer, done: Callable[[Run | Refused | None], None]) -> None:
-        """Hand one message to a consumer that is not attached: basic.get."""
-        held = self.machine.consumers.by_key.get(consumer.key)
-        if held is None:
-            consumer.attached = False
-            held = consumer
-        sink = held.sink
-        held.sink = got = _Got(sink)
-        self.submit(("get", held))
-        held.sink = sink
-        done(got.run)
-
-    def purge(self, done: Callable[[int | Refused], None]) -> None:
-        """Drop all ready messages."""
-        if self.pending:
-            self.turn()
-        count = self.machine.ready.count
-        self.submit(("purge",))
-        done(count)
+    def configure(self, settings: Settings) -> None:
+        if settings != self.machine.settings:
+            self.submit(("configure", settings))
 
     def wake(self) -> None:
         """A time that the machine asked for has come."""
         self._wake_at = None
-        if not self.closed:
+        if not self.ended:
             if self.machine.dead_lettering:
                 self._retry_dead_letters()
             self.submit(("tick",))
 
     def close(self) -> None:
-        """The queue is gone, with all that it holds."""
-        self.closed = True
+        """The queue is deleted, with all that it holds."""
+        self.ended = "deleted"
+        self._release()
+        if self.journalled:
+            self.services.journal.drop(self.queue_id)
+            self.services.commits.request()
+        self._refuse_pending()
+        self._refuse_askers(DELETED)
+
+    def stop(self, why: Refused) -> None:
+        """Serve nobody from now on, and keep what is in the journal."""
+        self.ended = "failed"
+        self._release()
+        unanswered, self._unanswered = self._unanswered, []
+        answer_publishes(unanswered, confirm=False)
+        self._refuse_pending()
+        self._refuse_askers(why)
+
+    def _release(self) -> None:
+        """Give back the memory and all else that is shared with other queues."""
         services = self.services
         services.memory.forget(self)
         for consumer in self.machine.consumers.by_key.values():
@@ -244,19 +229,13 @@ class LocalHost(Paging):
         services.pages.forget(self.queue_id)
         services.memory.used -= self.resident_bytes
         self.resident_bytes = 0
-        if self.journalled:
-            services.journal.drop(self.queue_id)
-            services.commits.request()
         if self._spilled_to >= 0:
             services.spill.drop(self.queue_id)
-        self._refuse_pending()
 
     def _refuse_pending(self) -> None:
-        """What was on its way to a queue that has just been deleted went nowhere: that is a confirm, not a refusal."""
+        """What came too late for a queue that was deleted went nowhere: that is a confirm, not a refusal."""
         commands, self.pending = self.pending, []
-        for command in commands:
-            if command[0] in ("enqueue", "enqueue_once") and command[2] is not None:
-                command[2].confirmed(command[3], command[3] + len(command[1].seqs) - 1)
+        answer_publishes(commands, confirm=self.ended == "deleted")
 
     # -- effects ---------------------------------------------------------------------------------------------------
 
@@ -270,13 +249,10 @@ class LocalHost(Paging):
         if effects.names and self._names is not None:
             self._names.note(now_ms, effects.names)
             wrote = True
-        for consumer, run, first_id in effects.deliveries:
-            if run.contents is None:
-                self._load(run, keep=False)
-            if self.journalled and run.attributes.persistent and not run.redelivered:
-                self._mark(run)
-            self.delivered_count += len(run.seqs)
-            consumer.sink.deliver(consumer, run, first_id)
+        if self._attaching:
+            self._answer_attached(effects)
+        if effects.deliveries:
+            self._deliver(effects)
         if self.journalled:
             for run in effects.returned:
                 for seq in run.seqs if run.attributes.persistent else ():
@@ -286,11 +262,16 @@ class LocalHost(Paging):
             self._send_dead_letters(effects)
         if effects.settled:
             wrote = self._forget(effects.settled) or wrote
+        self._unanswered = []
         # What is there already may still wait for the sync that it came with.
         self._confirm(effects, wrote or bool(effects.duplicates))
         for origin, first, last in effects.refused:
             if origin is not None:
                 origin.refused(first, last)
+        for key in effects.got_nothing:
+            self._got(key, None)
+        for token, count in effects.purged:
+            self._purged(token, count)
         if effects.more:
             services.timers.wake(self, 0)
         if effects.wake_at is not None and (self._wake_at is None or effects.wake_at < self._wake_at):
@@ -299,6 +280,24 @@ class LocalHost(Paging):
         if services.memory.used > services.memory.budget_bytes:
             services.memory.relieve()
         self._read_ahead()
+
+    def _answer_attached(self, effects: Effects) -> None:
+        refused = dict(effects.attach_refused)
+        for key in list(self._attaching):
+            self._attached(key, refused.get(key))
+
+    def _deliver(self, effects: Effects) -> None:
+        turn = self._turn
+        for consumer, run, first_id in effects.deliveries:
+            if run.contents is None:
+                self._load(run, keep=False)
+            if self.journalled and run.attributes.persistent and not run.redelivered:
+                self._mark(run)
+            self.delivered_count += len(run.seqs)
+            if consumer.key in self._getting:
+                self._got(consumer.key, Got(run, first_id))
+            else:
+                turn.deliver(consumer.sink, consumer, run, first_id)
 
     def _journal_enqueued(self, runs: list[Run]) -> bool:
         """Write the persistent runs, batches of neighbours in one record."""
@@ -392,10 +391,10 @@ class LocalHost(Paging):
 
         def done(taken: bool) -> None:
             self._letters_sent.pop(first, None)
-            if self.closed:
+            if self.ended:
                 return
             if taken:
-                self.pending.append(("dead_lettered", first, last))
+                self.submit(("dead_lettered", first, last))
             else:
                 self._wake_later()
 
@@ -411,17 +410,3 @@ class LocalHost(Paging):
         if self._wake_at is None or self._wake_at > at:
             self._wake_at = at
             self.services.timers.wake(self, at)
-
-
-class _Got:
-    """Notes what one basic.get brought, on its way to the sink."""
-
-    __slots__ = ("_sink", "run")
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-        self.run: Run | None = None
-
-    def deliver(self, consumer: Consumer, run: Run, first_id: int) -> None:
-        self.run = run
-        self._sink.deliver(consumer, run, first_id)

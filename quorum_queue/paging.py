@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quorum_queue.host import QueueHost
 from quorum_queue.machine import codec
 from quorum_queue.machine.machine import Machine
 from quorum_queue.machine.run import Run
@@ -20,7 +21,7 @@ READ_AHEAD_BYTES = 512 * 1024
 PAGE_OUT_LOOKS_MAX = 1_000
 
 
-class Paging:
+class Paging(QueueHost):
     """The half of a host that moves bodies. The journal has those of durable messages; others go to the spill."""
 
     queue_id: int

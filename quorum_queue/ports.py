@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Reason
 from quorum_queue.machine.run import Run
+from quorum_queue.machine.settings import Settings
 
 
 class Origin(Protocol):
@@ -21,7 +22,24 @@ class Origin(Protocol):
 class Sink(Protocol):
     """The consumer's side: takes deliveries of its consumer, bodies in memory."""
 
-    def deliver(self, consumer: Consumer, run: Run, first_id: int) -> None: ...
+    def deliver(self, consumer: Consumer | None, run: Run, first_id: int) -> None:
+        """The machine's consumer is known only where the machine is."""
+
+    def failed(self, error: Exception) -> None:
+        """`deliver` raised: whatever state is behind this sink cannot be trusted."""
+
+
+class Turn(Protocol):
+    """The node's turn as hosts know it; see amqp_server.turn."""
+
+    def schedule(self, host: Recipient) -> None:
+        """Have the pending commands of a host applied, in this turn or in one that comes soon."""
+
+    def contain(self, unit: Any, call: Callable[..., object], *arguments: Any) -> None:
+        """Call; if that raises, `unit.failed(error)` is called and nothing else is hurt."""
+
+    def deliver(self, sink: Sink, consumer: Consumer | None, run: Run, first_id: int) -> None:
+        """Hand a run to a sink. If that raises, the sink has failed and not the queue."""
 
 
 class Record(Protocol):
@@ -51,9 +69,16 @@ class Journal(Protocol):
 
     def read(self, queue_id: int, first_seq: int, last_seq: int) -> Sequence[Record]: ...
 
+    def recover_queue(self, queue_id: int) -> Any | None:
+        """Return what is on disk of one queue, None if nothing is. To be used up at once."""
+
 
 class Commits(Protocol):
     """Group commit; see persistence.commit."""
+
+    @property
+    def unsynced(self) -> bool:
+        """True if anything that was submitted is not on the disk yet."""
 
     def request(self, done: Callable[[], None] | None = None) -> None: ...
 
@@ -85,7 +110,7 @@ class DeadLetters(Protocol):
 
 
 class Timers(Protocol):
-    """Calls `turn()` of a host at a time in ms, at most once for each call."""
+    """Calls `wake()` of a host at a time in ms, once for each call."""
 
     def wake(self, host: Any, at_ms: int) -> None: ...
 
@@ -114,8 +139,15 @@ class ConsumerState(NamedTuple):
     active: bool
 
 
+class Got(NamedTuple):
+    """A message that basic.get brought, with its body and the getter's delivery id."""
+
+    run: Run
+    first_id: int
+
+
 class Hosted(Protocol):
-    """The topology's queue, as the host at its home tells it what happened."""
+    """The topology's queue, as its host tells it what happened."""
 
     def renew(self) -> None:
         """It was used: its lease begins anew."""
@@ -123,30 +155,60 @@ class Hosted(Protocol):
     def consumer_gone(self, left: int) -> None:
         """A consumer went, and so many are left."""
 
+    def consumers_lost(self) -> None:
+        """All consumers of this node have lost their places in the queue."""
 
-class Host(Protocol):
-    """One queue on this node, whether its machine runs here, on several nodes, or on another one.
+    def consumer_lost(self, key: Any) -> None:
+        """A consumer of this node has lost its place in the queue."""
 
-    Commands go into `pending` and are applied by `turn`, in order, after all that was asked for before. Every `done`
-    is called once: at once where the machine is here, later elsewhere, and also when the host closes.
+    def host_failed(self, error: Exception) -> None:
+        """Its host raised while it applied commands: the host must stop, and nothing it knows can be trusted."""
+
+
+class Recipient(Protocol):
+    """What messages can be handed to: the host of a queue, or what stands for a client that waits for direct replies.
+
+    Commands go into `pending`. The turn calls `apply_pending`, which applies them in order or sends them on their way;
+    nothing else applies commands.
     """
 
     pending: list[Any]
-    closed: bool
+
+    @property
+    def counts_bytes(self) -> bool:
+        """True if the queue has a limit in bytes: then it must be told how many bytes of a content count."""
+
+    @property
+    def wants_ids(self) -> bool:
+        """True if the queue drops messages that it has taken before: then it must be told their ids."""
+
+    def submit(self, *commands: Any) -> None:
+        """Have these commands applied after all that are pending."""
+
+    def apply_pending(self) -> None:
+        """For the turn only."""
+
+    def failed(self, error: Exception) -> None:
+        """`apply_pending` raised."""
+
+    def barrier(self, done: Callable[..., None]) -> None:
+        """`done()` when all that was submitted here so far is applied and visible here; `done(Refused)` if not."""
+
+
+class Host(Recipient, Protocol):
+    """One queue on this node, whether its machine runs here, on several nodes, or on another one.
+
+    Every `done` is called once, from `apply_pending` or later, and also when the host ends.
+    """
+
+    #: Why the host serves the queue no more; see quorum_queue.host.Ended.
+    ended: Literal["", "deleted", "moved", "failed"]
     published_count: int
     delivered_count: int
 
     @property
-    def counts_bytes(self) -> bool:
-        """Does the queue have a limit in bytes? Then it wants to know how many bytes of a content count."""
-
-    @property
-    def wants_ids(self) -> bool:
-        """Does the queue look for messages that it took before? Then it wants to know how they are called."""
-
-    @property
     def certain(self) -> bool:
-        """Are dead letters held until their targets have them?"""
+        """True if dead letters are held until their targets have them."""
 
     @property
     def ready_count(self) -> int: ...
@@ -167,29 +229,25 @@ class Host(Protocol):
 
     def consumers(self) -> list[ConsumerState]: ...
 
-    def submit(self, *commands: Any) -> None: ...
-
-    def turn(self) -> None: ...
-
     def wake(self) -> None: ...
 
+    def configure(self, settings: Settings) -> None:
+        """The queue is to do this from now on."""
+
     def close(self) -> None:
-        """The queue is gone, with all that it holds."""
+        """The queue is deleted, with all that it holds."""
 
     def touch(self) -> None:
         """Somebody used the queue: the lease of an expiring one begins anew."""
 
-    def barrier(self, done: Callable[..., None]) -> None:
-        """`done()` when all that was submitted here so far is applied and visible here; `done(Refused)` if not."""
-
     def attach(self, consumer: Consumer, done: Callable[[str | None], None]) -> None:
-        """`done(None)` before its first delivery, or `done(reason)`: EXCLUSIVE, or a text for the client.
+        """`done(None)` before its first delivery, or `done(reason)`: EXCLUSIVE, or a text for the client."""
 
-        It is handed over at once, ahead of what is pending, so that a detach can always follow.
+    def get(self, consumer: Consumer, done: Callable[[Got | Refused | None], None]) -> None:
+        """Hand one message to the consumer, which is not attached; `done(None)` if the queue is empty.
+
+        The message does not go to the consumer's sink.
         """
-
-    def get(self, consumer: Consumer, done: Callable[[Run | Refused | None], None]) -> None:
-        """Hand one message to the consumer's sink, then `done(run)`; `done(None)` if the queue is empty."""
 
     def purge(self, done: Callable[[int | Refused], None]) -> None:
         """Drop all ready messages; `done(count)`."""
@@ -200,14 +258,17 @@ __all__ = [
     "Commits",
     "ConsumerState",
     "DeadLetters",
+    "Got",
     "Host",
     "Hosted",
     "Iterable",
     "Journal",
     "Marks",
     "Origin",
+    "Recipient",
     "Record",
     "Refused",
     "Sink",
     "Timers",
+    "Turn",
 ]

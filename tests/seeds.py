@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from time import perf_counter
 from typing import Protocol, TypeVar
 
+from tests.turns import Violation
+
 T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
 
@@ -36,7 +38,7 @@ def main(run: Run[T], tell: Callable[[T], Iterable[str]], *, steps: int) -> None
     for seed in range(first, last):
         try:
             run(seed, steps=arguments.steps)
-        except Exception as error:  # noqa: BLE001 - the other seeds are to run, too
+        except (Exception, Violation) as error:  # noqa: BLE001 - the other seeds are to run, too
             failed += 1
             where = traceback.extract_tb(error.__traceback__)[-1]
             file = where.filename.rsplit("/", 1)[-1]

@@ -10,7 +10,11 @@ class Alarms:
 
     def __init__(self) -> None:
         self._raised: dict[str, None] = {}
-        self.listeners: list[Callable[[], None]] = []
+        self._subscribers: list[Callable[[], None]] = []
+
+    def subscribe(self, changed: Callable[[], None]) -> None:
+        """Have `changed` called whenever an alarm was raised or cleared."""
+        self._subscribers.append(changed)
 
     @property
     def active(self) -> bool:
@@ -26,11 +30,11 @@ class Alarms:
 
     def set(self, resource: str, raised: bool) -> None:
         """Raise or clear the alarm of a resource (memory, disk)."""
-        before = self.active
+        if raised is (resource in self._raised):
+            return
         if raised:
             self._raised[resource] = None
         else:
-            self._raised.pop(resource, None)
-        if before != self.active:
-            for listener in list(self.listeners):
-                listener()
+            del self._raised[resource]
+        for changed in self._subscribers:
+            changed()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
+from amqp_server.broker.queue_types import CLASSIC, QUEUE_TYPES, QueueType
 from amqp_server.errors import PreconditionFailed
 from exchanges.field import erlang_term, token, type_name
 
@@ -20,83 +21,13 @@ PRIORITY_MAX = 255
 # What one queue may be asked to remember: about 250 MB.
 DEDUPLICATION_COUNT_MAX = 1_000_000
 
-# Arguments that only some queue types know. What nobody knows is accepted and ignored.
-_UNSUPPORTED: dict[str, frozenset[str]] = {
-    "classic": frozenset(
-        {
-            "x-dead-letter-strategy",
-            "x-max-in-memory-length",
-            "x-max-in-memory-bytes",
-            "x-quorum-initial-group-size",
-            "x-quorum-target-group-size",
-            "x-delivery-limit",
-            "x-max-age",
-            "x-stream-max-segment-size-bytes",
-            "x-initial-cluster-size",
-            "x-queue-leader-locator",
-        }
-    ),
-    "quorum": frozenset(
-        {
-            "x-max-priority",
-            "x-queue-mode",
-            "x-queue-version",
-            "x-max-age",
-            "x-stream-max-segment-size-bytes",
-            "x-initial-cluster-size",
-        }
-    ),
-}
-
-# The arguments that a second declare must repeat, in the order in which RabbitMQ compares them.
-_COMPARED: dict[str, tuple[str, ...]] = {
-    "classic": (
-        "x-expires",
-        "x-message-ttl",
-        "x-dead-letter-exchange",
-        "x-dead-letter-routing-key",
-        "x-max-length",
-        "x-max-length-bytes",
-        "x-max-priority",
-        "x-overflow",
-        "x-queue-mode",
-        "x-queue-version",
-        "x-single-active-consumer",
-        "x-queue-type",
-        "x-deduplication",
-        "x-deduplication-window-ms",
-        "x-deduplication-count",
-    ),
-    "quorum": (
-        "x-dead-letter-exchange",
-        "x-dead-letter-routing-key",
-        "x-dead-letter-strategy",
-        "x-expires",
-        "x-max-length",
-        "x-max-length-bytes",
-        "x-max-in-memory-length",
-        "x-max-in-memory-bytes",
-        "x-overflow",
-        "x-single-active-consumer",
-        "x-queue-type",
-        "x-quorum-initial-group-size",
-        "x-delivery-limit",
-        "x-message-ttl",
-        "x-queue-leader-locator",
-        "x-deduplication",
-        "x-deduplication-window-ms",
-        "x-deduplication-count",
-    ),
-}
-
-
 #: Sets of arguments that are kept once for all queues that have them.
 SHARED_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class QueueArguments:
-    queue_type: Literal["classic", "quorum"] = "classic"
+    queue_type: str = CLASSIC.name
     message_ttl_ms: int | None = None
     expires_ms: int | None = None
     max_length: int | None = None
@@ -122,6 +53,10 @@ class QueueArguments:
     initial_group_size: int | None = None
     target_group_size: int | None = None
     leader_locator: str | None = None
+
+    @property
+    def type(self) -> QueueType:
+        return QUEUE_TYPES[self.queue_type]
 
 
 class _Invalid(Exception):
@@ -246,7 +181,7 @@ _CHECKS: tuple[tuple[str, str, Callable[[object, str], object]], ...] = (
     ("x-deduplication-window-ms", "deduplication_window_ms", _lease_ms),
     ("x-deduplication-count", "deduplication_count", _deduplication_count),
 )
-_queue_type = _one_of("classic", "quorum", otherwise="\"unsupported queue type '{}'\"")
+_queue_type = _one_of(*QUEUE_TYPES, otherwise="\"unsupported queue type '{}'\"")
 
 
 def parse_queue_arguments(
@@ -258,13 +193,13 @@ def parse_queue_arguments(
     exclusive: bool,
     auto_delete: bool,
     types: Mapping[str, str] = NO_TYPES,
-    default_type: str = "classic",
+    default_type: str = CLASSIC.name,
 ) -> QueueArguments:
     """Raises PreconditionFailed with RabbitMQ's texts. `types` has the arguments' AMQP types, where known.
 
     `default_type` is the queue's type if the arguments do not say it.
     """
-    if not arguments and default_type == "classic":
+    if not arguments and default_type == CLASSIC.name:
         return _shared(QueueArguments())
     place = f"queue '{name}' in vhost '{vhost}'"
 
@@ -280,8 +215,8 @@ def parse_queue_arguments(
         values["dead_letter_exchange"] = _dead_letter_exchange(arguments, types, place)
     if "x-queue-type" in arguments:
         values["queue_type"] = checked("x-queue-type", _queue_type)
-    queue_type = values.setdefault("queue_type", default_type)
-    unsupported = _UNSUPPORTED[queue_type]
+    queue_type = QUEUE_TYPES[values.setdefault("queue_type", default_type)]
+    unsupported = queue_type.unsupported
     for argument, attribute, check in _CHECKS:
         if argument not in arguments or argument in unsupported:
             continue
@@ -291,10 +226,10 @@ def parse_queue_arguments(
     for argument in arguments:  # in the client's order, as RabbitMQ does
         if argument in unsupported:
             raise PreconditionFailed(
-                f"invalid arg '{argument}' for {place} of queue type rabbit_{queue_type}_queue"
+                f"invalid arg '{argument}' for {place} of queue type rabbit_{queue_type.name}_queue"
             )
-    if queue_type == "quorum":
-        _check_quorum_properties(place, durable=durable, exclusive=exclusive, auto_delete=auto_delete)
+    if queue_type.always_durable:
+        _check_durable(place, durable=durable, exclusive=exclusive, auto_delete=auto_delete)
     return _shared(QueueArguments(**values))
 
 
@@ -313,7 +248,7 @@ def _dead_letter_exchange(arguments: Mapping[str, object], types: Mapping[str, s
     return value
 
 
-def _check_quorum_properties(place: str, *, durable: bool, exclusive: bool, auto_delete: bool) -> None:
+def _check_durable(place: str, *, durable: bool, exclusive: bool, auto_delete: bool) -> None:
     refused = (("auto-delete", auto_delete), ("exclusive-owner", exclusive), ("non-durable", not durable))
     for prop, holds in refused:
         if holds:
@@ -332,7 +267,7 @@ class Declaration:
     type: str = ""
     internal: bool = False
     # Queues only: the type where the arguments do not say it.
-    queue_type: str = "classic"
+    queue_type: str = CLASSIC.name
 
 
 def equivalence_error(
@@ -352,7 +287,7 @@ def equivalence_error(
     compared: tuple[str, ...] = ("alternate-exchange",)
     if kind == "queue":
         told = current.arguments.get("x-queue-type", current.queue_type)
-        compared = _COMPARED["quorum" if told == "quorum" else "classic"]
+        compared = QUEUE_TYPES.get(str(told), CLASSIC).compared
     for argument in compared:
         found = _difference(argument, received, current)
         if found is not None:

@@ -1,47 +1,63 @@
-"""The broker of one node, without I/O: vhosts and their topology, users, alarms, and what the hosts of queues share."""
+"""The broker of one node, without I/O: what all connections share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import count
-from typing import Any
 
 from amqp_server.broker.alarms import Alarms
-from amqp_server.broker.dead_letter import DeadLetterSender
-from amqp_server.broker.hosts import Hosts, LocalHosts
+from amqp_server.broker.failures import Failures
+from amqp_server.broker.hosts import Hosts
 from amqp_server.broker.metadata import Metadata
 from amqp_server.broker.operations import DeleteVhost, Operation, PutVhost
 from amqp_server.broker.permissions import Permissions
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.replication import Done, LocalReplication, Replication
-from amqp_server.broker.reply import ReplyHost
+from amqp_server.broker.reply import Replies
+from amqp_server.broker.sessions import Sessions
 from amqp_server.broker.timers import Timers
 from amqp_server.broker.topology import Topology
 from amqp_server.broker.users import Users
 from amqp_server.broker.vhost import VHost
 from amqp_server.broker.vhosts import Vhosts
 from amqp_server.config import Config
-from amqp_server.wire.content import Properties
-from exchanges.router import Depends
+from amqp_server.turn import Turn
 from quorum_queue.local import NodeServices
 
 
+class Counts:
+    """How many of everything there are, for the limits of the configuration."""
+
+    __slots__ = ("bindings", "channels", "exchanges", "queues")
+
+    def __init__(self) -> None:
+        self.bindings = self.channels = self.exchanges = self.queues = 0
+
+
 class Broker:
-    """Everything that connections share."""
+    """Vhosts and their topology, users and permissions, sessions and alarms."""
 
-    services: NodeServices
-
-    def __init__(self, config: Config, metadata: Metadata, clock: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        metadata: Metadata,
+        clock: Callable[[], int],
+        *,
+        turn: Turn,
+        timers: Timers,
+        alarms: Alarms,
+        services: NodeServices,
+        hosts: Hosts,
+        replication: Replication | None = None,
+    ) -> None:
+        """`replication` is None for a node that stands alone."""
         self.config = config
         self.metadata = metadata
         self.clock = clock
-        self.timers = Timers()
-        self.alarms = Alarms()
-        #: Both are other ones in a cluster.
-        self.replication: Replication = LocalReplication(self)
-        self.hosts: Hosts = LocalHosts(self)
-        self.topology = Topology(self)
-        self.dead_letters = DeadLetterSender(self)
+        self.turn = turn
+        self.timers = timers
+        self.alarms = alarms
+        self.services = services
+        self.hosts = hosts
         #: Raised by whatever may change where a message goes or whether it may.
         self.generation = 0
         self.users = Users(
@@ -59,44 +75,22 @@ class Broker:
         )
         self.vhost_records = Vhosts(metadata, vhosts_max=config.vhosts_max, changed=self.changed)
         self.vhosts: dict[str, VHost] = {}
-        self.queue_count = self.exchange_count = self.binding_count = self.channel_count = 0
-        self._queue_ids = count(1)
-        #: Sessions by their number.
-        self.sessions: dict[int, Any] = {}
-        self._session_ids = count(1)
-        #: Confirms with answers to send at the end of the turn.
-        self.answers: dict[Any, None] = {}
-        #: Says whether anything that was changed is not on disk yet.
-        self.unsynced: Callable[[], bool] = lambda: False
-        #: Sessions that waited for an answer and have it: what came behind is to be handled.
-        self.resuming: dict[Any, None] = {}
-        #: Hosts with pending commands, to be applied at the end of the turn.
-        self.dirty: dict[Any, None] = {}
-        #: Direct reply-to consumers by token.
-        self.reply_hosts: dict[str, ReplyHost] = {}
-        #: Has the turn ended soon, when something changed outside of one; set by the edge.
-        self.want_turn: Callable[[], None] = lambda: None
-        #: Carries out what replicated queues and the topology ask for, and says whether there was anything; and sends
-        #: what the turn has left for other nodes. Both are other ones in a cluster.
-        self.replicate: Callable[[], bool] = lambda: False
-        self.flush: Callable[[], None] = lambda: None
-        #: Called before, for `flush` to be all that sends.
-        self.hold: Callable[[], None] = lambda: None
-        #: Counts up for exchanges that choose at random.
-        self.nonce = 0
+        self.counts = Counts()
+        self.sessions = Sessions()
+        self.replies = Replies()
+        self.topology = Topology(self)
+        self.replication: Replication = replication or LocalReplication(config.node, self.topology)
+        self.failures = Failures(config, clock, timers, hosts)
+        alarms.subscribe(lambda: turn.run(self._tell_sessions))
 
     def changed(self) -> None:
         """The topology or a permission has changed: what was remembered of it is void."""
         self.generation += 1
 
-    def next_queue_id(self) -> int:
-        return next(self._queue_ids)
-
-    def queue_ids_from(self, first: int) -> None:
-        self._queue_ids = count(first)
-
-    def next_session_id(self) -> int:
-        return next(self._session_ids)
+    def _tell_sessions(self) -> None:
+        """An alarm was raised or cleared."""
+        for session in self.sessions:
+            self.turn.contain(session, session.alarm_changed)
 
     # -- changes ---------------------------------------------------------------------------------------------------
 
@@ -147,53 +141,5 @@ class Broker:
         for vhost in self.vhosts.values():
             yield from vhost.queues.values()
 
-    # -- routing ---------------------------------------------------------------------------------------------------
 
-    def route_all(self, vhost: VHost, exchange: str, keys: list[str], properties: Properties) -> list[str]:
-        """Return the queues for a message with several routing keys (CC, BCC), each once."""
-        message = routing_view(properties)
-        names: dict[str, None] = {}
-        for key in keys:
-            self.nonce += 1
-            for name in vhost.router.route(exchange, key, message, self.nonce).queues:
-                names[name] = None
-        return [name for name in names if name in vhost.queues]
-
-    def run_dirty(self) -> None:
-        """Apply what is pending, and what that makes pending."""
-        while self.dirty:
-            dirty, self.dirty = self.dirty, {}
-            for host in dirty:
-                host.turn()
-
-    def _catch_up(self) -> None:
-        while self.resuming:
-            session, _ = self.resuming.popitem()
-            session.catch_up()
-
-    def end_turn(self) -> None:
-        """Go on where an answer was awaited, apply what is pending, and answer the publishers."""
-        self.hold()
-        self._catch_up()
-        self.run_dirty()
-        while self.replicate() or self.resuming:
-            self._catch_up()
-            self.run_dirty()
-        self.flush()
-        answers, self.answers = self.answers, {}
-        for confirms in answers:
-            confirms.flush()
-
-
-def routing_view(properties: Properties) -> dict[str, object]:
-    """Return what exchanges may look at beside the routing key."""
-    timestamp = properties.raw.get("timestamp")
-    return {
-        "headers": properties.headers,
-        "message_id": properties.text("message_id"),
-        "correlation_id": properties.text("correlation_id"),
-        "timestamp": None if timestamp is None else int.from_bytes(timestamp, "big"),
-    }
-
-
-__all__ = ["Broker", "Depends", "routing_view"]
+__all__ = ["Broker", "Counts"]

@@ -9,18 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from amqp_server.broker.queue import Queue
 from amqp_server.wire import content, tables
 from amqp_server.wire.frames import FRAME_BYTES_MIN, short_string
 from quorum_queue.machine.effects import Reason
 from quorum_queue.machine.run import Attributes, Run
-from quorum_queue.ports import Host
-
-if TYPE_CHECKING:
-    from amqp_server.broker.broker import Broker
-
 
 #: Deaths counted for one queue and reason.
 COUNT_MAX = (1 << 63) - 1
@@ -29,12 +24,9 @@ COUNT_MAX = (1 << 63) - 1
 class Outcome:
     """An origin that tells, once, whether every target of some messages took them."""
 
-    __slots__ = ("_broker", "_done", "_host", "_left", "_taken")
+    __slots__ = ("_done", "_left", "_taken")
 
-    def __init__(self, broker: Broker, host: Host, done: Callable[[bool], None]) -> None:
-        self._broker = broker
-        #: Of the queue that the messages come from.
-        self._host = host
+    def __init__(self, done: Callable[[bool], None]) -> None:
         self._done = done
         #: Answers still awaited, and one for that all was sent.
         self._left = 1
@@ -59,23 +51,22 @@ class Outcome:
         self._left -= count
         if not self._left:
             self._done(self._taken)
-            if self._host.pending:
-                self._broker.dirty[self._host] = None
-                self._broker.want_turn()
 
 
 class DeadLetterSender:
     """Sends dead letters on. See quorum_queue.ports.DeadLetters."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, frame_max: int, clock: Callable[[], int]) -> None:
+        """`frame_max` is what frames are cut to, in bytes."""
+        self._frame_max = frame_max
+        self._clock = clock
 
     def dead_letter(
         self, queue: Queue, run: Run, reason: Reason, done: Callable[[bool], None] | None
     ) -> None:
         """Send each message of the run; tell `done` whether all found a target, and all targets took them."""
         assert run.contents is not None
-        outcome = None if done is None else Outcome(self._broker, queue.host, done)
+        outcome = None if done is None else Outcome(done)
         routed = True
         for index, item in enumerate(run.contents):
             exchange, routing_key = parse_head(run.head_of(index))
@@ -95,7 +86,7 @@ class DeadLetterSender:
         reason: Reason,
         outcome: Outcome | None,
     ) -> bool:
-        """Send one message; whether it has a target."""
+        """Send one message; return whether it has a target."""
         parsed = queue.parsed
         vhost = queue.vhost
         target = parsed.dead_letter_exchange
@@ -111,34 +102,19 @@ class DeadLetterSender:
             if parsed.dead_letter_routing_key is None
             else [parsed.dead_letter_routing_key]
         )
-        queues = self._broker.route_all(vhost, target, keys, properties)
-        queues = [name for name in queues if not _is_cycle(name, deaths, reason)]
+        found = vhost.route_all(target, keys, properties)
+        targets = [each for each in found if not _is_cycle(each.name, deaths, reason)]
         changed = self._headers(queue, properties, deaths, exchange, [routing_key, *copies], reason)
         if parsed.dead_letter_routing_key is not None:
             changed[b"CC"] = None
         properties.raw["headers"] = tables.replaced(properties.raw.get("headers", b""), changed)
         properties.raw.pop("expiration", None)
-        frame_max = self._broker.config.frame_max_bytes
-        framed = content.build(properties.encode(len(body)), body, 1, frame_max)
+        framed = content.build(properties.encode(len(body)), body, 1, self._frame_max)
         size = max(len(body), 0) + 8
-        largest = FRAME_BYTES_MIN if size <= FRAME_BYTES_MIN and len(payload) < 2048 else frame_max
+        largest = FRAME_BYTES_MIN if size <= FRAME_BYTES_MIN and len(payload) < 2048 else self._frame_max
         sent = Attributes(properties.persistent, attributes.priority, None, 1, largest)
         head = short_string(target) + short_string(keys[0])
-        return self._enqueue([vhost.queues[name] for name in queues], framed, head, sent, outcome)
-
-    def _enqueue(
-        self, targets: list[Queue], framed: bytes, head: bytes, sent: Attributes, outcome: Outcome | None
-    ) -> bool:
-        """Hand the message to its targets; applied at the end of the turn."""
-        for target in targets:
-            run = Run(range(1), [framed], head, sent)
-            if target.host.counts_bytes:
-                run = content.by_overhead(run)[0]
-            if outcome is not None:
-                outcome.expect(1)
-            target.host.pending.append(("enqueue", run, outcome, 1))
-            self._broker.dirty[target.host] = None
-        return bool(targets)
+        return _enqueue(targets, framed, head, sent, outcome)
 
     def _headers(
         self,
@@ -158,7 +134,7 @@ class DeadLetterSender:
             fields: dict[str, object] = {
                 "reason": reason,
                 "queue": queue.name,
-                "time": datetime.fromtimestamp(self._broker.clock() // 1000, tz=UTC),
+                "time": datetime.fromtimestamp(self._clock() // 1000, tz=UTC),
                 "exchange": exchange,
                 "routing-keys": routing_keys,
             }
@@ -176,6 +152,20 @@ class DeadLetterSender:
             changed[b"x-first-death-queue"] = tables.encode_value(queue.name)
             changed[b"x-first-death-exchange"] = tables.encode_value(exchange)
         return changed
+
+
+def _enqueue(
+    targets: list[Queue], framed: bytes, head: bytes, sent: Attributes, outcome: Outcome | None
+) -> bool:
+    """Hand the message to its targets; applied at the end of the turn."""
+    for target in targets:
+        run = Run(range(1), [framed], head, sent)
+        if target.host.counts_bytes:
+            run = content.by_overhead(run)[0]
+        if outcome is not None:
+            outcome.expect(1)
+        target.host.submit(("enqueue", run, outcome, 1))
+    return bool(targets)
 
 
 class Death(NamedTuple):

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
+from amqp_server.broker import stored_queues
 from amqp_server.broker.arguments import QueueArguments
-from amqp_server.broker.metadata import encode
-from amqp_server.broker.queue import Queue, settings_of
+from amqp_server.broker.metadata import Metadata, encode
 from amqp_server.broker.records import MARKS, MarksRecord
-from quorum_queue.local import LocalHost
+from quorum_queue.failed_host import FailedHost
+from quorum_queue.local import LocalHost, NodeServices
 from quorum_queue.machine.machine import Machine
-from quorum_queue.ports import Host
+from quorum_queue.ports import Host, Refused
 
 if TYPE_CHECKING:
-    from amqp_server.broker.broker import Broker
+    from amqp_server.broker.queue import Queue, Target
 
 
 class Hosts(Protocol):
-    """Given to the broker by whoever puts the node together."""
+    """Given to the broker's constructor."""
 
     def make(self, queue: Queue, machine: Machine | None) -> Host:
         """Return the host of a queue; `machine` has what was on disk of one that runs here."""
@@ -37,18 +39,42 @@ class Hosts(Protocol):
     def absent_home(self, queue: Queue) -> str:
         """Return the one node that the queue is on if it cannot be reached, else nothing."""
 
-    def reply(self, token: str) -> Any | None:
+    def reply(self, token: str) -> Target | None:
         """Return what takes direct replies to a client of another node that can be reached; see broker.reply."""
+
+    def stop(self, queue: Queue, reason: str) -> None:
+        """The queue's host has failed: end it, keep what is stored, and have another one stand in for it."""
+
+    def revive(self, queue: Queue, attempt: int, done: Callable[[], None]) -> None:
+        """Begin a queue that was stopped anew from what is stored; call back when it serves."""
 
 
 class LocalHosts:
     """A node that is alone runs them all."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, services: NodeServices, metadata: Metadata) -> None:
+        self._services = services
+        self._metadata = metadata
 
     def make(self, queue: Queue, machine: Machine | None) -> Host:
-        return local_host(self._broker, queue, machine)
+        return self.local(queue, machine)
+
+    def local(self, queue: Queue, machine: Machine | None = None) -> LocalHost:
+        """Make the host of a queue that lives here. One that is durable gets slots of the delivered marks."""
+        services = self._services
+        journalled = queue.durable and not queue.exclusive
+        if journalled and not queue.marks:
+            queue.marks = [services.marks.allocate() for _ in range((queue.parsed.max_priority or 0) + 1)]
+            self._metadata.put(MARKS, str(queue.queue_id), encode(MarksRecord(queue.marks)))
+        queue.renew()
+        return LocalHost(
+            queue,
+            queue.queue_id,
+            machine or Machine(queue.settings),
+            services,
+            journalled=journalled,
+            marks=queue.marks,
+        )
 
     def place(self, parsed: QueueArguments) -> tuple[str, ...]:
         return ()
@@ -57,7 +83,12 @@ class LocalHosts:
         pass
 
     def gone(self, queue: Queue) -> None:
-        pass
+        """Forget what this node alone knew of the queue."""
+        if queue.marks:
+            self._metadata.delete(MARKS, str(queue.queue_id))
+            for slot in queue.marks:
+                self._services.marks.free(slot)
+            queue.marks = []
 
     def leader(self, queue: Queue) -> str:
         return ""
@@ -65,32 +96,50 @@ class LocalHosts:
     def absent_home(self, queue: Queue) -> str:
         return ""
 
-    def reply(self, token: str) -> Any | None:
+    def reply(self, token: str) -> Target | None:
         return None
 
+    # -- queues that failed ----------------------------------------------------------------------------------------
 
-def local_host(broker: Broker, queue: Queue, machine: Machine | None = None) -> LocalHost:
-    """Make the host of a queue that lives here. One that is durable gets slots of the delivered marks."""
-    journalled = queue.durable and not queue.exclusive
-    if journalled and not queue.marks:
-        marks = broker.services.marks
-        queue.marks = [marks.allocate() for _ in range((queue.parsed.max_priority or 0) + 1)]
-        broker.metadata.put(MARKS, str(queue.queue_id), encode(MarksRecord(queue.marks)))
-    queue.renew()
-    return LocalHost(
-        queue,
-        queue.queue_id,
-        machine or Machine(settings_of(queue.parsed)),
-        broker.services,
-        journalled=journalled,
-        marks=queue.marks,
-    )
+    def stop(self, queue: Queue, reason: str) -> None:
+        # None if it could not even be made.
+        before = getattr(queue, "host", None)
+        why = failure_text(queue)
+        queue.host = FailedHost(
+            queue, self._services.turn, queue.settings, why, lambda: self._drop_stored(queue)
+        )
+        if isinstance(before, LocalHost):
+            before.stop(Refused(why))
+        queue.consumers_lost()
+
+    def _drop_stored(self, queue: Queue) -> None:
+        if queue.durable and not queue.exclusive:
+            self._services.journal.drop(queue.queue_id)
+            self._services.commits.request()
+
+    def revive(self, queue: Queue, attempt: int, done: Callable[[], None]) -> None:
+        """What was on its way to the journal has to be there first. A queue that is not in the journal begins empty."""
+        failed = queue.host
+
+        def stored() -> None:
+            if queue.host is failed and not queue.deleted:
+                self._services.turn.contain(queue, self._begin_anew, queue, done)
+
+        if queue.durable and not queue.exclusive:
+            self._services.commits.request(stored)
+        else:
+            stored()
+
+    def _begin_anew(self, queue: Queue, done: Callable[[], None]) -> None:
+        machine = stored_queues.read_queue(queue.record, queue.settings, queue.marks, self._services)
+        queue.host = self.local(queue, machine)
+        done()
+        queue.host.submit(("tick",))
 
 
-def forget_marks(broker: Broker, queue: Queue) -> None:
-    """The queue is gone, and so is what this node alone knew of it."""
-    if queue.marks:
-        broker.metadata.delete(MARKS, str(queue.queue_id))
-        for slot in queue.marks:
-            broker.services.marks.free(slot)
-        queue.marks = []
+def failure_text(queue: Queue) -> str:
+    """Return what clients are told of a queue that failed."""
+    return f"queue '{queue.name}' in vhost '{queue.vhost.name}' has failed on this node and is stopped"
+
+
+__all__ = ["Hosts", "LocalHosts", "failure_text"]

@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from amqp_server.broker.arguments import SHARED_MAX, QueueArguments
+from amqp_server.broker.arguments import QueueArguments
 from amqp_server.broker.operations import DeleteQueue
+from amqp_server.broker.queue_types import QueueType
 from amqp_server.broker.records import QueueRecord
+from amqp_server.broker.settings import effective_settings
 from quorum_queue.machine.settings import Settings
-from quorum_queue.ports import Host
+from quorum_queue.ports import Host, Recipient
 
 if TYPE_CHECKING:
     from amqp_server.broker.vhost import VHost
 
-#: Deliveries of one message that a quorum queue allows unless it was declared otherwise (RabbitMQ 4.0).
-QUORUM_DELIVERY_LIMIT = 20
-#: What a queue remembers of the messages it took, unless it was declared otherwise.
-DEDUPLICATION_WINDOW_MS = 600_000
-DEDUPLICATION_COUNT = 100_000
+
+class Target(Protocol):
+    """What a route leads to: a queue, or a client that waits for direct replies."""
+
+    name: str
+    #: It is gone; a queue of its name may have been declared since.
+    deleted: bool
+
+    @property
+    def host(self) -> Recipient:
+        """The present host: looked up for each hand-over, because queues move."""
 
 
 class Queue:
-    """One declared queue."""
+    """One declared queue. See Target, and quorum_queue.ports.Hosted."""
 
     __slots__ = (
+        "_timer_set",
         "arguments",
         "auto_delete",
         "deleted",
@@ -43,6 +51,7 @@ class Queue:
         "vhost",
     )
 
+    #: Replaced when the queue moves, and when its host fails.
     host: Host
 
     def __init__(
@@ -57,13 +66,15 @@ class Queue:
         self.durable = record.durable
         self.auto_delete = record.auto_delete
         self.exclusive = record.exclusive
-        self.type: str = parsed.queue_type
+        self.type: QueueType = parsed.type
         #: Marks' slots of a durable queue that lives here, one for each priority level.
         self.marks: list[int] = []
         self.deleted = False
         #: This node's subscriptions by their keys, in order of arrival.
         self.subscriptions: dict[Any, Any] = {}
         self.last_used_ms = 0
+        #: A timer looks whether the lease has ended: one for the queue, however often it is used.
+        self._timer_set = False
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -75,14 +86,19 @@ class Queue:
         """Where a queue that is not replicated lives."""
         return self.record.node
 
-    def owned_by(self, session: Any) -> bool:
-        """Is this an exclusive queue of the session's?"""
-        record, broker = self.record, self.vhost.broker
+    @property
+    def settings(self) -> Settings:
+        """What the queue is to do."""
+        return effective_settings(self.parsed)
+
+    def owned_by(self, session_number: int) -> bool:
+        """True if this is an exclusive queue of that session of this node."""
+        record, replication = self.record, self.vhost.broker.replication
         return (
             record.exclusive
-            and record.owner == session.number
-            and record.node == broker.replication.node
-            and record.incarnation == broker.replication.incarnation
+            and record.owner == session_number
+            and record.node == replication.node
+            and record.incarnation == replication.incarnation
         )
 
     def used(self) -> None:
@@ -96,13 +112,17 @@ class Queue:
         if expires_ms is not None:
             broker = self.vhost.broker
             self.last_used_ms = broker.clock()
-            broker.timers.wake(self, self.last_used_ms + expires_ms)
+            if not self._timer_set:
+                self._timer_set = True
+                broker.timers.wake(self, self.last_used_ms + expires_ms)
 
     def consumers_lost(self) -> None:
         """The way to the queue's home broke: its consumers here are cancelled, as if it had been deleted."""
-        for subscription in list(self.subscriptions.values()):
-            subscription.queue_gone()
-        self.subscriptions.clear()
+        for key, subscription in list(self.subscriptions.items()):
+            # Whoever waits to be attached gets an answer of its own.
+            if subscription.attached:
+                del self.subscriptions[key]
+                subscription.queue_gone()
 
     def consumer_lost(self, key: Any) -> None:
         """A consumer here lost its place in the queue and did not get it back."""
@@ -118,6 +138,7 @@ class Queue:
 
     def wake(self) -> None:
         """Delete the queue if it has not been used for the time it was declared with (x-expires)."""
+        self._timer_set = False
         expires_ms = self.parsed.expires_ms
         if self.deleted or expires_ms is None or self.host.consumer_count:
             return
@@ -125,8 +146,20 @@ class Queue:
         if self.members and broker.hosts.leader(self) != broker.replication.node:
             # Only the leader knows of all that use it; this node was the leader once.
             return
-        if broker.clock() - self.last_used_ms >= expires_ms:
+        ends_at = self.last_used_ms + expires_ms
+        if broker.clock() >= ends_at:
             self.delete()
+        else:
+            self._timer_set = True
+            broker.timers.wake(self, ends_at)
+
+    def host_failed(self, error: Exception) -> None:
+        """Its host raised: it is stopped on this node, and begun anew from what is stored."""
+        self.vhost.broker.failures.add(self, error)
+
+    def failed(self, error: Exception) -> None:
+        """A host could not be made for it. See amqp_server.turn.Unit."""
+        self.host_failed(error)
 
     def delete(self) -> None:
         """Have it deleted; nobody waits for it."""
@@ -136,38 +169,3 @@ class Queue:
     @property
     def deletion(self) -> DeleteQueue:
         return DeleteQueue(self.vhost.name, self.name, self.queue_id)
-
-
-@lru_cache(maxsize=SHARED_MAX)
-def settings_of(parsed: QueueArguments) -> Settings:
-    """Return what the machine must know of a queue's arguments."""
-    limit = parsed.delivery_limit
-    if parsed.queue_type == "quorum" and limit is None:
-        limit = QUORUM_DELIVERY_LIMIT
-    if limit is not None and limit < 0:
-        limit = None  # as declared: no limit
-    return Settings(
-        message_ttl_ms=parsed.message_ttl_ms,
-        expires_ms=parsed.expires_ms,
-        max_length=parsed.max_length,
-        max_length_bytes=parsed.max_length_bytes,
-        overflow=parsed.overflow,
-        dead_letter=parsed.dead_letter_exchange is not None,
-        dead_letter_at_least_once=parsed.queue_type == "quorum"
-        and parsed.dead_letter_exchange is not None
-        and parsed.dead_letter_strategy == "at-least-once",
-        priority_max=parsed.max_priority or 0,
-        single_active_consumer=parsed.single_active_consumer,
-        keeps_all=parsed.queue_type == "quorum",
-        delivery_limit=limit if parsed.queue_type == "quorum" else None,
-        deduplication_window_ms=_deduplication_window_ms(parsed),
-        deduplication_count=parsed.deduplication_count or DEDUPLICATION_COUNT,
-    )
-
-
-def _deduplication_window_ms(parsed: QueueArguments) -> int | None:
-    """How long the queue remembers what it took; None where it was not asked to."""
-    asked = parsed.deduplication
-    if asked is None:
-        asked = parsed.deduplication_window_ms is not None or parsed.deduplication_count is not None
-    return (parsed.deduplication_window_ms or DEDUPLICATION_WINDOW_MS) if asked else None

@@ -6,20 +6,17 @@ A node that is alone applies it at once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from amqp_server.broker.operations import DeclareQueue, Operation
-from amqp_server.broker.topology import Result
+from amqp_server.broker.topology import Result, Topology
 from quorum_queue.ports import Refused
-
-if TYPE_CHECKING:
-    from amqp_server.broker.broker import Broker
 
 Done = Callable[[Result | Refused], None]
 
 
 class Replication(Protocol):
-    """Given to the broker by whoever puts the node together."""
+    """How this node has changes made; given to the broker's constructor in a cluster."""
 
     @property
     def node(self) -> str: ...
@@ -44,13 +41,12 @@ class LocalReplication:
     clustered = False
     incarnation = 0
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self.node = broker.config.node
+    def __init__(self, node: str, topology: Topology) -> None:
+        self.node = node
+        self._topology = topology
 
     def propose(self, operation: Operation, done: Done | None = None) -> None:
-        broker = self._broker
-        index = broker.next_queue_id() if isinstance(operation, DeclareQueue) else 0
-        result = broker.topology.apply(index, operation)
+        index = self._topology.next_queue_id() if isinstance(operation, DeclareQueue) else 0
+        result = self._topology.apply(index, operation)
         if done is not None:
             done(result)

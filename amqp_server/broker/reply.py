@@ -9,6 +9,8 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
+from quorum_queue.ports import Sink, Turn
+
 PSEUDO_QUEUE = "amq.rabbitmq.reply-to"
 
 
@@ -18,25 +20,60 @@ def home_of(token: str) -> str:
 
 
 class ReplyHost:
-    """Stands where a queue's host would: what is published to the token goes straight to the consumer."""
+    """What is published to the token goes straight to the consumer. See queue.Target, and quorum_queue.ports.Recipient."""
 
-    #: See LocalHost.
     counts_bytes = False
     wants_ids = False
 
-    def __init__(self, subscription: Any, node: str) -> None:
-        self.token = f"{PSEUDO_QUEUE}.g1h{secrets.token_hex(16)}.{node}"
-        self.subscription = subscription
+    def __init__(self, turn: Turn, sink: Sink, node: str) -> None:
+        self.name = f"{PSEUDO_QUEUE}.g1h{secrets.token_hex(16)}.{node}"
+        self.sink = sink
+        self._turn = turn
         self.pending: list[Any] = []
-        self.closed = False
+        #: The consumer is gone.
+        self.deleted = False
+
+    @property
+    def host(self) -> ReplyHost:
+        return self
+
+    def submit(self, *commands: Any) -> None:
+        self.pending += commands
+        self._turn.schedule(self)
 
     def barrier(self, done: Callable[..., None]) -> None:
         done()
 
-    def turn(self) -> None:
+    def apply_pending(self) -> None:
         commands, self.pending = self.pending, []
         for _, run, origin, first in commands:
-            if not self.closed:
-                self.subscription.deliver(None, run, 0)
+            if not self.deleted:
+                self._turn.deliver(self.sink, None, run, 0)
             if origin is not None:
                 origin.confirmed(first, first + len(run.seqs) - 1)
+
+    def failed(self, error: Exception) -> None:
+        self.sink.failed(error)
+
+    def close(self) -> None:
+        """The consumer is gone: replies that still come are dropped, as RabbitMQ drops them."""
+        self.deleted = True
+
+
+class Replies:
+    """The clients of this node that wait for direct replies, by their tokens."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[str, ReplyHost] = {}
+
+    def add(self, host: ReplyHost) -> None:
+        self._hosts[host.name] = host
+
+    def remove(self, host: ReplyHost) -> None:
+        self._hosts.pop(host.name, None)
+
+    def __len__(self) -> int:
+        return len(self._hosts)
+
+    def get(self, token: str) -> ReplyHost | None:
+        return self._hosts.get(token)

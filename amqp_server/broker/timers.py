@@ -15,18 +15,18 @@ class Wakeable(Protocol):
 class Timers:
     """Times are in ms of the node's clock. What was closed meanwhile sees to that itself in `wake`."""
 
-    def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, changed: Callable[[], None]) -> None:
+        """`changed` is called when the next wake-up has become earlier."""
         self._heap: list[tuple[int, int, Wakeable]] = []
         self._order = count()
-        #: Called when the next wake-up has become earlier.
-        self.changed = changed
+        self._changed = changed
 
     def wake(self, host: Any, at_ms: int) -> None:
         """Call `host.wake()` at `at_ms`."""
         earliest = self.next_ms
         heapq.heappush(self._heap, (at_ms, next(self._order), host))
         if earliest is None or at_ms < earliest:
-            self.changed()
+            self._changed()
 
     @property
     def next_ms(self) -> int | None:

@@ -7,6 +7,7 @@ hosts of queues and to clients of this node, changes no record. Limits are the p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
@@ -18,6 +19,7 @@ from amqp_server.broker.permissions import Permission
 from amqp_server.broker.records import BindingRecord, ExchangeRecord, QueueRecord
 from amqp_server.broker.users import User
 from amqp_server.broker.vhosts import VhostRecord
+from amqp_server.turn import Fatal
 from exchanges.router import InvalidArgument, UnknownExchangeType
 
 if TYPE_CHECKING:
@@ -67,10 +69,23 @@ class Topology:
         self._broker = broker
         #: Index of the operation that was applied last.
         self.applied = 0
+        self._queue_ids = count(1)
+
+    def queue_ids_from(self, first: int) -> None:
+        """Queues that are declared on a node alone have these ids from now on. In a cluster the log has the ids."""
+        self._queue_ids = count(first)
+
+    def next_queue_id(self) -> int:
+        return next(self._queue_ids)
 
     def apply(self, index: int, operation: Operation) -> Result:
-        """Apply what stands at `index` of the log."""
-        result = _APPLY[type(operation)](self, index, operation)
+        """Apply what stands at `index` of the log. Raises Fatal: nobody knows what half a change has left behind."""
+        try:
+            result = _APPLY[type(operation)](self, index, operation)
+        except Exception as error:
+            raise Fatal(
+                f"the topology could not apply {type(operation).__name__} ({index}): {error!r}"
+            ) from error
         self._note(max(self.applied, index))
         return result
 
@@ -98,7 +113,7 @@ class Topology:
             return Result(False)
         broker.vhost_records.delete(name)
         broker.permissions.clear_vhost(name)
-        for session in list(broker.sessions.values()):
+        for session in broker.sessions:
             if session.vhost is not None and session.vhost.name == name:
                 session.force_close(f"vhost '{name}' is deleted")
         vhost = broker.vhosts.pop(name, None)
@@ -117,8 +132,8 @@ class Topology:
             return Result(False)
         broker.permissions.clear_user(name)
         broker.users.delete(name)
-        for session in list(broker.sessions.values()):
-            if session.username == name:
+        for session in broker.sessions:
+            if session.client.username == name:
                 session.force_close(f"user '{name}' is deleted")
         return Result(True)
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from amqp_server.broker.arguments import QueueArguments, parse_queue_arguments
-from amqp_server.broker.hosts import forget_marks
 from amqp_server.broker.metadata import decode, encode
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.records import (
@@ -29,6 +28,7 @@ from amqp_server.broker.records import (
 )
 from amqp_server.errors import ResourceError
 from amqp_server.wire import tables
+from amqp_server.wire.content import Properties
 from exchanges.binding import Binding
 from exchanges.router import InvalidArgument, Router
 from quorum_queue.machine.machine import Machine
@@ -52,6 +52,8 @@ class VHost:
         #: Node and incarnation that transient exchanges go with.
         self._exchange_homes: dict[str, tuple[str, int]] = {}
         self._binding_count = 0
+        #: Counts up for exchanges that choose at random.
+        self._nonce = 0
 
     @property
     def default_queue_type(self) -> str:
@@ -62,14 +64,29 @@ class VHost:
         """Does a record go to disk? Transient ones are worth it only where others hold this node to them."""
         return durable or self.broker.replication.clustered
 
+    # -- routing ---------------------------------------------------------------------------------------------------
+
+    def next_nonce(self) -> int:
+        self._nonce += 1
+        return self._nonce
+
+    def route_all(self, exchange: str, keys: list[str], properties: Properties) -> tuple[Queue, ...]:
+        """Return the queues for a message with several routing keys (CC, BCC), each once."""
+        message = routing_view(properties)
+        found: dict[Queue, None] = {}
+        for routing_key in keys:
+            for name in self.router.route(exchange, routing_key, message, self.next_nonce()).queues:
+                found[self.queues[name]] = None
+        return tuple(found)
+
     # -- exchanges -------------------------------------------------------------------------------------------------
 
     def check_exchange(self) -> None:
         """May there be one more? Raises ResourceError."""
         broker = self.broker
-        if broker.exchange_count >= broker.config.exchanges_max:
+        if broker.counts.exchanges >= broker.config.exchanges_max:
             raise ResourceError(
-                f"there are {broker.exchange_count} exchanges, no more are allowed (exchanges_max)"
+                f"there are {broker.counts.exchanges} exchanges, no more are allowed (exchanges_max)"
             )
 
     def put_exchange(self, record: ExchangeRecord) -> bool:
@@ -94,7 +111,7 @@ class VHost:
         )
         if record.node:
             self._exchange_homes[record.name] = record.node, record.incarnation
-        self.broker.exchange_count += 1
+        self.broker.counts.exchanges += 1
 
     def remove_exchange(self, name: str) -> bool:
         exchange = self.router.get(name)
@@ -112,7 +129,7 @@ class VHost:
 
     def _exchange_gone(self, name: str) -> None:
         self._exchange_homes.pop(name, None)
-        self.broker.exchange_count -= 1
+        self.broker.counts.exchanges -= 1
         self.broker.metadata.delete(EXCHANGES, key(self.name, name))
 
     def _exchanges_gone(self, names: list[str]) -> None:
@@ -145,9 +162,9 @@ class VHost:
     def check_binding(self, binding: Binding) -> None:
         """May it be made? Raises InvalidArgument, ResourceError."""
         broker = self.broker
-        if broker.binding_count >= broker.config.bindings_max:
+        if broker.counts.bindings >= broker.config.bindings_max:
             raise ResourceError(
-                f"there are {broker.binding_count} bindings, no more are allowed (bindings_max)"
+                f"there are {broker.counts.bindings} bindings, no more are allowed (bindings_max)"
             )
         source = self.router.get(binding.source)
         if source is not None and source.type == "topic":
@@ -222,7 +239,7 @@ class VHost:
 
     def _count_bindings(self, change: int) -> None:
         self._binding_count += change
-        self.broker.binding_count += change
+        self.broker.counts.bindings += change
 
     def binding_records(self) -> Iterator[BindingRecord]:
         for binding in self.router.bindings():
@@ -256,8 +273,8 @@ class VHost:
     def check_queue(self) -> None:
         """May there be one more? Raises ResourceError."""
         broker = self.broker
-        if broker.queue_count >= broker.config.queues_max:
-            raise ResourceError(f"there are {broker.queue_count} queues, no more are allowed (queues_max)")
+        if broker.counts.queues >= broker.config.queues_max:
+            raise ResourceError(f"there are {broker.counts.queues} queues, no more are allowed (queues_max)")
 
     def put_queue(self, record: QueueRecord) -> bool:
         """Make a queue; whether it is new."""
@@ -291,17 +308,20 @@ class VHost:
         )
         queue = Queue(self, record, parsed, arguments)
         queue.marks = marks or []
-        queue.host = self.broker.hosts.make(queue, machine)
         self.queues[queue.name] = queue
-        self.broker.queue_count += 1
+        self.broker.counts.queues += 1
+        self.broker.turn.contain(queue, self._make_host, queue, machine)
         return queue
+
+    def _make_host(self, queue: Queue, machine: Machine | None) -> None:
+        queue.host = self.broker.hosts.make(queue, machine)
 
     def set_members(self, queue: Queue, members: tuple[str, ...], leader: str) -> None:
         """The nodes of a replicated queue are these from now on."""
         queue.record = msgspec.structs.replace(queue.record, members=members, leader=leader)
         self._store_queue(queue)
-        self.broker.hosts.changed(queue)
-        self.broker.changed()
+        # Routes name queues, so that it may move needs no new ones.
+        self.broker.turn.contain(queue, self.broker.hosts.changed, queue)
 
     def remove_queue(self, queue: Queue) -> None:
         """Delete a queue with all that it holds; its consumers are told."""
@@ -310,14 +330,14 @@ class VHost:
         queue.deleted = True
         broker = self.broker
         del self.queues[queue.name]
-        broker.queue_count -= 1
+        broker.counts.queues -= 1
         removed, also = self.router.remove_queue(queue.name)
         self._forget_bindings(removed)
         self._exchanges_gone(also)
         broker.metadata.delete(QUEUES, key(self.name, queue.name))
-        forget_marks(broker, queue)
         queue.host.close()
         broker.hosts.gone(queue)
+        broker.failures.forget(queue)
         for subscription in list(queue.subscriptions.values()):
             subscription.queue_gone()
         queue.subscriptions.clear()
@@ -348,6 +368,17 @@ class VHost:
             self.remove_queue(queue)
         for exchange in list(self.router.exchanges()):
             self.remove_exchange(exchange.name)
+
+
+def routing_view(properties: Properties) -> dict[str, object]:
+    """Return what exchanges may look at beside the routing key."""
+    timestamp = properties.raw.get("timestamp")
+    return {
+        "headers": properties.headers,
+        "message_id": properties.text("message_id"),
+        "correlation_id": properties.text("correlation_id"),
+        "timestamp": None if timestamp is None else int.from_bytes(timestamp, "big"),
+    }
 
 
 def binding_of(record: BindingRecord) -> Binding:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from amqp_server.broker.metadata import Metadata, decode, encode
+from amqp_server.broker.queue_types import QUEUE_TYPES
 from amqp_server.errors import NotAllowed
 
 TABLE = "vhosts"
 NAME_BYTES_MAX = 255
-QUEUE_TYPES = ("", "classic", "quorum")
 
 
 class VhostRecord(msgspec.Struct, frozen=True):
@@ -76,8 +76,10 @@ class Vhosts:
             raise VhostRefused(
                 f"a vhost's name has 1 to {NAME_BYTES_MAX} bytes and only printable characters"
             )
-        if default_queue_type not in QUEUE_TYPES:
-            raise VhostRefused(f"default queue type '{default_queue_type}' is neither classic nor quorum")
+        if default_queue_type and default_queue_type not in QUEUE_TYPES:
+            raise VhostRefused(
+                f"default queue type '{default_queue_type}' is none of {', '.join(QUEUE_TYPES)}"
+            )
         if name not in self._vhosts and len(self._vhosts) >= self._vhosts_max:
             raise VhostRefused(f"there are {len(self._vhosts)} vhosts, and no more are allowed (vhosts_max)")
         return VhostRecord(name, description, tags, default_queue_type)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pamqp import commands
 
@@ -27,7 +27,7 @@ from amqp_server.wire import content, frames, tables
 from amqp_server.wire.deliver import DeliverTemplate
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.run import Run
-from quorum_queue.ports import EXCLUSIVE, Refused
+from quorum_queue.ports import EXCLUSIVE, Got, Recipient, Refused
 
 if TYPE_CHECKING:
     from amqp_server.channel.channel import Channel
@@ -52,13 +52,13 @@ def _limit_window(channel: Channel, limit: int) -> None:
     if channel.window.limit == limit:
         return
     channel.window.limit = limit
-    for subscription in list(channel.subscriptions.values()):
+    for subscription in channel.subscriptions.values():
         # A queue on several nodes cannot share the window: there its limit is one of each consumer.
         subscription.queue.host.submit(("window", subscription.key, channel.window), ("tick",))
 
 
 def consume(channel: Channel, method: commands.Basic.Consume) -> None:
-    session = channel.session
+    connection = channel.connection
     tag = method.consumer_tag or f"amq.ctag-{secrets.token_urlsafe(16)}"
     if method.queue == PSEUDO_QUEUE:
         _consume_replies(channel, method, tag)
@@ -68,8 +68,8 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
     name = resolve_name(channel, method.queue)
     if tag in channel.subscriptions:
         raise NotAllowed(f"attempt to reuse consumer tag '{tag}'")
-    channel.broker.permissions.check(session.username, channel.vhost.name, "queue", name, "read")
-    if len(channel.subscriptions) >= session.config.consumers_per_channel_max:
+    channel.broker.permissions.check(connection.client.username, channel.vhost.name, "queue", name, "read")
+    if len(channel.subscriptions) >= connection.config.consumers_per_channel_max:
         raise NotAllowed(f"{len(channel.subscriptions)} consumers on this channel, no more are allowed")
     queue = channel.vhost.queues.get(name)
     if queue is None:
@@ -81,7 +81,7 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
     if "x-stream-offset" in arguments:
         raise PreconditionFailed(
             f"invalid arg 'x-stream-offset' for queue '{name}' in vhost '{channel.vhost.name}' "
-            f"of queue type rabbit_{queue.type}_queue"
+            f"of queue type rabbit_{queue.type.name}_queue"
         )
     if method.exclusive and queue.parsed.single_active_consumer:
         raise in_exclusive_use(channel, queue)
@@ -103,10 +103,21 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
         window=channel.window,
         sink=subscription,
     )
-    consumer.paused = session.paused
+    consumer.paused = connection.paused
     # Before it is attached: if the channel goes meanwhile, it is detached with the others.
     channel.subscriptions[tag] = subscription
     queue.subscriptions[subscription.key] = subscription
+
+    def begin(done: Callable[[str | None], None]) -> None:
+        def attached(refused: str | None) -> None:
+            if refused is None and not channel.closed:
+                subscription.attached = True
+                if not method.nowait:
+                    # Here, and not after it: deliveries follow at once.
+                    channel.send(commands.Basic.ConsumeOk(tag))
+            done(refused)
+
+        queue.host.attach(consumer, attached)
 
     def attached(refused: str | None) -> None:
         if refused is not None:
@@ -114,10 +125,8 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
             if refused == EXCLUSIVE:
                 raise in_exclusive_use(channel, queue)
             raise Unavailable(refused)
-        if not method.nowait:
-            channel.send(commands.Basic.ConsumeOk(tag))
 
-    session.after(lambda done: queue.host.attach(consumer, done), attached)
+    connection.after(begin, attached)
 
 
 def in_exclusive_use(channel: Channel, queue: Queue) -> AccessRefused:
@@ -144,8 +153,9 @@ def _consume_replies(channel: Channel, method: commands.Basic.Consume, tag: str)
     if tag in channel.subscriptions:
         raise NotAllowed(f"attempt to reuse consumer tag '{tag}'")
     replies = _Replies(channel, tag)
-    channel.reply_host = ReplyHost(replies, channel.broker.replication.node)
-    channel.broker.reply_hosts[channel.reply_host.token] = channel.reply_host
+    channel.reply_host = ReplyHost(channel.broker.turn, replies, channel.broker.replication.node)
+    channel.reply_tag = tag
+    channel.broker.replies.add(channel.reply_host)
     channel.broker.changed()
     if not method.nowait:
         channel.send(commands.Basic.ConsumeOk(tag))
@@ -161,24 +171,24 @@ class _Replies(Subscription):
         self.tag = tag
         self.no_ack = True
         self.exclusive = False
-        self.template = DeliverTemplate(channel.number, tag, channel.session.frame_max)
+        self.template = DeliverTemplate(channel.number, tag, channel.connection.limits.frame_max)
 
 
 def cancel(channel: Channel, method: commands.Basic.Cancel) -> None:
     def cancelled(refused: Refused | None = None) -> None:
         if not method.nowait:
-            channel.session.synced()
+            channel.connection.synced()
             channel.send(commands.Basic.CancelOk(method.consumer_tag))
 
     subscription = channel.subscriptions.get(method.consumer_tag or "")
     if subscription is not None:
         channel.cancel(subscription)
         # What was on its way to it comes before the answer.
-        channel.session.after(subscription.queue.host.barrier, cancelled)
+        channel.connection.after(subscription.queue.host.barrier, cancelled)
         return
-    if channel.reply_host is not None and channel.reply_host.subscription.tag == method.consumer_tag:
-        channel.reply_host.closed = True
-        channel.broker.reply_hosts.pop(channel.reply_host.token, None)
+    if channel.reply_host is not None and channel.reply_tag == method.consumer_tag:
+        channel.reply_host.close()
+        channel.broker.replies.remove(channel.reply_host)
         channel.reply_host = None
         channel.broker.changed()
     cancelled()
@@ -186,7 +196,8 @@ def cancel(channel: Channel, method: commands.Basic.Cancel) -> None:
 
 def get(channel: Channel, method: commands.Basic.Get) -> None:
     name = resolve_name(channel, method.queue)
-    channel.broker.permissions.check(channel.session.username, channel.vhost.name, "queue", name, "read")
+    username = channel.connection.client.username
+    channel.broker.permissions.check(username, channel.vhost.name, "queue", name, "read")
     queue = find(channel, name)
     queue.used()
     no_ack = bool(method.no_ack)
@@ -197,15 +208,15 @@ def get(channel: Channel, method: commands.Basic.Get) -> None:
     # Tags of a getter that was forgotten while it held nothing go on, so ids never repeat.
     consumer.next_id = channel.next_tag
 
-    def got(run: Run | Refused | None) -> None:
-        if isinstance(run, Refused):
-            raise Unavailable(run.text)
-        if run is None:
+    def got(got: Got | Refused | None) -> None:
+        if isinstance(got, Refused):
+            raise Unavailable(got.text)
+        if got is None:
             channel.send(commands.Basic.GetEmpty())
         else:
-            _send_got(channel, run, getter.tag, queue.host.ready_count)
+            _send_got(channel, got.run, getter.take(got), queue.host.ready_count)
 
-    channel.session.after(lambda done: queue.host.get(consumer, done), got)
+    channel.connection.after(lambda done: queue.host.get(consumer, done), got)
 
 
 def _send_got(channel: Channel, run: Run, tag: int, ready: int) -> None:
@@ -216,7 +227,7 @@ def _send_got(channel: Channel, run: Run, tag: int, ready: int) -> None:
         + run.head_of(0)
         + ready.to_bytes(4, "big")
     )
-    channel.session.outbox.put(
+    channel.connection.outbox.put(
         frames.raw_frame(frames.METHOD, channel.number, payload) + _framed(channel, run)
     )
 
@@ -224,10 +235,10 @@ def _send_got(channel: Channel, run: Run, tag: int, ready: int) -> None:
 def _framed(channel: Channel, run: Run) -> bytes:
     """Return the one content of the run, framed for this channel."""
     assert run.contents is not None
-    item = run.contents[0]
-    if run.attributes.channel == channel.number and run.attributes.frame_bytes <= channel.session.frame_max:
+    item, frame_max = run.contents[0], channel.connection.limits.frame_max
+    if run.attributes.channel == channel.number and run.attributes.frame_bytes <= frame_max:
         return item
-    return content.restamp(item, channel.number, channel.session.frame_max)
+    return content.restamp(item, channel.number, frame_max)
 
 
 def ack(channel: Channel, method: commands.Basic.Ack) -> None:
@@ -273,7 +284,7 @@ def confirm_select(channel: Channel, method: commands.Confirm.Select) -> None:
     if channel.tx is not None:
         raise PreconditionFailed("cannot switch from tx to confirm mode")
     if channel.confirms is None:
-        channel.confirms = Confirms(channel.broker, channel.session.outbox, channel.number)
+        channel.confirms = Confirms(channel.broker.turn, channel.connection.outbox, channel.number)
     if not method.nowait:
         channel.send(commands.Confirm.SelectOk())
 
@@ -290,23 +301,21 @@ def tx_commit(channel: Channel, method: commands.Tx.Commit) -> None:
     transaction = channel.tx
     if transaction is None:
         raise PreconditionFailed("channel is not transactional")
-    hosts = transaction.hosts()
-    transaction.commit()
-    channel.broker.run_dirty()
+    hosts = transaction.commit()
 
     def committed(refused: Refused | None = None) -> None:
         if refused is not None:
             raise Unavailable(refused.text)
-        channel.session.synced()
+        channel.connection.synced()
         if transaction.partial:
             transaction.partial = False
             raise PreconditionFailed("partial tx completion")
         channel.send(commands.Tx.CommitOk())
 
-    channel.session.after(lambda done: _barriers(hosts, done), committed)
+    channel.connection.after(lambda done: _barriers(hosts, done), committed)
 
 
-def _barriers(hosts: list[Any], done: Callable[..., None]) -> None:
+def _barriers(hosts: list[Recipient], done: Callable[..., None]) -> None:
     """Tell `done` when all hosts have answered, with the last refusal if there was one."""
     left = len(hosts)
     refusals: list[Refused] = []

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pamqp import base, commands
+from pamqp import base
 
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.reply import ReplyHost
 from amqp_server.channel.confirms import Confirms
+from amqp_server.channel.connection import Connection
 from amqp_server.channel.publish import publish
 from amqp_server.channel.subscription import Getter, Subscription
 from amqp_server.channel.tx import Transaction
@@ -18,7 +19,7 @@ from amqp_server.wire.frames import method_frame
 from amqp_server.wire.intake import Route, Segment
 
 if TYPE_CHECKING:
-    from amqp_server.connection.session import Session
+    from amqp_server.broker.vhost import VHost
 
 
 class Assembly:
@@ -28,7 +29,7 @@ class Assembly:
 
     def __init__(self, route: Route) -> None:
         self.route = route
-        #: Of the topology when it was routed; the message may be complete much later.
+        #: Topology generation at the time of routing; the message may be complete much later.
         self.generation: int = route.publisher.broker.generation
         self.header: bytes | None = None
         #: The content frames as they came, large ones in pieces.
@@ -42,12 +43,11 @@ class Assembly:
 class Channel:
     """One open channel."""
 
-    def __init__(self, session: Session, number: int) -> None:
-        self.session = session
+    def __init__(self, connection: Connection, vhost: VHost, number: int) -> None:
+        self.connection = connection
+        self.vhost = vhost
         self.number = number
-        self.broker = session.broker
-        assert session.vhost is not None
-        self.vhost = session.vhost
+        self.broker = connection.broker
         self.next_tag = 1
         self.unacked = Unacked()
         self.subscriptions: dict[str, Subscription] = {}
@@ -60,7 +60,9 @@ class Channel:
         self.assembly: Assembly | None = None
         #: Name of the queue declared last, for methods that leave the name out.
         self.last_queue = ""
+        #: The consumer of direct replies and its tag.
         self.reply_host: ReplyHost | None = None
+        self.reply_tag = ""
         self.published_count = 0
         self.delivered_count = 0
         self.acked_count = 0
@@ -73,7 +75,7 @@ class Channel:
 
     def send(self, method: base.Frame) -> None:
         """Send a method on this channel."""
-        self.session.outbox.put(method_frame(self.number, method))
+        self.connection.outbox.put(method_frame(self.number, method))
 
     # -- publishing ------------------------------------------------------------------------------------------------
 
@@ -109,17 +111,16 @@ class Channel:
 
     def settle(self, verb: str, pieces: list[Piece]) -> None:
         """Tell the queues; applied at the end of the turn."""
-        dirty = self.broker.dirty
+        scheduled = self.broker.turn.scheduled
         for holder, low, high, _ in pieces:
             host = holder.queue.host
             host.pending.append((verb, holder.key, low, high))
-            dirty[host] = None
+            scheduled[host] = None
             self.acked_count += high - low + 1
         if self.window.limit:
             # Room in the window is room for all consumers of the channel, on whatever queue.
             for subscription in self.subscriptions.values():
-                subscription.queue.host.pending.append(("tick",))
-                dirty[subscription.queue.host] = None
+                subscription.queue.host.submit(("tick",))
 
     # -- end -------------------------------------------------------------------------------------------------------
 
@@ -141,30 +142,22 @@ class Channel:
         self.assembly = None
         if self.confirms is not None:
             self.confirms.closed = True
-        dirty = self.broker.dirty
         for piece in self.unacked.take_all():
-            host = piece.holder.queue.host
-            host.pending.append(("return", piece.holder.key, piece.low, piece.high))
-            dirty[host] = None
+            piece.holder.queue.host.submit(("return", piece.holder.key, piece.low, piece.high))
         for subscription in self.subscriptions.values():
             queue = subscription.queue
             queue.subscriptions.pop(subscription.key, None)
             # First among the host's commands, so that nothing that comes back is handed to it again; and last, for
             # what is still on its way here from a queue on another node.
             queue.host.pending.insert(0, ("detach", subscription.key, False))
-            queue.host.pending.append(("detach", subscription.key, True))
-            dirty[queue.host] = None
+            queue.host.submit(("detach", subscription.key, True))
         for getter in self.getters.values():
-            getter.queue.host.pending.append(("detach", getter.key, True))
-            dirty[getter.queue.host] = None
+            getter.queue.host.submit(("detach", getter.key, True))
         self.subscriptions.clear()
         self.getters.clear()
         if self.reply_host is not None:
-            self.reply_host.closed = True
-            self.broker.reply_hosts.pop(self.reply_host.token, None)
+            self.reply_host.close()
+            self.broker.replies.remove(self.reply_host)
             self.broker.changed()
             self.reply_host = None
-        self.broker.run_dirty()
-
-
-__all__ = ["Assembly", "Channel", "commands"]
+        self.broker.turn.apply()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
+from amqp_server.channel.connection import Outbox
+from amqp_server.turn import Turn
+
 if TYPE_CHECKING:
-    from amqp_server.broker.broker import Broker
     from amqp_server.channel.tx import Transaction
-    from amqp_server.connection.outbox import Outbox
 
 _FRAME = struct.Struct(">BHIHHQBB")
 _ACK, _NACK = 80, 120
@@ -24,17 +25,17 @@ class Confirms:
     __slots__ = (
         "_acked",
         "_answered",
-        "_broker",
         "_channel",
         "_low",
         "_nacked",
         "_outbox",
+        "_turn",
         "closed",
         "next_number",
     )
 
-    def __init__(self, broker: Broker, outbox: Outbox, channel: int) -> None:
-        self._broker = broker
+    def __init__(self, turn: Turn, outbox: Outbox, channel: int) -> None:
+        self._turn = turn
         self._outbox = outbox
         self._channel = channel
         #: The channel is gone: nobody wants the answers that still come.
@@ -62,12 +63,12 @@ class Confirms:
     def confirmed(self, first: int, last: int) -> None:
         """These messages are where they have to be."""
         self._acked.append((first, last))
-        self._broker.answers[self] = None
+        self._turn.confirm(self)
 
     def refused(self, first: int, last: int) -> None:
         """A queue did not take these messages."""
         self._nacked.append((first, last))
-        self._broker.answers[self] = None
+        self._turn.confirm(self)
 
     def flush(self) -> None:
         """Send the answers of the turn."""
@@ -113,12 +114,11 @@ class Confirms:
 class Copies:
     """The origin of messages that go to several queues: taken when all took them, refused when one refused."""
 
-    __slots__ = ("_first", "_left", "_origin", "_refused", "_targets")
+    __slots__ = ("_first", "_left", "_origin", "_refused")
 
     def __init__(self, origin: Confirms | Transaction, first: int, count: int, targets: int) -> None:
         self._origin = origin
         self._first = first
-        self._targets = targets
         #: Answers still awaited for each message.
         self._left = [targets] * count
         self._refused: dict[int, None] = {}

@@ -8,7 +8,7 @@ from pamqp import base, commands
 
 from amqp_server.broker.arguments import Declaration, equivalence_error
 from amqp_server.broker.operations import Bind, DeclareExchange, DeleteExchange, Unbind
-from amqp_server.broker.queue import Queue, settings_of
+from amqp_server.broker.queue import Queue
 from amqp_server.broker.records import ExchangeRecord, encoded
 from amqp_server.errors import AccessRefused, CommandInvalid, NotFound, PreconditionFailed, ResourceLocked
 from amqp_server.wire import tables
@@ -82,18 +82,18 @@ def _check_deduplication(channel: Channel, name: str) -> None:
         raise PreconditionFailed(f"{problem} no queue is bound")
     for queue in queues:
         found = vhost.queues.get(queue)
-        if found is not None and not settings_of(found.parsed).deduplicates:
+        if found is not None and not found.settings.deduplicates:
             raise PreconditionFailed(f"{problem} queue '{queue}' has none")
 
 
 def _declared(channel: Channel, method: commands.Exchange.Declare) -> None:
     if not method.nowait:
-        channel.session.synced()
+        channel.connection.synced()
         channel.send(commands.Exchange.DeclareOk())
 
 
 def _declare(channel: Channel, method: commands.Exchange.Declare, name: str) -> None:
-    vhost, user = channel.vhost, channel.session.username
+    vhost, user = channel.vhost, channel.connection.client.username
     permissions = channel.broker.permissions
     arguments = dict(method.arguments or {})
     received = Declaration(
@@ -134,7 +134,7 @@ def _declare(channel: Channel, method: commands.Exchange.Declare, name: str) -> 
         _check_equivalent(channel, name, received)
         _declared(channel, method)
 
-    channel.session.propose(DeclareExchange(record), applied)
+    channel.connection.propose(DeclareExchange(record), applied)
 
 
 def _check_equivalent(channel: Channel, name: str, received: Declaration) -> None:
@@ -159,7 +159,9 @@ def delete(channel: Channel, method: commands.Exchange.Delete) -> None:
         raise AccessRefused(DEFAULT_REFUSED)
     if name.startswith("amq."):
         raise AccessRefused(f"deletion of system exchange '{name}' in vhost '{vhost.name}' not allowed")
-    channel.broker.permissions.check(channel.session.username, vhost.name, "exchange", name, "configure")
+    channel.broker.permissions.check(
+        channel.connection.client.username, vhost.name, "exchange", name, "configure"
+    )
 
     def check() -> bool:
         """Raises PreconditionFailed. Says whether there is something to delete."""
@@ -172,11 +174,11 @@ def delete(channel: Channel, method: commands.Exchange.Delete) -> None:
         # It may have come into use first.
         check()
         if not method.nowait:
-            channel.session.synced()
+            channel.connection.synced()
             channel.send(commands.Exchange.DeleteOk())
 
     if check():
-        channel.session.propose(DeleteExchange(vhost.name, name, bool(method.if_unused)), applied)
+        channel.connection.propose(DeleteExchange(vhost.name, name, bool(method.if_unused)), applied)
     else:
         applied()
 
@@ -203,12 +205,12 @@ def _change(
 
 def change_binding(channel: Channel, binding: Binding, answer: base.Frame | None, *, add: bool) -> None:
     """Bind or unbind, for queues and exchanges alike (rabbit_channel's binding_action), and answer."""
-    vhost, session = channel.vhost, channel.session
+    vhost, connection = channel.vhost, channel.connection
     permissions = channel.broker.permissions
     if binding.source == "" or (binding.kind == "exchange" and binding.destination == ""):
         raise AccessRefused(DEFAULT_REFUSED)
-    permissions.check(session.username, vhost.name, binding.kind, binding.destination, "write")
-    permissions.check(session.username, vhost.name, "exchange", binding.source, "read")
+    permissions.check(connection.client.username, vhost.name, binding.kind, binding.destination, "write")
+    permissions.check(connection.client.username, vhost.name, "exchange", binding.source, "read")
     _check_ends(channel, binding, add=add)
 
     def applied(error: str = "") -> None:
@@ -218,7 +220,7 @@ def change_binding(channel: Channel, binding: Binding, answer: base.Frame | None
             # One of its ends may have gone first.
             _check_ends(channel, binding, add=True)
         if answer is not None:
-            session.synced()
+            connection.synced()
             channel.send(answer)
 
     there = binding in vhost.router.bindings(source=binding.source)
@@ -229,9 +231,9 @@ def change_binding(channel: Channel, binding: Binding, answer: base.Frame | None
             vhost.check_binding(binding)
         except InvalidArgument as invalid:
             raise PreconditionFailed(str(invalid)) from None
-        session.propose(Bind(vhost.binding_record(binding)), applied)
+        connection.propose(Bind(vhost.binding_record(binding)), applied)
     else:
-        session.propose(Unbind(vhost.binding_record(binding)), applied)
+        connection.propose(Unbind(vhost.binding_record(binding)), applied)
 
 
 def _check_ends(channel: Channel, binding: Binding, *, add: bool) -> None:
@@ -257,7 +259,7 @@ def _check_queue(channel: Channel, binding: Binding, *, add: bool) -> None:
 
 def check_owner(channel: Channel, queue: Queue) -> None:
     """Raises ResourceLocked for the exclusive queue of another connection."""
-    if queue.exclusive and not queue.owned_by(channel.session):
+    if queue.exclusive and not queue.owned_by(channel.connection.number):
         raise locked(channel, queue)
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
 
 from amqp_server.broker.arguments import TIME_MS_MAX
-from amqp_server.broker.broker import routing_view
 from amqp_server.broker.dead_letter import carbon_copies
 from amqp_server.broker.reply import PSEUDO_QUEUE
+from amqp_server.broker.vhost import routing_view
 from amqp_server.channel.confirms import Copies
 from amqp_server.channel.deduplication import enqueue_named
 from amqp_server.errors import AccessRefused, NotFound, NotImplemented_, PreconditionFailed
@@ -18,8 +19,10 @@ from amqp_server.wire.frames import short_string
 from amqp_server.wire.intake import SMALL_FRAME, Route, Segment
 from exchanges.router import Depends
 from quorum_queue.machine.run import Run
+from quorum_queue.ports import Recipient
 
 if TYPE_CHECKING:
+    from amqp_server.broker.queue import Target
     from amqp_server.channel.channel import Assembly, Channel
     from amqp_server.channel.tx import Transaction
 
@@ -31,7 +34,7 @@ def make_route(channel: Channel, key: bytes, method: commands.Basic.Publish) -> 
     """Check and route a publish frame. Raises NotFound, AccessRefused, NotImplemented_."""
     if method.immediate:
         raise NotImplemented_("immediate=true")
-    session, vhost, broker = channel.session, channel.vhost, channel.broker
+    connection, vhost, broker = channel.connection, channel.vhost, channel.broker
     exchange, routing_key = method.exchange, method.routing_key
     route = Route(
         key=key,
@@ -46,16 +49,16 @@ def make_route(channel: Channel, key: bytes, method: commands.Basic.Publish) -> 
         declared = vhost.router.get(exchange)
         if declared is None:
             raise NotFound(f"no exchange '{exchange}' in vhost '{vhost.name}'")
-    broker.permissions.check(session.username, vhost.name, "exchange", exchange, "write")
+    broker.permissions.check(connection.client.username, vhost.name, "exchange", exchange, "write")
     if exchange and declared is not None and declared.internal:
         raise AccessRefused(f"cannot publish to internal exchange '{exchange}' in vhost '{vhost.name}'")
     if not exchange and routing_key.startswith(PSEUDO_QUEUE + "."):
-        host = broker.reply_hosts.get(routing_key) or broker.hosts.reply(routing_key)
-        route.hosts = (host,) if host is not None and not host.closed else ()
+        reply = broker.replies.get(routing_key) or broker.hosts.reply(routing_key)
+        route.targets = (reply,) if reply is not None else ()
         return route
     found = vhost.router.route(exchange, routing_key)
     if found.depends is Depends.KEY:
-        route.hosts = session.incoming.hosts_of(tuple(vhost.queues[name].host for name in found.queues))
+        route.targets = connection.incoming.targets(tuple(vhost.queues[name] for name in found.queues))
     else:
         route.resolve = _Resolver(channel, route, found.depends)
     return route
@@ -78,12 +81,11 @@ class _Resolver:
         route = self._known.get(memo_key)
         if route is not None:
             return route
-        broker, vhost = self._channel.broker, self._channel.vhost
-        broker.nonce += 1
+        channel, vhost = self._channel, self._channel.vhost
         view = routing_view(content.Properties.parse(payload))
-        found = vhost.router.route(self._route.exchange, self._route.routing_key, view, broker.nonce)
-        hosts = tuple(vhost.queues[name].host for name in found.queues)
-        route = derived(self._route, self._channel.session.incoming.hosts_of(hosts))
+        found = vhost.router.route(self._route.exchange, self._route.routing_key, view, vhost.next_nonce())
+        targets = tuple(vhost.queues[name] for name in found.queues)
+        route = derived(self._route, channel.connection.incoming.targets(targets))
         if not self._depends & Depends.NONCE:
             if len(self._known) >= RESOLVED_MAX:
                 self._known.clear()
@@ -91,7 +93,7 @@ class _Resolver:
         return route
 
 
-def derived(route: Route, hosts: tuple[Any, ...]) -> Route:
+def derived(route: Route, targets: tuple[Target, ...]) -> Route:
     """Return the route of one message of `route`."""
     return Route(
         key=route.key,
@@ -101,7 +103,7 @@ def derived(route: Route, hosts: tuple[Any, ...]) -> Route:
         routing_key=route.routing_key,
         head=route.head,
         mandatory=route.mandatory,
-        hosts=hosts,
+        targets=targets,
     )
 
 
@@ -110,14 +112,15 @@ def slow_segment(channel: Channel, assembly: Assembly) -> Segment:
 
     Raises PreconditionFailed for a bad user-id, expiration, CC or BCC, FrameError for malformed properties.
     """
-    session, broker, vhost = channel.session, channel.broker, channel.vhost
+    connection, vhost = channel.connection, channel.vhost
+    username, frame_max = connection.client.username, connection.limits.frame_max
     route, payload, body_size = assembly.route, assembly.header, assembly.body_size
     assert payload is not None
     properties = content.Properties.parse(payload)
     user_id = properties.text("user_id")
-    if user_id is not None and user_id != session.username:
+    if user_id is not None and user_id != username:
         raise PreconditionFailed(
-            f"user_id property set to '{user_id}' but authenticated user was '{session.username}'"
+            f"user_id property set to '{user_id}' but authenticated user was '{username}'"
         )
     mode = properties.octet("delivery_mode")
     if mode is not None and mode not in (1, 2):
@@ -133,11 +136,10 @@ def slow_segment(channel: Channel, assembly: Assembly) -> Segment:
     if reply_to == PSEUDO_QUEUE:
         if channel.reply_host is None:
             raise PreconditionFailed("fast reply consumer does not exist")
-        properties.set_text("reply_to", channel.reply_host.token)
+        properties.set_text("reply_to", channel.reply_host.name)
         changed = True
     if copies:
-        names = broker.route_all(vhost, route.exchange, [route.routing_key, *copies], properties)
-        target = derived(route, tuple(vhost.queues[name].host for name in names))
+        target = derived(route, vhost.route_all(route.exchange, [route.routing_key, *copies], properties))
     elif route.resolve is not None:
         target = route.resolve(payload)
     else:
@@ -146,8 +148,8 @@ def slow_segment(channel: Channel, assembly: Assembly) -> Segment:
     item = b"".join(assembly.framed)
     if changed or assembly.oversized:
         _, body = content.split(item)
-        item = content.build(properties.encode(body_size), body, channel.number, session.frame_max)
-    attributes = session.publisher.attributes(
+        item = content.build(properties.encode(body_size), body, channel.number, frame_max)
+    attributes = connection.incoming.publisher.attributes(
         properties.persistent, properties.octet("priority") or 0, ttl_ms, channel.number, large
     )
     segment = Segment(target, attributes)
@@ -185,27 +187,26 @@ def _copies(headers: dict[str, object] | None) -> list[str]:
     return carbon_copies(headers, "CC") + carbon_copies(headers, "BCC")
 
 
-def publish(segment: Segment, transaction: Transaction | None = None) -> None:
-    """Hand the messages of a segment to the queues; applied at the end of the turn."""
+def publish(segment: Segment, transaction: Transaction | None = None) -> Sequence[Recipient]:
+    """Hand the messages of a segment to the queues; return their hosts. Applied at the end of the turn."""
     route = segment.route
     channel: Channel = route.publisher
-    broker = channel.broker
     contents = segment.contents
     count = len(contents)
     channel.published_count += count
     confirms = channel.confirms if transaction is None else transaction
     first = confirms.number(count) if confirms is not None else 0
-    hosts = route.hosts
+    hosts = _hosts(channel, route)
     if not hosts:
         if route.mandatory:
             return_all(channel, route, contents)
         if confirms is not None:
             confirms.confirmed(first, first + count - 1)
-        return
+        return hosts
     origin: Any = confirms
     if confirms is not None and len(hosts) > 1:
         origin = Copies(confirms, first, count, len(hosts))
-    dirty = broker.dirty
+    scheduled = channel.broker.turn.scheduled
     last = len(hosts) - 1
     for index, host in enumerate(hosts):
         own = contents if index == last else contents.copy()
@@ -218,10 +219,26 @@ def publish(segment: Segment, transaction: Transaction | None = None) -> None:
             enqueue_counted(host, run, origin, first)
         else:
             host.pending.append(("enqueue", run, origin, first))
-        dirty[host] = None
+        scheduled[host] = None
+    return hosts
 
 
-def enqueue_counted(host: Any, run: Run, origin: Any, first: int) -> None:
+def _hosts(channel: Channel, route: Route) -> list[Recipient]:
+    """Return the present hosts of the queues that a message was routed to, which may have moved since then.
+
+    Of a queue that was deleted, the one that has its name now gets the message, as in RabbitMQ.
+    """
+    hosts: list[Recipient] = []
+    for target in route.targets:
+        if target.deleted:
+            target = channel.vhost.queues.get(target.name)
+            if target is None:
+                continue
+        hosts.append(target.host)
+    return hosts
+
+
+def enqueue_counted(host: Recipient, run: Run, origin: Any, first: int) -> None:
     """Put messages to a queue with a limit in bytes, which counts bodies: in runs with frames of the same length."""
     for part in content.by_overhead(run):
         count = len(part.seqs)
@@ -239,4 +256,4 @@ def return_all(channel: Channel, route: Route, contents: list[bytes]) -> None:
         routing_key=route.routing_key,
     )
     method = frames.method_frame(channel.number, returned)
-    channel.session.outbox.put(b"".join(method + item for item in contents))
+    channel.connection.outbox.put(b"".join(method + item for item in contents))

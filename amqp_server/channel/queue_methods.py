@@ -10,7 +10,7 @@ from pamqp import base, commands
 
 from amqp_server.broker.arguments import Declaration, equivalence_error
 from amqp_server.broker.operations import DeclareQueue, DeleteQueue
-from amqp_server.broker.queue import Queue, settings_of
+from amqp_server.broker.queue import Queue
 from amqp_server.broker.records import QueueRecord, encoded
 from amqp_server.broker.reply import PSEUDO_QUEUE
 from amqp_server.channel.exchange_methods import (
@@ -67,7 +67,7 @@ def declare(channel: Channel, method: commands.Queue.Declare) -> None:
     elif method.passive:
         queue = _passive(channel, method.queue)
         _check_deduplication(channel, queue, dict(method.arguments or {}))
-        if queue.type != "quorum":
+        if queue.type.leased_by_passive_declare:
             # RabbitMQ does not ask the members of a quorum queue for a passive declare, so its lease runs on.
             queue.used()
         _declared(channel, method, queue)
@@ -77,14 +77,14 @@ def declare(channel: Channel, method: commands.Queue.Declare) -> None:
 
 def _awaits_replies(channel: Channel, token: str) -> bool:
     """Is there a client behind this? Of one on another node it is known only whether the node can be reached."""
-    return token in channel.broker.reply_hosts or channel.broker.hosts.reply(token) is not None
+    return channel.broker.replies.get(token) is not None or channel.broker.hosts.reply(token) is not None
 
 
 def _declare_ok(
     channel: Channel, method: commands.Queue.Declare, name: str, ready: int, consumers: int
 ) -> None:
     if not method.nowait:
-        channel.session.synced()
+        channel.connection.synced()
         channel.send(
             methods.make(commands.Queue.DeclareOk, queue=name, message_count=ready, consumer_count=consumers)
         )
@@ -93,20 +93,21 @@ def _declare_ok(
 def _declared(channel: Channel, method: commands.Queue.Declare, queue: Queue) -> None:
     """The queue is there: count what is in it, and answer."""
     channel.last_queue = queue.name
-    host = queue.host
 
     def counted(refused: Refused | None = None) -> None:
         if refused is not None:
             raise Unavailable(refused.text)
+        # It may have moved meanwhile.
+        host = queue.host
         _declare_ok(channel, method, queue.name, host.ready_count, host.consumer_count)
 
-    channel.session.after(host.barrier, counted)
+    channel.connection.after(queue.host.barrier, counted)
 
 
 def _check_deduplication(channel: Channel, queue: Queue, arguments: dict[str, object]) -> None:
     """The one argument that even a passive declare compares: a publisher cannot learn otherwise whether its duplicates are
     dropped (capability publisher_deduplication). Raises PreconditionFailed."""
-    if arguments.get("x-deduplication") is True and not settings_of(queue.parsed).deduplicates:
+    if arguments.get("x-deduplication") is True and not queue.settings.deduplicates:
         raise PreconditionFailed(
             f"inequivalent arg 'x-deduplication' for queue '{queue.name}' in vhost '{channel.vhost.name}': "
             "received 'true' but current is none"
@@ -121,7 +122,7 @@ def _passive(channel: Channel, name: str) -> Queue:
 
 
 def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
-    vhost, session, broker = channel.vhost, channel.session, channel.broker
+    vhost, connection, broker = channel.vhost, channel.connection, channel.broker
     permissions = broker.permissions
     name = check_name("queue", method.queue) or _generated_name()
     arguments = dict(method.arguments or {})
@@ -131,7 +132,7 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
     types = argument_types(channel)
     default_type = vhost.default_queue_type if durable and not auto_delete else "classic"
     received = Declaration(durable, auto_delete, arguments, types, queue_type=default_type)
-    permissions.check(session.username, vhost.name, "queue", name, "configure")
+    permissions.check(connection.client.username, vhost.name, "queue", name, "configure")
 
     def declared() -> None:
         queue = _existing(channel, name)
@@ -153,8 +154,10 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
         default_type=default_type,
     )
     if parsed.dead_letter_exchange is not None:
-        permissions.check(session.username, vhost.name, "queue", name, "read")
-        permissions.check(session.username, vhost.name, "exchange", parsed.dead_letter_exchange, "write")
+        permissions.check(connection.client.username, vhost.name, "queue", name, "read")
+        permissions.check(
+            connection.client.username, vhost.name, "exchange", parsed.dead_letter_exchange, "write"
+        )
     vhost.check_queue()
     replication = broker.replication
     members = broker.hosts.place(parsed)
@@ -166,7 +169,7 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
         encoded(arguments),
         durable=durable,
         exclusive=exclusive,
-        owner=session.number if exclusive else 0,
+        owner=connection.number if exclusive else 0,
         type=parsed.queue_type,
         node="" if members else replication.node,
         incarnation=0 if durable else replication.incarnation,
@@ -180,7 +183,7 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
         # Another one of this name may have come first.
         declared()
 
-    session.propose(DeclareQueue(record), applied)
+    connection.propose(DeclareQueue(record), applied)
 
 
 def _existing(channel: Channel, name: str) -> Queue:
@@ -193,9 +196,9 @@ def _existing(channel: Channel, name: str) -> Queue:
 
 def _check_equivalent(channel: Channel, queue: Queue, received: Declaration, *, exclusive: bool) -> None:
     """Raises PreconditionFailed, ResourceLocked."""
-    if queue.exclusive != exclusive or (exclusive and not queue.owned_by(channel.session)):
+    if queue.exclusive != exclusive or (exclusive and not queue.owned_by(channel.connection.number)):
         raise locked(channel, queue)
-    current = Declaration(queue.durable, queue.auto_delete, queue.arguments, queue_type=queue.type)
+    current = Declaration(queue.durable, queue.auto_delete, queue.arguments, queue_type=queue.type.name)
     text = equivalence_error("queue", queue.name, channel.vhost.name, received, current)
     if text is not None:
         raise PreconditionFailed(text)
@@ -231,28 +234,29 @@ def _change(
 
 def purge(channel: Channel, method: commands.Queue.Purge) -> None:
     name = resolve_name(channel, method.queue)
-    channel.broker.permissions.check(channel.session.username, channel.vhost.name, "queue", name, "read")
+    username = channel.connection.client.username
+    channel.broker.permissions.check(username, channel.vhost.name, "queue", name, "read")
     queue = find(channel, name)
 
     def purged(count: int | Refused) -> None:
         if isinstance(count, Refused):
             raise Unavailable(count.text)
         if not method.nowait:
-            channel.session.synced()
+            channel.connection.synced()
             channel.send(commands.Queue.PurgeOk(count))
 
-    channel.session.after(queue.host.purge, purged)
+    channel.connection.after(queue.host.purge, purged)
 
 
 def delete(channel: Channel, method: commands.Queue.Delete) -> None:
-    vhost, session = channel.vhost, channel.session
+    vhost, connection = channel.vhost, channel.connection
     name = resolve_name(channel, method.queue)
-    channel.broker.permissions.check(session.username, vhost.name, "queue", name, "configure")
+    channel.broker.permissions.check(connection.client.username, vhost.name, "queue", name, "configure")
     queue = vhost.queues.get(name)
 
     def answer(count: int) -> None:
         if not method.nowait:
-            session.synced()
+            connection.synced()
             channel.send(commands.Queue.DeleteOk(count))
 
     if queue is None:
@@ -260,9 +264,9 @@ def delete(channel: Channel, method: commands.Queue.Delete) -> None:
         return
     check_owner(channel, queue)
     operation = DeleteQueue(vhost.name, name, queue.queue_id)
-    host = queue.host
 
     def counted(refused: Refused | None = None) -> None:
+        host = queue.host
         conditional = method.if_unused or method.if_empty
         if refused is not None and conditional:
             raise Unavailable(refused.text)
@@ -271,6 +275,6 @@ def delete(channel: Channel, method: commands.Queue.Delete) -> None:
         if method.if_empty and host.ready_count:
             raise PreconditionFailed(f"queue '{name}' in vhost '{vhost.name}' not empty")
         count = host.ready_count
-        session.propose(operation, lambda error: answer(count))
+        connection.propose(operation, lambda error: answer(count))
 
-    session.after(host.barrier, counted)
+    connection.after(queue.host.barrier, counted)

@@ -10,6 +10,7 @@ from amqp_server.broker.queue import Queue
 from amqp_server.wire import content, frames, tables
 from amqp_server.wire.deliver import LARGE_BYTES, DeliverTemplate
 from quorum_queue.machine.run import Run
+from quorum_queue.ports import Got
 
 if TYPE_CHECKING:
     from amqp_server.channel.channel import Channel
@@ -18,7 +19,18 @@ if TYPE_CHECKING:
 class Subscription:
     """One `basic.consume`."""
 
-    __slots__ = ("arguments", "channel", "exclusive", "key", "no_ack", "prefetch", "queue", "tag", "template")
+    __slots__ = (
+        "arguments",
+        "attached",
+        "channel",
+        "exclusive",
+        "key",
+        "no_ack",
+        "prefetch",
+        "queue",
+        "tag",
+        "template",
+    )
 
     def __init__(
         self, channel: Channel, tag: str, queue: Queue, *, no_ack: bool, exclusive: bool, prefetch: int
@@ -29,10 +41,12 @@ class Subscription:
         self.no_ack = no_ack
         self.exclusive = exclusive
         self.prefetch = prefetch
+        #: The queue has taken the consumer, and its client knows.
+        self.attached = False
         self.arguments: dict[str, object] = {}
         # A tag may be used again while deliveries of its last use are unacked; those moved the delivery tag on.
-        self.key = (*channel.session.identity, channel.number, tag, channel.next_tag)
-        self.template = DeliverTemplate(channel.number, tag, channel.session.frame_max)
+        self.key = (channel.connection.number, channel.number, tag, channel.next_tag)
+        self.template = DeliverTemplate(channel.number, tag, channel.connection.limits.frame_max)
 
     def deliver(self, consumer: Any, run: Run, first_id: int) -> None:
         """Tag the run, note it as unacked, and send it. See quorum_queue.ports.Sink."""
@@ -44,50 +58,58 @@ class Subscription:
         channel.next_tag = tag + count
         if not self.no_ack:
             channel.unacked.add(tag, count, self, first_id)
-        if run.attempts and self.queue.type == "quorum":
-            count_deliveries(run, channel.session.frame_max)
+        if run.attempts and self.queue.type.counts_deliveries:
+            count_deliveries(run, channel.connection.limits.frame_max)
         channel.delivered_count += count
-        outbox = channel.session.outbox
+        outbox = channel.connection.outbox
         if run.size >= LARGE_BYTES * count:
             for part in self.template.parts(tag, run):
                 outbox.put(part)
         else:
             outbox.put(self.template.encode(tag, run))
         if outbox.size > outbox.high_bytes:
-            channel.session.pause()
+            channel.connection.pause()
 
     def queue_gone(self) -> None:
         """The queue was deleted: tell the client, if it can be told."""
         channel = self.channel
-        if channel.subscriptions.pop(self.tag, None) is not None and channel.session.can(
-            "consumer_cancel_notify"
-        ):
+        known = channel.subscriptions.pop(self.tag, None) is not None
+        # Whoever still waits for consume-ok gets an error instead.
+        if known and self.attached and channel.connection.client.can("consumer_cancel_notify"):
             channel.send(commands.Basic.Cancel(self.tag, True))
+
+    def failed(self, error: Exception) -> None:
+        """A delivery could not be made into frames. See quorum_queue.ports.Sink."""
+        self.channel.connection.failed(error)
 
 
 class Getter:
     """What holds the deliveries of `basic.get` on one queue of a channel."""
 
-    __slots__ = ("channel", "key", "no_ack", "queue", "tag")
+    __slots__ = ("channel", "key", "no_ack", "queue")
 
     def __init__(self, channel: Channel, queue: Queue, *, no_ack: bool) -> None:
         self.channel = channel
         self.queue = queue
         self.no_ack = no_ack
-        self.key = (*channel.session.identity, channel.number, None, no_ack)
-        #: Delivery tag of what it got last.
-        self.tag = 0
+        self.key = (channel.connection.number, channel.number, None, no_ack)
 
     def deliver(self, consumer: Any, run: Run, first_id: int) -> None:
-        channel = self.channel
-        if channel.closed:
-            return
-        tag = self.tag = channel.next_tag
+        """Nobody waits for this message any more. It goes back to the queue when the channel closes."""
+
+    def failed(self, error: Exception) -> None:
+        self.channel.connection.failed(error)
+
+    def take(self, got: Got) -> int:
+        """Tag a message that was got, and note it as unacked; return the tag."""
+        channel, run = self.channel, got.run
+        tag = channel.next_tag
         channel.next_tag = tag + 1
         if not self.no_ack:
-            channel.unacked.add(tag, 1, self, first_id)
-        if run.attempts and self.queue.type == "quorum":
-            count_deliveries(run, channel.session.frame_max)
+            channel.unacked.add(tag, 1, self, got.first_id)
+        if run.attempts and self.queue.type.counts_deliveries:
+            count_deliveries(run, channel.connection.limits.frame_max)
+        return tag
 
 
 def count_deliveries(run: Run, frame_max: int) -> None:

@@ -1,17 +1,18 @@
 """Transactions: publishes and acks of a channel that take effect together.
 
-A commit applies all of them within one turn of the loop, so they reach the disk in one LMDB transaction: after a
-crash either all of them are there or none. Commit-ok follows the sync; where queues are replicated or live on another
-node, it follows their answer, and each queue by itself takes its part.
+A commit applies all of them within one turn, so they reach the disk in one LMDB transaction: after a crash either all
+of them are there or none. Commit-ok follows the sync; where queues are replicated or live on another node, it follows
+their answer, and each queue by itself takes its part.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from amqp_server.channel.publish import publish
 from amqp_server.channel.unacked import Piece
 from amqp_server.wire.intake import Segment
+from quorum_queue.ports import Recipient
 
 if TYPE_CHECKING:
     from amqp_server.channel.channel import Channel
@@ -42,23 +43,17 @@ class Transaction:
     def refused(self, first: int, last: int) -> None:
         self.partial = True
 
-    def hosts(self) -> list[Any]:
-        """Return the hosts of the queues that a commit goes to."""
-        hosts: dict[Any, None] = {}
-        for segment in self.segments:
-            hosts.update(dict.fromkeys(segment.route.hosts))
-        for _, pieces in self.settlements:
-            hosts.update(dict.fromkeys(piece.holder.queue.host for piece in pieces))
-        return list(hosts)
-
-    def commit(self) -> None:
-        """Apply everything."""
+    def commit(self) -> list[Recipient]:
+        """Hand everything to the queues; return the hosts that have a part in it."""
         segments, self.segments = self.segments, []
         settlements, self.settlements = self.settlements, []
+        hosts: dict[Recipient, None] = {}
         for segment in segments:
-            publish(segment, self)
+            hosts.update(dict.fromkeys(publish(segment, self)))
         for verb, pieces in settlements:
+            hosts.update(dict.fromkeys(piece.holder.queue.host for piece in pieces))
             self._channel.settle(verb, pieces)
+        return list(hosts)
 
     def rollback(self) -> None:
         """Forget the publishes; the acked deliveries are unacked again, under their old tags."""

@@ -13,6 +13,7 @@ from amqp_server.broker.topology import Result
 from amqp_server.cluster.catalog import GROUP, Change, Proposal, PutNode, RemoveNode
 from amqp_server.config import parse_address
 from amqp_server.errors import NotFound, PreconditionFailed, Unavailable
+from amqp_server.turn import Turn
 from quorum_queue.cluster.group import Group
 from quorum_queue.ports import Refused
 
@@ -28,8 +29,9 @@ PART_LOOK_S = 0.05
 class Administration:
     """See amqp_server.management.port.Cluster."""
 
-    def __init__(self, cluster: ClusterNode) -> None:
+    def __init__(self, cluster: ClusterNode, turn: Turn) -> None:
         self._cluster = cluster
+        self._turn = turn
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
@@ -46,7 +48,7 @@ class Administration:
             "node": cluster.node,
             "incarnation": cluster.incarnation,
             "majority": group is not None and self._has_majority(group) and bool(group.leader),
-            "nodes": [self._node(name, address) for name, address in sorted(cluster.catalog.nodes.items())],
+            "nodes": [self._node(name, address) for name, address in sorted(cluster.roster.nodes.items())],
             "groups": {name: count for name, count in sorted(led.items()) if name},
             "groups_total": len(cluster.hosts.grouped),
             "groups_without_leader": led.get("", 0),
@@ -168,7 +170,7 @@ class Administration:
 
     async def forget(self, name: str) -> None:
         """Take a node out of the cluster, and out of all queues. Raises NotFound, PreconditionFailed, Unavailable."""
-        nodes = self._cluster.catalog.nodes
+        nodes = self._cluster.roster.nodes
         if name not in nodes:
             raise NotFound(f"no node '{name}' in the cluster")
         if len(nodes) == 1:
@@ -191,7 +193,7 @@ class Administration:
             await self._parted()
         for queue in homed:
             await self._change(DeleteQueue(queue.vhost.name, queue.name, queue.queue_id))
-        await self._change(NodeDown(name, self._cluster.catalog.incarnation_of(name)))
+        await self._change(NodeDown(name, self._cluster.roster.incarnation_of(name)))
         await self._propose(RemoveNode(name))
 
     def _check_only_on(self, name: str, *, own: bool) -> list[Queue]:
@@ -284,9 +286,9 @@ class Administration:
         raise NotFound(f"no quorum queue '{name}' in vhost '{vhost}'")
 
     def _require_node(self, name: str) -> None:
-        if name not in self._cluster.catalog.nodes:
+        if name not in self._cluster.roster.nodes:
             raise NotFound(f"no node '{name}' in the cluster")
-        if name not in self._cluster.catalog.staying:
+        if name not in self._cluster.roster.staying:
             raise PreconditionFailed(f"node '{name}' is about to leave the cluster")
 
     async def _set_members(self, queue: Queue, members: tuple[str, ...], leader: str) -> None:
@@ -303,11 +305,7 @@ class Administration:
             answers.append(result)
             done.set()
 
-        self._cluster.replication.submit(proposal, told)
-        await self._wait(done, answers)
-
-    async def _wait(self, done: trio.Event, answers: list[Result | Refused]) -> None:
-        self._cluster.turn_ended()
+        self._turn.run(self._cluster.replication.submit, proposal, told)
         await done.wait()
         if isinstance(answers[0], Refused):
             raise Unavailable(answers[0].text)

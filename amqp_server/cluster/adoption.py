@@ -20,7 +20,6 @@ import msgspec
 
 from amqp_server.broker import recovery, topology
 from amqp_server.broker.metadata import decode, encode
-from amqp_server.broker.queue import settings_of
 from amqp_server.broker.records import (
     BINDINGS,
     EXCHANGES,
@@ -31,6 +30,7 @@ from amqp_server.broker.records import (
     QueueRecord,
     key,
 )
+from amqp_server.broker.settings import effective_settings
 from amqp_server.cluster.belonging import Directory, Founded, drop_copies
 from amqp_server.cluster.catalog import GROUP, first_state
 from amqp_server.cluster.errors import ClusterError
@@ -99,8 +99,8 @@ class Adoption:
         moving: list[tuple[QueueRecord, QueueArguments, Machine]] = []
         for queue_id, record in sorted(stored.queues.items()):
             parsed = recovery.parsed_of(record)
-            if parsed.queue_type == "quorum":
-                machine = stored.machines.get(queue_id) or Machine(settings_of(parsed))
+            if parsed.type.replicated:
+                machine = stored.machines.get(queue_id) or Machine(effective_settings(parsed))
                 moving.append((record, parsed, machine))
         self._check([(record, machine) for record, _, machine in moving])
         logger.warning(

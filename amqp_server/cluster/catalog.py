@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
@@ -16,6 +17,8 @@ from amqp_server.broker import operations
 from amqp_server.broker.operations import DeclareExchange, DeclareQueue, Operation, SetMembers
 from amqp_server.broker.records import ExchangeRecord
 from amqp_server.broker.topology import Result, Topology
+from amqp_server.cluster.roster import LAST_BATCH, Roster
+from amqp_server.turn import Fatal
 from quorum_queue.raft.members import Members
 
 logger = logging.getLogger("mqd.cluster")
@@ -24,8 +27,6 @@ GROUP = 0
 _ENTRY = struct.Struct(">BQ")
 _VERSION = 1
 _LENGTH = struct.Struct(">I")
-#: No batch of the same start of a node comes after this one.
-LAST_BATCH = (1 << 63) - 1
 #: A snapshot has brought what was asked for: it is done, and nobody here knows what there was to change.
 UNSEEN = Result(True)
 
@@ -81,6 +82,22 @@ def first_state(topology: bytes, nodes: dict[str, str]) -> bytes:
     return _encode(_State(topology, nodes, {}))
 
 
+class Listener(Protocol):
+    """What the node is told; see amqp_server.cluster.node."""
+
+    def nodes_changed(self, removed: list[str]) -> None:
+        """The nodes, the members or the leader of the topology changed; these names were taken from the nodes."""
+
+    def began(self, index: int) -> None:
+        """The first batch of this start of the node stands here in the log."""
+
+    def applied(self) -> None:
+        """The topology has come further on this node."""
+
+    def when_spread(self, index: int, then: Callable[[], None]) -> None:
+        """Call back when all nodes that can be reached have applied so much."""
+
+
 class Catalog:
     """See quorum_queue.cluster.group.StateMachine."""
 
@@ -89,43 +106,15 @@ class Catalog:
     #: Whoever made a change goes on when all nodes have applied it.
     awaited = True
 
-    def __init__(self, node: str, incarnation: int, topology: Topology) -> None:
+    def __init__(
+        self, node: str, incarnation: int, topology: Topology, roster: Roster, listener: Listener
+    ) -> None:
         self._own = (node, incarnation)
         self._topology = topology
-        #: Addresses of all nodes of the cluster.
-        self.nodes: dict[str, str] = {}
-        #: Names taken from them that nobody was told of yet.
-        self.removed: list[str] = []
-        self._batches: dict[str, tuple[int, int]] = {}
-        self._begun: dict[str, int] = {}
+        self._roster = roster
+        self._listener = listener
         #: Who waits for a batch of this node.
         self._waiting: dict[int, Callable[[Result], None]] = {}
-        #: Called after a change of `nodes`, of the members or of the leader.
-        self.nodes_changed: Callable[[], None] = lambda: None
-        self.led: Callable[[], None] = lambda: None
-        #: Called with the place of the first batch of this start in the log.
-        self.began: Callable[[int], None] = lambda index: None
-        #: Calls back when all nodes that can be reached have applied so much.
-        self.spread: Callable[[int, Callable[[], None]], None] = lambda index, then: then()
-
-    @property
-    def staying(self) -> list[str]:
-        """The nodes that queues may be put on: not those that are about to leave."""
-        return sorted(name for name, address in self.nodes.items() if address)
-
-    def incarnation_of(self, node: str) -> int:
-        """Return the last start of a node that is known here; 0 if none is."""
-        return self._batches.get(node, (0, 0))[0]
-
-    def is_known(self, node: str) -> bool:
-        """Has a node been heard of since it joined? The disk of one that was not is yet to be filled."""
-        return 0 < self._batches.get(node, (0, 0))[1] < LAST_BATCH
-
-    def removed_at(self, node: str) -> int:
-        """Return where in the log a node was removed, and has not joined since; 0 if it was not."""
-        if node in self.nodes or self._batches.get(node, (0, 0))[1] != LAST_BATCH:
-            return 0
-        return self._begun.get(node, 0)
 
     def batch(self, number: int, proposal: Proposal) -> bytes:
         return _encode(_Batch(*self._own, number, proposal))
@@ -150,48 +139,63 @@ class Catalog:
         return b"".join(parts)
 
     def apply(self, index: int, data: bytes) -> None:
+        version = data[0]
+        if version > _VERSION:
+            raise Fatal(
+                f"entry {index} of the topology's log has version {version}, this mqd reads up to {_VERSION}: "
+                "start the version of mqd that the other nodes run"
+            )
         offset = _ENTRY.size
         while offset < len(data):
             (size,) = _LENGTH.unpack_from(data, offset)
             offset += _LENGTH.size
             self._apply(index, _decode_batch(data[offset : offset + size]))
             offset += size
+        self._listener.applied()
 
     def _apply(self, index: int, batch: _Batch) -> None:
-        incarnation, last = self._batches.get(batch.node, (0, 0))
+        roster = self._roster
+        incarnation, last = roster.batches.get(batch.node, (0, 0))
         if batch.incarnation < incarnation:
             return
         if batch.number != (last + 1 if batch.incarnation == incarnation else 1):
             return
-        self._batches[batch.node] = (batch.incarnation, batch.number)
+        roster.batches[batch.node] = (batch.incarnation, batch.number)
         if batch.number == 1:
-            self._begun[batch.node] = index
-        proposal = batch.proposal
-        result = Result(True)
-        if isinstance(proposal, Change):
-            result = self._change(index, proposal.operation)
-        elif isinstance(proposal, PutNode):
-            self.nodes[proposal.name] = proposal.address
-            self.nodes_changed()
-        elif isinstance(proposal, RemoveNode):
-            if self.nodes.pop(proposal.name, None) is not None:
-                self._removed(proposal.name)
-                # What it has proposed before and comes only now is not to bring anything of it back.
-                self._batches[proposal.name] = (self.incarnation_of(proposal.name), LAST_BATCH)
-                self._begun[proposal.name] = index
-            self.nodes_changed()
+            roster.begun[batch.node] = index
+        result = self._carry_out(index, batch.proposal)
         if (batch.node, batch.incarnation) == self._own:
             if batch.number == 1:
-                self.began(index)
+                self._listener.began(index)
             done = self._waiting.pop(batch.number, None)
             if done is not None:
-                self.spread(index, lambda: done(result))
+                self._listener.when_spread(index, lambda: done(result))
 
-    def _removed(self, name: str) -> None:
+    def _carry_out(self, index: int, proposal: Proposal) -> Result:
+        if isinstance(proposal, Change):
+            return self._change(index, proposal.operation)
+        if isinstance(proposal, PutNode):
+            self._roster.nodes[proposal.name] = proposal.address
+            self._listener.nodes_changed([])
+        elif isinstance(proposal, RemoveNode):
+            self._listener.nodes_changed(self._remove_node(index, proposal.name))
+        return Result(True)
+
+    def _remove_node(self, index: int, name: str) -> list[str]:
+        """Take a node out; return the names that this node must be told of."""
+        roster = self._roster
+        if roster.nodes.pop(name, None) is None:
+            return []
+        told = [name] if self._is_news(name) else []
+        # What it has proposed before and comes only now is not to bring anything of it back.
+        roster.batches[name] = (roster.incarnation_of(name), LAST_BATCH)
+        roster.begun[name] = index
+        return told
+
+    def _is_news(self, name: str) -> bool:
+        """False for this node's own removal that it reads in the log after it joined again."""
         node, incarnation = self._own
-        # This node may read in the log how it was removed once, before it joined again.
-        if name != node or self.incarnation_of(node) == incarnation:
-            self.removed.append(name)
+        return name != node or self._roster.incarnation_of(node) == incarnation
 
     def _change(self, index: int, encoded: bytes) -> Result:
         if index <= self._topology.applied:
@@ -212,7 +216,7 @@ class Catalog:
         if not isinstance(operation, DeclareQueue | DeclareExchange):
             return operation
         record = operation.record
-        if self.nodes.get(record.node) == "":
+        if self._roster.nodes.get(record.node) == "":
             return Result(False, f"node '{record.node}' is about to leave the cluster")
         if isinstance(record, ExchangeRecord) or not record.members:
             return operation
@@ -223,16 +227,17 @@ class Catalog:
         return DeclareQueue(msgspec.structs.replace(record, members=members, leader=leader))
 
     def _staying(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(name for name in names if self.nodes.get(name)))
+        return tuple(dict.fromkeys(name for name in names if self._roster.nodes.get(name)))
 
     def passed(self, index: int) -> None:
-        pass
+        self._listener.applied()
 
     def settled(self) -> None:
         pass
 
     def snapshot(self) -> bytes:
-        return _encode(_State(self._topology.snapshot(), self.nodes, self._batches, self._begun))
+        roster = self._roster
+        return _encode(_State(self._topology.snapshot(), roster.nodes, roster.batches, roster.begun))
 
     def kept(self) -> list[int]:
         return []
@@ -247,7 +252,7 @@ class Catalog:
         return []
 
     def landed(self) -> int:
-        incarnation, number = self._batches.get(self._own[0], (0, 0))
+        incarnation, number = self._roster.batches.get(self._own[0], (0, 0))
         return number if incarnation == self._own[1] and number != LAST_BATCH else 0
 
     def load(self, state: bytes) -> None:
@@ -256,29 +261,29 @@ class Catalog:
         A snapshot that came from another node is on disk a commit earlier than the records that it leads to.
         """
         found = _decode_state(state)
-        self.nodes = dict(found.nodes)
-        self._batches, self._begun = dict(found.batches), dict(found.begun)
+        self._roster.restore(found.nodes, found.batches, found.begun)
         if self._topology.is_behind(found.topology):
             self._topology.restore(found.topology)
 
     def restore(self, state: bytes) -> None:
         found = _decode_state(state)
-        for name in self.nodes:
-            if name not in found.nodes:
-                self._removed(name)
-        self.nodes = dict(found.nodes)
-        self._batches, self._begun = dict(found.batches), dict(found.begun)
-        landed, begun = self.landed(), self._begun.get(self._own[0])
+        removed = [name for name in self._roster.nodes if name not in found.nodes and self._is_news(name)]
+        self._roster.restore(found.nodes, found.batches, found.begun)
+        landed, begun = self.landed(), self._roster.begun.get(self._own[0])
         if landed and begun is not None:
             # Before the queues come that it says something about.
-            self.began(begun)
+            self._listener.began(begun)
         self._topology.restore(found.topology)
         for number in [number for number in self._waiting if number <= landed]:
             self._waiting.pop(number)(UNSEEN)
-        self.nodes_changed()
+        self._listener.nodes_changed(removed)
+        self._listener.applied()
 
-    def leader_changed(self) -> None:
-        self.led()
+    def leader_changed(self) -> None: ...
 
     def members_changed(self, members: Members) -> None:
-        self.nodes_changed()
+        self._listener.nodes_changed([])
+
+    def failed(self, error: Exception) -> None:
+        """Without the topology a node can do nothing."""
+        raise Fatal(f"the topology's log could not be applied: {error}") from error

@@ -31,7 +31,7 @@ class Fate(Protocol):
     """What comes of it for this node."""
 
     @property
-    def applied(self) -> int:
+    def topology_index(self) -> int:
         """How far this node has read the log of group 0."""
 
     def belong(self, founded: Founded) -> None:
@@ -95,7 +95,7 @@ class Founding:
         founded = self.founded
         if founded is None or about.founded is None or about.founded.nodes != founded.nodes:
             return False
-        return max(founded.since, self._fate.applied) < about.removed_at
+        return max(founded.since, self._fate.topology_index) < about.removed_at
 
     def _follow(self, peer: str, founded: Founded) -> None:
         """There is a cluster."""

@@ -48,8 +48,6 @@ class Groups:
         self.replicas = replicas
         self._store = store
         self._recovered = dict(recovered)
-        #: Tells what was forgotten before this start from what is forgotten later.
-        self._amnesia = replicas.incarnation
         #: Groups up to this index of group 0 may have had this node as a member on a disk that it lost.
         self.lost_before = 0
 
@@ -60,6 +58,22 @@ class Groups:
     def is_kept(self, group_id: int) -> bool:
         """Return whether there is something on disk of a group that was not opened yet."""
         return group_id in self._recovered
+
+    def read_again(self, group_id: int) -> None:
+        """A group that stopped is to be opened with what is on disk. Nothing of it may be pending."""
+        for number in (group_id, group_id | ASIDE):
+            found = self._store.recover_one(number)
+            if found is not None:
+                self._recovered[number] = found
+
+    def drop(self, group_id: int) -> None:
+        """Delete what is stored of a group that is not open."""
+        self._recovered.pop(group_id, None)
+        self.replicas.drop(group_id)
+
+    def others_go_on(self, group_id: int) -> bool:
+        """True if a group that stopped here goes on elsewhere."""
+        return self.replicas.others_go_on(group_id)
 
     def open(self, host: GroupHost, queue: Queue, *, late: bool = False) -> None:
         """Open the group of a queue that this node is a member of.
@@ -78,7 +92,7 @@ class Groups:
         """Open a group with what is on disk of it. `members` are those it began with, if nothing is."""
         found = self._recovered.pop(group_id, None)
         if found is None:
-            amnesiac = self._amnesia if lost else 0
+            amnesiac = self.replicas.new_memory(group_id) if lost else 0
             return self._new(machine, group_id, members, amnesiac=amnesiac)
         index = term = 0
         if found.snapshot_lost:
@@ -113,7 +127,7 @@ class Groups:
             log=log,
             applied=index,
             changes=self._changes(found, last_index),
-            amnesiac=self._amnesia if forgotten else 0,
+            amnesiac=self.replicas.new_memory(group_id) if forgotten else 0,
         )
         self._sweep(group, found, index)
         return group
@@ -133,7 +147,7 @@ class Groups:
     def _emptied(self, machine: StateMachine, group_id: int, members: Members) -> Group:
         """What is left cannot be used: begin without it, and without a vote until the others have filled it."""
         self._store.drop(group_id)
-        return self._new(machine, group_id, members, amnesiac=self._amnesia)
+        return self._new(machine, group_id, members, amnesiac=self.replicas.new_memory(group_id))
 
     def _changes(self, found: RecoveredGroup, last_index: int) -> list[tuple[int, Members]]:
         """Read the entries of the log that change the members."""

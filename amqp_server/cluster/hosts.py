@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import TYPE_CHECKING
 
 from amqp_server.broker.arguments import QueueArguments
-from amqp_server.broker.hosts import local_host
-from amqp_server.broker.queue import Queue, settings_of
+from amqp_server.broker.hosts import LocalHosts
+from amqp_server.broker.metadata import Metadata
+from amqp_server.broker.queue import Queue
 from amqp_server.broker.reply import home_of
 from amqp_server.cluster.catalog import GROUP
-from amqp_server.cluster.replies import AwayReply
-from quorum_queue.cluster.away import Away
+from amqp_server.cluster.replies import RemoteReply
+from amqp_server.cluster.roster import Roster
+from amqp_server.cluster.spread import Spread
+from amqp_server.config import Config
+from quorum_queue.cluster.deferred_host import DeferredHost
 from quorum_queue.cluster.group_host import GroupHost
 from quorum_queue.cluster.remote_host import RemoteHost
+from quorum_queue.local import NodeServices
 from quorum_queue.machine.machine import Machine
 from quorum_queue.ports import Host
 
 if TYPE_CHECKING:
-    from amqp_server.broker.broker import Broker
     from amqp_server.cluster.groups import Groups
     from quorum_queue.cluster.group import Group
 
@@ -28,37 +33,32 @@ class ClusterHosts:
 
     def __init__(
         self,
-        broker: Broker,
+        config: Config,
+        services: NodeServices,
+        metadata: Metadata,
         groups: Groups,
-        *,
-        nodes: Callable[[], Collection[str]],
-        up: Callable[[], Collection[str]],
-        is_known: Callable[[str], bool],
+        roster: Roster,
+        spread: Spread,
     ) -> None:
-        self._broker = broker
+        self._config = config
+        self._services = services
+        self._local = LocalHosts(services, metadata)
         self._groups = groups
-        #: All nodes of the cluster.
-        self._nodes = nodes
-        #: Those of the others that are there, and not to be filled first.
-        self._up = up
-        #: Has a node been there since it joined? A group of nodes that have yet to be filled would have no leader.
-        self._is_known = is_known
+        self._roster = roster
+        self._spread = spread
         #: Hosts of queues that this node has no part of.
         self.remote: dict[int, RemoteHost] = {}
         #: Hosts of quorum queues that this node is a member of.
         self.grouped: dict[int, GroupHost] = {}
-        #: Those that it is to leave, and cannot before the others have taken it out of the group.
+        #: Queues whose groups it is to leave, and cannot before the others have taken it out of them.
         self.parting: dict[int, Queue] = {}
-        #: Hosts that guests may use, by queue.
+        #: Queues whose groups have stopped on this node, which the others must know.
+        self.stopped: dict[int, Queue] = {}
+        #: Queues that guests may use.
         self.queues: dict[int, Queue] = {}
-        #: One for all hosts.
-        self._host_dirty = self._dirty
 
     def make(self, queue: Queue, machine: Machine | None) -> Host:
         self.queues[queue.queue_id] = queue
-        return self._make(queue, machine)
-
-    def _make(self, queue: Queue, machine: Machine | None) -> Host:
         node = self._groups.replicas.node
         if queue.members:
             if node in queue.members:
@@ -69,15 +69,22 @@ class ClusterHosts:
                 return self._group_host(queue)
             return self._remote_host(queue)
         if queue.node in (node, ""):
-            return local_host(self._broker, queue, machine)
+            return self._local.make(queue, machine)
         return self._remote_host(queue)
 
     def gone(self, queue: Queue) -> None:
         """The queue is deleted."""
-        self.queues.pop(queue.queue_id, None)
-        self.remote.pop(queue.queue_id, None)
-        self.grouped.pop(queue.queue_id, None)
-        self.parting.pop(queue.queue_id, None)
+        self._local.gone(queue)
+        queue_id = queue.queue_id
+        self.queues.pop(queue_id, None)
+        self.remote.pop(queue_id, None)
+        self.parting.pop(queue_id, None)
+        group_host = self.grouped.pop(queue_id, None)
+        if group_host is not None and group_host is not queue.host:
+            # The queue was about to move there.
+            group_host.close()
+        if self.stopped.pop(queue_id, None) is not None:
+            self._groups.drop(queue_id)
 
     def host_of(self, queue_id: int) -> Host | None:
         """Return the host of a queue that this node can serve others from."""
@@ -96,11 +103,12 @@ class ClusterHosts:
             return ""
         return "" if queue.node in self._groups.replicas.links.connected() else queue.node
 
-    def reply(self, token: str) -> AwayReply | None:
+    def reply(self, token: str) -> RemoteReply | None:
         replicas, home = self._groups.replicas, home_of(token)
         if home == replicas.node or home not in replicas.links.connected():
             return None
-        return AwayReply(token, home, replicas.links, replicas.node, replicas.incarnation)
+        turn = self._services.turn
+        return RemoteReply(turn, token, home, replicas.links, replicas.node, replicas.incarnation)
 
     def reached(self) -> None:
         """There is one more link: what this node is to lead need not wait for an election timeout."""
@@ -109,23 +117,13 @@ class ClusterHosts:
         topology = replicas.groups.get(GROUP)
         if topology is not None and node == min(up.intersection(topology.core.members.voters), default=""):
             _hurry(topology, up)
-        for host in self.grouped.values():
-            if host.queue.record.leader == node:
+        for queue_id, host in self.grouped.items():
+            if self.queues[queue_id].record.leader == node:
                 _hurry(host.group, up)
 
-    def _late_host(self, queue: Queue) -> GroupHost:
-        """Make the host of a queue whose members this node has come to be one of."""
-        return self._group_host(queue, late=True)
-
     def _group_host(self, queue: Queue, *, late: bool = False) -> GroupHost:
-        host = GroupHost(
-            queue,
-            queue.queue_id,
-            settings_of(queue.parsed),
-            self._broker.services,
-            self._groups.replicas,
-            dirty=self._host_dirty,
-        )
+        """Make the host of a queue that this node is a member of. `late`: it was not one from the beginning."""
+        host = GroupHost(queue, queue.queue_id, queue.settings, self._services, self._groups.replicas)
         self._groups.open(host, queue, late=late)
         self.grouped[queue.queue_id] = host
         return host
@@ -136,52 +134,54 @@ class ClusterHosts:
             queue,
             queue.queue_id,
             queue.name,
-            settings_of(queue.parsed),
+            queue.settings,
             replicas.links,
+            self._services.turn,
             node=replicas.node,
             incarnation=replicas.incarnation,
-            home=lambda: self._home(queue),
+            home=partial(self._home, queue),
         )
         return host
 
-    def _home(self, queue: Queue) -> str:
-        """Return the node to ask: where the queue lives, or a member of its group that can be reached."""
+    def _home(self, queue: Queue, avoid: str = "") -> str:
+        """Return the node to ask: where the queue lives, or a member of its group that can be reached.
+
+        `avoid` is one that does not serve it, and is asked only if there is no other.
+        """
         if not queue.members:
             return queue.node
         connected = self._groups.replicas.links.connected()
-        for node in (queue.record.leader, *queue.members):
-            if node in connected:
-                return node
-        return ""
-
-    def _dirty(self, host: object) -> None:
-        self._broker.dirty[host] = None
-        self._broker.want_turn()
+        homes = [node for node in (queue.record.leader, *queue.members) if node in connected]
+        return next((node for node in homes if node != avoid), homes[0] if homes else "")
 
     # -- placing ---------------------------------------------------------------------------------------------------
 
     def place(self, parsed: QueueArguments) -> tuple[str, ...]:
         """Choose the members of a new quorum queue, its leader first: nodes with the fewest leaders and members."""
-        if parsed.queue_type != "quorum":
+        if not parsed.type.replicated:
             return ()
         own = self._groups.replicas.node
-        up = {own, *self._up()}
+        up = {own, *self._spread.up()}
         leaders: dict[str, int] = {}
         members: dict[str, int] = {}
         for queue in self.queues.values():
             for node in queue.members:
                 members[node] = members.get(node, 0) + 1
             leaders[queue.record.leader] = leaders.get(queue.record.leader, 0) + 1
-        nodes = sorted(self._nodes())
-        size = parsed.initial_group_size or self._broker.config.group_size
-        locator = parsed.leader_locator or self._broker.config.queue_leader_locator
+        nodes = self._roster.staying
+        size = parsed.initial_group_size or self._config.group_size
+        locator = parsed.leader_locator or self._config.queue_leader_locator
         reachable = [node for node in nodes if node in up] or nodes
         leader = min(reachable, key=lambda node: (leaders.get(node, 0), node))
         if locator == "client-local" and own in nodes:
             leader = own
         others = [node for node in nodes if node != leader]
-        others.sort(key=lambda node: (not self._is_known(node), node not in up, members.get(node, 0), node))
+        others.sort(
+            key=lambda node: (not self._roster.is_known(node), node not in up, members.get(node, 0), node)
+        )
         return (leader, *others[: size - 1])
+
+    # -- moving ----------------------------------------------------------------------------------------------------
 
     def changed(self, queue: Queue) -> None:
         """The members are others now: this node may be one of them, or not be one any more."""
@@ -189,26 +189,82 @@ class ClusterHosts:
         if self._groups.replicas.node not in queue.members:
             if queue_id in self.grouped:
                 self.parting[queue_id] = queue
+            elif self.stopped.pop(queue_id, None) is not None:
+                self._groups.drop(queue_id)
             return
         self.parting.pop(queue_id, None)
-        if queue_id not in self.grouped:
-            del self.remote[queue_id]
-            self._move(queue, self._late_host)
+        if queue_id not in self.grouped and queue_id not in self.stopped:
+            self._move_here(queue, self._group_host(queue, late=True))
+
+    def _move_here(self, queue: Queue, after: GroupHost) -> None:
+        """Have this node's own member serve the queue, once what is on its way to another one is answered."""
+        before = self.remote[queue.queue_id]
+
+        def answered() -> None:
+            if queue.host is before and self.grouped.get(queue.queue_id) is after:
+                del self.remote[queue.queue_id]
+                queue.host = after
+                before.hand_over(after)
+
+        before.drain(answered)
 
     def left(self, queue_id: int) -> None:
         """The other members have taken this node out of the group: it is not needed there any more."""
         queue = self.parting.pop(queue_id, None)
-        if queue is not None:
-            del self.grouped[queue_id]
-            self._move(queue, self._remote_host)
-
-    def _move(self, queue: Queue, make: Callable[[Queue], Host]) -> None:
-        before = queue.host
-        assert isinstance(before, Away)
-        after = queue.host = make(queue)
-        assert isinstance(after, Away)
+        if queue is None:
+            return
+        before = self.grouped.pop(queue_id)
+        served = self.remote.get(queue_id)
+        if served is not None:
+            # The queue was about to move here: it stays where it was.
+            before.hand_over(served)
+            served.resume()
+            return
+        after = queue.host = self._remote_host(queue)
         before.hand_over(after)
-        self._broker.changed()
+
+    # -- queues that failed ----------------------------------------------------------------------------------------
+
+    def stop(self, queue: Queue, reason: str) -> None:
+        """A member of a group takes no part in it any more; its clients use the queue at the other members."""
+        queue_id = queue.queue_id
+        failed = self.grouped.pop(queue_id, None)
+        if failed is None and not queue.members:
+            self._local.stop(queue, reason)
+            return
+        self.stopped[queue_id] = queue
+        before = getattr(queue, "host", None)
+        if isinstance(before, RemoteHost) and failed is not None:
+            # It failed before the queue had moved here.
+            failed.hand_over(before, failed=True)
+            before.resume()
+            return
+        after = queue.host = self._remote_host(queue)
+        if isinstance(before, DeferredHost):
+            before.hand_over(after, failed=True)
+
+    def revive(self, queue: Queue, attempt: int, done: Callable[[], None]) -> None:
+        """Begin a group anew from what is stored here; if that did not help, have the others fill it."""
+        if queue.queue_id not in self.stopped:
+            self._local.revive(queue, attempt, done)
+            return
+
+        def stored() -> None:
+            if queue.queue_id in self.stopped and not queue.deleted:
+                self._services.turn.contain(queue, self._begin_anew, queue, attempt, done)
+
+        self._services.commits.request(stored)
+
+    def _begin_anew(self, queue: Queue, attempt: int, done: Callable[[], None]) -> None:
+        queue_id = queue.queue_id
+        refill = attempt > 1 and self._groups.others_go_on(queue_id)
+        if refill:
+            self._groups.drop(queue_id)
+        else:
+            self._groups.read_again(queue_id)
+        del self.stopped[queue_id]
+        self._move_here(queue, self._group_host(queue, late=refill))
+        done()
 
 
 def _hurry(group: Group, up: Collection[str]) -> None:

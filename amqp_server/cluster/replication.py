@@ -28,17 +28,15 @@ class _Waiting(NamedTuple):
 class ClusterReplication:
     clustered = True
 
-    def __init__(
-        self, node: str, incarnation: int, catalog: Catalog, *, clock: Callable[[], int], timeout_ms: int
-    ) -> None:
+    def __init__(self, node: str, incarnation: int, *, clock: Callable[[], int], timeout_ms: int) -> None:
         self.node = node
         self.incarnation = incarnation
-        self._catalog = catalog
         self._clock = clock
         self._timeout_ms = timeout_ms
         self._waiting: deque[_Waiting] = deque()
-        #: There is none before the node knows which cluster it belongs to.
+        #: There are none before the node knows which cluster it belongs to.
         self.group: Group | None = None
+        self._catalog: Catalog | None = None
         self._early: list[tuple[Proposal, Done | None]] = []
 
     def propose(self, operation: Operation, done: Done | None = None) -> None:
@@ -46,19 +44,19 @@ class ClusterReplication:
 
     def submit(self, proposal: Proposal, done: Done | None = None) -> None:
         """Have a change made; see `propose`."""
-        group = self.group
-        if group is None:
+        group, catalog = self.group, self._catalog
+        if group is None or catalog is None:
             self._early.append((proposal, done))
             return
         number = group.next_number
         if done is not None:
-            self._catalog.wait(number, done)
+            catalog.wait(number, done)
             self._waiting.append(_Waiting(self._clock() + self._timeout_ms, number, done))
-        group.submit(self._catalog.batch(number, proposal))
+        group.submit(catalog.batch(number, proposal))
 
-    def start(self, group: Group) -> None:
-        """The group is there."""
-        self.group = group
+    def start(self, group: Group, catalog: Catalog) -> None:
+        """The topology's group is there."""
+        self.group, self._catalog = group, catalog
         early, self._early = self._early, []
         for proposal, done in early:
             self.submit(proposal, done)
@@ -66,7 +64,11 @@ class ClusterReplication:
     def tick(self) -> None:
         """Tell those who have waited too long, and forget those who were told."""
         waiting, now, catalog = self._waiting, self._clock(), self._catalog
-        while waiting and (waiting[0].deadline_ms <= now or not catalog.waits(waiting[0].number)):
+        while (
+            catalog is not None
+            and waiting
+            and (waiting[0].deadline_ms <= now or not catalog.waits(waiting[0].number))
+        ):
             first = waiting.popleft()
             if catalog.give_up(first.number):
                 first.done(_NO_MAJORITY)

@@ -9,34 +9,42 @@ from collections.abc import Callable
 from typing import Any
 
 from quorum_queue.cluster import frames
-from quorum_queue.cluster.away import cut
+from quorum_queue.cluster.deferred_host import cut
 from quorum_queue.cluster.ports import Links
 from quorum_queue.machine.entries import decode_entry, encode_batch, encode_entry
+from quorum_queue.ports import Turn
 
 #: Replies of one turn are cut into frames of about this size.
 FRAME_BYTES = 1 << 20
 
 
-class AwayReply:
-    """Stands where the host of a queue would, as ReplyHost does on the client's own node."""
+class RemoteReply:
+    """Stands where the host of a queue would, as ReplyHost does on the client's own node. See broker.queue.Target."""
 
-    #: See LocalHost.
     counts_bytes = False
     wants_ids = False
-    closed = False
+    deleted = False
 
-    def __init__(self, token: str, home: str, links: Links, node: str, incarnation: int) -> None:
-        self._token = token
+    def __init__(self, turn: Turn, token: str, home: str, links: Links, node: str, incarnation: int) -> None:
+        self.name = token
+        self._turn = turn
         self._home = home
         self._links = links
         self._from = (node, incarnation)
         self.pending: list[Any] = []
 
+    @property
+    def host(self) -> RemoteReply:
+        return self
+
+    def submit(self, *commands: Any) -> None:
+        self.pending += commands
+        self._turn.schedule(self)
+
     def barrier(self, done: Callable[..., None]) -> None:
-        self.turn()
         done()
 
-    def turn(self) -> None:
+    def apply_pending(self) -> None:
         pending, self.pending = self.pending, []
         for command in pending:
             origin, first = command[2], command[3]
@@ -45,8 +53,12 @@ class AwayReply:
             if origin is not None:
                 (origin.confirmed if sent else origin.refused)(first, last)
 
+    def failed(self, error: Exception) -> None:
+        """Replies could not be encoded: nobody knows what else is wrong here."""
+        raise error
+
     def _send(self, commands: list[Any]) -> bool:
-        return self._links.send(self._home, frames.reply(self._token, encode_batch(*self._from, 1, commands)))
+        return self._links.send(self._home, frames.reply(self.name, encode_batch(*self._from, 1, commands)))
 
 
 def decode(batch: bytes) -> list[Any]:

@@ -16,8 +16,8 @@ class Spread:
     def __init__(self, mesh: Mesh, clock: Callable[[], int]) -> None:
         self._mesh = mesh
         self._clock = clock
-        #: How far it is here, as the others were told, and how far it is there.
-        self._told = 0
+        #: How far it is here, as is known now and as the others were told; and how far it is there.
+        self._here = self._told = 0
         self._applied: dict[str, int] = {}
         self._waiting: deque[tuple[int, int, Callable[[], None]]] = deque()
 
@@ -40,12 +40,16 @@ class Spread:
             self._waiting.popleft()
             then()
 
-    def tell(self, applied: int) -> None:
-        """This node has applied so much."""
-        if applied > self._told:
-            self._told = applied
+    def applied_here(self, index: int) -> None:
+        """This node has applied so much; the others are told with the next frames."""
+        self._here = index
+
+    def flush(self) -> None:
+        """Tell the others how far it is here."""
+        if self._here > self._told:
+            self._told = self._here
             for peer in self._mesh.connected():
-                self._mesh.send(peer, frames.applied(applied))
+                self._mesh.send(peer, frames.applied(self._told))
 
     def heard(self, peer: str, applied: int) -> None:
         self._applied[peer] = applied

@@ -15,9 +15,9 @@ from quorum_queue.raft.members import Members
 
 if TYPE_CHECKING:
     from amqp_server.broker.queue import Queue
-    from amqp_server.cluster.catalog import Catalog
     from amqp_server.cluster.hosts import ClusterHosts
     from amqp_server.cluster.replication import ClusterReplication
+    from amqp_server.cluster.roster import Roster
     from quorum_queue.cluster.replicas import Replicas
 
 logger = logging.getLogger("mqd.cluster")
@@ -34,14 +34,14 @@ class Steward:
     def __init__(
         self,
         replicas: Replicas,
-        catalog: Catalog,
+        roster: Roster,
         hosts: ClusterHosts,
         replication: ClusterReplication,
         *,
         addresses: Callable[[], dict[str, str]],
     ) -> None:
         self._replicas = replicas
-        self._catalog = catalog
+        self._roster = roster
         self._hosts = hosts
         self._replication = replication
         self._addresses = addresses
@@ -62,21 +62,22 @@ class Steward:
         if group is not None and group.is_leader:
             self._look_after_nodes(group)
         moved = 0
-        for host in self._hosts.grouped.values():
+        for queue_id, host in self._hosts.grouped.items():
             if not host.group.is_leader:
                 continue
-            queue: Queue = host.queue
+            queue = self._hosts.queues[queue_id]
             self._settle(host.group, queue.members)
             self._grow(queue)
             if not self.draining and moved < self._replicas.options.rebalance_groups:
                 moved += self._move(host.group, queue.record.leader)
         self._ask_to_leave()
+        self._tell_stopped()
         self._cut_logs()
 
     # -- group 0 ---------------------------------------------------------------------------------------------------
 
     def _look_after_nodes(self, group: Group) -> None:
-        nodes = self._catalog.nodes
+        nodes = self._roster.nodes
         if nodes:
             self._settle(group, nodes)
         elif not self._founded:
@@ -102,7 +103,7 @@ class Steward:
         if node not in self._lost and now - since >= LOST_FACTOR * self._replicas.options.node_down_ms:
             self._lost[node] = None
             logger.warning("node %s does not come back: its transient and exclusive queues are deleted", node)
-            self._replication.propose(NodeDown(node, self._catalog.incarnation_of(node)))
+            self._replication.propose(NodeDown(node, self._roster.incarnation_of(node)))
 
     # -- members ---------------------------------------------------------------------------------------------------
 
@@ -149,13 +150,20 @@ class Steward:
             for name in queue.members:
                 self._replicas.send(name, frames.leaving(queue_id))
 
+    def _tell_stopped(self) -> None:
+        """What the consumers of a member that failed here held goes back to the queue: the leader must say so."""
+        for queue_id, queue in self._hosts.stopped.items():
+            _, incarnation = self._replicas.own_in(queue_id)
+            for name in queue.members:
+                self._replicas.send(name, frames.stopped(queue_id, incarnation - 1))
+
     def _grow(self, queue: Queue) -> None:
         """Bring a queue to the size that it was declared to grow to, as soon as there are nodes for it."""
         target = queue.parsed.target_group_size
-        if target is None or len(queue.members) >= min(target, len(self._catalog.staying)):
+        if target is None or len(queue.members) >= min(target, len(self._roster.staying)):
             return
         up = self._replicas.links.connected()
-        spare = [name for name in self._catalog.staying if name not in queue.members and name in up]
+        spare = [name for name in self._roster.staying if name not in queue.members and name in up]
         if spare:
             self.set_members(queue, (*queue.members, spare[0]))
 

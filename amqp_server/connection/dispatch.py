@@ -36,7 +36,6 @@ def _tune_ok(session: Session, method: commands.Connection.TuneOk, payload: byte
 
 def _open(session: Session, method: commands.Connection.Open, payload: bytes) -> None:
     handshake.open_vhost(session, method)
-    session.state = State.RUNNING
     session.opened()
 
 

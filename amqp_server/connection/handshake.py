@@ -11,7 +11,6 @@ from amqp_server.config import VERSION
 from amqp_server.connection import sasl
 from amqp_server.errors import NotAllowed
 from amqp_server.wire.frames import FRAME_BYTES_MIN
-from amqp_server.wire.intake import Publisher
 
 if TYPE_CHECKING:
     from amqp_server.connection.session import Session
@@ -55,11 +54,11 @@ def start(session: Session) -> None:
 def start_ok(session: Session, method: commands.Connection.StartOk, response: bytes) -> sasl.Credentials:
     """Return what the client logs in with. Raises CommandInvalid, SyntaxError_."""
     properties = method.client_properties or {}
-    session.client_properties = dict(properties)
+    session.client.properties = dict(properties)
     capabilities = properties.get("capabilities")
     if isinstance(capabilities, dict):
-        session.capabilities = {str(name): bool(value) for name, value in capabilities.items()}
-    session.mechanism = method.mechanism
+        session.client.capabilities = {str(name): bool(value) for name, value in capabilities.items()}
+    session.client.mechanism = method.mechanism
     return sasl.parse_response(method.mechanism, response)
 
 
@@ -73,10 +72,11 @@ def tune_ok(session: Session, method: commands.Connection.TuneOk) -> None:
     config = session.config
     _check("frame_max", method.frame_max, FRAME_BYTES_MIN, config.frame_max_bytes)
     _check("channel_max", method.channel_max, 1, config.channel_max)
-    session.frame_max = method.frame_max or config.frame_max_bytes
-    session.channel_max = method.channel_max or config.channel_max
-    session.heartbeat_s = method.heartbeat
-    session.publisher = Publisher(session.frame_max, session.username.encode(), config.message_bytes_max)
+    session.tuned(
+        method.frame_max or config.frame_max_bytes,
+        method.channel_max or config.channel_max,
+        method.heartbeat,
+    )
 
 
 def _check(field: str, value: int, least: int, most: int) -> None:
@@ -90,6 +90,6 @@ def open_vhost(session: Session, method: commands.Connection.Open) -> None:
     """Raises NotAllowed for a vhost that isn't there or that the user may not open."""
     broker = session.broker
     broker.vhost_records.check_open(method.virtual_host)
-    broker.permissions.check_open(session.username, method.virtual_host)
+    broker.permissions.check_open(session.client.username, method.virtual_host)
     session.vhost = broker.vhost(method.virtual_host)
     session.send(commands.Connection.OpenOk())

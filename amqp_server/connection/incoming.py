@@ -6,7 +6,7 @@ The buffer is walked by offset and trimmed once. Publishes and acks, which are n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pamqp import commands
 
@@ -23,30 +23,51 @@ from amqp_server.errors import (
     UnexpectedFrame,
 )
 from amqp_server.wire import acks, frames, intake, methods
-from amqp_server.wire.intake import Outcome, Route, Segment
+from amqp_server.wire.intake import Outcome, Publisher, Route, Segment
 
 if TYPE_CHECKING:
+    from amqp_server.broker.queue import Target
     from amqp_server.connection.session import Session
 
 #: Body frames from this size on are taken as they come, not when they are whole.
 LARGE_FRAME = 16 * 1024
-#: Content that is published while publishers are blocked is kept up to here; then reading stops.
-HELD_BYTES_MAX = 1 << 20
 
 KINDS = (frames.METHOD, frames.HEADER, frames.BODY, frames.HEARTBEAT)
 _PUBLISH = b"\x00\x3c\x00\x28"
 _ACK = b"\x00\x3c\x00\x50"
 #: basic.publish, ack, reject and nack.
-_PASS_WHILE_HELD = (_PUBLISH, _ACK, b"\x00\x3c\x00\x5a", b"\x00\x3c\x00\x78")
+_PASS_WHILE_BLOCKED = (_PUBLISH, _ACK, b"\x00\x3c\x00\x5a", b"\x00\x3c\x00\x78")
 
 
 class Incoming:
     """The reading half of a session."""
 
+    __slots__ = (
+        "_after",
+        "_body_channel",
+        "_body_left",
+        "_generation",
+        "_held_bytes",
+        "_session",
+        "_tail",
+        "_targets",
+        "blocked",
+        "broker",
+        "config",
+        "published",
+        "publisher",
+        "received_bytes",
+        "routes",
+        "segments",
+        "stalled",
+    )
+
     def __init__(self, session: Session) -> None:
         self._session = session
         self.broker = session.broker
         self.config = session.config
+        self.publisher = Publisher(session.limits.frame_max, b"", self.config.message_bytes_max)
+        self.received_bytes = 0
         self._tail = b""
         #: Offset behind the frame that is being handled.
         self._after = 0
@@ -55,15 +76,22 @@ class Incoming:
         self._body_channel: Channel | None = None
         #: The memo: publish frames to routes, as of one generation of the topology.
         self.routes: dict[bytes, Route] = {}
-        self._hosts: dict[tuple[Any, ...], tuple[Any, ...]] = {}
-        self.generation = session.broker.generation
+        #: One tuple for each combination of queues that routes lead to.
+        self._targets: dict[tuple[Target, ...], tuple[Target, ...]] = {}
+        self._generation = session.broker.generation
         #: What was published and not yet handed to the queues.
         self.segments: list[Segment] = []
+        #: The client has published something.
+        self.published = False
+        #: connection.blocked was sent: an alarm stands, and what is published is held back.
+        self.blocked = False
         self._held_bytes = 0
+        #: So much is held back that nothing more is read until the alarm is over.
+        self.stalled = False
 
     def receive(self, data: bytes) -> None:
-        """Handle what came from the client. Raises nothing: errors become close methods."""
-        self._session.received_bytes += len(data)
+        """Handle what came from the client. What is wrong with it becomes a close method."""
+        self.received_bytes += len(data)
         if self._body_left:
             data = self._more_body(data)
             if not data:
@@ -90,7 +118,7 @@ class Incoming:
                 channel.assembly = None
                 self._assembled(channel, assembly)
         except AMQPError as error:
-            self.flush(hold=False)
+            self.flush(release=True)
             self._session.fail(error, (0, 0))
             return b""
         if taken == len(data):
@@ -104,21 +132,21 @@ class Incoming:
         if assembly is None or assembly.header is None or assembly.received + size > assembly.body_size:
             return False
         assembly.received += size
-        assembly.oversized = assembly.oversized or size + frames.OVERHEAD > self._session.frame_max
+        assembly.oversized = assembly.oversized or size + frames.OVERHEAD > self._session.limits.frame_max
         assembly.framed.append(data[pos:])
         self._body_left = pos + size + frames.OVERHEAD - end
         self._body_channel = channel
         return True
 
-    def resume(self) -> None:
-        """Go on after a stall or a login with what is in the buffer."""
-        self._session.stalled = False
+    def go_on(self) -> None:
+        """Handle what is in the buffer: the login is done, an answer came, or an alarm is over."""
         self._handle(self._tail)
 
     @property
-    def backlog_bytes(self) -> int:
-        """What has come and was not handled yet."""
-        return len(self._tail)
+    def backlogged(self) -> bool:
+        """True if so much has come behind a method whose answer is awaited that no more is read."""
+        waiting = self._session.suspended is not None
+        return waiting and len(self._tail) > self.config.suspended_input_bytes_max
 
     def _handle(self, data: bytes) -> None:
         if self._session.suspended is not None:
@@ -126,13 +154,12 @@ class Incoming:
             return
         position = 0
         try:
-            if self.generation != self.broker.generation:
-                self.forget_routes()
+            self.forget_old_routes()
             if self._session.state is State.HEADER:
                 position = self._session.protocol_header(data)
             position = self._frames(data, position)
         except AMQPError as error:
-            self.flush(hold=False)
+            self.flush(release=True)
             self._session.fail(error, (0, 0))
             position = self._rest(data, error)
         self._tail = data[position:] if self._session.state is not State.CLOSED else b""
@@ -152,16 +179,15 @@ class Incoming:
         end = len(data)
         unpack = frames.prefix.unpack_from
         fast = self.config.switch_fast_path
-        while end - pos >= 7 and not self._session.stalled:
+        while end - pos >= 7 and not self.stalled:
             state = self._session.state
             if state is State.CLOSED or state is State.AUTHENTICATING or state is State.HEADER:
                 break
             kind, number, size = unpack(data, pos)
             # RabbitMQ lets 8 bytes more pass than its text says, and clients rely on it.
-            if size > self._session.frame_max:
-                raise FrameError(
-                    octets(data, pos, size, f"{{frame_too_large,{size},{self._session.frame_max - 8}}}")
-                )
+            frame_max = self._session.limits.frame_max
+            if size > frame_max:
+                raise FrameError(octets(data, pos, size, f"{{frame_too_large,{size},{frame_max - 8}}}"))
             after = self._after = pos + size + frames.OVERHEAD
             if after > end:
                 if kind not in KINDS:
@@ -193,7 +219,7 @@ class Incoming:
                             pos = taken
                             continue
             if self._held_bytes and self._must_wait(data, pos, kind):
-                self._session.stalled = True
+                self.stalled = True
                 break
             self._session.frame(kind, number, data[pos + 7 : after - 1], data[pos:after])
             pos = after
@@ -203,8 +229,7 @@ class Incoming:
 
     def _publishes(self, data: bytes, pos: int, after: int, end: int, channel: Channel) -> int | None:
         """Take the publishes at `pos`; None if the next one is not complete."""
-        if self.generation != self.broker.generation:
-            self.forget_routes()
+        self.forget_old_routes()
         key = data[pos:after]
         route = self.routes.get(key)
         if route is None:
@@ -212,9 +237,7 @@ class Incoming:
             if route is None:
                 return after
         begin = pos
-        pos, outcome, route = intake.take(
-            data, pos, end, route, self.routes, self._session.publisher, self.segments
-        )
+        pos, outcome, route = intake.take(data, pos, end, route, self.routes, self.publisher, self.segments)
         if self.broker.alarms.active and pos != begin:
             self._hold(pos - begin)
         if outcome is Outcome.OTHER:
@@ -242,14 +265,18 @@ class Incoming:
         self.routes[key] = route
         return route
 
-    def hosts_of(self, hosts: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the one tuple for these hosts, so that routes to the same queues are told by identity."""
-        return self._hosts.setdefault(hosts, hosts)
+    def targets(self, targets: tuple[Target, ...]) -> tuple[Target, ...]:
+        """Return the one tuple for these queues, so that routes to the same queues are told by identity."""
+        if len(self._targets) >= self.config.memo_entries_max:
+            self._targets.clear()
+        return self._targets.setdefault(targets, targets)
 
-    def forget_routes(self) -> None:
-        self.routes.clear()
-        self._hosts.clear()
-        self.generation = self.broker.generation
+    def forget_old_routes(self) -> None:
+        """Forget the routes if the topology has changed."""
+        if self._generation != self.broker.generation:
+            self._generation = self.broker.generation
+            self.routes.clear()
+            self._targets.clear()
 
     def _acks(self, data: bytes, pos: int, end: int, channel: Channel) -> int:
         pos, ranges = acks.take(data, pos, end)
@@ -280,7 +307,7 @@ class Incoming:
             if kind != frames.BODY:
                 raise UnexpectedFrame(expected(assembly), (60, 40))
             assembly.received += len(payload)
-            assembly.oversized = assembly.oversized or len(whole) > self._session.frame_max
+            assembly.oversized = assembly.oversized or len(whole) > self._session.limits.frame_max
             if assembly.received > assembly.body_size:
                 raise FrameError(
                     f"body of {assembly.received} bytes is longer than the {assembly.body_size} announced",
@@ -313,8 +340,7 @@ class Incoming:
         assembly.framed.append(whole)
 
     def _assembled(self, channel: Channel, assembly: Assembly) -> None:
-        if self.generation != self.broker.generation:
-            self.forget_routes()
+        self.forget_old_routes()
         try:
             if assembly.generation != self.broker.generation:
                 key = assembly.route.key
@@ -334,36 +360,46 @@ class Incoming:
             self._hold(assembly.body_size)
 
     def flush_segments(self) -> None:
-        """Hand what was published to the channels."""
+        """Hand what was published to the channels, unless an alarm holds it back."""
         if self._held_bytes:
             return
         segments, self.segments = self.segments, []
-        self._session.published = self._session.published or bool(segments)
+        self.published = self.published or bool(segments)
         for segment in segments:
             segment.route.publisher.publish(segment)
 
-    def flush(self, *, hold: bool = True) -> None:
-        """End the turn: hand over what was published, and apply all that is pending."""
-        if not hold:
+    def flush(self, *, release: bool = False) -> None:
+        """Hand over what was published and have it applied. `release`: even if an alarm stands."""
+        if release:
             self._held_bytes = 0
         self.flush_segments()
-        self.broker.run_dirty()
+        self._session.turn.apply()
 
     def _hold(self, size: int) -> None:
         """An alarm stands: keep what is published, and tell the client once."""
         self._held_bytes += size
-        if not self._session.blocked:
-            self._session.blocked = True
-            if self._session.can("connection.blocked"):
+        if not self.blocked:
+            self.blocked = True
+            if self._session.client.can("connection.blocked"):
                 self._session.send(commands.Connection.Blocked(self.broker.alarms.reason))
-        if self._held_bytes > HELD_BYTES_MAX:
-            self._session.stalled = True
+        if self._held_bytes > self.config.blocked_input_bytes_max:
+            self.stalled = True
 
     def _must_wait(self, data: bytes, pos: int, kind: int) -> bool:
-        """While publishes are held only acks, heartbeats and content pass: the rest could overtake them."""
+        """While publishes are held back only acks, heartbeats and content pass: the rest could overtake them."""
         if kind != frames.METHOD:
             return False
-        return data[pos + 7 : pos + 11] not in _PASS_WHILE_HELD
+        return data[pos + 7 : pos + 11] not in _PASS_WHILE_BLOCKED
+
+    def unblock(self) -> None:
+        """The alarm is over."""
+        if not self.blocked:
+            return
+        self.blocked = self.stalled = False
+        self._held_bytes = 0
+        if self._session.client.can("connection.blocked"):
+            self._session.send(commands.Connection.Unblocked())
+        self.go_on()
 
     def drop_channel(self, channel: Channel) -> None:
         """Forget the routes of a channel that is gone."""
@@ -372,10 +408,6 @@ class Incoming:
     def drop_segments(self, channel: Channel) -> None:
         """Forget what an alarm holds back of a channel's transaction."""
         self.segments = [segment for segment in self.segments if segment.route.publisher is not channel]
-
-    def release_held(self) -> None:
-        """The alarm is over."""
-        self._held_bytes = 0
 
     def forget(self) -> None:
         """Nothing of what has come is to be handled any more."""
@@ -386,3 +418,4 @@ class Incoming:
         self.segments = []
         self._held_bytes = 0
         self.routes.clear()
+        self._targets.clear()

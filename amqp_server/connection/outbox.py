@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from amqp_server.turn import Sender, Turn
+
 
 class Outbox:
-    """Chunks in order. The first chunk of a turn puts the outbox on the list of those to flush."""
+    """Chunks in order. The first chunk has the turn send them."""
 
-    __slots__ = ("_chunks", "_dirty", "_held", "high_bytes", "size")
+    __slots__ = ("_chunks", "_sender", "_turn", "_withheld", "high_bytes", "size")
 
-    def __init__(self, dirty: dict[Outbox, None], high_bytes: int) -> None:
-        self._dirty = dirty
+    def __init__(self, turn: Turn, sender: Sender, high_bytes: int) -> None:
+        self._turn = turn
+        self._sender = sender
         self._chunks: list[bytes | memoryview] = []
-        self._held = 0
+        #: Answers that wait for the disk.
+        self._withheld = 0
         self.size = 0
         #: Above this size its consumers get no more.
         self.high_bytes = high_bytes
@@ -21,24 +25,24 @@ class Outbox:
     def put(self, data: bytes) -> None:
         """Add bytes behind the others."""
         if not self._chunks:
-            self._dirty[self] = None
+            self._turn.send(self._sender)
         self._chunks.append(data)
         self.size += len(data)
 
-    def hold(self) -> Callable[[], None]:
+    def withhold(self) -> Callable[[], None]:
         """Send nothing until the returned function is called: an answer waits for the disk."""
-        self._held += 1
+        self._withheld += 1
 
         def release() -> None:
-            self._held -= 1
-            if not self._held and self._chunks:
-                self._dirty[self] = None
+            self._withheld -= 1
+            if not self._withheld and self._chunks:
+                self._turn.send(self._sender)
 
         return release
 
     def take(self) -> list[bytes | memoryview]:
         """Remove and return all that may be sent now, in chunks."""
-        if self._held or not self._chunks:
+        if self._withheld or not self._chunks:
             return []
         chunks, self._chunks = self._chunks, []
         return chunks

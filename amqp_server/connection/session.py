@@ -1,7 +1,7 @@
 """One connection's protocol state, without I/O: bytes in by `receive`, bytes out by the outbox.
 
 Publishes and acks, which are nearly all frames, are the business of `incoming`; every other frame comes here, is decoded
-by pamqp and dispatched through a table. A soft error closes its channel, a hard one the connection, each in one place.
+and dispatched through a table. A soft error closes its channel, a hard one the connection, each in one place.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 from pamqp import base, commands
 
@@ -18,6 +18,7 @@ from amqp_server.channel import publish
 from amqp_server.channel.channel import Assembly, Channel
 from amqp_server.config import Config
 from amqp_server.connection import handshake
+from amqp_server.connection.client import Client, Limits
 from amqp_server.connection.dispatch import CHANNEL, CONNECTION
 from amqp_server.connection.frame_errors import expected, octets
 from amqp_server.connection.incoming import KINDS, Incoming
@@ -51,8 +52,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mqd.connection")
 
-#: Bytes kept behind a method whose answer is awaited; then reading stops.
-BACKLOG_BYTES_MAX = 1 << 20
 #: Class and method id; class, weight and body size.
 _PAYLOAD_BYTES_MIN = {frames.METHOD: 4, frames.HEADER: 12}
 _CLOSE = b"\x00\x0a\x00\x32"
@@ -61,66 +60,71 @@ _CHANNEL_CLOSE = b"\x00\x14\x00\x28"
 _CHANNEL_CLOSE_OK = b"\x00\x14\x00\x29"
 
 
-class Session:
-    """The server's side of one connection."""
+class Edge(Protocol):
+    """What a session tells whoever moves its bytes."""
 
-    def __init__(self, broker: Broker, outbox: Outbox, peer: str, name: str) -> None:
+    def opened(self) -> None:
+        """The client has logged in and opened a vhost."""
+
+    def resumed(self) -> None:
+        """What the session waited for has come: more may be read."""
+
+
+class Session:
+    """The server's side of one connection. See amqp_server.turn.Session, and channel.connection.Connection."""
+
+    def __init__(self, broker: Broker, outbox: Outbox, edge: Edge, peer: str, name: str) -> None:
         self.broker = broker
         self.config: Config = broker.config
+        self.turn = broker.turn
         self.outbox = outbox
-        #: Address of the real peer.
-        self.peer = peer
-        #: `client host:port -> server host:port`, as RabbitMQ names connections.
-        self.name = name
-        self.number = broker.next_session_id()
-        #: What tells it from all other sessions of this node; hosts add what tells the node from others.
-        self.identity = (self.number,)
+        self._edge = edge
+        self.client = Client(peer, name, broker.clock())
+        self.limits = Limits(self.config.handshake_frame_bytes_max)
+        self.number = broker.sessions.next_number()
         self.state = State.HEADER
-        self.username = ""
-        self.mechanism = ""
+        self.closing_since_ms = self.client.connected_at_ms
         self.vhost: VHost | None = None
-        self.client_properties: dict[str, Any] = {}
-        self.capabilities: dict[str, bool] = {}
-        self.frame_max = self.config.handshake_frame_bytes_max
-        self.channel_max = 0
-        self.heartbeat_s = 0
-        self.connected_at_ms = self.closing_since_ms = broker.clock()
-        self.publisher = Publisher(self.frame_max, b"", self.config.message_bytes_max)
         self.channels: dict[int, Channel] = {}
         self.exclusive_queues: dict[Queue, None] = {}
         #: What the client wants to log in with; the edge verifies it and calls `login_done`.
         self.login: Credentials | None = None
         #: The client's consumers get nothing until the outbox has drained.
         self.paused = False
-        #: It has published something.
-        self.published = False
-        #: connection.blocked was sent.
-        self.blocked = False
-        #: Nothing more is to be read until `resume`.
-        self.stalled = False
         #: A method whose answer is awaited; no frame behind it is handled before.
         self.suspended: Suspension | None = None
         #: Channel, and class and method id, of the method being handled.
         self._handling: tuple[Channel, tuple[int, int]] | None = None
-        #: Called when a suspension is over; set by the edge.
-        self.resumed: Callable[[], None] = lambda: None
-        self.received_bytes = 0
-        #: Called when the connection is open; set by the edge.
-        self.opened: Callable[[], None] = lambda: None
         self.incoming = Incoming(self)
-        broker.sessions[self.number] = self
+        broker.sessions.add(self)
+
+    @classmethod
+    def logged_in(
+        cls,
+        broker: Broker,
+        outbox: Outbox,
+        edge: Edge,
+        *,
+        name: str,
+        peer: str = "",
+        user: str,
+        vhost: VHost,
+        frame_max: int,
+        channel_max: int,
+    ) -> Session:
+        """Return a session without a handshake, for a client within this process."""
+        session = cls(broker, outbox, edge, peer, name)
+        session.client.username = user
+        session.vhost = vhost
+        session.tuned(frame_max, channel_max, 0)
+        session.state = State.RUNNING
+        return session
 
     # -- in --------------------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
-        """Handle what came from the client. Raises nothing: errors become close methods."""
-        self.received_bytes += len(data)
+        """Handle what came from the client. What is wrong with it becomes a close method."""
         self.incoming.receive(data)
-
-    def resume(self) -> None:
-        """Go on after a stall or a login with what is in the buffer."""
-        self.stalled = False
-        self.incoming.resume()
 
     def protocol_header(self, data: bytes) -> int:
         """Answer the protocol header; return the offset after it."""
@@ -188,7 +192,7 @@ class Session:
         self.incoming.flush_segments()
         if not isinstance(method, (commands.Basic.Publish, commands.Basic.Ack)):
             # Answers count what was published before them. An ack has none, and the fast path runs nothing for it either.
-            self.broker.run_dirty()
+            self.turn.apply()
         channel.raw = payload
         self._handling = channel, where
         try:
@@ -198,8 +202,7 @@ class Session:
         except HardError as error:
             error.method = error.method or where
             raise
-        if self.incoming.generation != self.broker.generation:
-            self.incoming.forget_routes()
+        self.incoming.forget_old_routes()
 
     def _dispatch(self, channel: Channel, method: base.Frame) -> None:
         if isinstance(method, commands.Basic.Publish):
@@ -222,23 +225,24 @@ class Session:
     def _open_channel(self, number: int, method: base.Frame, where: tuple[int, int]) -> None:
         if not isinstance(method, commands.Channel.Open):
             raise ChannelError("expected 'channel.open'", where)
-        count = len(self.channels)
-        if number > self.channel_max or count >= self.channel_max:
+        count, most = len(self.channels), self.limits.channel_max
+        if number > most or count >= most:
             raise NotAllowed(
-                f"number of channels opened ({count}) has reached the negotiated channel_max ({self.channel_max})",
+                f"number of channels opened ({count}) has reached the negotiated channel_max ({most})",
                 (0, 0),
             )
-        if self.broker.channel_count >= self.config.channels_max:
+        if self.broker.counts.channels >= self.config.channels_max:
             raise NotAllowed(
-                f"{self.broker.channel_count} channels are open, no more are allowed (channels_max)"
+                f"{self.broker.counts.channels} channels are open, no more are allowed (channels_max)"
             )
-        self.channels[number] = channel = Channel(self, number)
-        self.broker.channel_count += 1
+        assert self.vhost is not None
+        self.channels[number] = channel = Channel(self, self.vhost, number)
+        self.broker.counts.channels += 1
         channel.send(methods.make(commands.Channel.OpenOk))
 
     def _drop_channel(self, channel: Channel) -> None:
         if self.channels.pop(channel.number, None) is not None:
-            self.broker.channel_count -= 1
+            self.broker.counts.channels -= 1
         self._handling = None
         self.incoming.drop_channel(channel)
 
@@ -247,13 +251,18 @@ class Session:
     def after(self, begin: Callable[[Callable[..., None]], None], then: Callable[..., None]) -> None:
         """Go on with `then` when `begin` has an answer: it is given the function that takes it.
 
-        What answers at once costs nothing; else the connection waits. For handlers of channel methods, as the last
-        thing that they do.
+        What answers within the turn costs nothing; else the connection waits. For handlers of channel methods, as the
+        last thing that they do.
         """
         assert self._handling is not None
         suspension = Suspension(self, *self._handling, then)
-        suspension.begin(begin)
-        if not suspension.finished:
+        begin(suspension.answer)
+        if not suspension.answered:
+            self.turn.apply()
+        if suspension.answered:
+            suspension.finish()
+        else:
+            suspension.waiting = True
             self.suspended = suspension
 
     def propose(self, operation: Operation, then: Callable[[str], None]) -> None:
@@ -266,42 +275,25 @@ class Session:
 
         self.after(lambda done: self.broker.propose(operation, done), applied)
 
-    def go_on(self, suspension: Suspension, answer: tuple[Any, ...]) -> None:
-        """The answer came. If nobody waits for it any more, nothing happens."""
-        if self.suspended is not suspension:
+    def go_on(self) -> None:
+        """The answer that was waited for is there. If nobody waits for it any more, nothing happens."""
+        suspension = self.suspended
+        if suspension is None or not suspension.answered:
             return
         self.suspended = None
         channel, where = suspension.channel, suspension.where
         channel.raw = suspension.raw
         self._handling = channel, where
         try:
-            suspension.then(answer)
+            suspension.finish()
         except SoftError as error:
             self.close_channel(channel, error, where)
         except HardError as error:
-            self.incoming.flush(hold=False)
+            self.incoming.flush(release=True)
             self.fail(error, where)
-        except Exception:
-            # Whoever brought the answer is not to suffer.
-            logger.exception("connection %s: internal error", self.name)
-            self.crashed()
         if self.suspended is None:
-            # What came behind is handled at the end of the turn, not in the midst of whatever brought the answer.
-            self.broker.resuming[self] = None
-        self.resumed()
-
-    def catch_up(self) -> None:
-        """Handle what came behind a method that is answered now."""
-        try:
-            self.incoming.resume()
-        except Exception:
-            logger.exception("connection %s: internal error", self.name)
-            self.crashed()
-
-    @property
-    def backlogged(self) -> bool:
-        """Has so much come behind a method whose answer is awaited that no more is to be read?"""
-        return self.suspended is not None and self.incoming.backlog_bytes > BACKLOG_BYTES_MAX
+            self.incoming.go_on()
+        self._edge.resumed()
 
     # -- out -------------------------------------------------------------------------------------------------------
 
@@ -313,14 +305,11 @@ class Session:
         """Send a heartbeat."""
         self.outbox.put(frames.HEARTBEAT_FRAME)
 
-    def can(self, capability: str) -> bool:
-        """Did the client announce this capability?"""
-        return self.capabilities.get(capability, False)
-
     def synced(self) -> None:
         """What is answered from here on waits until all that was changed is on disk."""
-        if self.broker.unsynced():
-            self.broker.services.commits.request(self.outbox.hold())
+        commits = self.broker.services.commits
+        if commits.unsynced:
+            commits.request(self.outbox.withhold())
 
     # -- flow ------------------------------------------------------------------------------------------------------
 
@@ -335,26 +324,30 @@ class Session:
         if self.paused:
             self.paused = False
             self._tell_consumers(paused=False)
-            self.broker.run_dirty()
 
     def _tell_consumers(self, *, paused: bool) -> None:
         for channel in self.channels.values():
             for subscription in channel.subscriptions.values():
-                host = subscription.queue.host
-                host.pending.append(("pause", subscription.key, paused))
-                self.broker.dirty[host] = None
+                subscription.queue.host.submit(("pause", subscription.key, paused))
 
     def alarm_changed(self) -> None:
         """The alarms were raised or cleared."""
-        if self.broker.alarms.active or not self.blocked:
-            return
-        self.blocked = False
-        self.incoming.release_held()
-        if self.can("connection.blocked"):
-            self.send(commands.Connection.Unblocked())
-        self.resume()
+        if not self.broker.alarms.active:
+            self.incoming.unblock()
+            self._edge.resumed()
 
     # -- login -----------------------------------------------------------------------------------------------------
+
+    def tuned(self, frame_max: int, channel_max: int, heartbeat_s: int) -> None:
+        """These are the limits from now on."""
+        self.limits = Limits(frame_max, channel_max, heartbeat_s)
+        username = self.client.username.encode()
+        self.incoming.publisher = Publisher(frame_max, username, self.config.message_bytes_max)
+
+    def opened(self) -> None:
+        """The vhost is open."""
+        self.state = State.RUNNING
+        self._edge.opened()
 
     def login_done(self, *, accepted: bool) -> None:
         """The edge has verified `login`."""
@@ -363,20 +356,20 @@ class Session:
         self.login = None
         if self.state is not State.AUTHENTICATING:
             return
-        if not accepted or not self.broker.users.may_connect_from(user, self.peer):
+        if not accepted or not self.broker.users.may_connect_from(user, self.client.peer):
             text = (
-                f"Login was refused using authentication mechanism {self.mechanism}. "
+                f"Login was refused using authentication mechanism {self.client.mechanism}. "
                 "For details see the broker logfile."
             )
-            if self.can("authentication_failure_close"):
+            if self.client.can("authentication_failure_close"):
                 self.fail(LoginRefused(text), (0, 0))
             else:
                 self._closed()
             return
-        self.username = user
+        self.client.username = user
         self.state = State.TUNING
         handshake.tune(self)
-        self.resume()
+        self.incoming.go_on()
 
     # -- end -------------------------------------------------------------------------------------------------------
 
@@ -400,7 +393,7 @@ class Session:
         self.send(commands.Connection.Close(error.code, error.reply_text(), class_id, method_id))
         self.state = State.CLOSING
         self.closing_since_ms = self.broker.clock()
-        self.frame_max = max(self.frame_max, frames.FRAME_BYTES_MIN)
+        self.limits.frame_max = max(self.limits.frame_max, frames.FRAME_BYTES_MIN)
 
     def force_close(self, reason: str) -> None:
         """Close the connection because an operator wants it, or because the node stops."""
@@ -409,9 +402,10 @@ class Session:
         else:
             self._closed()
 
-    def crashed(self) -> None:
+    def failed(self, error: Exception) -> None:
         """A defect of ours was met while handling this connection; nobody else is to suffer."""
-        self.incoming.segments = []
+        logger.error("connection %s: internal error", self.client.name, exc_info=error)
+        self.incoming.clear()
         self.fail(InternalError(""), (0, 0))
 
     def lost(self) -> None:
@@ -420,7 +414,7 @@ class Session:
 
     def closed_by_client(self) -> None:
         """The client said goodbye: finish what it sent, and answer when it is on disk."""
-        self.incoming.flush(hold=False)
+        self.incoming.flush(release=True)
         queues, self.exclusive_queues = self.exclusive_queues, {}
         self._release()
         self.state = State.CLOSING
@@ -448,7 +442,7 @@ class Session:
         self.synced()
         self.send(commands.Connection.CloseOk())
         self.state = State.CLOSED
-        self.resumed()
+        self._edge.resumed()
 
     def _closed(self) -> None:
         self._release()
@@ -458,18 +452,17 @@ class Session:
     def _release(self) -> None:
         """Give back all that the connection held: channels, exclusive queues."""
         self.suspended = None
-        self.broker.resuming.pop(self, None)
         for channel in list(self.channels.values()):
             if not channel.closing:
                 channel.close()
             self._drop_channel(channel)
         # First it is no session any more: an exclusive queue whose declaration is still under way goes then, too.
-        self.broker.sessions.pop(self.number, None)
+        self.broker.sessions.remove(self)
         queues, self.exclusive_queues = self.exclusive_queues, {}
         for queue in queues:
             queue.delete()
         self.incoming.clear()
-        self.broker.run_dirty()
+        self.turn.apply()
 
 
-__all__ = ["Session", "State"]
+__all__ = ["Edge", "Session", "State"]

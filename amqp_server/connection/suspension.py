@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from amqp_server.errors import AMQPError
-
 if TYPE_CHECKING:
     from amqp_server.channel.channel import Channel
     from amqp_server.connection.session import Session
@@ -15,42 +13,33 @@ if TYPE_CHECKING:
 class Suspension:
     """One method that is half done. While it is, the session handles no frame behind it."""
 
-    __slots__ = ("_error", "_late", "_session", "_then", "channel", "finished", "raw", "where")
+    __slots__ = ("_answer", "_session", "_then", "channel", "raw", "waiting", "where")
 
     def __init__(
         self, session: Session, channel: Channel, where: tuple[int, int], then: Callable[..., None]
     ) -> None:
         self._session = session
         self._then = then
+        self._answer: tuple[Any, ...] | None = None
         self.channel = channel
         #: Class and method id of the method.
         self.where = where
         self.raw = channel.raw
-        self.finished = False
-        #: Its handler has returned: the rest of it is run by whoever brings the answer.
-        self._late = False
-        self._error: AMQPError | None = None
+        #: Its handler has returned: the session goes on when the answer comes.
+        self.waiting = False
 
-    def begin(self, begin: Callable[[Callable[..., None]], None]) -> None:
-        """Ask; what answers at once is gone on with at once. Raises AMQPError, what the rest of the method raised."""
-        begin(self._done)
-        if self._error is not None:
-            raise self._error
-        self._late = True
+    @property
+    def answered(self) -> bool:
+        return self._answer is not None
 
-    def _done(self, *answer: Any) -> None:
-        if self.finished:
-            return
-        self.finished = True
-        if self._late:
-            self._session.go_on(self, answer)
-            return
-        try:
-            self._then(*answer)
-        except AMQPError as error:
-            # Not through whoever was asked.
-            self._error = error
+    def answer(self, *answer: Any) -> None:
+        """Take the answer. The rest of the method runs later, as a part of the session and not of who answers."""
+        if self._answer is None:
+            self._answer = answer
+            if self.waiting:
+                self._session.turn.answered(self._session)
 
-    def then(self, answer: tuple[Any, ...]) -> None:
+    def finish(self) -> None:
         """Run the rest of the method. Raises AMQPError."""
-        self._then(*answer)
+        assert self._answer is not None
+        self._then(*self._answer)

@@ -1,12 +1,11 @@
 """Sockets: one task reads for a connection, and the end of every turn writes for all of them.
 
-Two awaits a batch at most: one until the socket has something, and one more only if it takes no more. Sending is tried
-at once, by whoever's turn filled the outbox; a task for it exists only while a socket is full.
+Two awaits a batch at most: one until the socket has something, and one more only if it takes no more. The turn that
+filled an outbox tries to send it at once; a task for it exists only while a socket is full.
 """
 
 from __future__ import annotations
 
-import logging
 import socket
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,8 +16,6 @@ from amqp_server.connection.session import Session, State
 
 if TYPE_CHECKING:
     from amqp_server.connection.listener import Server
-
-logger = logging.getLogger("mqd.connection")
 
 #: Time that a client has to answer connection.close, or to take what is still to be sent to it.
 CLOSE_TIMEOUT_S = 5.0
@@ -35,7 +32,7 @@ class Wire(Protocol):
 
     @property
     def pending(self) -> bool:
-        """Was something taken by `send` that has not left yet?"""
+        """True if `send` took something that has not left yet."""
 
     async def receive(self) -> bytes: ...
 
@@ -90,13 +87,15 @@ class PlainWire:
 
 
 class Transport:
-    """Moves bytes between a socket and a session."""
+    """Moves bytes between a socket and a session. See connection.session.Edge, and amqp_server.turn.Sender."""
 
-    def __init__(self, server: Server, wire: Wire, session: Session, outbox: Outbox) -> None:
+    def __init__(self, server: Server, wire: Wire, peer: str, name: str) -> None:
         self._server = server
+        self._turn = server.turn
         self._wire = wire
-        self.session = session
-        self.outbox = outbox
+        self.outbox = Outbox(server.turn, self, server.config.outbox_high_bytes)
+        self.session = Session(server.broker, self.outbox, self, peer, name)
+        self._half_open = True
         self._unsent: list[bytes | memoryview] = []
         self._draining = False
         self._resumed = trio.Event()
@@ -117,12 +116,20 @@ class Transport:
                     nursery.cancel_scope.cancel()
         except* (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
             pass
+        except* Exception as error:  # noqa: BLE001 - the turn decides what it ends
+            self._turn.run(self._turn.failed, session, error)
         finally:
-            session.lost()
-            self._server.dirty.pop(self.outbox, None)
-            self._server.end_turn()
+            self._turn.run(self._turn.contain, session, session.lost)
+            self._turn.forget(session, self)
+            self.opened()
             with trio.CancelScope(shield=True):
                 await self._wire.close()
+
+    def opened(self) -> None:
+        """The client has logged in, or it never will."""
+        if self._half_open:
+            self._half_open = False
+            self._server.half_open -= 1
 
     async def _send_rest(self) -> None:
         """Give the client a moment to take what is still to be sent."""
@@ -138,42 +145,37 @@ class Transport:
                     await self._drained.wait()
 
     async def _read(self) -> None:
-        session, server = self.session, self._server
+        session, turn = self.session, self._turn
         while session.state is not State.CLOSED:
             data = await self._wire.receive()
             if not data:
                 return
             self.last_received = trio.current_time()
-            try:
-                session.receive(data)
-            except Exception:
-                logger.exception("connection %s: internal error", session.name)
-                session.crashed()
-            server.end_turn()
+            turn.receive(session, data)
             if session.login is not None:
                 await self._log_in()
             while session.state is State.RUNNING and (self._full() or self._ahead_of_disk()):
                 await self._wait_for_room()
 
     def _full(self) -> bool:
-        """Is there no point in reading more: the client does not take what is sent, or publishes against an alarm?"""
-        session = self.session
-        return session.stalled or session.backlogged or self.outbox.size > 2 * self.outbox.high_bytes
+        """True if there is no point in reading more: the client does not take what is sent, or publishes against an alarm."""
+        incoming = self.session.incoming
+        return incoming.stalled or incoming.backlogged or self.outbox.size > 2 * self.outbox.high_bytes
 
     def _ahead_of_disk(self) -> bool:
-        """Has this client published, and is more waiting for the disk than may wait? Consumers are always read."""
-        return self.session.published and self._server.unsynced_bytes() > self._server.unsynced_high
+        """True if this client has published, and more waits for the disk than may wait. Consumers are always read."""
+        return self.session.incoming.published and self._server.backpressure.ahead
 
     async def _wait_for_room(self) -> None:
         if self._ahead_of_disk():
-            await self._server.barrier()
+            await self._server.backpressure.wait()
             return
         self._resumed = trio.Event()
         with trio.move_on_after(0.25):
             await self._resumed.wait()
         # Its heartbeats stand unread meanwhile. A blocked publisher is not watched; that a consumer takes what it is
         # sent is a sign of life, too.
-        unread = self.session.stalled or self.session.suspended is not None
+        unread = self.session.incoming.stalled or self.session.suspended is not None
         alive = trio.current_time() if unread else self.last_sent
         self.last_received = max(self.last_received, alive)
 
@@ -184,8 +186,10 @@ class Transport:
         accepted = users.recall(login.user, login.password)
         if accepted is None:
             accepted = await trio.to_thread.run_sync(users.verify, login.user, login.password)
+        self._turn.run(self._turn.contain, self.session, self._logged_in, accepted)
+
+    def _logged_in(self, accepted: bool) -> None:
         self.session.login_done(accepted=accepted)
-        self._server.end_turn()
 
     def flush(self) -> None:
         """Send what waits, as far as the socket takes it now."""
@@ -220,7 +224,7 @@ class Transport:
             self._nursery.start_soon(self._drain)
 
     async def _drain(self) -> None:
-        outbox, low = self.outbox, self._server.outbox_low
+        outbox, low = self.outbox, self._server.config.outbox_low_bytes
         try:
             while True:
                 await self._wire.writable()
@@ -234,26 +238,21 @@ class Transport:
                 if outbox.size <= low:
                     self._resumed.set()
                     if self.session.paused:
-                        self.session.drained()
-                        self._server.end_turn()
+                        self._turn.run(self.session.drained)
         except OSError:
             self._scope.cancel()
         finally:
             self._draining = False
+            self._drained.set()
             self._resumed.set()
 
     def close(self) -> None:
         """End the connection without a word."""
         self._scope.cancel()
 
-    def wake(self) -> None:
-        """A stalled session may go on."""
-        self._resumed.set()
-
     def resumed(self) -> None:
-        """A method that was waited for is answered."""
+        """More may be read."""
         self._resumed.set()
-        self._server.want_turn()
 
 
 def _after(chunks: list[bytes | memoryview], sent: int) -> list[bytes | memoryview]:

@@ -54,10 +54,6 @@ class Commits(Protocol):
     async def barrier(self) -> None: ...
 
 
-class Server(Protocol):
-    def end_turn(self) -> None: ...
-
-
 class Node(Protocol):
     """What of the running node is needed here."""
 
@@ -74,8 +70,6 @@ class Node(Protocol):
     def resources(self) -> ResourceWatch: ...
     @property
     def commits(self) -> Commits: ...
-    @property
-    def server(self) -> Server: ...
 
 
 class ManagedBroker:
@@ -132,8 +126,6 @@ class ManagedBroker:
         self._node.resources.set_memory_limit(Config(memory_limit=limit).memory_limit_bytes)
 
     async def settled(self) -> None:
-        # What a request did to others, their deliveries and closes, leaves with this turn.
-        self._node.server.end_turn()
         await self._node.commits.barrier()
 
     # -- what there is --------------------------------------------------------------------------------------
@@ -153,11 +145,11 @@ class ManagedBroker:
         if queue.exclusive:
             here = (record.node, record.incarnation) == self._home
             session = self._broker.sessions.get(record.owner) if here else None
-            owner = {"name": session.name} if session is not None else {"node": record.node}
+            owner = {"name": session.client.name} if session is not None else {"node": record.node}
         return QueueView(
             name=queue.name,
             vhost=queue.vhost.name,
-            type=queue.type,
+            type=queue.type.name,
             durable=queue.durable,
             auto_delete=queue.auto_delete,
             exclusive=queue.exclusive,
@@ -206,43 +198,48 @@ class ManagedBroker:
     def _sessions(self) -> list[Session]:
         """Connections that are logged in."""
         states = (State.OPENING, State.RUNNING, State.CLOSING)
-        return [session for session in self._broker.sessions.values() if session.state in states]
+        return [
+            session
+            for session in self._broker.sessions
+            if isinstance(session, Session) and session.state in states
+        ]
 
     def connections(self) -> Iterable[ConnectionView]:
         return [self._connection(session) for session in self._sessions()]
 
     def _connection(self, session: Session) -> ConnectionView:
-        peer, _, here = session.name.partition(" -> ")
-        state = session.state.value
+        client, limits, incoming = session.client, session.limits, session.incoming
+        peer, _, here = client.name.partition(" -> ")
+        blocked = incoming.blocked and session.state is State.RUNNING
         return ConnectionView(
-            name=session.name,
-            user=session.username,
+            name=client.name,
+            user=client.username,
             vhost=session.vhost.name if session.vhost else "",
             peer_host=peer.rpartition(":")[0],
             peer_port=_port(peer),
             host=here.rpartition(":")[0],
             port=_port(here),
             node=self.name,
-            state="blocked" if session.blocked and session.state is State.RUNNING else state,
-            auth_mechanism=session.mechanism,
+            state="blocked" if blocked else session.state.value,
+            auth_mechanism=client.mechanism,
             channels=len(session.channels),
-            channel_max=session.channel_max,
-            frame_max=session.frame_max,
-            timeout=session.heartbeat_s,
-            connected_at=session.connected_at_ms,
-            client_properties=session.client_properties,
-            recv_oct=session.received_bytes,
+            channel_max=limits.channel_max,
+            frame_max=limits.frame_max,
+            timeout=limits.heartbeat_s,
+            connected_at=client.connected_at_ms,
+            client_properties=client.properties,
+            recv_oct=incoming.received_bytes,
             send_pend=session.outbox.size,
         )
 
     def channels(self) -> Iterable[ChannelView]:
         return [
             ChannelView(
-                name=f"{session.name} ({channel.number})",
+                name=f"{session.client.name} ({channel.number})",
                 number=channel.number,
-                user=session.username,
+                user=session.client.username,
                 vhost=channel.vhost.name,
-                connection_details={"name": session.name},
+                connection_details={"name": session.client.name},
                 node=self.name,
                 state="closing" if channel.closing else "running",
                 confirm=channel.confirms is not None,
@@ -271,10 +268,10 @@ class ManagedBroker:
         here = not home or tuple(home) == self._home
         subscription = queue.subscriptions.get(consumer.key[-4:]) if here else None
         if subscription is not None:
-            session = subscription.channel.session
-            channel["name"] = f"{session.name} ({number})"
-            channel["connection_name"] = session.name
-            channel["user"] = session.username
+            client = subscription.channel.connection.client
+            channel["name"] = f"{client.name} ({number})"
+            channel["connection_name"] = client.name
+            channel["user"] = client.username
             arguments = subscription.arguments
         status = "waiting"
         if consumer.active:
@@ -303,10 +300,8 @@ class ManagedBroker:
             answers.append(result)
             answered.set()
 
-        self._broker.propose(operation, done)
-        if not answers:
-            self._broker.want_turn()
-            await answered.wait()
+        self._broker.turn.run(self._broker.propose, operation, done)
+        await answered.wait()
         (result,) = answers
         if isinstance(result, Refused):
             raise Unavailable(result.text)
@@ -415,9 +410,9 @@ class ManagedBroker:
         return True
 
     def close_connection(self, name: str, reason: str) -> bool:
-        found = [session for session in self._sessions() if session.name == name]
+        found = [session for session in self._sessions() if session.client.name == name]
         for session in found:
-            session.force_close(reason)
+            self._broker.turn.run(session.force_close, reason)
         return bool(found)
 
     # -- messages -------------------------------------------------------------------------------------------

@@ -16,10 +16,9 @@ from pamqp import base, commands, frame
 
 from amqp_server.broker.broker import Broker
 from amqp_server.connection.outbox import Outbox
-from amqp_server.connection.session import Session, State
+from amqp_server.connection.session import Session
 from amqp_server.errors import AMQPError, InternalError, PreconditionFailed
 from amqp_server.wire import content, frames
-from amqp_server.wire.intake import Publisher
 
 CHANNEL = 1
 #: Class, weight and body size of a content header (spec 4.2.6.1); flags and properties follow.
@@ -36,49 +35,58 @@ class _Answers(Outbox):
 
     __slots__ = ()
 
-    def hold(self) -> Callable[[], None]:
+    def withhold(self) -> Callable[[], None]:
         return lambda: None
 
 
 class Direct:
-    """Use as a context: leaving it closes the session, and what it holds goes back."""
+    """Use as a context: leaving it closes the session, and what it holds goes back.
+
+    See connection.session.Edge, and amqp_server.turn.Sender.
+    """
 
     def __init__(self, broker: Broker, vhost: str, username: str) -> None:
-        config = broker.config
-        self._frame_max = config.frame_max_bytes
-        self._outbox = _Answers({}, 1 << 62)
-        session = Session(broker, self._outbox, "", "management")
-        session.username = username
-        session.vhost = broker.vhost(vhost)
-        session.frame_max = self._frame_max
-        session.channel_max = CHANNEL
-        session.publisher = Publisher(self._frame_max, username.encode(), config.message_bytes_max)
-        session.state = State.RUNNING
-        session.resumed = self._resumed
-        self._session = session
+        self._turn = broker.turn
+        self._frame_max = broker.config.frame_max_bytes
+        self._outbox = _Answers(broker.turn, self, 1 << 62)
         self._answered = trio.Event()
+        self._session = Session.logged_in(
+            broker,
+            self._outbox,
+            self,
+            name="management",
+            user=username,
+            vhost=broker.vhost(vhost),
+            frame_max=self._frame_max,
+            channel_max=CHANNEL,
+        )
 
-    def _resumed(self) -> None:
+    def opened(self) -> None: ...
+
+    def resumed(self) -> None:
         self._answered.set()
 
+    def flush(self) -> None:
+        """What was answered stays in the outbox until it is asked for."""
+
     def __enter__(self) -> Direct:
-        self._session.receive(_encoded(commands.Channel.Open()))
+        self._turn.receive(self._session, _encoded(commands.Channel.Open()))
         list(self._answers(b"".join(self._outbox.take())))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._session.lost()
+        self._turn.run(self._turn.contain, self._session, self._session.lost)
 
     async def ask(self, method: base.Frame, *more: bytes) -> list[base.Frame | Content]:
         """Send a method, and frames behind it; return the answers. Raises what closes the channel."""
         session = self._session
-        session.receive(b"".join((_encoded(method), *more)))
+        self._answered = trio.Event()
+        self._turn.receive(session, b"".join((_encoded(method), *more)))
         while session.suspended is not None:
-            self._answered = trio.Event()
-            session.broker.want_turn()
             await self._answered.wait()
+            self._answered = trio.Event()
         return list(self._answers(b"".join(self._outbox.take())))
 
     async def publish(

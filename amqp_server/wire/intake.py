@@ -52,12 +52,12 @@ class Route:
         "channel",
         "exchange",
         "head",
-        "hosts",
         "key",
         "mandatory",
         "publisher",
         "resolve",
         "routing_key",
+        "targets",
     )
 
     def __init__(
@@ -70,7 +70,7 @@ class Route:
         routing_key: str,
         head: bytes,
         mandatory: bool,
-        hosts: tuple[Any, ...] = (),
+        targets: tuple[Any, ...] = (),
         resolve: Callable[[bytes], Route] | None = None,
     ) -> None:
         #: The whole method frame.
@@ -83,7 +83,8 @@ class Route:
         #: Exchange and routing key as two short strings, as a delivery carries them.
         self.head = head
         self.mandatory = mandatory
-        self.hosts = hosts
+        #: The queues, opaque here. Their hosts are looked up when the messages are handed over.
+        self.targets = targets
         #: Where routing depends on the message: from the content header's payload to its own route.
         self.resolve = resolve
 
@@ -103,12 +104,12 @@ class Segment:
         self.heads: list[bytes] | None = None
 
     def takes(self, route: Route, attributes: Attributes) -> bool:
-        """May messages of another route go on in this segment? It is so if they go to the same queues."""
+        """True if messages of `route` may go on in this segment, because they go to the same queues."""
         mine = self.route
         return (
             self.attributes is attributes
-            and mine.hosts is route.hosts
-            and bool(route.hosts)
+            and mine.targets is route.targets
+            and bool(route.targets)
             and mine.publisher is route.publisher
         )
 

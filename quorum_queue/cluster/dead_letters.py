@@ -45,11 +45,11 @@ def _send(host: GroupHost, run: Run, reason: Reason, places: contents.Places, *,
     host.dead_letters_sent[seq] = None
 
     def done(taken: bool) -> None:
-        if host.closed or not host.group.is_leader:
+        if host.ended or not host.group.is_leader:
             return
         if taken:
             # It counts as sent until that is applied.
-            host.later(("dead_lettered", seq, seq))
+            host.submit(("dead_lettered", seq, seq))
         else:
             host.dead_letters_sent.pop(seq, None)
             host.wake_at(host.services.clock() + DEAD_LETTER_RETRY_MS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from quorum_queue.cluster.frames import StatePiece
 from quorum_queue.raft.messages import Message
@@ -17,8 +17,12 @@ class Early:
         self._messages: dict[int, list[tuple[Message, int]]] = {}
         #: With the peers that sent them.
         self._pieces: dict[int, list[tuple[str, StatePiece]]] = {}
-        #: Says whether a group may still come into being here: its declaration is not applied yet.
-        self.may_come: Callable[[int], bool] = lambda group_id: False
+        #: The topology has come so far here. Groups up to this number that do not exist will not come into being.
+        self.topology_index = 0
+
+    def may_come(self, group_id: int) -> bool:
+        """True if a group may still come into being here: its declaration is not applied yet."""
+        return group_id > self.topology_index
 
     @property
     def groups_with_pieces(self) -> list[int]:

@@ -8,6 +8,7 @@
     REPLY   messages for a client of the peer that waits for direct replies
     WRITTEN how many commits the sender's disk has taken
     LEAVING is the sender still a member of a group?  LEFT the receiver is no member of it any more
+    STOPPED the sender's member of a group has failed: consumers up to this start of the sender are no more
 
 A link is authenticated, so whoever sends broken bytes is a broken node: `FrameError` ends its session, and nothing else.
 """
@@ -18,11 +19,11 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-RAFT, BATCH, STATE, FETCH, ENTRIES, ABOUT, QUEUE, EVENTS, APPLIED, REPLY, WRITTEN, LEAVING, LEFT = range(
-    1, 14
-)
+(RAFT, BATCH, STATE, FETCH, ENTRIES, ABOUT, QUEUE, EVENTS, APPLIED, REPLY, WRITTEN, LEAVING, LEFT,
+ STOPPED) = range(1, 15)  # fmt: skip
 
 _GROUP = struct.Struct(">BQ")
+_STOPPED = struct.Struct(">BQQ")
 _STATE = struct.Struct(">BQQQQQQH")
 _ENTRY = struct.Struct(">QQBI")
 _EVENTS = struct.Struct(">BQI")
@@ -158,6 +159,18 @@ def leaving(group: int) -> list[bytes]:
 
 def left(group: int) -> list[bytes]:
     return [_GROUP.pack(LEFT, group)]
+
+
+def stopped(group: int, incarnation: int) -> list[bytes]:
+    return [_STOPPED.pack(STOPPED, group, incarnation)]
+
+
+def parse_stopped(frame: memoryview) -> tuple[int, int]:
+    """Return the group, and the start of the sender."""
+    if len(frame) != _STOPPED.size:
+        raise FrameError(f"a frame of {len(frame)} bytes")
+    _, group, incarnation = _STOPPED.unpack(frame)
+    return group, incarnation
 
 
 def parse_group(frame: memoryview) -> int:

@@ -70,6 +70,9 @@ class StateMachine(Protocol):
 
     def members_changed(self, members: Members) -> None: ...
 
+    def failed(self, error: Exception) -> None:
+        """An entry could not be applied, or the log contradicts the leader's: the group must stop on this node."""
+
 
 class Flight(NamedTuple):
     """A batch that is not applied here yet."""
@@ -254,6 +257,10 @@ class Group:
             del flights[:count]
         else:
             self.flights = ()
+
+    def failed(self, error: Exception) -> None:
+        """What this member knows cannot be trusted any more."""
+        self.machine.failed(error)
 
     def watch_leader(self) -> None:
         """Find out whether the leader changed, and do what that asks for."""

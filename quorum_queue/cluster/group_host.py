@@ -9,36 +9,34 @@ what only a clock or a look at the other nodes can tell.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 from quorum_queue.cluster import contents, dead_letters
-from quorum_queue.cluster.away import Away, Key, cut
+from quorum_queue.cluster.deferred_host import DeferredHost, cut
 from quorum_queue.cluster.group import Group
 from quorum_queue.cluster.replicas import Replicas
+from quorum_queue.errors import Unreadable
+from quorum_queue.host import Key
 from quorum_queue.local import NodeServices
 from quorum_queue.machine import replicated
 from quorum_queue.machine.bodies import Bodies
 from quorum_queue.machine.codec import CodecError
 from quorum_queue.machine.consumers import Consumer
-from quorum_queue.machine.machine import Command
 from quorum_queue.machine.replicated import Applied, Replica
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.settings import Settings
-from quorum_queue.ports import EXCLUSIVE, ConsumerState, Refused
+from quorum_queue.ports import ConsumerState, Hosted
 from quorum_queue.raft.members import Members
 
 logger = logging.getLogger("mqd.quorum_queue")
 
-_GONE = Refused("the queue was deleted")
 
-
-class GroupHost(Away):
+class GroupHost(DeferredHost):
     """The host of a quorum queue, and the state machine of its group."""
 
     __slots__ = (
         "_asked",
-        "_dirty",
+        "_configured",
         "_gone_after",
         "_held",
         "_own",
@@ -57,21 +55,20 @@ class GroupHost(Away):
 
     def __init__(
         self,
-        queue: Any,
+        queue: Hosted,
         queue_id: int,
         settings: Settings,
         services: NodeServices,
         replicas: Replicas,
-        *,
-        dirty: Callable[[Any], None],
     ) -> None:
-        super().__init__(queue)
+        super().__init__(queue, services.turn)
         self.queue_id = queue_id
         self.services = services
         self.replicas = replicas
         self.replica = Replica(settings)
+        #: What the queue is to do; what it does now is the machine's.
+        self._configured = settings
         self._own = replicas.own_in(queue_id)
-        self._dirty = dirty
         self._wake_at: int | None = None
         #: Attaches, gets and purges on their way: batch, verb, key or token.
         self._asked: list[tuple[int, str, Any]] = []
@@ -119,13 +116,7 @@ class GroupHost(Away):
             for consumer in consumers.attached()
         ]
 
-    def turn(self) -> None:
-        """Send what is pending on its way."""
-        if self.closed:
-            self._end(confirm=True, why=_GONE)
-            return
-        if not self.pending:
-            return
+    def _send_pending(self) -> None:
         node, incarnation = self._own
         group = self.group
         for commands in cut(self._outgoing(), self.replicas.options.batch_bytes):
@@ -139,36 +130,32 @@ class GroupHost(Away):
                 elif verb in ("enqueue", "enqueue_once") and command[2] is not None:
                     self._publishes[command[2]].batch = number
             group.submit(b"".join(replicated.encode_batch(node, incarnation, number, commands)))
+        self._sent(group.next_number - 1, applied=not group.flights)
 
-    def later(self, *commands: Command) -> None:
-        """Submit these with whatever turn comes next, and see to it that one comes."""
-        self.pending += commands
-        self._dirty(self)
+    def configure(self, settings: Settings) -> None:
+        """The leader says it in the log, so that it holds for all members from the same entry on."""
+        self._configured = settings
+        self._configure()
 
-    def barrier(self, done: Callable[..., None]) -> None:
-        self.turn()
-        if self.closed or not self.group.flights:
-            done()
-        else:
-            self._barriers.append((self.group.next_number - 1, done))
+    def _configure(self) -> None:
+        if self.group.is_leader and self._configured != self.settings:
+            self.submit(("configure", self._configured))
 
     def touch(self) -> None:
         if self.settings.expires_ms is not None:
-            self.later(("touch",))
+            self.submit(("touch",))
 
-    def hand_over(self, to: Away) -> None:
+    def hand_over(self, to: DeferredHost, *, failed: bool = False) -> None:
         self.replicas.leave(self.queue_id)
-        super().hand_over(to)
+        super().hand_over(to, failed=failed)
 
-    def close(self) -> None:
-        """The queue is gone, here and on all members."""
-        if self.closed:
-            return
-        self.closed = True
+    def _release(self) -> None:
         self._held.clear()
         self.replicas.bodies.drop_group(self.queue_id)
-        self.replicas.close(self.group)
-        self._end(confirm=True, why=_GONE)
+        if self.ended == "failed":
+            self.replicas.stop(self.group)
+        else:
+            self.replicas.close(self.group)
 
     # -- the state machine of the group ----------------------------------------------------------------------------
 
@@ -183,10 +170,9 @@ class GroupHost(Away):
         try:
             entry = replicated.decode_entry(data)
         except CodecError as error:
-            # The same on all members: none of them applies it.
-            logger.critical("queue %d: entry %d is passed over: %s", self.queue_id, index, error)
-            self.replica.applied = index
-            return
+            raise Unreadable(
+                f"entry {index} of its log can't be read by this version of mqd: {error}"
+            ) from None
         if entry.bodies.count:
             self.replicas.bodies.put(self.queue_id, index, entry.bodies, len(data))
         applied = self.replica.apply(index, entry, self._own)
@@ -232,18 +218,19 @@ class GroupHost(Away):
         self._catch_up_consumers(asked)
         for token, publish in list(self._publishes.items()):
             if publish.batch <= landed:
-                self._confirmed(token, publish.first, publish.last, refused=self._doubtful)
+                self._confirmed(token, publish.first, publish.last, refused=self._may_refuse)
         for verb, key in asked:
             if verb == "purge":
                 self._purged(key, 0)
         for key in list(self._getting):
             coming = sum(asked[1:] == ("get", key) for asked in self._asked)
             coming += sum(held[0].key[2:] == key for held in self._held)
+            coming += sum(command[0] == "get" and command[1].key == key for command in self.pending)
             while len(self._getting.get(key, ())) > coming:
-                self._got_nothing(key)
+                self._got(key, None)
         self._passed(landed)
         if self.pending:
-            self._dirty(self)
+            self._turn.schedule(self)
 
     def _catch_up_consumers(self, asked: list[tuple[str, Any]]) -> None:
         """Hand to this node's consumers what the snapshot says that they hold and they have not got."""
@@ -282,7 +269,7 @@ class GroupHost(Away):
         return found
 
     @property
-    def _doubtful(self) -> bool:
+    def _may_refuse(self) -> bool:
         """A queue that may have been full may have refused."""
         settings = self.settings
         limited = settings.max_length is not None or settings.max_length_bytes is not None
@@ -298,9 +285,10 @@ class GroupHost(Away):
             self.wake_at(machine.due_ms)
         self.queue.renew()
         self.gone_members()
+        self._configure()
         if machine.ready.count and machine.consumers.count:
             # The last leader may have gone before it could go on handing out.
-            self.later(("tick",))
+            self.submit(("tick",))
 
     def members_changed(self, members: Members) -> None:
         if self.group.is_leader:
@@ -314,8 +302,7 @@ class GroupHost(Away):
             refused = {key[2:]: reason for key, reason in applied.attach_refused}
             for verb, key in self._landed_of_asked(number):
                 if verb == "attach":
-                    why = refused.get(key)
-                    self._attached(key, EXCLUSIVE if why == "exclusive" else why)
+                    self._attached(key, refused.get(key))
         if applied.deliveries:
             find = self.replica.find
             for consumer, run, first_id in applied.deliveries:
@@ -326,20 +313,11 @@ class GroupHost(Away):
             for token, first, last in applied.confirmed:
                 self._confirmed(token, first, last)
         for key in applied.got_nothing:
-            self._got_nothing(key[2:])
+            self._got(key[2:], None)
         for token, count in applied.purged:
             self._purged(token, count)
-        if applied.consumers_gone and self._held:
-            # What they would have got goes to others; only what needs no ack is theirs for good.
-            gone = dict.fromkeys(applied.consumers_gone)
-            self._held = [held for held in self._held if held[0].no_ack or held[0].key not in gone]
-        for key in applied.consumers_gone:
-            if any(held[0].key == key for held in self._held):
-                self._held = [held for held in self._held if held[0].key != key]
-                self._got_nothing(key[2:])
-            attached = self._consumers.get(key[2:])
-            if attached is not None:
-                self._attach_again(key[2:], attached)
+        if applied.consumers_gone:
+            self._consumers_gone(dict.fromkeys(applied.consumers_gone))
         if applied.released:
             self._released = self._released + applied.released if self._released else applied.released
             for index in applied.released:
@@ -349,7 +327,20 @@ class GroupHost(Away):
         if number:
             self._passed(number)
         if self.pending:
-            self._dirty(self)
+            self._turn.schedule(self)
+
+    def _consumers_gone(self, gone: dict[Key, None]) -> None:
+        """What these would have got goes to others; only what needs no ack is theirs for good."""
+        held, self._held = self._held, []
+        for each in held:
+            if each[0].no_ack or each[0].key not in gone:
+                self._held.append(each)
+            else:
+                self._got(each[0].key[2:], None)
+        for key in gone:
+            attached = self._consumers.get(key[2:])
+            if attached is not None:
+                self._attach_again(key[2:], attached)
 
     def _answer_each(self, applied: Applied) -> None:
         """Answer for the messages of each publish in their order."""
@@ -374,7 +365,7 @@ class GroupHost(Away):
     def _attach_again(self, key: Key, consumer: Consumer) -> None:
         """The group took this node for down and gave away what the consumer held; the consumer is still there."""
         consumer.next_id = self._next_ids.get(key, 0)
-        self.later(("attach", consumer))
+        self.submit(("attach", consumer))
 
     def wake_at(self, at_ms: int) -> None:
         if self._wake_at is None or at_ms < self._wake_at:
@@ -384,7 +375,7 @@ class GroupHost(Away):
     def wake(self) -> None:
         """A time has come that the machine asked for, or a dead letter is to be tried again."""
         self._wake_at = None
-        if self.closed or not self.group.is_leader:
+        if self.ended or not self.group.is_leader:
             return
         dead_letters.send(self, self.replica.dead_lettering)
         self.submit(("tick",))
@@ -405,7 +396,7 @@ class GroupHost(Away):
                 found = contents.find(self, places, self._deliver_held)
             except contents.BodyGone:
                 del self._held[0]
-                self._got_nothing(consumer.key[2:])
+                self._got(consumer.key[2:], None)
                 continue
             if found is None:
                 return
@@ -413,7 +404,7 @@ class GroupHost(Away):
             run.contents = found
             self._deliver(consumer.key[2:], consumer, run, first_id)
         if self.pending:
-            self._dirty(self)
+            self._turn.schedule(self)
 
     # -- nodes -----------------------------------------------------------------------------------------------------
 
@@ -424,6 +415,11 @@ class GroupHost(Away):
         """
         self._gone_after = max(1, self.group.core.last_index)
         self._look_for_gone(self.replica.applied)
+
+    def let_go(self, node: str, incarnation: int) -> None:
+        """A node's member of this group has failed: its consumers, up to this start of the node, are no more."""
+        if any(name == node and start <= incarnation for name, start in self.replica.members()):
+            self.submit(("node_down", node, incarnation))
 
     def _look_for_gone(self, applied: int) -> None:
         group = self.group
@@ -437,4 +433,4 @@ class GroupHost(Away):
         for node, incarnation in self.replica.members():
             known = incarnations.get(node, incarnation)
             if known is None or known > incarnation or node not in members:
-                self.later(("node_down", node, incarnation))
+                self.submit(("node_down", node, incarnation))

@@ -8,7 +8,7 @@ goes back to the queue.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from quorum_queue.cluster import events, frames
 from quorum_queue.cluster.events import Events
@@ -17,7 +17,7 @@ from quorum_queue.machine.codec import CodecError
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.entries import decode_entry, encode_entry
 from quorum_queue.machine.run import Run
-from quorum_queue.ports import Host, Refused
+from quorum_queue.ports import Got, Host, Refused
 
 Key = tuple[Any, ...]
 
@@ -26,6 +26,13 @@ HIGH_BYTES = 16 << 20
 LOW_BYTES = 4 << 20
 #: Higher than any delivery id.
 ALL_IDS = 1 << 62
+
+
+class GatheringTurn(Protocol):
+    """The node's turn; see amqp_server.turn."""
+
+    def gather(self, gatherer: Guests) -> None:
+        """Have `flush` called when the turn sends to other nodes."""
 
 
 class Guest:
@@ -56,13 +63,17 @@ class Guest:
             return
         self._guests.events_for(self.peer, self.queue_id).deliver(consumer.key[-4:], first_id, run)
 
+    def failed(self, error: Exception) -> None:
+        """An event could not be made of a delivery: nobody knows what else is wrong here."""
+        raise error
+
     def moved(self) -> None:
         """The queue is served elsewhere from now on, or was never here."""
         self.tell(events.MOVED, self.number)
         self._guests.forget(self)
 
 
-class _Origin:
+class GuestOrigin:
     """A publisher behind a link."""
 
     __slots__ = ("_guest", "_token")
@@ -84,19 +95,19 @@ class Guests:
     def __init__(
         self,
         links: Links,
-        *,
+        turn: GatheringTurn,
         host_of: Callable[[int], Host | None],
-        dirty: Callable[[Host], None],
     ) -> None:
         self._links = links
+        self._turn = turn
         self._host_of = host_of
-        self._dirty = dirty
         self._guests: dict[tuple[str, int], Guest] = {}
         self._events: dict[tuple[str, int], Events] = {}
 
     def events_for(self, peer: str, queue_id: int) -> Events:
         found = self._events.get((peer, queue_id))
         if found is None:
+            self._turn.gather(self)
             found = self._events[peer, queue_id] = Events()
         return found
 
@@ -110,13 +121,13 @@ class Guests:
             if guest is None:
                 guest = self._guests[peer, queue_id] = Guest(self, peer, queue_id)
             guest.number = batch.number
-            if host is None or host.closed:
+            if host is None or host.ended:
                 # It has moved, or was deleted, or its declaration is on its way to here: nothing was taken.
                 guest.moved()
                 continue
             for command in batch.commands:
                 self._take(host, guest, command, entry.bodies)
-            self._dirty(host)
+            host.submit()
             host.barrier(_done(host, guest, batch.number))
 
     def _take(self, host: Host, guest: Guest, command: Any, bodies: Any) -> None:
@@ -126,7 +137,7 @@ class Guests:
             run.contents = bodies.contents(run.seqs)
             run.sizes = None
             run.seqs = range(len(run.seqs))
-            origin = None if command[2] is None else _Origin(guest, command[2])
+            origin = None if command[2] is None else GuestOrigin(guest, command[2])
             host.pending.append((verb, run, origin, *command[3:]))
         elif verb == "attach":
             consumer: Consumer = command[1]
@@ -138,7 +149,7 @@ class Guests:
             getter: Consumer = command[1]
             getter.sink = guest
             guest.keys[getter.key] = None
-            host.get(getter, _got(guest, getter.key[2:]))
+            host.get(getter, _got(guest, getter))
         elif verb == "purge":
             token = command[1]
             host.purge(lambda count: _tell_purged(guest, token, count))
@@ -172,8 +183,7 @@ class Guests:
         if host is None:
             return
         for key in guest.keys:
-            host.pending.append(("pause", key, paused))
-        self._dirty(host)
+            host.submit(("pause", key, paused))
 
     def forget(self, guest: Guest) -> None:
         """It goes elsewhere."""
@@ -192,9 +202,7 @@ class Guests:
             if host is None:
                 continue
             for key in guest.keys:
-                host.pending.append(("detach", key, True))
-                host.pending.append(("return", key, 0, ALL_IDS))
-            self._dirty(host)
+                host.submit(("detach", key, True), ("return", key, 0, ALL_IDS))
 
 
 def _done(host: Host, guest: Guest, number: int) -> Callable[..., None]:
@@ -206,11 +214,12 @@ def _done(host: Host, guest: Guest, number: int) -> Callable[..., None]:
     return done
 
 
-def _got(guest: Guest, key: Key) -> Callable[[Run | Refused | None], None]:
-    def got(run: Run | Refused | None) -> None:
-        # A run was delivered to the guest already.
-        if not isinstance(run, Run):
-            guest.tell(events.GOT_NOTHING, key)
+def _got(guest: Guest, getter: Consumer) -> Callable[[Got | Refused | None], None]:
+    def got(got: Got | Refused | None) -> None:
+        if isinstance(got, Got):
+            guest.deliver(getter, got.run, got.first_id)
+        else:
+            guest.tell(events.GOT_NOTHING, getter.key[2:])
 
     return got
 

@@ -25,7 +25,7 @@ RETRY_MS = 1_000
 class Losses:
     """Of all groups of the node."""
 
-    __slots__ = ("_asked_ms", "_forgotten", "_replicas", "_rounds", "_waiting")
+    __slots__ = ("_asked_ms", "_replicas", "_rounds", "_waiting")
 
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
@@ -33,8 +33,6 @@ class Losses:
         self._waiting: dict[tuple[int, int], list[Callable[[], None]]] = {}
         self._asked_ms = 0
         self._rounds = 0
-        #: How often a log was forgotten.
-        self._forgotten = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -114,9 +112,7 @@ class Losses:
         logger.error("group %d: the log is forgotten from entry %d on", group.id, first)
         for place in [place for place in self._waiting if place[0] == group.id and place[1] >= first]:
             del self._waiting[place]
-        # No earlier start of this node has had such a number, nor an earlier loss in this one.
-        self._forgotten += 1
-        group.core.forget(self._replicas.incarnation + self._forgotten)
+        group.core.forget(self._replicas.new_memory(group.id))
         self._replicas.store.truncate(group.id, first)
         self._replicas.touch(group)
 

@@ -11,54 +11,65 @@ from collections.abc import Callable
 from typing import Any
 
 from quorum_queue.cluster import events, frames
-from quorum_queue.cluster.away import Away, cut
+from quorum_queue.cluster.deferred_host import DeferredHost, cut
 from quorum_queue.cluster.ports import Links
+from quorum_queue.host import DELETED
 from quorum_queue.machine.entries import encode_batch
 from quorum_queue.machine.settings import Settings
-from quorum_queue.ports import ConsumerState, Refused
+from quorum_queue.ports import ConsumerState, Hosted, Refused, Turn
 
 #: Commands of one turn are cut into frames of about this size.
 FRAME_BYTES = 1 << 20
 
 
-class RemoteHost(Away):
-    """The host, here, of a queue whose home is `home()`."""
+class RemoteHost(DeferredHost):
+    """The host, here, of a queue that another node serves."""
 
     __slots__ = (
+        "_answered_to",
+        "_avoid",
+        "_drained",
+        "_home",
         "_incarnation",
+        "_last_sent",
         "_links",
         "_node",
-        "_sent",
         "_session",
         "_session_since",
         "_settings",
         "_stats",
-        "home",
         "name",
         "queue_id",
     )
 
     def __init__(
         self,
-        queue: Any,
+        queue: Hosted,
         queue_id: int,
         name: str,
         settings: Settings,
         links: Links,
+        turn: Turn,
         *,
         node: str,
         incarnation: int,
-        home: Callable[[], str],
+        home: Callable[[str], str],
     ) -> None:
-        super().__init__(queue)
+        """`home` returns the node to ask, one other than its argument if there is one."""
+        super().__init__(queue, turn)
         self.queue_id = queue_id
         self.name = name
         self._settings = settings
         self._links = links
         self._node = node
         self._incarnation = incarnation
-        self.home = home
-        self._sent = 0
+        self._home = home
+        #: The node that said last that it does not serve the queue.
+        self._avoid = ""
+        #: Numbers of the last batch that was sent, and of the last one that all was answered for.
+        self._last_sent = self._answered_to = 0
+        #: Called once all that was sent is answered; nothing more is sent meanwhile.
+        self._drained: Callable[[], None] | None = None
         self._stats = events.Stats(0, 0, 0, 0)
         #: The node that the present answers come from, as long as the link to it stands, and the first batch it got.
         self._session = ""
@@ -100,66 +111,88 @@ class RemoteHost(Away):
 
     # -- out -------------------------------------------------------------------------------------------------------
 
-    def turn(self) -> None:
-        if self.closed:
-            self._end(confirm=True, why=Refused("the queue was deleted"))
+    def _send_pending(self) -> None:
+        if self._drained is not None:
             return
-        if not self.pending:
-            return
-        home = self._session or self.home()
+        home = self._session or self._home(self._avoid)
         if not self._session:
-            self._session_since = self._sent + 1
+            self._session_since = self._last_sent + 1
+        if self._pending_barriers:
+            # Its answer tells how full the queue is then.
+            self.pending.append(("touch",))
         for commands in cut(self._outgoing(), FRAME_BYTES):
-            self._sent += 1
-            batch = encode_batch(self._node, self._incarnation, self._sent, commands)
+            self._last_sent += 1
+            batch = encode_batch(self._node, self._incarnation, self._last_sent, commands)
             if not home or not self._links.send(home, frames.queue(self.queue_id, batch)):
-                self._end(confirm=False, why=self._down())
-                if self._consumers and not self._session:
-                    # They came from another host and were to be attached here.
-                    self._lose_consumers()
+                self._end(self._down())
+                if not self._session:
+                    self._answered_to = self._last_sent
+                    if self._consumers:
+                        # They came from another host and were to be attached here.
+                        self._lose_consumers()
                 return
             self._session = home
+        self._sent(self._last_sent, applied=False)
 
     def _down(self) -> Refused:
-        home = self.home()
+        home = self._home(self._avoid)
+        if not home:
+            return Refused(f"no node that has queue '{self.name}' can be reached")
         return Refused(f"home node '{home}' of queue '{self.name}' is down or inaccessible")
-
-    def barrier(self, done: Callable[..., None]) -> None:
-        self.pending.append(("touch",))
-        self.turn()
-        if self.closed:
-            done()
-        elif not self._session:
-            done(self._down())
-        else:
-            self._barriers.append((self._sent, done))
 
     def touch(self) -> None:
         self.submit(("touch",))
 
+    def configure(self, settings: Settings) -> None:
+        """The queue's home tells its machine."""
+        self._settings = settings
+
     def wake(self) -> None:
         """It asks for no times: its home does."""
 
-    def close(self) -> None:
-        if not self.closed:
-            self.closed = True
-            self._end(confirm=True, why=Refused("the queue was deleted"))
+    def drain(self, then: Callable[[], None]) -> None:
+        """Send nothing more, and call back when all that was sent is answered: what came meanwhile is pending."""
+        self._drained = then
+        self._look_whether_drained()
 
-    def hand_over(self, to: Away) -> None:
+    def resume(self) -> None:
+        """Go on after all."""
+        self._drained = None
+        self._turn.schedule(self)
+
+    def _look_whether_drained(self) -> None:
+        if self._drained is not None and self._answered_to == self._last_sent:
+            drained, self._drained = self._drained, None
+            drained()
+
+    def hand_over(self, to: DeferredHost, *, failed: bool = False) -> None:
         if self._session and self._sinks:
             commands = [("detach", key, True) for key in self._sinks]
-            self._sent += 1
-            batch = encode_batch(self._node, self._incarnation, self._sent, commands)
+            self._last_sent += 1
+            batch = encode_batch(self._node, self._incarnation, self._last_sent, commands)
             self._links.send(self._session, frames.queue(self.queue_id, batch))
-        super().hand_over(to)
+        super().hand_over(to, failed=failed)
+
+    def _release(self) -> None:
+        """All that it has is on another node."""
+
+    def close(self) -> None:
+        if not self.ended:
+            self.ended = "deleted"
+            self._end(DELETED)
 
     def link_down(self, node: str) -> None:
         """The way to the queue's home is gone."""
         if self._session != node:
             return
         self._session = ""
-        self._end(confirm=False, why=self._down())
+        self._answered_to = self._last_sent
+        # What was not sent yet goes to another home, if there is one.
+        unsent = self._take_unsent()
+        self._end(self._down())
         self._lose_consumers()
+        self._put_unsent(unsent)
+        self._look_whether_drained()
 
     def _lose_consumers(self) -> None:
         self._consumers.clear()
@@ -184,14 +217,17 @@ class RemoteHost(Away):
             elif kind == events.ATTACHED:
                 self._attached(tuple(event[1]), event[2])
             elif kind == events.GOT_NOTHING:
-                self._got_nothing(tuple(event[1]))
+                self._got(tuple(event[1]), None)
             elif kind == events.PURGED:
                 self._purged(event[1], event[2])
             elif kind == events.MOVED:
                 if event[1] >= self._session_since:
+                    self._avoid = self._session
                     self.link_down(self._session)
             elif kind == events.DONE:
                 self._stats = events.Stats(*event[2:])
+                self._answered_to = event[1]
                 self._passed(event[1])
+                self._look_whether_drained()
             else:
                 raise frames.FrameError(f"an event of kind {kind}")

@@ -1,9 +1,9 @@
 """All Raft groups of this node, without I/O: what arrives goes to their cores, and what they ask for is gathered.
 
-One turn: the batches that reached a leader become entries, every dirty group tells what it wants written, sent and
-applied, all that is to be written goes into the layer of the next commit (one transaction for all groups), and what
-must wait for the disk is sent when that commit is done. A group at rest costs nothing: it has no timer, and the beats
-by which nodes know of each other are the links', one for each pair of nodes.
+In one turn (see amqp_server.turn) the batches that reached a leader become entries, every dirty group tells what it
+wants written, sent and applied, all that is to be written goes into the layer of the next commit (one transaction for
+all groups), and what must wait for the disk is sent when that commit is done. A group at rest costs nothing: it has no
+timer, and the beats by which nodes know of each other are the links', one for each pair of nodes.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from quorum_queue.raft.core import Raft
 from quorum_queue.raft.errors import CodecError, LogDiverged
 from quorum_queue.raft.log import Log
 from quorum_queue.raft.members import HardState, Members
-from quorum_queue.raft.messages import Message, decode_message, encode_message
+from quorum_queue.raft.messages import APPEND, COMMIT, RESIGN, Message, decode_message, encode_message
 from quorum_queue.raft.options import Options
 
 logger = logging.getLogger("mqd.replication")
 
 _RAFT = bytes((frames.RAFT,))
+#: A leader that was heard from within this time goes on, ms.
+OTHERS_HEARD_MS = 2_000
 
 
 class Written(NamedTuple):
@@ -41,6 +43,17 @@ class Written(NamedTuple):
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs
     term: int
     messages: tuple[Message, ...]
+
+
+class Stopped:
+    """A group that takes no part in anything here. What the others do with it is watched."""
+
+    __slots__ = ("applied", "heard_ms")
+
+    def __init__(self, applied: int) -> None:
+        self.applied = applied
+        #: When a leader told last of a commit beyond what was applied here.
+        self.heard_ms = 0
 
 
 class Replicas:
@@ -79,8 +92,6 @@ class Replicas:
         #: What is known of the nodes: the incarnation of those that are up, None for those that are down.
         self.incarnations: dict[str, int | None] = {node: incarnation}
         self._written: list[Written] = []
-        #: A turn may end another one: whoever was waited for goes on within it.
-        self._turning = False
         self._writing: deque[int] = deque()
         #: The disk does not take what it is given: this node leads nothing.
         self.stalled = self._full = False
@@ -89,6 +100,10 @@ class Replicas:
         self.losses = Losses(self)
         #: How often this node has left a group since it started.
         self._left: dict[int, int] = {}
+        #: Groups that have stopped here because they failed.
+        self._stopped: dict[int, Stopped] = {}
+        #: How often a group has forgotten what it had since this start.
+        self._forgotten: dict[int, int] = {}
         self.bodies = BodyCache(options.bodies_bytes)
 
     # -- groups ----------------------------------------------------------------------------------------------------
@@ -116,6 +131,7 @@ class Replicas:
             changes=changes,
             amnesiac=amnesiac,
         )
+        self._stopped.pop(group_id, None)
         group = self.groups[group_id] = Group(self, group_id, core, machine, applied=applied)
         self.touch(group)
         for message in self.early.take_messages(group_id):
@@ -124,8 +140,42 @@ class Replicas:
 
     def close(self, group: Group) -> None:
         """Forget a group with all that it stored."""
-        if self.groups.get(group.id) is not group:
-            return
+        if self.groups.get(group.id) is group:
+            self._leave_out(group)
+            self.drop(group.id)
+
+    def drop(self, group_id: int) -> None:
+        """Delete what is stored of a group that is not open."""
+        self._stopped.pop(group_id, None)
+        self.store.drop(group_id)
+        self.commits.request()
+
+    def stop(self, group: Group) -> None:
+        """Take no part in a group from now on: neither vote, nor lead, nor take anything. What it stored is kept."""
+        if self.groups.get(group.id) is group:
+            if group.is_leader:
+                # Its followers trust it for as long as the links stand.
+                for peer in group.core.members.everyone():
+                    if peer != self.node:
+                        self.post(group.id, Message(RESIGN, self.node, peer, group.core.term))
+            self._leave_out(group)
+            self._stopped[group.id] = Stopped(group.applied)
+
+    def others_go_on(self, group_id: int) -> bool:
+        """True if the other members have gone on beyond the entry at which a group stopped here."""
+        stopped = self._stopped.get(group_id)
+        return stopped is not None and self.clock() - stopped.heard_ms < OTHERS_HEARD_MS
+
+    def new_memory(self, group_id: int) -> int:
+        """Return a number that no earlier memory of this node for this group had: it has forgotten what it promised.
+
+        Starts of the process are times in ms, so there is room between two of them.
+        """
+        times = self._forgotten.get(group_id, 0)
+        self._forgotten[group_id] = times + 1
+        return self.incarnation + times
+
+    def _leave_out(self, group: Group) -> None:
         del self.groups[group.id]
         self.dirty.pop(group, None)
         self.active.pop(group, None)
@@ -134,8 +184,6 @@ class Replicas:
         group.flights = ()
         if group.leading:
             self.led_count -= 1
-        self.store.drop(group.id)
-        self.commits.request()
 
     def leave(self, group_id: int) -> None:
         """This node is a member of a group no more. It may become one again."""
@@ -187,6 +235,8 @@ class Replicas:
             group = self.groups.get(group_id)
             if group is not None:
                 self._step(group, message)
+            elif group_id in self._stopped:
+                self._watch(self._stopped[group_id], message)
             else:
                 self.early.keep_message(group_id, message, len(frame))
         elif kind == frames.BATCH:
@@ -213,17 +263,19 @@ class Replicas:
         else:
             raise frames.FrameError(f"a frame of kind {kind}")
 
+    def _watch(self, stopped: Stopped, message: Message) -> None:
+        # Only leaders tell what they have committed.
+        if message.kind in (APPEND, COMMIT) and message.hint_term > stopped.applied:
+            stopped.heard_ms = self.clock()
+
     def _step(self, group: Group, message: Message) -> None:
         try:
             group.core.step(message)
         except LogDiverged as error:
             # Safer to stop than to guess which of the two is right.
-            logger.critical("group %d: %s; this member takes part no more", group.id, error)
-            del self.groups[group.id]
-            self.dirty.pop(group, None)
-            self.active.pop(group, None)
-            return
-        self.touch(group)
+            group.failed(error)
+        else:
+            self.touch(group)
 
     def _take_pieces(self) -> None:
         """Hand over what came before its group was there."""
@@ -233,8 +285,9 @@ class Replicas:
                 for peer, piece in self.early.take_pieces(group_id):
                     transfer.receive_state(group, peer, piece)
 
-    def topology_came(self) -> None:
-        """What has no group here, now that the topology has come so far, will have none."""
+    def topology_came(self, index: int) -> None:
+        """What has no group here, now that the topology has come to this index, will have none."""
+        self.early.topology_index = index
         self._take_pieces()
         self.early.forget()
 
@@ -290,23 +343,15 @@ class Replicas:
 
     # -- turns -----------------------------------------------------------------------------------------------------
 
-    def turn(self) -> bool:
-        """Carry out what the dirty groups ask for; return whether there was anything."""
-        if not self.dirty or self._turning:
-            return False
-        self._turning = True
-        try:
-            while self.dirty:
-                dirty, self.dirty = self.dirty, {}
-                for group in dirty:
-                    if self.groups.get(group.id) is group:
-                        self._turn(group)
-        finally:
-            self._turning = False
-        self._commit()
-        return True
+    def take_dirty(self) -> list[Group]:
+        """Return the groups that something happened in since this was last called."""
+        dirty, self.dirty = self.dirty, {}
+        return [group for group in dirty if self.groups.get(group.id) is group]
 
-    def _turn(self, group: Group) -> None:
+    def carry_out(self, group: Group) -> None:
+        """Do what a dirty group asks for."""
+        if self.groups.get(group.id) is not group:
+            return
         core = group.core
         if group.inbox and not (group.is_leader and gathering.waits(group)):
             group.propose()
@@ -355,7 +400,7 @@ class Replicas:
     def post(self, group_id: int, message: Message) -> None:
         self.links.send(message.to, [_RAFT, *encode_message(group_id, message)])
 
-    def _commit(self) -> None:
+    def write(self) -> None:
         """Ask for one commit for all that this turn wrote."""
         if not self._written:
             return

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import trio
 
 from quorum_queue.links.greeting import Greeter
-from quorum_queue.links.handshake import Hello, Refused
+from quorum_queue.links.handshake import Hello, Refused, Standing
 from quorum_queue.links.ports import LinkOptions
 from quorum_queue.links.seldom import SeldomLog
 from quorum_queue.links.session import LOST
@@ -30,14 +30,12 @@ class Accepting:
         sessions: Sessions,
         greeter: Greeter,
         options: LinkOptions,
-        admit: Callable[[str], bool],
         make_wire: Callable[[socket.socket, str | None], Wire],
         log: SeldomLog,
     ) -> None:
         self._sessions = sessions
         self._greeter = greeter
         self._options = options
-        self._admit = admit
         self._make_wire = make_wire
         self._log = log
         #: Connections that have said nothing right yet. Those that have are apart, so that strangers do not push them
@@ -79,28 +77,40 @@ class Accepting:
 
     async def _accepted(self, wire: Wire, where: str) -> None:
         try:
-            with trio.fail_after(self._options.handshake_ms / 1000):
-                if isinstance(wire, TlsWire):
-                    await wire.handshake()
-                hello, standing = await self._greeter.accept(wire, lambda hello: self._opened(wire, hello))
-            self._leave(wire)
-            await self._sessions.authenticated(wire, hello, standing)
+            greeted = await self._greet(wire, where)
+            if greeted is not None:
+                await self._sessions.authenticated(wire, *greeted)
         except Refused as refused:
-            level, sort = (logging.WARNING, "suspect") if refused.suspect else (logging.INFO, "refused")
-            self._log.write(level, sort, "", f"link from {where} refused: {refused}")
+            self._refused(where, refused)
         except (*LOST, trio.TooSlowError) as error:
             text = str(error) or type(error).__name__
             self._log.write(logging.DEBUG, "lost", "", f"link from {where} came to nothing: {text}")
-        except Exception:
-            # A defect of ours; nobody but this connection is to suffer.
-            logger.exception("link from %s: internal error", where)
         finally:
             self._leave(wire)
             wire.close()
 
+    async def _greet(self, wire: Wire, where: str) -> tuple[Hello, Standing] | None:
+        """Find out who is there. A stranger may send anything, and nothing of the node's depends on it yet."""
+        try:
+            with trio.fail_after(self._options.handshake_ms / 1000):
+                if isinstance(wire, TlsWire):
+                    await wire.handshake()
+                greeted = await self._greeter.accept(wire, lambda hello: self._opened(wire, hello))
+            self._leave(wire)
+            return greeted
+        except (Refused, *LOST, trio.TooSlowError):
+            raise
+        except Exception:
+            logger.exception("link from %s: internal error", where)
+            return None
+
+    def _refused(self, where: str, refused: Refused) -> None:
+        level, sort = (logging.WARNING, "suspect") if refused.suspect else (logging.INFO, "refused")
+        self._log.write(level, sort, "", f"link from {where} refused: {refused}")
+
     def _opened(self, wire: Wire, hello: Hello) -> None:
         pair = self._sessions.pairs.get(hello.name)
-        if (pair is None or pair.address is None) and not self._admit(hello.name):
+        if (pair is None or pair.address is None) and not self._sessions.events.admits(hello.name):
             raise Refused(f"{hello.name!r} is no peer of this node", suspect=True)
         if wire in self.strangers:
             del self.strangers[wire]

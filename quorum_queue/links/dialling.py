@@ -19,8 +19,6 @@ from quorum_queue.links.session import LOST
 from quorum_queue.links.sessions import Pair, Sessions
 from quorum_queue.links.wire import TlsWire, Wire
 
-logger = logging.getLogger("mqd.links")
-
 
 class Dialling:
     """One task for each peer with an address."""
@@ -79,13 +77,11 @@ class Dialling:
             if pair.session is None:
                 level, sort = (logging.WARNING, "suspect") if refused.suspect else (logging.INFO, "refused")
                 self._log.write(level, sort, peer.name, f"no link to {where}: {refused}")
-        except (*LOST, trio.TooSlowError) as error:
+        except (*LOST, trio.TooSlowError, UnicodeError) as error:
+            # A host name that is none is a UnicodeError.
             if pair.session is None:
                 text = str(error) or type(error).__name__
                 self._log.write(logging.INFO, "lost", peer.name, f"no link to {where} yet: {text}")
-        except Exception:
-            # A defect of ours, or an address that is none.
-            logger.exception("link to %s: internal error", where)
         finally:
             if wire is not None:
                 wire.close()

@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 
 import trio
 
@@ -37,31 +37,29 @@ class Mesh:
         secret: bytes,
         tls: tuple[ssl.SSLContext, ssl.SSLContext] | None,
         options: LinkOptions,
-        events: Events,
-        admit: Callable[[str], bool] = lambda name: False,
         version: int = 1,
         features: Iterable[str] = (),
     ) -> None:
         """`tls` is (server's context, client's context). `listen` stays the caller's.
 
-        `admit` says whether a node that is no peer may have a session: one that is about to join.
         Raises ValueError for a secret too short, or names too long.
         """
         hello = Hello(node, incarnation, identity, version, tuple(features))
         check_size(cluster, hello)
         self._listen = listen
         self._tls = tls
-        self._sessions = Sessions(node, options, events)
+        self._sessions = Sessions(node, options)
         greeter = Greeter(Keys(secret), cluster, hello, os.urandom, self._sessions.standing)
         log = SeldomLog(logger, options.log_interval_ms / 1000, trio.current_time)
-        self._accepting = Accepting(self._sessions, greeter, options, admit, self._wire, log)
+        self._accepting = Accepting(self._sessions, greeter, options, self._wire, log)
         self._dialling = Dialling(self._sessions, greeter, options, self._wire, log)
         self._nursery: trio.Nursery | None = None
         for peer in peers:
             self.add_peer(peer)
 
-    async def run(self) -> None:
-        """Accept and dial until cancelled."""
+    async def run(self, events: Events) -> None:
+        """Accept and dial until cancelled; `events` is told what happens. What that raises ends this, too."""
+        self._sessions.events = events
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -81,12 +79,12 @@ class Mesh:
         """
         return self._sessions.send(peer, parts)
 
-    def hold(self) -> None:
-        """A turn begins, at whose end `flush` is called: nothing need be sent before."""
-        self._sessions.hold()
+    def turn_begins(self) -> None:
+        """`flush` is called when the turn ends: nothing need be sent before."""
+        self._sessions.turn_begins()
 
     def flush(self) -> None:
-        """Send now what was queued: for a node that knows that its turn is over. It happens by itself otherwise."""
+        """Send what was queued. Outside of turns that happens by itself."""
         self._sessions.flush()
 
     def waiting(self) -> Collection[str]:
@@ -121,7 +119,7 @@ class Mesh:
             self._dialling.start(self._nursery, pair)
 
     def remove_peer(self, peer: str) -> None:
-        """End the session; neither dial the peer nor let it in again, unless `admit` does."""
+        """End the session; neither dial the peer nor let it in again, unless the events admit it."""
         pair = self._sessions.pairs.get(peer)
         if pair is not None:
             pair.address = None

@@ -47,7 +47,7 @@ class LinkOptions:
 class Events(Protocol):
     """The node above: called on the loop, without waiting; it must be fast.
 
-    An exception out of these is a defect: it is logged and ends that session, not the node.
+    What a peer sends may be wrong: then the node drops the peer. An exception out of these is a defect, and ends `run`.
     """
 
     def link_up(self, peer: str, hello: Hello) -> None:
@@ -56,11 +56,11 @@ class Events(Protocol):
     def link_down(self, peer: str) -> None:
         """The session is over; what was queued for it is gone. Follows each `link_up` exactly once."""
 
+    def admits(self, peer: str) -> bool:
+        """True if a node that is no peer may have a session: one that is about to join."""
+
     def received(self, peer: str, frames: list[memoryview]) -> None:
         """All complete frames of one read, in order. The views are good during this call only."""
-
-    def turn_ended(self) -> None:
-        """Everything that came with one read, or one change of a session, has been told."""
 
 
 __all__ = ["Events", "Hello", "LinkOptions", "Peer"]

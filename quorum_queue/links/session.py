@@ -123,7 +123,7 @@ class Session:
             self.close(str(error))
 
     async def run(self, received: Callable[[Session, list[memoryview]], None]) -> None:
-        """Hand on frames until the session ends. Whatever ends it ends nothing else."""
+        """Hand on frames until the session ends. What `received` raises is raised here: it is the node's, not the peer's."""
         with self._scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._drain)
@@ -134,9 +134,6 @@ class Session:
                     self.close(str(error))
                 except FrameError as error:
                     self.close(f"it sent what is no frame: {error}")
-                except Exception:
-                    logger.exception("link to %s: internal error", self.peer)
-                    self.close("internal error")
 
     async def _read(self, received: Callable[[Session, list[memoryview]], None]) -> None:
         wire, reader, clock = self._wire, self._reader, self._clock

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Callable
 
 import trio
 
@@ -53,17 +52,18 @@ class Pair:
 class Sessions:
     """At most one session with each peer."""
 
-    def __init__(self, node: str, options: LinkOptions, events: Events) -> None:
+    events: Events
+
+    def __init__(self, node: str, options: LinkOptions) -> None:
         self.node = node
         self._options = options
-        self._events = events
         self.pairs: dict[str, Pair] = {}
         self.open: dict[str, Session] = {}
         #: Sessions that this node has begun because the peer chose them.
         self._adopted = 0
         self._dirty: dict[Session, None] = {}
-        #: While the node is being told something, or in a turn of its own: what it sends leaves when it is done.
-        self._held = False
+        #: Within a turn of the node, whose end sends what was queued.
+        self._turning = False
         self._flush_wanted = trio.Event()
         #: For all links: it is filled and emptied between two waits.
         self._shared = memoryview(bytearray(options.read_bytes))
@@ -91,18 +91,18 @@ class Sessions:
             return False
         if session not in self._dirty:
             self._dirty[session] = None
-            if not self._held:
+            if not self._turning:
                 self._flush_wanted.set()
         return True
 
-    def hold(self) -> None:
-        self._held = True
+    def turn_begins(self) -> None:
+        self._turning = True
 
     def waiting(self) -> list[str]:
         return [session.peer for session in self._dirty]
 
     def flush(self) -> None:
-        self._held = False
+        self._turning = False
         dirty = self._dirty
         while dirty:
             session, _ = dirty.popitem()
@@ -164,7 +164,7 @@ class Sessions:
         pair.unlinked = trio.Event()
         pair.had_session = True
         logger.info("link to %s up (incarnation %d)", pair.name, session.hello.incarnation)
-        self._tell(session, lambda: self._events.link_up(pair.name, session.hello))
+        self.events.link_up(pair.name, session.hello)
         session.flush()
         try:
             await session.run(self._received)
@@ -182,25 +182,10 @@ class Sessions:
             pair.failures = 0
         pair.unlinked.set()
         logger.info("link to %s down: %s", pair.name, session.reason)
-        self._tell(session, lambda: self._events.link_down(pair.name))
-
-    def _tell(self, session: Session, event: Callable[[], None]) -> None:
-        try:
-            self._in_turn(event)
-        except Exception:
-            logger.exception("link to %s: internal error", session.peer)
-            session.close("internal error")
+        self.events.link_down(pair.name)
 
     def _received(self, session: Session, frames: list[memoryview]) -> None:
-        self._in_turn(lambda: self._events.received(session.peer, frames))
-
-    def _in_turn(self, event: Callable[[], None]) -> None:
-        self._held = True
-        try:
-            event()
-            self._events.turn_ended()
-        finally:
-            self.flush()
+        self.events.received(session.peer, frames)
 
     async def flush_on_demand(self) -> None:
         """Send what was queued outside the turns of links, as soon as the task that queued it waits."""

@@ -42,9 +42,11 @@ def contents(journal: Journal) -> dict[int, dict[int, bytes]]:
     }
 
 
-async def running(commit: Commit, body: Callable[[], Any]) -> None:
+async def running(
+    commit: Commit, body: Callable[[], Any], in_turn: Callable[..., None] | None = None
+) -> None:
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(commit.run)
+        nursery.start_soon(commit.run, in_turn)
         await body()
         commit.stop()
 
@@ -68,10 +70,13 @@ async def test_done_comes_in_order_and_after_the_sync(environment: Any) -> None:
     assert len(contents(journal)[1]) == 50
 
 
-async def test_it_is_told_once_when_all_that_waited_is_durable(environment: Any) -> None:
+async def test_all_that_waited_is_called_in_one_turn(environment: Any) -> None:
     journal, commit = Journal(environment), Commit(environment)
     order: list[str] = []
-    commit.on_durable = lambda: order.append("durable")
+
+    def in_turn(call: Callable[..., object], *arguments: Any) -> None:
+        call(*arguments)
+        order.append("end of turn")
 
     async def body() -> None:
         journal.append(1, 0, 1, b"x")
@@ -81,8 +86,8 @@ async def test_it_is_told_once_when_all_that_waited_is_durable(environment: Any)
         journal.append(1, 1, 1, b"x")
         await commit.barrier()
 
-    await running(commit, body)
-    assert order == ["first", "second", "durable", "durable"]
+    await running(commit, body, in_turn)
+    assert order == ["first", "second", "end of turn", "end of turn"]
 
 
 async def test_barrier_without_changes_returns(environment: Any) -> None:
@@ -147,7 +152,6 @@ async def test_other_failures_stop_the_node(environment: Any, monkeypatch: pytes
 async def test_full_in_memory_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("persistence.commit.RETRY_SECONDS", 0.01)
     environment = MemoryEnvironment(Faults(full=3))
-    journal, commit = Journal(environment), Commit(environment)
     alarms: list[bool] = []
     alarm = trio.Event()
 
@@ -155,7 +159,7 @@ async def test_full_in_memory_is_retried(monkeypatch: pytest.MonkeyPatch) -> Non
         alarms.append(full)
         alarm.set()
 
-    commit.on_full = on_full
+    journal, commit = Journal(environment), Commit(environment, on_full=on_full)
 
     async def body() -> None:
         journal.append(1, 0, 2, b"a")
@@ -176,9 +180,8 @@ async def test_full_map_alarms_and_recovers_by_settling(
     small: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("persistence.commit.RETRY_SECONDS", 0.01)
-    journal, commit = Journal(small), Commit(small)
     alarms: list[bool] = []
-    commit.on_full = alarms.append
+    journal, commit = Journal(small), Commit(small, on_full=alarms.append)
     body = b"z" * 50_000
 
     async def fill_and_drain() -> None:

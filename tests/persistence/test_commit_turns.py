@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import trio
@@ -51,17 +52,26 @@ class Slow(MemoryEnvironment):
 class Turns:
     def __init__(self, store: Slow) -> None:
         self.store = store
-        self.journal, self.commit = Journal(store), Commit(store)
+        self.alarms: list[bool] = []
+        self.journal, self.commit = Journal(store), Commit(store, on_full=self.alarms.append)
         self.done: list[int] = []
         self._changed = trio.Event()
 
     def end(self, *seqs: int) -> None:
         """A turn that appends these messages."""
-        self.commit.hold()
+        self.run(self.append, *seqs)
+
+    def run(self, call: Callable[..., object], *arguments: Any) -> None:
+        self.commit.turn_begins()
+        try:
+            call(*arguments)
+        finally:
+            self.commit.turn_ends()
+
+    def append(self, *seqs: int) -> None:
         for seq in seqs:
             self.journal.append(1, seq, 1, b"x")
             self.commit.request(lambda seq=seq: self._done(seq))  # type: ignore[misc]
-        self.commit.begin()
 
     def _done(self, seq: int) -> None:
         self.done.append(seq)
@@ -78,7 +88,7 @@ class Turns:
 async def running(store: Slow) -> AsyncIterator[Turns]:
     turns = Turns(store)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(turns.commit.run)
+        nursery.start_soon(turns.commit.run, turns.run)
         await trio.testing.wait_all_tasks_blocked()
         yield turns
         turns.commit.stop()
@@ -104,8 +114,16 @@ async def test_the_end_of_a_turn_begins_a_commit_and_its_end_the_next() -> None:
 async def test_what_a_commit_leads_to_is_committed_with_no_other_turn() -> None:
     store = Slow()
     async with running(store) as turns:
-        turns.commit.on_durable = lambda: turns.end(len(turns.done)) if len(turns.done) < 5 else None
-        turns.end(0)
+
+        def go_on() -> None:
+            seq = len(turns.done)
+            turns._done(seq)
+            if seq < 4:
+                turns.journal.append(1, seq + 1, 1, b"x")
+                turns.commit.request(go_on)
+
+        turns.journal.append(1, 0, 1, b"x")
+        turns.run(turns.commit.request, go_on)
         await turns.until(5)
     assert store.messages() == {0, 1, 2, 3, 4}
 
@@ -145,16 +163,14 @@ async def test_a_turn_before_the_task_runs_loses_nothing() -> None:
 async def test_a_full_disk_at_the_end_of_a_turn(monkeypatch: pytest.MonkeyPatch, full: int) -> None:
     monkeypatch.setattr("persistence.commit.RETRY_SECONDS", 0.01)
     store = Slow()
-    alarms: list[bool] = []
     async with running(store) as turns:
-        turns.commit.on_full = alarms.append
         turns.end(0)
         await turns.until(1)
         store.faults.full = full
         turns.end(1)
         turns.end(2)
         await turns.until(3)
-        assert alarms == [True, False]
+        assert turns.alarms == [True, False]
         turns.end(3)
         await turns.until(4)
     assert turns.done == [0, 1, 2, 3]
@@ -188,10 +204,8 @@ async def test_what_a_done_raises_ends_the_task() -> None:
 
     async def turn() -> None:
         await trio.testing.wait_all_tasks_blocked()
-        turns.commit.hold()
         turns.journal.append(1, 0, 1, b"x")
-        turns.commit.request(broken)
-        turns.commit.begin()
+        turns.run(turns.commit.request, broken)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(turn)

@@ -88,9 +88,8 @@ async def until(condition: Callable[[], bool], act: Callable[[], None]) -> None:
 @pytest.mark.parametrize("seed", range(3))
 async def test_a_full_disk_is_drained(disk: Path, foreign: bool, seed: int) -> None:
     environment = Environment.open(disk / "data")
-    journal, commit = Journal(environment), Commit(environment)
     alarms: list[bool] = []
-    commit.on_full = alarms.append
+    journal, commit = Journal(environment), Commit(environment, on_full=alarms.append)
     traffic = Traffic(journal, commit, seed)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(commit.run)
@@ -114,9 +113,8 @@ async def test_a_full_disk_is_drained(disk: Path, foreign: bool, seed: int) -> N
 
 async def test_appends_leave_room_for_deletions(disk: Path) -> None:
     environment = Environment.open(disk / "data")
-    journal, commit = Journal(environment), Commit(environment)
     alarm = trio.Event()
-    commit.on_full = lambda full: alarm.set()
+    journal, commit = Journal(environment), Commit(environment, on_full=lambda full: alarm.set())
     traffic = Traffic(journal, commit, 1)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(commit.run)

@@ -117,9 +117,8 @@ async def test_a_full_map_is_drained_by_dropping_entries(
 ) -> None:
     monkeypatch.setattr("persistence.commit.RETRY_SECONDS", 0.01)
     environment = Environment.open(tmp_path, map_bytes=2 << 20)
-    groups, commit = Groups(environment), Commit(environment)
     alarms: list[bool] = []
-    commit.on_full = alarms.append
+    groups, commit = Groups(environment), Commit(environment, on_full=alarms.append)
     body = b"z" * 50_000
     async with trio.open_nursery() as nursery:
         nursery.start_soon(commit.run)

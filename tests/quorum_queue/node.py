@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from types import SimpleNamespace
 from typing import Any
 
-from amqp_server.broker import recovery
+from amqp_server.broker import recovery, stored_queues
 from amqp_server.broker.records import QueueRecord, encoded
+from amqp_server.broker.settings import effective_settings
 from persistence.journal import Journal
 from persistence.memory import MemoryEnvironment, MemoryStore
 from quorum_queue.local import LocalHost, NodeServices
@@ -17,6 +17,7 @@ from quorum_queue.machine.machine import Machine
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
 from quorum_queue.memory import MemoryBudget
+from tests import turns
 
 QUEUE_ID = 7
 PERSISTENT = Attributes(persistent=True)
@@ -66,6 +67,15 @@ class Requests:
 
     def __init__(self, environment: MemoryEnvironment) -> None:
         self._environment = environment
+
+    @property
+    def unsynced(self) -> bool:
+        pending = self._environment.pending
+        return bool(pending.open) or len(pending.layers) > 1
+
+    def turn_begins(self) -> None: ...
+
+    def turn_ends(self) -> None: ...
 
     def request(self, done: Callable[[], None] | None = None) -> None:
         if done is not None:
@@ -122,7 +132,10 @@ class Receiver:
     def __init__(self) -> None:
         self.received: list[tuple[int, bytes, bool]] = []
 
-    def deliver(self, consumer: Consumer, run: Run, first_id: int) -> None:
+    def failed(self, error: Exception) -> None:
+        raise error
+
+    def deliver(self, consumer: Consumer | None, run: Run, first_id: int) -> None:
         assert run.contents is not None
         assert len(run.contents) == len(run.seqs)
         self.received += [
@@ -150,6 +163,26 @@ class OnceOnly(Journal):
         super().append(queue_id, first_seq, count, payload, head_parts)
 
 
+class HostedQueue:
+    """The topology's queue: notes what its host tells it."""
+
+    def __init__(self) -> None:
+        self.left: list[int] = []
+        self.errors: list[Exception] = []
+
+    def renew(self) -> None: ...
+
+    def consumer_gone(self, left: int) -> None:
+        self.left.append(left)
+
+    def consumers_lost(self) -> None: ...
+
+    def consumer_lost(self, key: Any) -> None: ...
+
+    def host_failed(self, error: Exception) -> None:
+        raise error
+
+
 class Node:
     def __init__(self, budget_bytes: int = 1 << 30) -> None:
         self.environment = MemoryEnvironment()
@@ -161,20 +194,24 @@ class Node:
         self.services = self._services()
 
     def _services(self) -> NodeServices:
+        commits = Requests(self.environment)
         return NodeServices(
             clock=self.clock,
+            turn=turns.at_once(commits),
             memory=MemoryBudget(self.budget_bytes),
             timers=self.wakes,
             dead_letters=self.letters,
             journal=OnceOnly(self.environment),
             spill=OnceOnly(self.environment.spill),
-            commits=Requests(self.environment),
+            commits=commits,
             marks=self.marks,
         )
 
     def host(self, settings: Settings, *, journalled: bool) -> LocalHost:
         slots = [self.marks.allocate() for _ in range(settings.priority_max + 1)] if journalled else []
-        return LocalHost(None, QUEUE_ID, Machine(settings), self.services, journalled=journalled, marks=slots)
+        return LocalHost(
+            HostedQueue(), QUEUE_ID, Machine(settings), self.services, journalled=journalled, marks=slots
+        )
 
     def commit(self) -> None:
         """Make all that was submitted durable; the waiting confirms follow."""
@@ -188,13 +225,9 @@ class Node:
         self.services = self._services()
         record = QueueRecord("/", "q", QUEUE_ID, False, encoded(arguments))
         slots = list(self.marks.slots)
-        broker: Any = SimpleNamespace(services=self.services)
-        machine = Machine(recovery._settings(record))
-        for recovered in Journal(self.environment).recover():
-            assert recovered.queue_id == QUEUE_ID
-            machine = recovery._machine(broker, record, recovered, slots)
-        machine.next_seq = max([machine.next_seq, *(self.marks.get(slot) + 1 for slot in slots)])
-        return LocalHost(None, QUEUE_ID, machine, self.services, journalled=True, marks=slots)
+        settings = effective_settings(recovery.parsed_of(record))
+        machine = stored_queues.read_queue(record, settings, slots, self.services)
+        return LocalHost(HostedQueue(), QUEUE_ID, machine, self.services, journalled=True, marks=slots)
 
 
 def publish(

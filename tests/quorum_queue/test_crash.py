@@ -135,7 +135,7 @@ class QueueOnDisk(RuleBasedStateMachine):
         self.check_memory()
 
     def turn(self) -> None:
-        self.host.turn()
+        self.host.submit()
         for key, receiver in self.receivers.items():
             for delivery_id, content, redelivered in receiver.received:
                 sent = self.by_content[content]

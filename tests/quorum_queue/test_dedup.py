@@ -206,7 +206,7 @@ class DedupOnDisk(RuleBasedStateMachine):
             run = Run(range(len(batch)), contents, b"head", PERSISTENT)
             self.host.pending.append(("enqueue_once", run, self.publisher, first, names_of(batch)))
         before = set(self.publisher.confirms)
-        self.host.turn()
+        self.host.submit()
         # Neither a message nor its duplicate is confirmed before the sync.
         assert self.publisher.confirms == before
         self.check()

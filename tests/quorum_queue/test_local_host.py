@@ -415,7 +415,7 @@ def test_long_routing_keys_do_not_make_records_that_cannot_be_recovered(mixed: b
     for content, head in () if mixed else zip(contents, heads, strict=True):
         run = Run(range(1), [content], head, PERSISTENT)
         host.pending.append(("enqueue", run, None, 1))
-    host.turn()
+    host.submit()
     node.commit()
     assert len(records(node)) > 1
     host = node.crash({})

@@ -11,7 +11,7 @@ from amqp_server.broker.arguments import (
     equivalence_error,
     parse_queue_arguments,
 )
-from amqp_server.broker.queue import settings_of
+from amqp_server.broker.settings import effective_settings
 from amqp_server.errors import PreconditionFailed
 
 Table = dict[str, object]
@@ -530,6 +530,6 @@ def test_alternate_exchanges() -> None:
     ],
 )
 def test_deduplication(queue_type: str, asked: dict[str, object], window_ms: int | None, count: int) -> None:
-    settings = settings_of(parse({"x-queue-type": queue_type, **asked}))
+    settings = effective_settings(parse({"x-queue-type": queue_type, **asked}))
     assert (settings.deduplication_window_ms, settings.deduplication_count) == (window_ms, count)
     assert settings.deduplicates is (window_ms is not None)

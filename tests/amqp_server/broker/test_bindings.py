@@ -113,7 +113,7 @@ def test_an_exchange_that_is_bound_to_itself_counts_its_binding_once(member: Mem
     loop = BindingRecord("/", "x", "x", "exchange", "", encoded({}))
     exchange = ExchangeRecord("/", "x", "fanout", False, False, encoded({}))
     apply(member, operations.DeclareExchange(exchange), operations.Bind(loop))
-    assert member.broker.binding_count == 1
+    assert member.broker.counts.bindings == 1
     apply(member, operations.DeleteExchange("/", "x"))
-    assert member.broker.binding_count == 0
+    assert member.broker.counts.bindings == 0
     assert stored(member) == []

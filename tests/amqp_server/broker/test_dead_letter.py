@@ -59,8 +59,7 @@ def ready(node: MemoryNode, name: str) -> int:
 
 def later(node: MemoryNode) -> None:
     node.now_ms += DEAD_LETTER_RETRY_MS
-    node.broker.timers.run(node.now_ms)
-    node.broker.end_turn()
+    node.turn.run(node.broker.timers.run, node.now_ms)
     node.sync()
 
 
@@ -72,7 +71,7 @@ def test_it_is_held_until_it_is_on_disk_at_every_target(node: MemoryNode, peer: 
     # A retry while the answer is awaited sends nothing twice.
     node.now_ms += DEAD_LETTER_RETRY_MS
     node.broker.vhost("/").queues["source"].host.wake()
-    node.broker.end_turn()
+    node.turn.end()
     assert (ready(node, "a"), ready(node, "b"), held(node)) == (1, 1, 1)
     node.sync()
     assert (ready(node, "a"), ready(node, "b"), held(node)) == (1, 1, 0)

@@ -22,10 +22,8 @@ from amqp_server.broker.vhosts import VhostRecord
 from amqp_server.config import Config
 from persistence.journal import Journal
 from persistence.memory import MemoryEnvironment
-from quorum_queue.local import NodeServices
-from quorum_queue.memory import MemoryBudget
 
-from ..connection.node import Commits, Marks
+from ..connection.node import Commits, make_broker
 
 
 class Replication:
@@ -47,17 +45,13 @@ class Member:
 
     def __init__(self, node: str, environment: MemoryEnvironment | None = None) -> None:
         self.environment = environment or MemoryEnvironment()
-        self.broker = broker = Broker(Config(node=node), self.environment, lambda: 0)
-        self.replication = broker.replication = Replication(node)
-        broker.services = NodeServices(
-            clock=broker.clock,
-            memory=MemoryBudget(1 << 30),
-            timers=broker.timers,
-            dead_letters=broker.dead_letters,
-            journal=Journal(self.environment),
-            spill=Journal(self.environment.spill),
-            commits=Commits(self.environment),
-            marks=Marks(),
+        self.replication = Replication(node)
+        self.broker = make_broker(
+            Config(node=node),
+            self.environment,
+            lambda: 0,
+            Commits(self.environment),
+            replication=self.replication,
         )
 
     @property
@@ -201,7 +195,7 @@ def test_the_same_log_makes_the_same_records(log: list[Operation], data: st.Data
     assert behind.topology.snapshot() == snapshot
     for member in (first, behind):
         broker = member.broker
-        assert (broker.queue_count, broker.exchange_count, broker.binding_count) == counts(broker)
+        assert (broker.counts.queues, broker.counts.exchanges, broker.counts.bindings) == counts(broker)
         again = member.restarted()
         assert again.topology.snapshot() == snapshot
         assert counts(again.broker) == counts(broker)
@@ -292,8 +286,8 @@ def test_restore_keeps_the_hosts_of_what_stays(member: Member) -> None:
     other.topology.apply(5, operations.DeclareQueue(queue("goes")))
     topology.restore(other.topology.snapshot())
     found = member.broker.vhost("/").queues
-    assert found["stays"].host is stays and not stays.closed
-    assert found["goes"].host is not goes and goes.closed
+    assert found["stays"].host is stays and not stays.ended
+    assert found["goes"].host is not goes and goes.ended
     assert topology.applied == 5
 
 
@@ -312,14 +306,14 @@ def test_restore_leaves_what_an_unbind_would_delete(member: Member) -> None:
     topology.apply(6, operations.Bind(BindingRecord("/", "y", "x", "exchange", "", encoded({}))))
     other = Member("n2")
     other.topology.restore(topology.snapshot())
-    assert other.broker.binding_count == 2
+    assert other.broker.counts.bindings == 2
     assert other.topology.apply(7, operations.Unbind(bound.record)).changed
     assert other.broker.vhost("/").router.get("x") is None
-    assert (other.broker.exchange_count, other.broker.binding_count) == (1, 0)
+    assert (other.broker.counts.exchanges, other.broker.counts.bindings) == (1, 0)
     other.topology.apply(8, exchange("x", auto_delete=True))
     topology.restore(other.topology.snapshot())
     assert topology.snapshot() == other.topology.snapshot()
-    assert (member.broker.exchange_count, member.broker.binding_count) == (2, 0)
+    assert (member.broker.counts.exchanges, member.broker.counts.bindings) == (2, 0)
 
 
 def test_records_that_go_back_to_a_snapshot_say_so_on_disk(member: Member) -> None:

@@ -15,9 +15,12 @@ CHANNEL = 5
 FRAME = struct.Struct(">BHIHHQBB")
 
 
-class FakeBroker:
+class FakeTurn:
     def __init__(self) -> None:
-        self.answers: dict[Any, None] = {}
+        self.confirms: dict[Confirms, None] = {}
+
+    def confirm(self, confirms: Confirms) -> None:
+        self.confirms[confirms] = None
 
 
 class Client:
@@ -46,9 +49,9 @@ class Client:
 
 class Fixture:
     def __init__(self, count: int) -> None:
-        self.broker = FakeBroker()
+        self.turn = FakeTurn()
         self.client = Client()
-        self.confirms = Confirms(cast(Any, self.broker), cast(Any, self.client), CHANNEL)
+        self.confirms = Confirms(cast(Any, self.turn), cast(Any, self.client), CHANNEL)
         assert self.confirms.number(count) == 1
         self.client.outstanding = set(range(1, count + 1))
 
@@ -60,7 +63,7 @@ class Fixture:
 
     def flush(self) -> None:
         """The end of a turn."""
-        answers, self.broker.answers = self.broker.answers, {}
+        answers, self.turn.confirms = self.turn.confirms, {}
         for confirms in answers:
             confirms.flush()
         assert self.client.outstanding.isdisjoint(self.client.known)

@@ -13,7 +13,7 @@ QUORUM, CLASSIC = {"x-queue-type": "quorum"}, {"x-queue-type": "classic"}
 
 
 def declared(node: MemoryNode, name: str = "q") -> str:
-    return node.broker.vhost("/").queues[name].type
+    return node.broker.vhost("/").queues[name].type.name
 
 
 def answer(peer: Peer, name: str = "q", **fields: Any) -> str:

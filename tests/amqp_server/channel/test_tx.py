@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -24,18 +25,25 @@ class FakeChannel:
 
 def test_a_commit_applies_everything_once_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     channel: Any = FakeChannel()
-    monkeypatch.setattr(tx, "publish", lambda segment, _: channel.done.append(segment))
+
+    def publish(segment: Any, _: tx.Transaction) -> list[Any]:
+        channel.done.append(segment)
+        return ["target"]
+
+    monkeypatch.setattr(tx, "publish", publish)
     transaction = tx.Transaction(channel)
-    channel.unacked.add(1, 10, "a", 0)
+    holder = SimpleNamespace(queue=SimpleNamespace(host="source"))
+    channel.unacked.add(1, 10, holder, 0)
     taken = channel.unacked.take(2, 3, strict=True)
     segments: list[Any] = ["first", "second"]
     transaction.segments += segments
     transaction.settlements += [("settle", taken), ("return", channel.unacked.take(5, 5, strict=True))]
     assert channel.done == []
-    transaction.commit()
-    expected = ["first", "second", ("settle", [Piece("a", 1, 2, 2)]), ("return", [Piece("a", 4, 4, 5)])]
+    hosts: list[Any] = transaction.commit()
+    assert hosts == ["target", "source"]
+    expected = ["first", "second", ("settle", [Piece(holder, 1, 2, 2)]), ("return", [Piece(holder, 4, 4, 5)])]
     assert channel.done == expected
-    transaction.commit()
+    assert transaction.commit() == []
     transaction.rollback()
     assert channel.done == expected
     assert sorted(peek(channel.unacked)) == [1, 4, 6, 7, 8, 9, 10]

@@ -23,6 +23,7 @@ from amqp_server.cluster.adoption import Adoption
 from amqp_server.cluster.belonging import Directory, Founded, drop_copies
 from amqp_server.cluster.catalog import GROUP, Catalog
 from amqp_server.cluster.errors import ClusterError
+from amqp_server.cluster.roster import Roster
 from amqp_server.cluster.store import GroupStore
 from amqp_server.config import Config
 from persistence.errors import CorruptRecord
@@ -31,7 +32,7 @@ from persistence.journal import Journal
 from persistence.memory import MemoryEnvironment
 from persistence.record import Record
 from quorum_queue.cluster.state import unpack_state
-from quorum_queue.local import LocalHost, NodeServices
+from quorum_queue.local import LocalHost
 from quorum_queue.machine import codec
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.dedup import DedupState, id_of
@@ -39,10 +40,10 @@ from quorum_queue.machine.entries import decode_entry
 from quorum_queue.machine.machine import Machine
 from quorum_queue.machine.replicated import Replica
 from quorum_queue.machine.run import Attributes, Run
-from quorum_queue.memory import MemoryBudget
 from quorum_queue.raft.members import Members
+from tests import turns
 
-from ..connection.node import Commits, Marks
+from ..connection.node import Commits, Marks, make_broker
 
 NOW_MS = 1_700_000_000_000
 ADDRESSES = {"n1": "127.0.0.1:1", "n2": "127.0.0.1:2", "n3": "127.0.0.1:3"}
@@ -76,6 +77,18 @@ class State(NamedTuple):
     dedup: DedupState | None
 
 
+class Deaf:
+    """See amqp_server.cluster.catalog.Listener."""
+
+    def nodes_changed(self, removed: list[str]) -> None: ...
+
+    def began(self, index: int) -> None: ...
+
+    def applied(self) -> None: ...
+
+    def when_spread(self, index: int, then: Callable[[], None]) -> None: ...
+
+
 class Disk:
     """What outlives a process."""
 
@@ -84,18 +97,15 @@ class Disk:
         self.marks = Marks()
 
     def broker(self, node: str = "n1") -> Broker:
-        broker = Broker(Config(node=node), self.environment, lambda: NOW_MS)
-        broker.services = NodeServices(
-            clock=broker.clock,
-            memory=MemoryBudget(1 << 30),
-            timers=broker.timers,
-            dead_letters=broker.dead_letters,
-            journal=Journal(self.environment),
-            spill=Journal(self.environment.spill),
-            commits=Commits(self.environment),
+        commits = Commits(self.environment)
+        return make_broker(
+            Config(node=node),
+            self.environment,
+            lambda: NOW_MS,
+            commits,
             marks=self.marks,
+            turn=turns.at_once(commits),
         )
-        return broker
 
     def adoption(self, free_bytes: int = PLENTY, journal: Journal | None = None) -> Adoption:
         environment = self.environment
@@ -389,14 +399,14 @@ def test_the_topology_is_the_first_snapshot() -> None:
     assert members == Members(("n1",))
     # Another node gets it all from there.
     other = Disk().broker("n2")
-    Catalog("n2", 1, other.topology).restore(state)
+    Catalog("n2", 1, other.topology, Roster(), Deaf()).restore(state)
     own = disk.broker()
     recovery.recover(own, Journal(disk.environment))
     assert own.topology.applied == other.topology.applied == last
     assert own.topology.snapshot() == other.topology.snapshot()
-    catalog = Catalog("n1", 1, own.topology)
-    catalog.load(state)
-    assert catalog.nodes == ADDRESSES
+    roster = Roster()
+    Catalog("n1", 1, own.topology, roster, Deaf()).load(state)
+    assert roster.nodes == ADDRESSES
     assert other.users.get("ann") == User("ann", "hash", ("administrator",))
     assert {queue.name for queue in other.all_queues()} == {*QUEUES}
     _check_places({queue.name: queue for queue in other.all_queues()})

@@ -314,7 +314,7 @@ def removed_unheard(names: str = "abcd") -> tuple[Scene, SimulatedNode]:
     scene.propose("a", PutNode("d", ""), RemoveNode("d"))
     scene.ticks(60)
     assert node.alive
-    assert "d" in node.cluster.catalog.nodes
+    assert "d" in node.cluster.roster.nodes
     scene.look_at_members()
     return scene, node
 
@@ -340,7 +340,7 @@ def test_who_was_removed_is_told_by_a_node_that_starts_with_the_nodes_of_before(
     scene.crash(other)
     scene.start(other)
     assert other.dials("d")
-    assert other.cluster.catalog.nodes.keys() == {"a", "b", "c"}
+    assert other.cluster.roster.nodes.keys() == {"a", "b", "c"}
     scene.finish()
     assert node.out.startswith("this node was removed from its cluster")
     assert not other.dials("d")
@@ -368,7 +368,7 @@ def test_who_joins_again_is_not_taken_for_the_one_that_was_removed() -> None:
             scene.tick(each)
         scene.work_off()
     group = other.cluster.replicas.groups[0]
-    assert other.cluster.catalog.removed_at("d")
+    assert other.cluster.roster.removed_at("d")
     assert not group.behind
     assert "d" in other.sessions
     scene.network.blocked.clear()
@@ -423,7 +423,7 @@ def test_a_node_does_not_leave_with_what_it_alone_has_come_to_have() -> None:
     scene.tick(node)
     scene.settle()
     assert isinstance(leaving.error, PreconditionFailed)
-    assert scene.nodes["a"].cluster.catalog.nodes["d"]
+    assert scene.nodes["a"].cluster.roster.nodes["d"]
     scene.finish()
 
 
@@ -516,7 +516,7 @@ def test_a_queue_of_a_closed_connection_goes_before_close_ok() -> None:
     scene.declare(client, "own")
     assert other.queue_id("own")
     client.closing = True
-    client.session.receive(frames.method_frame(0, commands.Connection.Close(200, "", 0, 0)))
+    client.node.turn.receive(client.session, frames.method_frame(0, commands.Connection.Close(200, "", 0, 0)))
     scene.wait(lambda: client not in client.node.clients)
     assert not client.queue_id("own")
     assert not other.queue_id("own")

@@ -7,16 +7,21 @@ from typing import Any, NamedTuple
 
 from pamqp import base, body, commands, frame, header
 
+from amqp_server.broker.alarms import Alarms
 from amqp_server.broker.broker import Broker
+from amqp_server.broker.dead_letter import DeadLetterSender
+from amqp_server.broker.hosts import LocalHosts
+from amqp_server.broker.timers import Timers
 from amqp_server.config import Config
 from amqp_server.connection.outbox import Outbox
-from amqp_server.connection.session import Session, State
+from amqp_server.connection.session import Session
+from amqp_server.turn import Turn
 from amqp_server.wire import frames
-from amqp_server.wire.intake import Publisher
 from persistence.journal import Journal
 from persistence.memory import MemoryEnvironment
 from quorum_queue.local import LocalHost, NodeServices
 from quorum_queue.memory import MemoryBudget
+from tests import turns
 
 CAPABILITIES = {
     "consumer_cancel_notify": True,
@@ -55,9 +60,54 @@ class Commits:
     def __init__(self, environment: MemoryEnvironment) -> None:
         self._pending = environment.pending
 
+    @property
+    def unsynced(self) -> bool:
+        return bool(self._pending.open) or len(self._pending.layers) > 1
+
+    def turn_begins(self) -> None: ...
+
+    def turn_ends(self) -> None: ...
+
     def request(self, done: Callable[[], None] | None = None) -> None:
         if done is not None:
             self._pending.open.done.append(done)
+
+
+def make_broker(
+    config: Config,
+    environment: MemoryEnvironment,
+    clock: Callable[[], int],
+    commits: Any,
+    *,
+    marks: Any = None,
+    replication: Any = None,
+    turn: Turn | None = None,
+) -> Broker:
+    """Put a broker together as amqp_server.app does, over the store in memory; turns end when the test says so."""
+    turn = turn or turns.by_hand(commits)
+    timers = Timers(changed=lambda: None)
+    services = NodeServices(
+        clock=clock,
+        turn=turn,
+        memory=MemoryBudget(1 << 30),
+        timers=timers,
+        dead_letters=DeadLetterSender(config.frame_max_bytes, clock),
+        journal=Journal(environment),
+        spill=Journal(environment.spill),
+        commits=commits,
+        marks=marks or Marks(),
+    )
+    return Broker(
+        config,
+        environment,
+        clock,
+        turn=turn,
+        timers=timers,
+        alarms=Alarms(),
+        services=services,
+        hosts=LocalHosts(services, environment),
+        replication=replication,
+    )
 
 
 class MemoryNode:
@@ -66,23 +116,18 @@ class MemoryNode:
     def __init__(self, **options: Any) -> None:
         self.environment = environment = MemoryEnvironment()
         self.now_ms = 1_700_000_000_000
-        self.broker = broker = Broker(Config(**options), environment, lambda: self.now_ms)
-        commits = Commits(environment)
-        broker.services = NodeServices(
-            clock=broker.clock,
-            memory=MemoryBudget(1 << 30),
-            timers=broker.timers,
-            dead_letters=broker.dead_letters,
-            journal=Journal(environment),
-            spill=Journal(environment.spill),
-            commits=commits,
-            marks=Marks(),
-        )
-        broker.unsynced = lambda: bool(environment.pending.open) or len(environment.pending.layers) > 1
+        self.broker = broker = make_broker(Config(**options), environment, self.clock, self._commits())
+        self.turn = broker.turn
         broker.add_vhost("/")
         for user in ("guest", "other"):
             broker.permissions.set(user, "/", ".*", ".*", ".*")
         self.peers: list[Peer] = []
+
+    def clock(self) -> int:
+        return self.now_ms
+
+    def _commits(self) -> Any:
+        return Commits(self.environment)
 
     def peer(self, *, user: str = "guest", frame_max: int = 131_072) -> Peer:
         """Return a client that has logged in."""
@@ -92,8 +137,7 @@ class MemoryNode:
 
     def sync(self) -> None:
         """All that was changed is on disk."""
-        self.environment.flush()
-        self.broker.end_turn()
+        self.turn.run(self.environment.flush)
         for peer in self.peers:
             peer.collect()
 
@@ -118,27 +162,38 @@ class Delivery(NamedTuple):
 
 
 class Peer:
-    """A client's end of a session."""
+    """A client's end of a session. See connection.session.Edge, and amqp_server.turn.Sender."""
 
     def __init__(self, node: MemoryNode, user: str, frame_max: int) -> None:
         self.node = node
-        self.outbox = Outbox({}, node.broker.config.outbox_high_bytes)
-        self.session = session = Session(node.broker, self.outbox, "127.0.0.1", "peer")
-        session.username = user
-        session.capabilities = dict(CAPABILITIES)
-        session.vhost = node.broker.vhost("/")
-        session.frame_max = frame_max
-        session.channel_max = 16
-        session.publisher = Publisher(frame_max, user.encode(), node.broker.config.message_bytes_max)
-        session.state = State.RUNNING
+        broker = node.broker
+        self.outbox = Outbox(broker.turn, self, broker.config.outbox_high_bytes)
+        self.session = Session.logged_in(
+            broker,
+            self.outbox,
+            self,
+            name="peer",
+            peer="127.0.0.1",
+            user=user,
+            vhost=broker.vhost("/"),
+            frame_max=frame_max,
+            channel_max=16,
+        )
+        self.session.client.capabilities = dict(CAPABILITIES)
         #: All that the broker has sent.
         self.output = b""
         self._read = 0
 
+    def opened(self) -> None: ...
+
+    def resumed(self) -> None: ...
+
+    def flush(self) -> None:
+        """`collect` takes what the outbox lets go."""
+
     def send(self, *data: bytes) -> None:
         """Send bytes as one read, and end the turn."""
-        self.session.receive(b"".join(data))
-        self.node.broker.end_turn()
+        self.node.turn.receive(self.session, b"".join(data))
         for peer in self.node.peers:
             peer.collect()
 
@@ -154,7 +209,7 @@ class Peer:
             self.output += data
             self.outbox.sent(len(data))
             if self.session.paused:
-                self.session.drained()
+                self.node.turn.run(self.session.drained)
 
     def answers(self) -> list[tuple[int, base.Frame | Delivery]]:
         """Return what came since the last call, decoded by pamqp."""

@@ -137,8 +137,8 @@ async def test_a_blocked_publisher_is_not_dropped(tmp_path: Path) -> None:
         for _ in range(30):
             await blocked.send(message(routing_key="q", body=b"x" * 65_000).encode(1))
         await blocked.wait_for(commands.Connection.Blocked)
-        [transport] = node.server.transports.values()
-        await until(lambda: transport.session.stalled)
+        [transport] = node.server.transports
+        await until(lambda: transport.session.incoming.stalled)
         for _ in range(8):
             await blocked.send(HEARTBEAT)
             await trio.sleep(0.5)
@@ -158,7 +158,7 @@ async def test_heartbeats_are_read_while_blocked(tmp_path: Path) -> None:
         node.broker.alarms.set("test", True)
         await blocked.send(message(routing_key="q").encode(1), method(1, commands.Basic.Ack(2, True)))
         await blocked.wait_for(commands.Connection.Blocked)
-        [transport] = node.server.transports.values()
+        [transport] = node.server.transports
         await until(lambda: transport.session.channels[1].unacked.count == 0)
         assert await blocked.ended()
         node.broker.alarms.set("test", False)
@@ -191,9 +191,9 @@ async def test_sigterm_closes_connections_in_order(tmp_path: Path) -> None:
 async def test_a_goodbye_is_answered_however_long_ago_the_login_was(tmp_path: Path) -> None:
     """Connections are looked at now and then, also while the answer waits for the disk."""
     async with served(tmp_path) as node, client(node) as leaving:
-        (transport,) = node.server.transports.values()
+        (transport,) = node.server.transports
         transport.began -= 2 * Config().handshake_timeout_s
-        release = transport.outbox.hold()
+        release = transport.outbox.withhold()
         await leaving.send(method(0, commands.Connection.Close(200, "", 0, 0)))
         await until(lambda: transport.session.state is State.CLOSED)
         node.server._check_all()

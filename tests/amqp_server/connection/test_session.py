@@ -83,7 +83,7 @@ def test_an_error_during_an_alarm_rolls_back(node: MemoryNode) -> None:
     node.broker.alarms.set("memory", True)
     peer.send(message().encode(1), method(1, commands.Basic.Ack(77)))
     node.broker.alarms.set("memory", False)
-    peer.session.alarm_changed()
+    node.turn.run(peer.session.alarm_changed)
     node.sync()
     assert names(peer.answers()) == ["Connection.Blocked", "Channel.Close", "Connection.Unblocked"]
     assert node.contents()["q"] == []
@@ -131,18 +131,18 @@ def test_a_closed_session_leaves_nothing(node: MemoryNode) -> None:
         commands.Basic.Consume(queue="amq.rabbitmq.reply-to", no_ack=True),
     )
     peer.send(message(routing_key="mine").encode(1))
-    assert (len(broker.sessions), len(broker.reply_hosts), broker.queue_count, broker.channel_count) == (
+    assert (len(broker.sessions), len(broker.replies), broker.counts.queues, broker.counts.channels) == (
         1,
         1,
         1,
         1,
     )
-    peer.session.lost()
-    assert (len(broker.sessions), len(broker.reply_hosts), broker.queue_count, broker.channel_count) == (
+    node.turn.run(peer.session.lost)
+    assert (len(broker.sessions), len(broker.replies), broker.counts.queues, broker.counts.channels) == (
         0,
         0,
         0,
         0,
     )
     assert broker.services.memory.used == 0
-    assert not broker.dirty
+    assert not broker.turn.scheduled

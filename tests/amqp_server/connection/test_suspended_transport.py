@@ -24,7 +24,7 @@ async def test_the_answer_leaves_without_anything_else_to_send(tmp_path: Path) -
             await waiting.send(method(1, commands.Queue.Declare(queue="q"), commands.Basic.Qos()))
             await until(lambda: len(log.proposed) == 1)
             await other.ask(1, commands.Basic.Qos(), commands.Basic.QosOk)
-            log.apply()
+            node.broker.turn.run(log.apply)
             await waiting.wait_for(commands.Queue.DeclareOk)
             await waiting.wait_for(commands.Basic.QosOk)
         log.late = False
@@ -37,15 +37,15 @@ async def test_who_waits_is_not_taken_for_dead(tmp_path: Path) -> None:
         node.broker.replication = log
         async with client(node, heartbeat_s=1) as waiting:
             await waiting.send(method(1, commands.Queue.Declare(queue="q")))
-            (transport,) = node.server.transports.values()
+            (transport,) = node.server.transports
             await waiting.send(HEARTBEAT * (200_000))
-            await until(lambda: transport.session.backlogged)
+            await until(lambda: transport.session.incoming.backlogged)
             heard = waiting.heartbeats
             with trio.fail_after(PATIENCE_S):
                 while waiting.heartbeats < heard + 6:
                     await waiting.read()
-            assert transport.session.backlogged
-            log.apply()
+            assert transport.session.incoming.backlogged
+            node.broker.turn.run(log.apply)
             await waiting.wait_for(commands.Queue.DeclareOk)
-            await until(lambda: not transport.session.backlogged)
+            await until(lambda: not transport.session.incoming.backlogged)
         log.late = False

@@ -9,11 +9,10 @@ import pytest
 from pamqp import base, commands
 
 from amqp_server.broker.broker import Broker
-from amqp_server.broker.hosts import local_host
+from amqp_server.broker.hosts import LocalHosts
 from amqp_server.broker.operations import DeclareQueue, DeleteQueue, Operation
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.replication import Done, LocalReplication
-from amqp_server.connection.session import BACKLOG_BYTES_MAX
 from amqp_server.connection.state import State
 from amqp_server.wire import frames
 from quorum_queue.local import LocalHost
@@ -27,7 +26,7 @@ class LateReplication(LocalReplication):
     """Applies what was proposed when the test says so."""
 
     def __init__(self, broker: Broker) -> None:
-        super().__init__(broker)
+        super().__init__(broker.config.node, broker.topology)
         self.late = True
         self.proposed: list[tuple[Operation, Done | None]] = []
 
@@ -77,35 +76,20 @@ class LateHost:
         self._waiting.append(lambda: self._host.purge(done))
 
 
-class LateHosts:
+class LateHosts(LocalHosts):
     def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+        super().__init__(broker.services, broker.metadata)
+        self._turn = broker.turn
         self.waiting: list[Callable[[], None]] = []
 
     def make(self, queue: Queue, machine: Machine | None) -> Host:
-        return cast(Host, LateHost(local_host(self._broker, queue, machine), self.waiting))
-
-    def place(self, parsed: Any) -> tuple[str, ...]:
-        return ()
-
-    def changed(self, queue: Queue) -> None: ...
-
-    def gone(self, queue: Queue) -> None: ...
-
-    def reply(self, token: str) -> None:
-        return None
-
-    def absent_home(self, queue: Queue) -> str:
-        return ""
-
-    def leader(self, queue: Queue) -> str:
-        return ""
+        return cast(Host, LateHost(self.local(queue, machine), self.waiting))
 
     def answer(self) -> None:
         """Answer everything that was asked until now."""
         waiting, self.waiting[:] = list(self.waiting), []
         for answer in waiting:
-            answer()
+            self._turn.run(answer)
 
 
 class Cluster(MemoryNode):
@@ -114,7 +98,7 @@ class Cluster(MemoryNode):
         self.log = self.broker.replication = LateReplication(self.broker)
 
     def apply(self) -> None:
-        self.log.apply()
+        self.turn.run(self.log.apply)
         self.sync()
 
     def remote_queues(self) -> LateHosts:
@@ -129,8 +113,8 @@ def node() -> Iterator[Cluster]:
     found = Cluster()
     yield found
     for peer in found.peers:
-        peer.session.lost()
-    assert not found.broker.sessions
+        found.turn.run(peer.session.lost)
+    assert not len(found.broker.sessions)
 
 
 @pytest.fixture
@@ -259,7 +243,7 @@ def test_without_a_majority_a_change_is_refused_and_the_connection_stays(node: C
 
 def test_an_answer_after_the_end_of_the_connection_is_dropped(node: Cluster, peer: Peer) -> None:
     peer.call(1, declare("shared"), declare("behind"))
-    peer.session.lost()
+    node.turn.run(peer.session.lost)
     node.apply()
     assert peer.answers() == []
     assert list(node.contents()) == ["shared"]
@@ -267,7 +251,7 @@ def test_an_answer_after_the_end_of_the_connection_is_dropped(node: Cluster, pee
 
 def test_an_exclusive_queue_of_a_session_that_ended_meanwhile_goes(node: Cluster, peer: Peer) -> None:
     peer.call(1, declare(exclusive=True))
-    peer.session.lost()
+    node.turn.run(peer.session.lost)
     node.apply()
     assert list(node.contents()) == ["q"]
     assert [type(operation) for operation, _ in node.log.proposed] == [DeleteQueue]
@@ -300,7 +284,7 @@ def test_close_ok_follows_the_end_of_exclusive_queues(node: Cluster, peer: Peer,
 
 def test_a_connection_that_is_closed_meanwhile_can_still_say_so(node: Cluster, peer: Peer) -> None:
     peer.call(1, declare(), commands.Basic.Qos())
-    peer.session.force_close("enough")
+    node.turn.run(peer.session.force_close, "enough")
     peer.collect()
     assert kinds(peer.answers()) == [commands.Connection.Close]
     node.apply()
@@ -311,12 +295,12 @@ def test_a_connection_that_is_closed_meanwhile_can_still_say_so(node: Cluster, p
 
 def test_reading_stops_when_much_has_come_behind(node: Cluster, peer: Peer) -> None:
     peer.call(1, declare())
-    assert not peer.session.backlogged
+    assert not peer.session.incoming.backlogged
     heartbeat = frames.HEARTBEAT_FRAME
-    peer.send(heartbeat * (BACKLOG_BYTES_MAX // len(heartbeat) + 1))
-    assert peer.session.backlogged
+    peer.send(heartbeat * (node.broker.config.suspended_input_bytes_max // len(heartbeat) + 1))
+    assert peer.session.incoming.backlogged
     node.apply()
-    assert not peer.session.backlogged
+    assert not peer.session.incoming.backlogged
     assert kinds(peer.answers()) == [commands.Queue.DeclareOk]
 
 
@@ -339,14 +323,14 @@ def test_an_alarm_that_ends_does_not_end_a_suspension(node: Cluster, peer: Peer)
     publish = frames.method_frame(1, commands.Basic.Publish(exchange="", routing_key="q"))
     content = bytes.fromhex("020001 0000000e 003c 0000 0000000000000000 0000 ce".replace(" ", ""))
     peer.send(publish, content)
-    assert peer.session.blocked
+    assert peer.session.incoming.blocked
     node.broker.alarms.set("memory", False)
-    peer.session.alarm_changed()
+    node.turn.run(peer.session.alarm_changed)
     peer.call(1, declare(), commands.Basic.Qos())
     node.broker.alarms.set("memory", True)
     node.broker.alarms.set("memory", False)
-    peer.session.blocked = True
-    peer.session.alarm_changed()
+    peer.session.incoming.blocked = True
+    node.turn.run(peer.session.alarm_changed)
     node.sync()
     assert commands.Basic.QosOk not in kinds(peer.answers())
     node.apply()
@@ -369,7 +353,7 @@ def test_a_defect_in_the_rest_of_a_method_ends_its_connection_only(node: Cluster
 
 def test_a_deleted_vhost_ends_who_waits_in_it(node: Cluster, peer: Peer) -> None:
     peer.call(1, declare())
-    node.broker.delete_vhost("/")
+    node.turn.run(node.broker.delete_vhost, "/")
     node.log.proposed.reverse()
     node.apply()
     assert peer.session.state is State.CLOSING
@@ -428,10 +412,10 @@ def test_a_consumer_of_a_connection_that_ended_meanwhile_holds_nothing(
     put(node, b"a")
     peer.call(1, commands.Basic.Consume(queue="q", consumer_tag="c"))
     queue = node.broker.vhost("/").queues["q"]
-    peer.session.lost()
+    node.turn.run(peer.session.lost)
     # As its link brings it: what was asked, then what the end of the channel submitted.
     remote.answer()
-    queue.host.submit(("detach", (*peer.session.identity, 1, "c", 1), True))
+    queue.host.submit(("detach", (peer.session.number, 1, "c", 1), True))
     node.sync()
     assert peer.answers() == []
     assert queue.subscriptions == {}
@@ -462,10 +446,10 @@ def test_what_was_got_for_a_connection_that_ended_is_not_lost(
     put(node, b"a")
     peer.call(1, commands.Basic.Get(queue="q"))
     host = node.broker.vhost("/").queues["q"].host
-    peer.session.lost()
+    node.turn.run(peer.session.lost)
     # As its link brings it: what was asked, then what the end of the channel submitted.
     remote.answer()
-    host.submit(("detach", (*peer.session.identity, 1, None, False), True))
+    node.turn.run(host.submit, ("detach", (peer.session.number, 1, None, False), True))
     assert (host.ready_count, host.unacked_count) == (1, 0)
 
 

@@ -56,7 +56,7 @@ async def test_slow_reader_is_paused_and_others_go_on(tmp_path: Path) -> None:
         stuffing = message(routing_key="slow", body=BODY).encode(1)
         for _ in range(40):
             await publisher.send(stuffing * 100)
-        transport = next(each for each in node.server.transports.values() if each.session.paused)
+        transport = next(each for each in node.server.transports if each.session.paused)
         queue = node.broker.vhost("/").queues["slow"]
         await until(lambda: queue.host.published_count == COUNT)
         # A run may be handed over before the pause is seen, then no more: the rest waits in its queue.
@@ -94,7 +94,7 @@ async def test_reader_that_never_reads_can_be_closed(tmp_path: Path) -> None:
             await reader.ask(1, commands.Basic.Consume(queue="q"), commands.Basic.ConsumeOk)
             for _ in range(20):
                 await publisher.send(message(routing_key="q", body=BODY).encode(1) * 100)
-            await until(lambda: any(each.session.paused for each in node.server.transports.values()))
+            await until(lambda: any(each.session.paused for each in node.server.transports))
         queue = node.broker.vhost("/").queues["q"]
         await until(lambda: len(node.server.transports) == 1)
         await until(lambda: queue.host.ready_count == 2_000)
@@ -135,7 +135,7 @@ async def test_reset_connection(tmp_path: Path) -> None:
 async def test_a_defect_ends_one_connection_only(tmp_path: Path) -> None:
     """An exception nobody foresaw becomes 541 for the client that met it."""
     async with served(tmp_path) as node, client(node) as unlucky, client(node) as other:
-        transport = min(node.server.transports.values(), key=_number)
+        transport = min(node.server.transports, key=_number)
 
         def broken(data: bytes) -> None:
             raise ZeroDivisionError

@@ -21,13 +21,32 @@ def small_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("persistence.layer.LAYER_APPENDS_MAX", 1)
 
 
+class LateCommits:
+    """Commits in memory at first, and then those of a Disk."""
+
+    def __init__(self, commits: Any) -> None:
+        self.commits = commits
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.commits, name)
+
+
+class NodeOverDisk(MemoryNode):
+    late_commits: LateCommits
+
+    def _commits(self) -> Any:
+        self.late_commits = LateCommits(super()._commits())
+        return self.late_commits
+
+
 class Disk:
     """Counts the messages of each queue in every state that a crash would leave behind."""
 
-    def __init__(self, node: MemoryNode) -> None:
+    def __init__(self, node: NodeOverDisk) -> None:
         self._node = node
         self.states: list[dict[str, int]] = []
-        node.broker.services.commits = self.commit = Commit(node.environment)
+        self.commit = Commit(node.environment)
+        node.late_commits.commits = self.commit
 
     def watch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         finish = MemoryTransaction.finish
@@ -57,7 +76,7 @@ def declare(peer: Peer, *names: str, **arguments: Any) -> None:
 
 
 async def test_a_tx_over_several_queues(monkeypatch: pytest.MonkeyPatch) -> None:
-    node = MemoryNode()
+    node = NodeOverDisk()
     peer, publisher = node.peer(), node.peer()
     for each in (peer, publisher):
         each.call(1, commands.Channel.Open())
@@ -68,7 +87,7 @@ async def test_a_tx_over_several_queues(monkeypatch: pytest.MonkeyPatch) -> None
     disk = Disk(node)
     disk.watch(monkeypatch)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(disk.commit.run)
+        nursery.start_soon(disk.commit.run, node.turn.run)
         for _ in range(8):
             peer.send(method(1, commands.Basic.Get(queue="source")))
             peer.answers()
@@ -88,7 +107,7 @@ async def test_a_tx_over_several_queues(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("full", [False, True])
 async def test_a_dead_letter_to_several_queues(monkeypatch: pytest.MonkeyPatch, why: str, full: bool) -> None:
     monkeypatch.setattr("persistence.commit.RETRY_SECONDS", 0.001)
-    node = MemoryNode()
+    node = NodeOverDisk()
     peer = node.peer()
     peer.call(1, commands.Channel.Open())
     declare(peer, "source", **{"x-dead-letter-exchange": "amq.fanout"})
@@ -104,15 +123,14 @@ async def test_a_dead_letter_to_several_queues(monkeypatch: pytest.MonkeyPatch, 
     disk = Disk(node)
     disk.watch(monkeypatch)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(disk.commit.run)
+        nursery.start_soon(disk.commit.run, node.turn.run)
         if full:
             node.environment.faults.full = 3
             peer.send(message("", "other", delivery_mode=b"\x02").encode(1))
             await trio.testing.wait_all_tasks_blocked()
         if why == "expired":
             node.now_ms += 2000
-            node.broker.timers.run(node.now_ms)
-            node.broker.end_turn()
+            node.turn.run(node.broker.timers.run, node.now_ms)
         else:
             for tag in range(1, 9):
                 peer.send(method(1, commands.Basic.Get(queue="source")))

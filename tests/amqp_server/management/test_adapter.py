@@ -73,7 +73,7 @@ async def test_a_change_returns_when_it_is_applied(
             node.apply()
             await returned.wait()
     assert node.broker.topology.snapshot() != before
-    assert not [session for session in node.broker.sessions.values() if session.username == ITSELF]
+    assert not [session for session in node.broker.sessions if session.client.username == ITSELF]
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -90,7 +90,7 @@ async def test_a_change_without_a_majority_is_unavailable(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run)
             await wait_all_tasks_blocked()
-            node.log.refuse()
+            node.turn.run(node.log.refuse)
     assert node.broker.topology.snapshot() == before
 
 
@@ -115,7 +115,7 @@ async def test_what_lives_elsewhere_is_waited_for(node: Cluster, managed: Manage
             if not hosts.waiting:
                 return
             hosts.answer()
-            node.broker.end_turn()
+            node.turn.end()
 
     async def through(change: Awaitable[Any]) -> Any:
         found: list[Any] = []
@@ -132,7 +132,7 @@ async def test_what_lives_elsewhere_is_waited_for(node: Cluster, managed: Manage
     assert await through(declare(managed)) is True
     assert await through(managed.bind("/", BINDING)) is True
     assert await through(managed.publish("/", "amq.topic", "k", {}, b"body", "guest")) is True
-    node.broker.end_turn()
+    node.turn.end()
     (message,) = await through(managed.get("/", "q", 5, "requeue"))
     assert message.body == b"body"
     assert await through(managed.purge_queue("/", "q")) == 1

@@ -115,7 +115,7 @@ async def test_default_queue_type_of_a_vhost(connect: Connect, broker: FakeBroke
     refused = await client.put("vhosts/v", json={"default_queue_type": "stream"})
     assert (refused.status_code, refused.json()["reason"]) == (
         400,
-        "default queue type 'stream' is neither classic nor quorum",
+        "default queue type 'stream' is none of classic, quorum",
     )
     assert (await client.put("vhosts/v", json={"default_queue_type": "undefined"})).status_code == 204
     assert (await client.get("vhosts/v")).json()["default_queue_type"] == "undefined"

@@ -46,7 +46,7 @@ class Scanner:
                     routing_key=key.decode(),
                     head=short(exchange) + short(key),
                     mandatory=bool(bits),
-                    hosts=HOSTS[exchange, key],
+                    targets=HOSTS[exchange, key],
                 )
         self.segments: list[Segment] = []
 

@@ -8,8 +8,8 @@ from amqp_server.cluster.store import ASIDE
 from tests.quorum_queue.cluster.broker import Declared
 from tests.quorum_queue.cluster.clients import Holder
 from tests.quorum_queue.cluster.cluster import ROUNDS, Cluster
-from tests.quorum_queue.cluster.ledger import Violation
 from tests.quorum_queue.cluster.node import SimulatedNode
+from tests.turns import Violation
 
 
 def check_at_rest(cluster: Cluster) -> None:

@@ -13,6 +13,7 @@ from quorum_queue.cluster.group_host import GroupHost
 from quorum_queue.machine import snapshot
 from quorum_queue.machine.effects import Reason
 from quorum_queue.machine.run import Attributes, Run
+from quorum_queue.machine.settings import Settings
 from tests.quorum_queue.cluster.ledger import DEAD, Ledger
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class SimulatedQueue:
     """In the place of the topology's queue."""
 
     host: Any
+    #: Only classic queues have these.
+    marks: tuple[()] = ()
 
     def __init__(self, node: SimulatedNode, declared: Declared, version: int) -> None:
         self.declared = declared
@@ -66,8 +69,18 @@ class SimulatedQueue:
         )
 
     @property
+    def settings(self) -> Settings:
+        return self.declared.ledger.settings
+
+    @property
     def members(self) -> tuple[str, ...]:
         return self.record.members
+
+    def host_failed(self, error: Exception) -> None:
+        raise error
+
+    def failed(self, error: Exception) -> None:
+        raise error
 
     def renew(self) -> None: ...
 
@@ -93,7 +106,7 @@ class WatchedHost(GroupHost):
     """Shows the ledger all that it applies."""
 
     def _show(self, index: int, data: bytes | None) -> None:
-        queue: SimulatedQueue = self.queue
+        queue: Any = self.queue
         queue.declared.ledger.applied(
             self.replicas.node, index, data, self.replica.digest(), snapshot.digest(self.replica.machine)
         )
@@ -111,7 +124,7 @@ class WatchedHost(GroupHost):
         self._show(index, None)
 
     def _check(self) -> None:
-        queue: SimulatedQueue = self.queue
+        queue: Any = self.queue
         replica = self.replica
         queue.declared.ledger.same(
             self.replicas.node, replica.applied, replica.digest(), snapshot.digest(replica.machine)
@@ -123,7 +136,7 @@ class WatchedHost(GroupHost):
 
     def restore(self, state: bytes) -> None:
         super().restore(state)
-        queue: SimulatedQueue = self.queue
+        queue: Any = self.queue
         queue.on.restored += 1
         self._check()
 
@@ -133,10 +146,9 @@ class WatchedHosts(ClusterHosts):
         host = WatchedHost(
             queue,
             queue.queue_id,
-            queue.declared.ledger.settings,
-            self._broker.services,
+            queue.settings,
+            self._services,
             self._groups.replicas,
-            dirty=self._dirty,
         )
         self._groups.open(host, queue, late=late)
         self.grouped[queue.queue_id] = host
@@ -167,16 +179,13 @@ class Letters:
         assert run.contents is not None
         node = self._node
         host = node.queues[queue.declared.target].host
-        origin = None if done is None else Letter(node, queue.host, done, len(run.contents))
+        origin = None if done is None else Letter(done, len(run.contents))
         dead = Run(range(len(run.contents)), list(run.contents), DEAD, Attributes(persistent=True))
-        host.pending.append(("enqueue", dead, origin, 1))
-        node.dirty(host)
+        host.submit(("enqueue", dead, origin, 1))
 
 
 class Letter:
-    def __init__(self, node: SimulatedNode, source: Any, done: Callable[[bool], None], count: int) -> None:
-        self._node = node
-        self._source = source
+    def __init__(self, done: Callable[[bool], None], count: int) -> None:
         self._done = done
         self._left = count
         self._taken = True
@@ -185,8 +194,6 @@ class Letter:
         self._left -= last - first + 1
         if not self._left:
             self._done(self._taken)
-            if self._source.pending:
-                self._node.dirty(self._source)
 
     def refused(self, first: int, last: int) -> None:
         self._taken = False

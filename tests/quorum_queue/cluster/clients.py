@@ -9,8 +9,9 @@ from quorum_queue.cluster.group_host import GroupHost
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.dedup import id_of
 from quorum_queue.machine.run import Attributes, Run
-from quorum_queue.ports import Refused
-from tests.quorum_queue.cluster.ledger import Ledger, Violation
+from quorum_queue.ports import Got, Refused
+from tests.quorum_queue.cluster.ledger import Ledger
+from tests.turns import Violation
 
 if TYPE_CHECKING:
     from tests.quorum_queue.cluster.broker import SimulatedQueue
@@ -72,7 +73,10 @@ class Holder:
         own = host._own if isinstance(host, GroupHost) else (node.name, node.incarnation)
         return (*own, *self.key)
 
-    def deliver(self, consumer: Consumer, run: Run, first_id: int) -> None:
+    def failed(self, error: Exception) -> None:
+        raise error
+
+    def deliver(self, consumer: Consumer | None, run: Run, first_id: int) -> None:
         ledger = self.queue.declared.ledger
         ledger.received(self.owner, first_id, run)
         if self.gone:
@@ -141,8 +145,7 @@ class Client:
         run = Run(range(len(contents)), contents, b"head", attributes)
         ids = ([id_of(body) for body in contents],) if queue.host.wants_ids else ()
         verb = "enqueue_once" if ids else "enqueue"
-        queue.host.pending.append((verb, run, publisher, first, *ids))
-        self.node.dirty(queue.host)
+        queue.host.submit((verb, run, publisher, first, *ids))
         return f"publishes {first} to {first + len(contents) - 1} as {publisher.name}"
 
     # -- consuming -------------------------------------------------------------------------------------------------
@@ -181,8 +184,13 @@ class Client:
             holder = self.getters[queue.name, no_ack] = Holder(self, queue, key, no_ack=no_ack)
         question = self.ask("get")
         consumer = Consumer(holder.key, no_ack=no_ack, sink=holder)
-        consumer.attached = False
-        queue.host.get(consumer, lambda run: self.answer(question))
+
+        def got(found: Got | Refused | None) -> None:
+            if isinstance(found, Got):
+                holder.deliver(consumer, found.run, found.first_id)
+            self.answer(question)
+
+        queue.host.get(consumer, got)
         return f"gets from {queue.name}"
 
     def holders(self) -> list[Holder]:
@@ -196,9 +204,7 @@ class Client:
         for number in chosen:
             del holder.unacked[number]
             ledger.said[verb, holder.owner, number] = None
-        host = holder.queue.host
-        host.pending.append((verb, holder.key, chosen[0], chosen[-1]))
-        self.node.dirty(host)
+        holder.queue.host.submit((verb, holder.key, chosen[0], chosen[-1]))
         return f"{verb}s {chosen} of {holder.key} on {holder.queue.name}"
 
     def purge(self, queue: SimulatedQueue) -> str:
@@ -216,8 +222,7 @@ class Client:
         return f"asks for {queue.name}"
 
     def pause(self, holder: Holder, paused: bool) -> str:
-        holder.queue.host.pending.append(("pause", holder.key, paused))
-        self.node.dirty(holder.queue.host)
+        holder.queue.host.submit(("pause", holder.key, paused))
         return f"{'stops' if paused else 'resumes'} {holder.key} on {holder.queue.name}"
 
     def cancel(self, holder: Holder) -> str:
@@ -236,8 +241,7 @@ class Client:
                 self.settle(holder, "return", 1)
             if holder in self.consumers:
                 host.pending.insert(0, ("detach", holder.key, False))
-            host.pending.append(("detach", holder.key, True))
-            self.node.dirty(host)
+            host.submit(("detach", holder.key, True))
             holder.gone = True
         self.consumers.clear()
         self.getters.clear()
@@ -254,7 +258,7 @@ class Client:
         for holder in self.holders():
             if holder.queue is queue:
                 holder.unacked.clear()
-        for holder in [holder for holder in self.consumers if holder.queue is queue]:
+        for holder in [holder for holder in self.consumers if holder.queue is queue and holder.attached]:
             self.consumers.remove(holder)
             holder.gone = True
         for kind in [kind for kind, holder in self.getters.items() if holder.queue is queue]:

@@ -7,13 +7,14 @@ from random import Random
 from typing import Any
 
 from amqp_server.broker.arguments import QueueArguments
-from amqp_server.broker.queue import settings_of
+from amqp_server.broker.settings import effective_settings
 from quorum_queue.cluster.group import Group
 from tests.quorum_queue.cluster.broker import Declared, Event
 from tests.quorum_queue.cluster.clients import Client
-from tests.quorum_queue.cluster.ledger import Ledger, Violation
+from tests.quorum_queue.cluster.ledger import Ledger
 from tests.quorum_queue.cluster.network import CLOSED, Network, Session
 from tests.quorum_queue.cluster.node import SimulatedNode
+from tests.turns import Violation
 
 #: Rounds within which a healed cluster must come to rest: in each, everybody's clock ticks once.
 ROUNDS = 400
@@ -76,7 +77,7 @@ class Cluster:
 
     def _new(self, name: str, members: tuple[str, ...]) -> Declared:
         parsed, target = QUEUES[name]
-        ledger = self.ledgers[name] = Ledger(name, settings_of(parsed))
+        ledger = self.ledgers[name] = Ledger(name, effective_settings(parsed))
         declared = Declared(len(self.events) + 1, name, parsed, target, ledger)
         declared.members.append(members)
         self.declared.append(declared)

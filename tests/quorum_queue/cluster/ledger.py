@@ -17,14 +17,11 @@ from quorum_queue.machine.entries import Batch, DecodedEntry, decode_entry
 from quorum_queue.machine.machine import Command, Machine, Meta
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.settings import Settings
+from tests.turns import Violation
 
 Key = tuple[Any, ...]
 #: The head of dead letters, by which they are told from what clients published.
 DEAD = b"dead"
-
-
-class Violation(AssertionError):
-    """Something happened that must never happen."""
 
 
 class Delivery:

@@ -8,12 +8,15 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from amqp_server.cluster.groups import Groups
+from amqp_server.cluster.roster import Roster
 from amqp_server.cluster.steward import Steward
 from amqp_server.cluster.store import GroupStore
+from amqp_server.config import Config
 from persistence.errors import StorageFull
 from persistence.memory import Faults, MemoryEnvironment
 from persistence.stepped import SteppedCommit
-from quorum_queue.cluster import events, frames
+from quorum_queue.cluster.dispatch import Dispatch
+from quorum_queue.cluster.group import Group
 from quorum_queue.cluster.guests import Guests
 from quorum_queue.cluster.options import ReplicationOptions
 from quorum_queue.cluster.replicas import Replicas
@@ -29,6 +32,7 @@ from tests.quorum_queue.cluster.broker import (
     WatchedHosts,
 )
 from tests.quorum_queue.cluster.network import Network, Session
+from tests.turns import StrictTurn
 
 if TYPE_CHECKING:
     from tests.quorum_queue.cluster.clients import Client
@@ -50,6 +54,30 @@ REPLICATION = ReplicationOptions(
     log_bytes_max=4000, piece_bytes=300, transfer_bytes_max=600, node_down_ms=400, disk_stall_ms=800,
     bodies_bytes=6000,
 )  # fmt: skip
+
+
+class Peers:
+    """See amqp_server.turn.Peers. The simulated network takes frames as they are sent."""
+
+    def __init__(self, replicas: Replicas) -> None:
+        self._replicas = replicas
+
+    def turn_begins(self) -> None: ...
+
+    @property
+    def dirty(self) -> object:
+        return self._replicas.dirty
+
+    def take_dirty(self) -> list[Group]:
+        return self._replicas.take_dirty()
+
+    def carry_out(self, group: Group) -> None:
+        self._replicas.carry_out(group)
+
+    def write(self) -> None:
+        self._replicas.write()
+
+    def flush(self) -> None: ...
 
 
 class SimulatedNode:
@@ -103,27 +131,25 @@ class SimulatedNode:
         self.disk = SteppedCommit(self.environment)
         self.timers = Timers()
         nothing: Any = None
-        services = NodeServices(
-            clock=self.clock, memory=nothing, timers=self.timers, dead_letters=Letters(self), journal=nothing,
-            spill=nothing, commits=self.disk, marks=nothing,
-        )  # fmt: skip
-        self._dirty: dict[Any, None] = {}
         self.replicas = Replicas(
             self.name, self.incarnation, store=self.store, commits=self.disk, links=self, clock=self.clock,
             timers=self.timers, options=self.replication, raft=RAFT,
         )  # fmt: skip
+        self.turn = StrictTurn(self.disk, Peers(self.replicas), lambda: None)
+        services = NodeServices(
+            clock=self.clock, turn=self.turn, memory=nothing, timers=self.timers, dead_letters=Letters(self),
+            journal=nothing, spill=nothing, commits=self.disk, marks=nothing,
+        )  # fmt: skip
         self.groups = Groups(self.replicas, self.store, self.store.recovered())
         self.groups.lost_before = self.lost_before
-        broker: Any = SimpleNamespace(
-            services=services, dirty=self._dirty, want_turn=lambda: None, changed=lambda: None
-        )
-        self.hosts = WatchedHosts(
-            broker, self.groups, nodes=lambda: self.names, up=self.connected, is_known=lambda name: True
-        )
-        self.guests = Guests(self, host_of=self.hosts.host_of, dirty=self.dirty)
-        catalog: Any = SimpleNamespace(nodes=dict.fromkeys(self.names, ""))
+        roster = Roster()
+        roster.nodes = dict.fromkeys(self.names, "here")
+        spread: Any = SimpleNamespace(up=self.connected)
+        self.hosts = WatchedHosts(Config(), services, self.environment, self.groups, roster, spread)
+        self.guests = Guests(self, self.turn, self.hosts.host_of)
+        self.dispatch = Dispatch(self.replicas, self, self.guests, self.hosts)
         replication: Any = Proposals(self._members_changed)
-        self.steward = Steward(self.replicas, catalog, self.hosts, replication, addresses=dict)
+        self.steward = Steward(self.replicas, roster, self.hosts, replication, addresses=dict)
         self.broken_at = {name: self.now_ms for name in self.names if name != self.name}
         self.queues: dict[str, SimulatedQueue] = {}
         there: dict[int, Declared] = {}
@@ -134,7 +160,7 @@ class SimulatedNode:
                 del there[declared.queue_id]
         for declared in there.values():
             self.declare(declared)
-        self.replicas.early.may_come = lambda number: number > self.last_id
+        self.replicas.early.topology_index = self.last_id
         self.groups.drop_unclaimed(self.last_id)
         self.end_turn()
 
@@ -182,19 +208,23 @@ class SimulatedNode:
         return list(self.sessions)
 
     def link_up(self, peer: str, incarnation: int) -> None:
+        self.turn.run(self._link_up, peer, incarnation)
+
+    def _link_up(self, peer: str, incarnation: int) -> None:
         self.broken_at.pop(peer, None)
         self.silent.pop(peer, None)
         self._node_is(peer, incarnation)
         self.replicas.link_up(peer)
-        self.end_turn()
 
     def link_down(self, peer: str) -> None:
+        self.turn.run(self._link_down, peer)
+
+    def _link_down(self, peer: str) -> None:
         self.broken_at[peer] = self.clock()
         self.replicas.link_down(peer)
         self.guests.link_down(peer)
         for host in list(self.hosts.remote.values()):
             host.link_down(peer)
-        self.end_turn()
 
     def _node_is(self, node: str, incarnation: int | None) -> None:
         self.replicas.incarnations[node] = incarnation
@@ -203,57 +233,25 @@ class SimulatedNode:
                 host.gone_members()
 
     def received(self, peer: str, found: list[bytes]) -> None:
+        self.turn.run(self._received, peer, found)
+
+    def _received(self, peer: str, found: list[bytes]) -> None:
         self.silent.pop(peer, None)
         for frame in found:
-            self._frame(peer, frame)
-        self.end_turn()
-
-    def _frame(self, peer: str, frame: bytes) -> None:
-        kind, view = frame[0], memoryview(frame)
-        if kind == frames.QUEUE:
-            self.guests.received(peer, view)
-        elif kind == frames.EVENTS:
-            queue_id, head, bodies = frames.parse_events(view)
-            host = self.hosts.remote.get(queue_id)
-            if host is not None:
-                host.received(events.decode(head), bodies)
-        elif kind == frames.LEAVING:
-            self._peer_leaves(peer, frames.parse_group(view))
-        elif kind == frames.LEFT:
-            self.hosts.left(frames.parse_group(view))
-        else:
-            self.replicas.received(peer, view)
-
-    def _peer_leaves(self, peer: str, group_id: int) -> None:
-        group = self.replicas.groups.get(group_id)
-        if group is not None:
-            core = group.core
-            leaves = core.members_index <= core.commit and peer not in core.members.everyone()
-            if group.is_leader and leaves:
-                self.send(peer, frames.left(group_id))
+            self.dispatch.frame(peer, memoryview(frame))
 
     # -- turns, time, disk -----------------------------------------------------------------------------------------
 
     def clock(self) -> int:
         return self.now_ms
 
-    def dirty(self, host: Any) -> None:
-        self._dirty[host] = None
-
     def end_turn(self) -> None:
-        self._run_dirty()
-        while self.replicas.turn():
-            self._run_dirty()
-        self.guests.flush()
-
-    def _run_dirty(self) -> None:
-        while self._dirty:
-            dirty = list(self._dirty)
-            self._dirty.clear()
-            for host in dirty:
-                host.turn()
+        self.turn.end()
 
     def tick(self) -> None:
+        self.turn.run(self._tick)
+
+    def _tick(self) -> None:
         self.now_ms += round(TICK_MS * self.rate)
         self.ticks += 1
         for peer, session in list(self.sessions.items()):
@@ -272,20 +270,21 @@ class SimulatedNode:
         if self.ticks % LOOK_TICKS == 0:
             self.steward.look()
         self.timers.run(self.now_ms)
-        self.end_turn()
 
     def step_disk(self) -> bool:
         """Begin a commit or end the one under way; return whether there was anything to do."""
         if not self.disk.running:
             return self.disk.begin()
+        self.turn.run(self._end_commit)
+        return True
+
+    def _end_commit(self) -> None:
         try:
             self.disk.end()
         except StorageFull:
             self._set_full(True)
         else:
             self._set_full(False)
-        self.end_turn()
-        return True
 
     def _set_full(self, full: bool) -> None:
         if full is not self.full:
@@ -297,11 +296,13 @@ class SimulatedNode:
         queue: Any = self.queues[declared.name]
         queue.change(queue.version + 1)
         self.versions[queue.queue_id] = queue.version
-        self.hosts.changed(queue)
-        self.end_turn()
+        self.turn.run(self.hosts.changed, queue)
 
     def go_on(self, *, latest: bool = False) -> None:
         """The topology tells of a queue that is new, or of one that is deleted."""
+        self.turn.run(self._go_on, latest)
+
+    def _go_on(self, latest: bool) -> None:
         declared, there = self.events[self.known]
         self.known += 1
         if there:
@@ -309,5 +310,4 @@ class SimulatedNode:
             self.declare(declared)
         else:
             self.queues.pop(declared.name).delete()
-        self.replicas.topology_came()
-        self.end_turn()
+        self.replicas.topology_came(self.last_id)

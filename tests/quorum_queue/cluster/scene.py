@@ -67,8 +67,7 @@ class Scene(Cluster):
             publisher.ledger.published[body] = None
         run = Run(range(count), publisher.bodies[first:], b"head", Attributes(persistent=True))
         host = self.nodes[node].queues[queue or self.name].host
-        host.pending.append(("enqueue", run, publisher, first))
-        self.nodes[node].dirty(host)
+        host.submit(("enqueue", run, publisher, first))
         self.nodes[node].end_turn()
 
     def consume(self, node: str, *, prefetch: int = 10, no_ack: bool = False, queue: str = "") -> Holder:

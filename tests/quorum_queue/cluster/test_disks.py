@@ -184,9 +184,8 @@ def test_a_restart_keeps_what_lies_below_the_snapshot_and_is_wanted() -> None:
     for number in list(holder.unacked)[1:]:
         del holder.unacked[number]
         scene.ledger.said["settle", holder.owner, number] = None
-        holder.queue.host.pending.append(("settle", holder.key, number, number))
+        holder.queue.host.submit(("settle", holder.key, number, number))
     node = scene.nodes["a"]
-    node.dirty(holder.queue.host)
     node.end_turn()
     scene.settle()
     first = scene.host("a").replica.locations.pinned()

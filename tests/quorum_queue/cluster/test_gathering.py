@@ -55,6 +55,9 @@ class Batches:
     def released(self) -> list[int]:
         return []
 
+    def failed(self, error: Exception) -> None:
+        raise error
+
     def leader_changed(self) -> None: ...
     def members_changed(self, members: Members) -> None: ...
 
@@ -66,7 +69,7 @@ class Node:
         self.name = name
         self._wire = wire
         self.now_ms = 1_000
-        self.timers = Timers()
+        self.timers = Timers(lambda: None)
         environment = MemoryEnvironment()
         self.disk = SteppedCommit(environment)
         self.machine = Batches()
@@ -100,7 +103,13 @@ class Node:
     def sync(self) -> None:
         while self.disk.begin():
             self.disk.end()
-        self.replicas.turn()
+        self.turn()
+
+    def turn(self) -> None:
+        while groups := self.replicas.take_dirty():
+            for group in groups:
+                self.replicas.carry_out(group)
+        self.replicas.write()
 
 
 class Cluster:
@@ -118,12 +127,12 @@ class Cluster:
         for sender, to, frame in wire:
             self.nodes[to].replicas.received(sender, memoryview(frame))
         for node in self.nodes.values():
-            node.replicas.turn()
+            node.turn()
 
     def settle(self) -> None:
         for _ in range(100):
             for node in self.nodes.values():
-                node.replicas.turn()
+                node.turn()
                 node.sync()
             if not self.wire:
                 return
@@ -132,7 +141,7 @@ class Cluster:
 
     def take(self, batch: bytes) -> None:
         self.leader.group.take(batch)
-        self.leader.replicas.turn()
+        self.leader.turn()
 
 
 def test_of_clients_that_wait_for_each_other_none_waits_for_an_entry() -> None:

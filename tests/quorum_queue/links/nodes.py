@@ -29,7 +29,9 @@ class Recorder:
         self.told: list[tuple[str, str]] = []
         self.hellos: dict[str, Hello] = {}
         self.frames: dict[str, list[bytes]] = {}
-        self.turns = 0
+        #: Nodes that are let in though they are no peers, and those that wanted to.
+        self.welcome: set[str] = set()
+        self.wanted: list[str] = []
         self.react: Callable[[str, list[memoryview]], None] = lambda peer, frames: None
         self._changed = trio.Event()
 
@@ -48,8 +50,9 @@ class Recorder:
         self.react(peer, frames)
         self._change()
 
-    def turn_ended(self) -> None:
-        self.turns += 1
+    def admits(self, peer: str) -> bool:
+        self.wanted.append(peer)
+        return peer in self.welcome
 
     def _change(self) -> None:
         self._changed.set()
@@ -99,7 +102,7 @@ class LinkNode:
             "options": OPTIONS,
         }
         self.arguments = arguments | options
-        self.mesh = Mesh(node=name, listen=listen, events=self.events, **self.arguments)
+        self.mesh = Mesh(node=name, listen=listen, **self.arguments)
 
     def start(self) -> None:
         self._nursery.start_soon(self._run)
@@ -107,7 +110,7 @@ class LinkNode:
     async def _run(self) -> None:
         try:
             with self._scope:
-                await self.mesh.run()
+                await self.mesh.run(self.events)
         finally:
             self._stopped.set()
 

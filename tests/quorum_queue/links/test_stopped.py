@@ -38,9 +38,9 @@ async def stop_and_go_on(*, dead_ms: int, sessions: int) -> None:
             "n1",
             nursery,
             listening(),
-            admit=lambda name: name == "n2",
             options=replace(OPTIONS, dead_ms=dead_ms, heartbeat_ms=40),
         )
+        one.events.welcome.add("n2")
         one.start()
         process = other_node(one.address.port)
         try:

@@ -6,9 +6,10 @@ from amqp_server.broker.records import BINDINGS, EXCHANGES, MARKS, QUEUES
 from amqp_server.cluster.catalog import GROUP
 from amqp_server.cluster.store import ASIDE
 from tests.amqp_server.cluster.simulation.cluster import Cluster
-from tests.amqp_server.cluster.simulation.ledger import Violation, digest
+from tests.amqp_server.cluster.simulation.ledger import digest
 from tests.amqp_server.cluster.simulation.model import difference, state_of
 from tests.amqp_server.cluster.simulation.node import SimulatedNode
+from tests.turns import Violation
 
 
 def check_at_rest(cluster: Cluster) -> None:
@@ -73,7 +74,8 @@ def _check_records(node: SimulatedNode) -> None:
 def _check_counts(node: SimulatedNode) -> None:
     broker = node.broker
     vhosts = list(broker.vhosts.values())
-    counted = broker.queue_count, broker.exchange_count, broker.binding_count
+    counts = broker.counts
+    counted = counts.queues, counts.exchanges, counts.bindings
     found = (
         len(list(broker.all_queues())),
         sum(len(list(vhost.exchange_records())) for vhost in vhosts),
@@ -100,7 +102,7 @@ def drain(cluster: Cluster, vhosts: tuple[str, ...]) -> None:
     cluster.log("sessions end")
     for node in cluster.running:
         for client in list(node.clients):
-            client.session.lost()
+            node.turn.run(client.session.lost)
             client.collect()
         node.end_turn()
     cluster.settle()
@@ -122,7 +124,7 @@ def drain(cluster: Cluster, vhosts: tuple[str, ...]) -> None:
                 continue
             if queue.durable and queue.node not in cluster.wiped:
                 cluster.messages.check(queue.queue_id)
-        client.session.lost()
+        node.turn.run(client.session.lost)
         client.collect()
     node.end_turn()
     cluster.settle()

@@ -11,9 +11,8 @@ from pamqp import base, commands, header
 from amqp_server.connection.outbox import Outbox
 from amqp_server.connection.session import Session, State
 from amqp_server.wire import frames
-from amqp_server.wire.intake import Publisher
-from tests.amqp_server.cluster.simulation.ledger import Violation
 from tests.amqp_server.connection.node import CAPABILITIES, Delivery, decoded
+from tests.turns import Violation
 
 if TYPE_CHECKING:
     from tests.amqp_server.cluster.simulation.cluster import Cluster
@@ -69,14 +68,12 @@ class Client:
         self.number = number
         self.vhost = vhost
         self.random: Random = world.random
-        self.outbox = Outbox({}, 1 << 20)
-        self.session = session = Session(node.broker, self.outbox, "127.0.0.1", f"client {number}")
-        session.username = "guest"
-        session.capabilities = dict(CAPABILITIES)
-        session.vhost = node.broker.vhost(vhost)
-        session.frame_max, session.channel_max = FRAME_MAX, 2047
-        session.publisher = Publisher(FRAME_MAX, b"guest", node.broker.config.message_bytes_max)
-        session.state = State.RUNNING
+        self.outbox = Outbox(node.turn, self, 1 << 20)
+        self.session = Session.logged_in(
+            node.broker, self.outbox, self, name=f"client {number}", peer="127.0.0.1", user="guest",
+            vhost=node.broker.vhost(vhost), frame_max=FRAME_MAX, channel_max=2047,
+        )  # fmt: skip
+        self.session.client.capabilities = dict(CAPABILITIES)
         self.channel = 0
         #: What was asked and not answered yet.
         self.asked: tuple[str, Any] | None = None
@@ -107,7 +104,14 @@ class Client:
         data = b"".join(
             each if isinstance(each, bytes) else frames.method_frame(self.channel, each) for each in methods
         )
-        self.session.receive(data)
+        self.node.turn.receive(self.session, data)
+
+    def opened(self) -> None: ...
+
+    def resumed(self) -> None: ...
+
+    def flush(self) -> None:
+        """`collect` takes what the outbox lets go."""
 
     def ask(self, what: str, about: Any, method: base.Frame) -> str:
         self.asked, self.asked_at = (what, about), self.world.ledger.clocks()
@@ -127,7 +131,7 @@ class Client:
             self._held += data
             self.outbox.sent(len(data))
             if self.session.paused:
-                self.session.drained()
+                self.node.turn.run(self.session.drained)
         data, self._held = self._held, b""
         for channel, method in decoded(data):
             if channel == 0:
@@ -140,7 +144,7 @@ class Client:
     def _of_connection(self, method: base.Frame | Delivery) -> None:
         if isinstance(method, commands.Connection.Close):
             self.world.ledger.note("connections closed by the broker")
-            self.session.receive(frames.method_frame(0, commands.Connection.CloseOk()))
+            self.node.turn.receive(self.session, frames.method_frame(0, commands.Connection.CloseOk()))
             self._ended()
         elif isinstance(method, commands.Connection.CloseOk):
             if not self.closing:
@@ -335,11 +339,11 @@ class Client:
 
     def close(self) -> str:
         if self.random.random() < 0.5:
-            self.session.lost()
+            self.node.turn.run(self.session.lost)
             self._ended()
             return "is lost"
         self.closing = True
-        self.session.receive(frames.method_frame(0, commands.Connection.Close(200, "", 0, 0)))
+        self.node.turn.receive(self.session, frames.method_frame(0, commands.Connection.Close(200, "", 0, 0)))
         return "closes"
 
     # -- chance ----------------------------------------------------------------------------------------------------

@@ -13,11 +13,12 @@ from amqp_server.cluster.catalog import GROUP
 from quorum_queue.cluster.group import Group
 from tests.amqp_server.cluster.simulation import waiting
 from tests.amqp_server.cluster.simulation.clients import Client
-from tests.amqp_server.cluster.simulation.ledger import Ledger, Violation
+from tests.amqp_server.cluster.simulation.ledger import Ledger
 from tests.amqp_server.cluster.simulation.messages import Messages
 from tests.amqp_server.cluster.simulation.node import SimulatedNode
 from tests.amqp_server.cluster.simulation.waiting import Task
 from tests.quorum_queue.cluster.network import CLOSED, Network
+from tests.turns import Violation
 
 #: Rounds within which a healed cluster must come to rest: in each, everybody's clock ticks once.
 ROUNDS = 600
@@ -179,7 +180,7 @@ class Cluster:
         topology = self.leading()
         if topology is None:
             return
-        nodes = self.nodes[topology.replicas.node].cluster.catalog.nodes
+        nodes = self.nodes[topology.replicas.node].cluster.roster.nodes
         if not nodes:
             return
         for name in [name for name in self.belonging if name not in nodes]:
@@ -270,8 +271,8 @@ class Cluster:
         if self.asked:
             return f"operators wait for {[what for what, _, _ in self.asked]}"
         leader = self.nodes[topology.replicas.node]
-        if sorted(leader.cluster.catalog.nodes) != sorted(self.belonging):
-            return f"the cluster has the nodes {sorted(leader.cluster.catalog.nodes)}"
+        if sorted(leader.cluster.roster.nodes) != sorted(self.belonging):
+            return f"the cluster has the nodes {sorted(leader.cluster.roster.nodes)}"
         for name in self.belonging:
             node = self.nodes[name]
             if not node.alive or not node.serving:

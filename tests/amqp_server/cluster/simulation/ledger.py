@@ -7,15 +7,18 @@ is told, or finds on its disk at a start is compared with that.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from amqp_server.broker import operations
 from amqp_server.broker.records import QueueRecord
 from amqp_server.broker.topology import Result
+from amqp_server.cluster import node as product
 from amqp_server.cluster.catalog import (
     _ENTRY,
     _LENGTH,
-    LAST_BATCH,
     UNSEEN,
     Catalog,
     Change,
@@ -24,15 +27,13 @@ from amqp_server.cluster.catalog import (
     _Batch,
     _decode_batch,
 )
+from amqp_server.cluster.roster import LAST_BATCH
 from quorum_queue.ports import Refused
 from tests.amqp_server.cluster.simulation.model import Model, difference, state_of
+from tests.turns import Violation
 
 if TYPE_CHECKING:
     from tests.amqp_server.cluster.simulation.node import SimulatedNode
-
-
-class Violation(AssertionError):
-    """Something happened that must never happen."""
 
 
 def digest(state: bytes) -> bytes:
@@ -140,7 +141,11 @@ class Ledger:
     def has_owner(self, record: QueueRecord) -> bool:
         """Is the session there that an exclusive queue belongs to?"""
         node = self.nodes[record.node]
-        return node.alive and node.incarnation == record.incarnation and record.owner in node.broker.sessions
+        return (
+            node.alive
+            and node.incarnation == record.incarnation
+            and node.broker.sessions.get(record.owner) is not None
+        )
 
     def _compare(self, node: SimulatedNode) -> None:
         other = difference(self.model.state(), state_of(node.broker))
@@ -201,9 +206,14 @@ class Ledger:
         self.doubted[node] = max(incarnation, self.doubted.get(node, 0))
 
 
-def watched(simulated: SimulatedNode, ledger: Ledger) -> type[Catalog]:
-    """Return a Catalog that shows the ledger all that it applies and answers."""
+@contextmanager
+def watching(simulated: SimulatedNode, ledger: Ledger) -> Iterator[None]:
+    """Nodes made within this have a Catalog that shows the ledger all that it applies and answers."""
+    with mock.patch.object(product, "Catalog", _watched(simulated, ledger)):
+        yield
 
+
+def _watched(simulated: SimulatedNode, ledger: Ledger) -> type[Catalog]:
     class Watched(Catalog):
         def apply(self, index: int, data: bytes) -> None:
             first = ledger.take(simulated, index, data)

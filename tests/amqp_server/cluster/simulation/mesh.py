@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
 
 from quorum_queue.links.ports import Peer
 
@@ -15,22 +15,18 @@ class SimulatedMesh:
     def __init__(
         self,
         simulated: SimulatedNode,
-        *,
         node: str,
-        peers: Iterable[Peer],
-        admit: Callable[[str], bool],
-        **_: Any,
+        peers: Iterable[str],
     ) -> None:
         self._simulated = simulated
         self._node = node
-        self.peers = {peer.name: peer for peer in peers if peer.name != node}
-        self._admit = admit
+        self.peers = {name: Peer(name, "127.0.0.1", 1) for name in peers if name != node}
         #: Sessions that end as soon as what goes on now is over.
         self.dropped: dict[str, None] = {}
         self._waiting: dict[str, None] = {}
 
     def lets_in(self, peer: str) -> bool:
-        return peer in self.peers or self._admit(peer)
+        return peer in self.peers or self._simulated.cluster.admits(peer)
 
     def send(self, peer: str, parts: list[bytes]) -> bool:
         if peer in self.dropped:
@@ -38,7 +34,7 @@ class SimulatedMesh:
         self._waiting[peer] = None
         return self._simulated.network.send(self._node, peer, b"".join(parts))
 
-    def hold(self) -> None: ...
+    def turn_begins(self) -> None: ...
 
     def flush(self) -> None:
         self._waiting.clear()

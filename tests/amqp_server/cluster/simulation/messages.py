@@ -6,7 +6,7 @@ show it. What was confirmed is there until it was handed out, or the queue was p
 
 from __future__ import annotations
 
-from tests.amqp_server.cluster.simulation.ledger import Violation
+from tests.turns import Violation
 
 
 class Message:

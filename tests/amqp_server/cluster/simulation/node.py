@@ -7,15 +7,18 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from amqp_server.broker import recovery
+from amqp_server.broker.alarms import Alarms
 from amqp_server.broker.broker import Broker
+from amqp_server.broker.dead_letter import DeadLetterSender
 from amqp_server.broker.operations import PutUser, PutVhost, SetPermission
 from amqp_server.broker.permissions import Permission
+from amqp_server.broker.timers import Timers
 from amqp_server.broker.topology import Topology
 from amqp_server.broker.users import User
 from amqp_server.broker.vhosts import VhostRecord
-from amqp_server.cluster import node as product
-from amqp_server.cluster import settings
+from amqp_server.cluster import parts
 from amqp_server.cluster.errors import ClusterError
+from amqp_server.cluster.hosts import ClusterHosts
 from amqp_server.cluster.node import ClusterNode
 from amqp_server.config import Config
 from persistence.errors import StorageFull
@@ -26,11 +29,12 @@ from persistence.stepped import SteppedCommit
 from quorum_queue.links.handshake import Hello
 from quorum_queue.local import NodeServices
 from quorum_queue.memory import MemoryBudget
-from tests.amqp_server.cluster.simulation.ledger import Ledger, watched
+from tests.amqp_server.cluster.simulation.ledger import Ledger, watching
 from tests.amqp_server.cluster.simulation.marks import Marks
 from tests.amqp_server.cluster.simulation.mesh import SimulatedMesh
 from tests.amqp_server.cluster.simulation.waiting import Task
 from tests.quorum_queue.cluster.network import Network, Session
+from tests.turns import StrictTurn
 
 if TYPE_CHECKING:
     from tests.amqp_server.cluster.simulation.clients import Client
@@ -121,65 +125,59 @@ class SimulatedNode:
         self.alive, self.serving, self.full = True, False, False
         self.silent = {}
         config = Config(node=self.name, peers=tuple(f"{name}=127.0.0.1:1" for name in peers), **LIMITS)
-        self.broker = broker = Broker(config, self.disk, self.clock)
-        self.commits = SteppedCommit(self.disk)
-        journal = Journal(self.disk)
-        broker.services = NodeServices(
-            clock=self.clock, memory=MemoryBudget(1 << 30), timers=broker.timers, dead_letters=broker.dead_letters,
-            journal=journal, spill=Journal(self.disk.spill), commits=self.commits, marks=self.marks,
+        self.commits = commits = SteppedCommit(self.disk)
+        timers, journal = Timers(changed=lambda: None), Journal(self.disk)
+        environment: Any = self.disk
+        directory, self.incarnation = parts.begin(environment, self.clock())
+        self.mesh = SimulatedMesh(self, self.name, config.peer_addresses)
+        mesh: Any = self.mesh
+        self.parts = made = parts.make_parts(
+            config, environment, commits, self.clock, timers, directory, self.incarnation, mesh
+        )
+        self.turn = StrictTurn(commits, made.peers, lambda: None)
+        services = NodeServices(
+            clock=self.clock, turn=self.turn, memory=MemoryBudget(1 << 30), timers=timers,
+            dead_letters=DeadLetterSender(config.frame_max_bytes, self.clock), journal=journal,
+            spill=Journal(self.disk.spill), commits=commits, marks=self.marks,
         )  # fmt: skip
-        broker.unsynced = lambda: bool(self.disk.pending.open) or len(self.disk.pending.layers) > 1
-        self.cluster = cluster = self._cluster(config)
-        self.incarnation = cluster.incarnation
+        hosts = ClusterHosts(config, services, environment, made.groups, made.roster, made.spread)
+        self.broker = broker = Broker(
+            config, environment, self.clock, turn=self.turn, timers=timers, alarms=Alarms(), services=services,
+            hosts=hosts, replication=made.replication,
+        )  # fmt: skip
+        with watching(self, self.ledger):
+            self.cluster = cluster = ClusterNode(broker, made, hosts)
         self._identities[self.name, self.incarnation] = self.disk.node_id
-        broker.replication, broker.hosts = cluster.replication, cluster.hosts
-        broker.replicate, broker.flush, broker.hold = cluster.turn, cluster.flush, cluster.mesh.hold
-        recovery.recover(broker, journal)
+        self.turn.run(self._begin, cluster, journal)
+        return self.alive
+
+    def _begin(self, cluster: ClusterNode, journal: Journal) -> None:
+        recovery.recover(self.broker, journal)
         self.ledger.recovered(self)
         try:
             cluster.check_directory()
         except ClusterError as error:
             self.out = str(error)
             self.alive = False
-            return False
+            return
         cluster.start()
         self.tasks = []
         for coroutine in (cluster._tick(), cluster._leave(), self._serve()):
             self.run(coroutine)
-        self.end_turn()
-        return True
-
-    def _cluster(self, config: Config) -> ClusterNode:
-        def mesh(**about: Any) -> SimulatedMesh:
-            return SimulatedMesh(self, **about)
-
-        places: list[tuple[Any, str, Any]] = [
-            (product, "Mesh", mesh),
-            (product, "Catalog", watched(self, self.ledger)),
-            (settings, "secret", lambda config: b"none"),
-        ]
-        before = [getattr(place, name) for place, name, _ in places]
-        for place, name, value in places:
-            setattr(place, name, value)
-        try:
-            nothing: Any = None
-            environment: Any = self.disk
-            return ClusterNode(
-                config, self.broker, environment, self.commits, nothing, end_turn=self.end_turn
-            )
-        finally:
-            for (place, name, _), value in zip(places, before, strict=True):
-                setattr(place, name, value)
 
     async def _serve(self) -> None:
         """As amqp_server.app does before it listens to clients."""
         cluster, broker = self.cluster, self.broker
         await cluster.joined()
         if cluster.leads_topology and "/" not in broker.vhost_records:
-            broker.propose(PutVhost(VhostRecord("/")))
-            broker.propose(PutUser(User(USER, "hash", ("administrator",))))
-            broker.propose(SetPermission(Permission(USER, "/", ".*", ".*", ".*")))
+            self.turn.run(self._propose_first)
         self.serving = True
+
+    def _propose_first(self) -> None:
+        broker = self.broker
+        broker.propose(PutVhost(VhostRecord("/")))
+        broker.propose(PutUser(User(USER, "hash", ("administrator",))))
+        broker.propose(SetPermission(Permission(USER, "/", ".*", ".*", ".*")))
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Task:
         task = Task(coroutine, self.clock)
@@ -210,7 +208,7 @@ class SimulatedNode:
         self.end_turn()
 
     def link_down(self, peer: str) -> None:
-        self._mesh.dropped.pop(peer, None)
+        self.mesh.dropped.pop(peer, None)
         self.cluster.link_down(peer)
         self.end_turn()
 
@@ -219,29 +217,24 @@ class SimulatedNode:
         self.cluster.received(peer, [memoryview(frame) for frame in found])
         self.end_turn()
 
-    @property
-    def _mesh(self) -> SimulatedMesh:
-        mesh: Any = self.cluster.mesh
-        return mesh  # type: ignore[no-any-return]
-
     def lets_in(self, peer: str) -> bool:
-        return self._mesh.lets_in(peer)
+        return self.mesh.lets_in(peer)
 
     def dials(self, peer: str) -> bool:
-        return peer in self._mesh.peers
+        return peer in self.mesh.peers
 
     # -- turns, time, disk -----------------------------------------------------------------------------------------
 
     def end_turn(self) -> None:
         if not self.alive:
             return
-        self.broker.end_turn()
+        self.turn.end()
         for client in list(self.clients):
             client.collect()
-        for peer in list(self._mesh.dropped):
+        for peer in list(self.mesh.dropped):
             session = self.sessions.get(peer)
             if session is None:
-                self._mesh.dropped.pop(peer, None)
+                self.mesh.dropped.pop(peer, None)
             else:
                 self.network.close(session, self.name)
 
@@ -254,7 +247,7 @@ class SimulatedNode:
                     self.network.close(session, self.name)
             else:
                 self.silent.pop(peer, None)
-        self.broker.timers.run(self.now_ms)
+        self.turn.run(self.broker.timers.run, self.now_ms)
         for task in list(self.tasks):
             if not task.go_on():
                 continue
@@ -267,6 +260,11 @@ class SimulatedNode:
         """Begin a commit or end the one under way; return whether there was anything to do."""
         if not self.commits.running:
             return self.commits.begin()
+        self.turn.run(self._end_commit)
+        self.end_turn()
+        return True
+
+    def _end_commit(self) -> None:
         full = False
         try:
             self.commits.end()
@@ -274,6 +272,4 @@ class SimulatedNode:
             full = True
         if full is not self.full:
             self.full = full
-            self.cluster.replicas.disk_full(full)
-        self.end_turn()
-        return True
+            self.broker.alarms.set("disk", full)

@@ -114,7 +114,7 @@ class Simulation(Cluster):
         which = random.randrange(len(operations) + 6)
         if which < len(operations):
             self.log(f"{node.name}: {operations[which]}")
-            node.broker.propose(operations[which], lambda result: None)
+            node.turn.run(node.broker.propose, operations[which], lambda result: None)
             node.end_turn()
             return
         administration = node.cluster.administration

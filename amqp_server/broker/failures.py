@@ -1,0 +1,136 @@
+"""Queues that failed on this node: an exception while they applied commands left them in a state nobody can trust.
+
+Such a queue stops at once: it neither votes, leads, delivers nor takes anything, and what it has stored is kept. All
+other queues go on. It is begun anew from what is stored, a few times with growing pauses. One that fails each time is
+set aside: it stays stopped, named by `mqctl list_failed` and by the health check, until an operator has it tried again
+or the node is started again. So no single message can keep a node from starting.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from amqp_server.config import Config
+from quorum_queue.errors import Unreadable
+from quorum_queue.ports import Timers
+
+if TYPE_CHECKING:
+    from amqp_server.broker.hosts import Hosts
+    from amqp_server.broker.queue import Queue
+
+logger = logging.getLogger("mqd.queue")
+
+#: The first pause before a queue is begun anew, ms; each further one is so many times as long.
+PAUSE_MS = 500
+PAUSE_FACTOR = 4
+
+
+class Failure:
+    """One queue that failed, and what is done about it. See quorum_queue.ports.Timers."""
+
+    __slots__ = ("_failures", "attempts", "queue", "reason", "serving_since_ms", "set_aside", "since_ms")
+
+    def __init__(self, failures: Failures, queue: Queue) -> None:
+        self._failures = failures
+        self.queue = queue
+        self.reason = ""
+        self.since_ms = 0
+        #: How often it was begun anew.
+        self.attempts = 0
+        #: It is not tried again by itself.
+        self.set_aside = False
+        #: When it was begun anew last, and serves since; 0 while it is stopped.
+        self.serving_since_ms = 0
+
+    def wake(self) -> None:
+        self._failures.revive(self)
+
+
+class Failures:
+    """All failed queues of the node."""
+
+    def __init__(self, config: Config, clock: Callable[[], int], timers: Timers, hosts: Hosts) -> None:
+        self._revivals_max = config.queue_revivals_max
+        self._forget_ms = config.queue_failure_memory_ms
+        self._clock = clock
+        self._timers = timers
+        self._hosts = hosts
+        #: By queue id.
+        self._known: dict[int, Failure] = {}
+
+    def add(self, queue: Queue, error: Exception) -> None:
+        """A queue's host raised. Raises nothing."""
+        failure = self._known.get(queue.queue_id)
+        now = self._clock()
+        if failure is None or (failure.serving_since_ms and now - failure.serving_since_ms > self._forget_ms):
+            failure = self._known[queue.queue_id] = Failure(self, queue)
+        failure.reason = str(error) or type(error).__name__
+        failure.since_ms = now
+        failure.serving_since_ms = 0
+        failure.set_aside = isinstance(error, Unreadable) or failure.attempts >= self._revivals_max
+        what = (
+            "set aside until it is tried again (mqctl retry_failed)"
+            if failure.set_aside
+            else "tried again soon"
+        )
+        logger.critical(
+            "queue '%s' in vhost '%s' failed and is stopped on this node, %s: %s",
+            *(queue.name, queue.vhost.name, what, failure.reason),
+            exc_info=None if isinstance(error, Unreadable) else error,
+        )
+        self._hosts.stop(queue, failure.reason)
+        if not failure.set_aside:
+            self._timers.wake(failure, now + PAUSE_MS * PAUSE_FACTOR**failure.attempts)
+
+    def revive(self, failure: Failure) -> None:
+        """Begin a queue anew from what is stored."""
+        queue = failure.queue
+        if queue.deleted or failure.serving_since_ms or self._known.get(queue.queue_id) is not failure:
+            return
+        failure.attempts += 1
+        logger.warning(
+            "queue '%s' in vhost '%s' is begun anew, for the %d. time",
+            *(queue.name, queue.vhost.name, failure.attempts),
+        )
+        self._hosts.revive(queue, failure.attempts, lambda: self._revived(failure))
+
+    def _revived(self, failure: Failure) -> None:
+        failure.serving_since_ms = self._clock()
+        failure.set_aside = False
+
+    def retry(self, queue: Queue) -> bool:
+        """An operator wants a queue tried again; return whether it had failed."""
+        failure = self._known.get(queue.queue_id)
+        if failure is None or failure.serving_since_ms:
+            return False
+        failure.attempts = 0
+        failure.set_aside = False
+        self.revive(failure)
+        return True
+
+    def forget(self, queue: Queue) -> None:
+        """The queue is deleted."""
+        self._known.pop(queue.queue_id, None)
+
+    def stopped(self) -> list[Failure]:
+        """Return the queues that are stopped now."""
+        return [failure for failure in self._known.values() if not failure.serving_since_ms]
+
+    def find(self, queue: Queue) -> Failure | None:
+        failure = self._known.get(queue.queue_id)
+        return failure if failure is not None and not failure.serving_since_ms else None
+
+
+def describe(failure: Failure) -> dict[str, Any]:
+    """Return what operators are told of a failed queue."""
+    queue = failure.queue
+    return {
+        "vhost": queue.vhost.name,
+        "name": queue.name,
+        "type": queue.type.name,
+        "reason": failure.reason,
+        "attempts": failure.attempts,
+        "set_aside": failure.set_aside,
+    }

@@ -1,0 +1,114 @@
+"""The types of queues: what each allows, and how it is hosted. A new type is one more object here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueType:
+    """One type of queue."""
+
+    name: str
+    #: Arguments that other types know and this one does not. What nobody knows is accepted and ignored.
+    unsupported: frozenset[str]
+    #: Arguments that a second declare must repeat, in the order in which RabbitMQ compares them.
+    compared: tuple[str, ...]
+    #: Queues of this type are durable, neither exclusive nor auto-delete, and keep every message whatever its mode.
+    always_durable: bool
+    #: A cluster keeps them on several nodes, by Raft.
+    replicated: bool
+    #: Deliveries of one message are counted, told in x-delivery-count, and limited to so many unless declared
+    #: otherwise (RabbitMQ 4.0: 20); None: they are not counted.
+    delivery_limit: int | None
+    #: Dead letters may be held until their targets have them (x-dead-letter-strategy).
+    at_least_once: bool
+    #: A passive declare begins the lease of an expiring queue anew.
+    leased_by_passive_declare: bool
+
+    @property
+    def counts_deliveries(self) -> bool:
+        return self.delivery_limit is not None
+
+
+CLASSIC = QueueType(
+    name="classic",
+    always_durable=False,
+    replicated=False,
+    delivery_limit=None,
+    at_least_once=False,
+    leased_by_passive_declare=True,
+    unsupported=frozenset(
+        {
+            "x-dead-letter-strategy",
+            "x-max-in-memory-length",
+            "x-max-in-memory-bytes",
+            "x-quorum-initial-group-size",
+            "x-quorum-target-group-size",
+            "x-delivery-limit",
+            "x-max-age",
+            "x-stream-max-segment-size-bytes",
+            "x-initial-cluster-size",
+            "x-queue-leader-locator",
+        }
+    ),
+    compared=(
+        "x-expires",
+        "x-message-ttl",
+        "x-dead-letter-exchange",
+        "x-dead-letter-routing-key",
+        "x-max-length",
+        "x-max-length-bytes",
+        "x-max-priority",
+        "x-overflow",
+        "x-queue-mode",
+        "x-queue-version",
+        "x-single-active-consumer",
+        "x-queue-type",
+        "x-deduplication",
+        "x-deduplication-window-ms",
+        "x-deduplication-count",
+    ),
+)
+QUORUM = QueueType(
+    name="quorum",
+    always_durable=True,
+    replicated=True,
+    delivery_limit=20,
+    at_least_once=True,
+    # RabbitMQ does not ask the members of a quorum queue for a passive declare, so its lease runs on.
+    leased_by_passive_declare=False,
+    unsupported=frozenset(
+        {
+            "x-max-priority",
+            "x-queue-mode",
+            "x-queue-version",
+            "x-max-age",
+            "x-stream-max-segment-size-bytes",
+            "x-initial-cluster-size",
+        }
+    ),
+    compared=(
+        "x-dead-letter-exchange",
+        "x-dead-letter-routing-key",
+        "x-dead-letter-strategy",
+        "x-expires",
+        "x-max-length",
+        "x-max-length-bytes",
+        "x-max-in-memory-length",
+        "x-max-in-memory-bytes",
+        "x-overflow",
+        "x-single-active-consumer",
+        "x-queue-type",
+        "x-quorum-initial-group-size",
+        "x-delivery-limit",
+        "x-message-ttl",
+        "x-queue-leader-locator",
+        "x-deduplication",
+        "x-deduplication-window-ms",
+        "x-deduplication-count",
+    ),
+)
+
+#: By name, as in x-queue-type.
+QUEUE_TYPES: dict[str, QueueType] = {each.name: each for each in (CLASSIC, QUORUM)}

@@ -1,0 +1,51 @@
+"""What a queue is to do: derived in one place, from its declaration."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from amqp_server.broker.arguments import SHARED_MAX, QueueArguments
+from quorum_queue.machine.settings import Settings
+
+#: What a queue remembers of the messages it took, unless it was declared otherwise.
+DEDUPLICATION_WINDOW_MS = 600_000
+DEDUPLICATION_COUNT = 100_000
+
+
+@lru_cache(maxsize=SHARED_MAX)
+def effective_settings(parsed: QueueArguments) -> Settings:
+    """Return the machine's settings. A host is given them when it is made, and by `configure` when they change."""
+    dead_letter = parsed.dead_letter_exchange is not None
+    return Settings(
+        message_ttl_ms=parsed.message_ttl_ms,
+        expires_ms=parsed.expires_ms,
+        max_length=parsed.max_length,
+        max_length_bytes=parsed.max_length_bytes,
+        overflow=parsed.overflow,
+        dead_letter=dead_letter,
+        dead_letter_at_least_once=dead_letter
+        and parsed.type.at_least_once
+        and parsed.dead_letter_strategy == "at-least-once",
+        priority_max=parsed.max_priority or 0,
+        single_active_consumer=parsed.single_active_consumer,
+        keeps_all=parsed.type.always_durable,
+        delivery_limit=_delivery_limit(parsed),
+        deduplication_window_ms=_deduplication_window_ms(parsed),
+        deduplication_count=parsed.deduplication_count or DEDUPLICATION_COUNT,
+    )
+
+
+def _delivery_limit(parsed: QueueArguments) -> int | None:
+    """Return how often a message may come back; None for as often as it likes, which is declared by a limit below 0."""
+    default, declared = parsed.type.delivery_limit, parsed.delivery_limit
+    if default is None or (declared is not None and declared < 0):
+        return None
+    return default if declared is None else declared
+
+
+def _deduplication_window_ms(parsed: QueueArguments) -> int | None:
+    """Return how long the queue remembers what it took; None where it was not asked to."""
+    asked = parsed.deduplication
+    if asked is None:
+        asked = parsed.deduplication_window_ms is not None or parsed.deduplication_count is not None
+    return (parsed.deduplication_window_ms or DEDUPLICATION_WINDOW_MS) if asked else None

@@ -1,0 +1,81 @@
+"""What a channel needs of its connection, declared here so that no channel reaches up into it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from amqp_server.broker.queue import Queue
+from amqp_server.config import Config
+
+if TYPE_CHECKING:
+    from amqp_server.broker.broker import Broker
+    from amqp_server.broker.operations import Operation
+    from amqp_server.broker.queue import Target
+    from amqp_server.wire.intake import Publisher
+
+
+class Client(Protocol):
+    """Who is at the other end; see amqp_server.connection.client."""
+
+    username: str
+    name: str
+
+    def can(self, capability: str) -> bool:
+        """True if the client announced this capability."""
+
+
+class Limits(Protocol):
+    frame_max: int
+
+
+class Outbox(Protocol):
+    """What waits to be sent; see amqp_server.connection.outbox."""
+
+    size: int
+    high_bytes: int
+
+    def put(self, data: bytes) -> None: ...
+
+
+class Incoming(Protocol):
+    """The reading half; see amqp_server.connection.incoming."""
+
+    publisher: Publisher
+
+    def targets(self, targets: tuple[Target, ...]) -> tuple[Target, ...]:
+        """Return the one tuple for these queues."""
+
+
+class Connection(Protocol):
+    """See amqp_server.connection.session."""
+
+    broker: Broker
+    config: Config
+    number: int
+    paused: bool
+    exclusive_queues: dict[Queue, None]
+
+    @property
+    def client(self) -> Client: ...
+    @property
+    def limits(self) -> Limits: ...
+    @property
+    def outbox(self) -> Outbox: ...
+    @property
+    def incoming(self) -> Incoming: ...
+
+    def after(self, begin: Callable[[Callable[..., None]], None], then: Callable[..., None]) -> None:
+        """Go on with `then` when `begin`, which is given the function that takes it, has an answer."""
+
+    def propose(self, operation: Operation, then: Callable[[str], None]) -> None:
+        """Have a change made, then go on with the text of what is wrong with it, mostly none."""
+
+    def synced(self) -> None:
+        """What is answered from here on waits until all that was changed is on disk."""
+
+    def pause(self) -> None:
+        """The outbox is full: the client's consumers get no more for now."""
+
+    def failed(self, error: Exception) -> None:
+        """A defect was met in what belongs to this connection."""

@@ -1,0 +1,115 @@
+"""What a node of a cluster has before it has a broker: its links, its Raft groups, and what it knows of the others."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from amqp_server.cluster import settings
+from amqp_server.cluster.belonging import Directory
+from amqp_server.cluster.groups import Groups
+from amqp_server.cluster.peers import Peers
+from amqp_server.cluster.replication import ClusterReplication
+from amqp_server.cluster.roster import Roster
+from amqp_server.cluster.spread import Spread
+from amqp_server.cluster.store import GroupStore
+from amqp_server.cluster.witnesses import Witnesses
+from amqp_server.config import Config
+from persistence.environment import Environment
+from quorum_queue.cluster.ports import Commits
+from quorum_queue.cluster.replicas import Replicas
+from quorum_queue.links.mesh import Mesh
+from quorum_queue.links.ports import Peer
+from quorum_queue.ports import Timers
+from quorum_queue.raft.options import Options
+
+#: One tick of the election clock, s.
+TICK_S = 0.05
+
+
+@dataclass(frozen=True)
+class ClusterParts:
+    """Made by `make_parts`, and put together with the broker by node.ClusterNode."""
+
+    environment: Environment
+    directory: Directory
+    #: Higher than that of any earlier start of this node.
+    incarnation: int
+    commits: Commits
+    mesh: Mesh
+    store: GroupStore
+    replicas: Replicas
+    groups: Groups
+    roster: Roster
+    spread: Spread
+    witnesses: Witnesses
+    replication: ClusterReplication
+    peers: Peers
+
+
+def begin(environment: Environment, now_ms: int) -> tuple[Directory, int]:
+    """Return this node's directory, and the number of this start, which is durable then: others may hear of it."""
+    directory = Directory(environment, environment.node_id, environment.written)
+    incarnation = directory.begin(now_ms)
+    environment.flush()
+    return directory, incarnation
+
+
+def make_mesh(config: Config, environment: Environment, incarnation: int, listening: socket.socket) -> Mesh:
+    """Raises ClusterError for a secret or certificates that cannot be used."""
+    return Mesh(
+        node=config.node,
+        incarnation=incarnation,
+        identity=environment.node_id,
+        cluster="mqd",
+        listen=listening,
+        peers=[Peer(name, *address) for name, address in config.peer_addresses.items()],
+        secret=settings.secret(config),
+        tls=settings.tls(config),
+        options=settings.link_options(config),
+    )
+
+
+def make_parts(
+    config: Config,
+    environment: Environment,
+    commits: Commits,
+    clock: Callable[[], int],
+    timers: Timers,
+    directory: Directory,
+    incarnation: int,
+    mesh: Mesh,
+) -> ClusterParts:
+    """Put together what needs no broker."""
+    store = GroupStore(environment)
+    replicas = Replicas(
+        config.node,
+        incarnation,
+        store=store,
+        commits=commits,
+        links=mesh,
+        clock=clock,
+        timers=timers,
+        options=settings.replication_options(config),
+        raft=Options(election_ticks=max(2, round(config.election_ms / 1000 / TICK_S))),
+    )
+    spread = Spread(mesh, clock)
+    witnesses = Witnesses(mesh, lambda: environment.written)
+    return ClusterParts(
+        environment=environment,
+        directory=directory,
+        incarnation=incarnation,
+        commits=commits,
+        mesh=mesh,
+        store=store,
+        replicas=replicas,
+        groups=Groups(replicas, store, store.recovered()),
+        roster=Roster(),
+        spread=spread,
+        witnesses=witnesses,
+        replication=ClusterReplication(
+            config.node, incarnation, clock=clock, timeout_ms=config.change_timeout_ms
+        ),
+        peers=Peers(mesh, replicas, spread, witnesses),
+    )

@@ -1,0 +1,57 @@
+"""Nodes that were taken out of the cluster: they must hear of it, and then the links with them end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from amqp_server.cluster.roster import Roster
+from quorum_queue.links.mesh import Mesh
+
+#: Links with a node that was taken out stay so long, ms.
+LEAVE_MS = 2_000
+#: A node that was taken out and goes on is let in so often, to be told again, ms.
+REMIND_MS = 10_000
+
+
+class RemovedNodes:
+    """Whom this node has still to tell that they were removed."""
+
+    def __init__(self, mesh: Mesh, roster: Roster, clock: Callable[[], int]) -> None:
+        self._mesh = mesh
+        self._roster = roster
+        self._clock = clock
+        #: When the links with removed nodes end, ms.
+        self._leaving: dict[str, int] = {}
+        #: Removed nodes that there is a link with, and that were told so.
+        self._told: dict[str, None] = {}
+        #: When removed nodes that were told so may be told again, ms.
+        self._reminded: dict[str, int] = {}
+
+    def add(self, name: str) -> None:
+        """A node was taken out just now."""
+        self._leaving[name] = self._clock() + LEAVE_MS
+
+    def link_down(self, name: str) -> None:
+        self._told.pop(name, None)
+
+    def may_link(self, name: str) -> bool:
+        """True if a removed node may have a link for a while, because it has yet to hear of it."""
+        return self._roster.removed_at(name) > 0 and self._reminded.get(name, 0) <= self._clock()
+
+    def tell(self, tell: Callable[[str], None]) -> None:
+        """Call `tell` for the removed nodes that there is a link with: nobody else may tell them."""
+        for name in self._mesh.connected():
+            if name not in self._told and self._roster.removed_at(name):
+                self._told[name] = None
+                tell(name)
+                self._leaving.setdefault(name, self._clock() + LEAVE_MS)
+
+    def end_links(self) -> None:
+        """End the links with those that had time to hear of it."""
+        now = self._clock()
+        for name in [name for name, at in self._leaving.items() if at <= now]:
+            del self._leaving[name]
+            if name not in self._roster.nodes:
+                if name in self._told:
+                    self._reminded[name] = now + REMIND_MS
+                self._mesh.remove_peer(name)

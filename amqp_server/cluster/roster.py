@@ -1,0 +1,45 @@
+"""Which nodes the cluster has, and what the log of the topology tells of each. Filled by the catalog, read by many."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+#: No batch of the same start of a node comes after this one.
+LAST_BATCH = (1 << 63) - 1
+
+
+class Roster:
+    """The nodes as of the last entry of group 0 that was applied here."""
+
+    def __init__(self) -> None:
+        #: Addresses by name; an empty one is that of a node about to leave.
+        self.nodes: dict[str, str] = {}
+        #: Incarnation and number of the last batch of each node.
+        self.batches: dict[str, tuple[int, int]] = {}
+        #: Where in the log the last start of each node had its first word, or the node was removed.
+        self.begun: dict[str, int] = {}
+
+    def restore(
+        self, nodes: Mapping[str, str], batches: Mapping[str, tuple[int, int]], begun: Mapping[str, int]
+    ) -> None:
+        """Take over a snapshot's."""
+        self.nodes, self.batches, self.begun = dict(nodes), dict(batches), dict(begun)
+
+    @property
+    def staying(self) -> list[str]:
+        """The nodes that queues may be put on: not those that are about to leave."""
+        return sorted(name for name, address in self.nodes.items() if address)
+
+    def incarnation_of(self, node: str) -> int:
+        """Return the last start of a node that is known here; 0 if none is."""
+        return self.batches.get(node, (0, 0))[0]
+
+    def is_known(self, node: str) -> bool:
+        """True if a node has been heard of since it joined. The disk of one that was not is yet to be filled."""
+        return 0 < self.batches.get(node, (0, 0))[1] < LAST_BATCH
+
+    def removed_at(self, node: str) -> int:
+        """Return where in the log a node was removed, and has not joined since; 0 if it was not."""
+        if node in self.nodes or self.batches.get(node, (0, 0))[1] != LAST_BATCH:
+            return 0
+        return self.begun.get(node, 0)

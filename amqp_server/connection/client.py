@@ -1,0 +1,37 @@
+"""Who is at the other end of a connection, and what was agreed with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Client:
+    """What is known of the client; filled during the handshake."""
+
+    __slots__ = ("capabilities", "connected_at_ms", "mechanism", "name", "peer", "properties", "username")
+
+    def __init__(self, peer: str, name: str, connected_at_ms: int) -> None:
+        #: Address of the real peer.
+        self.peer = peer
+        #: `client host:port -> server host:port`, as RabbitMQ names connections.
+        self.name = name
+        self.connected_at_ms = connected_at_ms
+        self.username = ""
+        self.mechanism = ""
+        self.properties: dict[str, Any] = {}
+        self.capabilities: dict[str, bool] = {}
+
+    def can(self, capability: str) -> bool:
+        """True if the client announced this capability."""
+        return self.capabilities.get(capability, False)
+
+
+class Limits:
+    """What connection.tune and tune-ok have settled."""
+
+    __slots__ = ("channel_max", "frame_max", "heartbeat_s")
+
+    def __init__(self, frame_max: int, channel_max: int = 0, heartbeat_s: int = 0) -> None:
+        self.frame_max = frame_max
+        self.channel_max = channel_max
+        self.heartbeat_s = heartbeat_s

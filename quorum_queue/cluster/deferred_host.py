@@ -1,0 +1,302 @@
+"""What hosts have in common whose commands are applied later: in a log that nodes share, or on another node.
+
+Commands leave this node without the objects that they name: publishers become numbers, consumers their keys, and both
+are found again here when the answers come.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from quorum_queue.cluster.guests import Guest, GuestOrigin
+from quorum_queue.host import DELETED, MOVED, Key, QueueHost, answer_publishes
+from quorum_queue.machine import codec
+from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.machine import Command
+from quorum_queue.machine.run import Run
+from quorum_queue.ports import Got, Hosted, Refused, Turn
+
+
+class _Publish:
+    """A publisher's messages of one command: those from `first` to `last`, by its numbers, wait for an answer."""
+
+    __slots__ = ("batch", "first", "last", "origin")
+
+    def __init__(self, origin: Any, first: int, last: int) -> None:
+        self.origin = origin
+        #: The last batch that carries any of them.
+        self.batch = 0
+        self.first = first
+        self.last = last
+
+
+class Unsent(NamedTuple):
+    """What is pending at a host, and who waits for it."""
+
+    commands: list[Command]
+    attaching: dict[Key, Callable[[str | None], None]]
+    getting: dict[Key, deque[Callable[[Got | Refused | None], None]]]
+    purging: dict[int, Callable[[int | Refused], None]]
+    barriers: list[Callable[..., None]]
+
+
+class DeferredHost(QueueHost):
+    """Keeps the publishers and consumers of one queue on this node."""
+
+    __slots__ = ("_consumers", "_next_ids", "_pending_barriers", "_publishes", "_sinks")
+
+    def __init__(self, queue: Hosted, turn: Turn) -> None:
+        super().__init__(queue, turn)
+        #: Attached consumers by the keys that they have here, as they would have to be attached again.
+        self._consumers: dict[Key, Consumer] = {}
+        #: Where deliveries go, also for consumers that are cancelled and still hold something.
+        self._sinks: dict[Key, Any] = {}
+        #: The next delivery id of each consumer and getter.
+        self._next_ids: dict[Key, int] = {}
+        self._publishes: dict[int, _Publish] = {}
+        #: Barriers behind what is pending.
+        self._pending_barriers: list[Callable[..., None]] = []
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bodies are kept for the node, not for the queue."""
+        return 0
+
+    # -- commands --------------------------------------------------------------------------------------------------
+
+    def apply_pending(self) -> None:
+        """Send what is pending on its way."""
+        if self.ended:
+            self._refuse_pending()
+        elif self.pending or self._pending_barriers:
+            self._send_pending()
+
+    def _send_pending(self) -> None:
+        raise NotImplementedError
+
+    def barrier(self, done: Callable[..., None]) -> None:
+        if self.ended:
+            done()
+            return
+        self._pending_barriers.append(done)
+        self._turn.schedule(self)
+
+    def _sent(self, number: int, *, applied: bool) -> None:
+        """All that was pending was sent, the last of it in this batch; or is applied already."""
+        barriers, self._pending_barriers = self._pending_barriers, []
+        if applied:
+            for done in barriers:
+                done()
+        else:
+            self._barriers += [(number, done) for done in barriers]
+
+    def _outgoing(self) -> list[Command]:
+        """Take what is pending, with numbers in the places of publishers."""
+        pending, self.pending = self.pending, []
+        commands: list[Command] = []
+        for command in pending:
+            verb = command[0]
+            if verb in ("enqueue", "enqueue_once"):
+                token = None
+                if command[2] is not None:
+                    token = self._token()
+                    last = command[3] + len(command[1].seqs) - 1
+                    self._publishes[token] = _Publish(command[2], command[3], last)
+                commands.append((verb, command[1], token, *command[3:]))
+                continue
+            if verb == "attach":
+                self._consumers[command[1].key] = command[1]
+                self._sinks[command[1].key] = command[1].sink
+            elif verb == "get":
+                getter = command[1]
+                self._sinks[getter.key] = getter.sink
+                getter.next_id = max(getter.next_id, self._next_ids.get(getter.key, 0))
+            elif verb == "pause" and command[1] in self._consumers:
+                self._consumers[command[1]].paused = command[2]
+            elif verb == "detach":
+                self._consumers.pop(command[1], None)
+                if command[2]:
+                    # What is still on its way to it goes back to the queue.
+                    self._sinks.pop(command[1], None)
+                    self._next_ids.pop(command[1], None)
+            commands.append(command)
+        return commands
+
+    # -- answers ---------------------------------------------------------------------------------------------------
+
+    def _attached(self, key: Key, refused: str | None) -> bool:
+        if refused is not None:
+            self._consumers.pop(key, None)
+            self._sinks.pop(key, None)
+        awaited = super()._attached(key, refused)
+        if refused is not None and not awaited:
+            # It was attached once, and could not be again.
+            self.queue.consumer_lost(key)
+        return awaited
+
+    def _confirmed(self, token: int, first: int, last: int, *, refused: bool = False) -> None:
+        publish = self._publishes.get(token)
+        if publish is None:
+            return
+        if publish.first < first:
+            # For those before there was no answer: a snapshot stood in for what became of them.
+            self._confirmed(token, publish.first, first - 1, refused=self._may_refuse)
+        # The machine answers for the messages of one command in their order.
+        publish.first = last + 1
+        if publish.first > publish.last:
+            del self._publishes[token]
+        if refused:
+            publish.origin.refused(first, last)
+        else:
+            self.published_count += last - first + 1
+            publish.origin.confirmed(first, last)
+
+    @property
+    def _may_refuse(self) -> bool:
+        """True if the queue may have refused messages for which no answer came."""
+        return True
+
+    def _deliver(self, key: Key, consumer: Consumer | None, run: Run, first_id: int) -> None:
+        """Hand a run with its bodies to the consumer or getter of this key."""
+        sink = self._sinks.get(key)
+        if sink is None:
+            # Its channel closed meanwhile, and the command to take back what it holds is on its way.
+            self._got(key, None)
+            return
+        count = len(run.seqs)
+        self._next_ids[key] = first_id + count
+        self.delivered_count += count
+        if key in self._getting:
+            self._got(key, Got(run, first_id))
+        else:
+            self._turn.deliver(sink, consumer, run, first_id)
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def hand_over(self, to: DeferredHost, *, failed: bool = False) -> None:
+        """Another host serves the queue here from now on: its clients' consumers move there, and what is pending.
+
+        What the consumers hold goes back to the queue. Of what is on its way nobody knows whether it will arrive: it
+        is refused. Other nodes that came here for the queue are told to go elsewhere. `failed`: this host has failed,
+        and what it has stored is kept.
+        """
+        self.ended = "failed" if failed else "moved"
+        guests = dict.fromkeys(sink for sink in self._sinks.values() if isinstance(sink, Guest))
+        sinks = {key: sink for key, sink in self._sinks.items() if sink not in guests}
+        for key, consumer in self._consumers.items():
+            if key in sinks:
+                consumer.next_id = self._next_ids.get(key, 0)
+                to.pending.append(("attach", consumer))
+                if key in self._attaching:
+                    to._attaching[key] = self._attaching.pop(key)
+        to._next_ids = self._next_ids
+        # An answer to an earlier one may still come.
+        to._last_token = max(to._last_token, self._last_token)
+        to._put_unsent(self._take_unsent())
+        self._end(MOVED)
+        for guest in guests:
+            guest.moved()
+        self._consumers, self._sinks, self._next_ids = {}, {}, {}
+        self._release()
+
+    def _take_unsent(self) -> Unsent:
+        """Take what is pending, but for what guests asked: they begin anew at another host themselves."""
+        unsent = Unsent([], {}, {}, {}, self._pending_barriers)
+        for command in reversed(self.pending):
+            verb = command[0]
+            if verb in ("enqueue", "enqueue_once") and isinstance(command[2], GuestOrigin):
+                continue
+            if verb in ("attach", "get") and isinstance(command[1].sink, Guest):
+                continue
+            unsent.commands.append(command)
+            if verb == "attach" and command[1].key in self._attaching:
+                unsent.attaching[command[1].key] = self._attaching.pop(command[1].key)
+            elif verb == "get":
+                # What was sent before comes first.
+                done = self._getting[command[1].key].pop()
+                unsent.getting.setdefault(command[1].key, deque()).appendleft(done)
+            elif verb == "purge":
+                unsent.purging[command[1]] = self._purging.pop(command[1])
+        unsent.commands.reverse()
+        self._getting = {key: waiting for key, waiting in self._getting.items() if waiting}
+        self.pending, self._pending_barriers = [], []
+        return unsent
+
+    def _put_unsent(self, unsent: Unsent) -> None:
+        self._attaching.update(unsent.attaching)
+        self._getting.update(unsent.getting)
+        self._purging.update(unsent.purging)
+        self._pending_barriers += unsent.barriers
+        self.submit(*unsent.commands)
+
+    def _release(self) -> None:
+        """The host has ended: give back what it holds on the node."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        if not self.ended:
+            self.ended = "deleted"
+            self._release()
+            self._end(DELETED)
+
+    def _end(self, why: Refused) -> None:
+        """Answer everybody who waits."""
+        self._refuse_publishes()
+        self._refuse_pending()
+        for key in self._attaching:
+            self._consumers.pop(key, None)
+        self._refuse_askers(why)
+
+    def _refuse_publishes(self) -> None:
+        """What was on its way to a queue that was deleted went nowhere, which is a confirm; else it is refused."""
+        publishes, self._publishes = self._publishes, {}
+        for publish in publishes.values():
+            origin = publish.origin
+            answer = origin.confirmed if self.ended == "deleted" else origin.refused
+            answer(publish.first, publish.last)
+
+    def _refuse_pending(self) -> None:
+        pending, self.pending = self.pending, []
+        answer_publishes(pending, confirm=self.ended == "deleted")
+
+    def _refuse_askers(self, why: Refused) -> None:
+        super()._refuse_askers(why)
+        barriers, self._pending_barriers = self._pending_barriers, []
+        for done in barriers:
+            done(why)
+
+
+def cut(commands: Iterable[Command], size_max: int) -> Iterable[list[Command]]:
+    """Cut commands into batches of about this size. A single message may be larger."""
+    batch: list[Command] = []
+    size = 0
+    for command in commands:
+        if command[0] in ("enqueue", "enqueue_once"):
+            for part in _pieces(command, size_max):
+                more = codec.size(part[1])
+                if batch and size + more > size_max:
+                    yield batch
+                    batch, size = [], 0
+                batch.append(part)
+                size += more
+            continue
+        batch.append(command)
+        size += 32
+        if size > size_max:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _pieces(command: Command, size_max: int) -> Iterable[Command]:
+    verb, run, token, first, *ids = command
+    while codec.size(run) > size_max and len(run.seqs) > 1:
+        count = max(1, len(run.seqs) * size_max // (2 * codec.size(run)))
+        front = run.take(count)
+        yield (verb, front, token, first, *(names[:count] for names in ids))
+        ids = [names[count:] for names in ids]
+        first += count
+    yield (verb, run, token, first, *ids)

@@ -1,0 +1,71 @@
+"""Where a frame of a peer goes that is about a queue or its Raft group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from quorum_queue.cluster import events, frames
+from quorum_queue.cluster.group_host import GroupHost
+from quorum_queue.cluster.guests import Guests
+from quorum_queue.cluster.ports import Links
+from quorum_queue.cluster.remote_host import RemoteHost
+from quorum_queue.cluster.replicas import Replicas
+
+
+class QueueHosts(Protocol):
+    """The hosts of this node's queues; see amqp_server.cluster.hosts."""
+
+    @property
+    def remote(self) -> Mapping[int, RemoteHost]: ...
+
+    @property
+    def grouped(self) -> Mapping[int, GroupHost]: ...
+
+    def left(self, queue_id: int) -> None:
+        """This node is no member of the queue's group any more."""
+
+
+class Dispatch:
+    """Knows what each kind of frame is about."""
+
+    def __init__(self, replicas: Replicas, links: Links, guests: Guests, hosts: QueueHosts) -> None:
+        self._replicas = replicas
+        self._links = links
+        self._guests = guests
+        self._hosts = hosts
+
+    def frame(self, peer: str, frame: memoryview) -> None:
+        """Take one frame. Raises frames.FrameError, CodecError: the peer is broken."""
+        kind = frame[0]
+        if kind == frames.QUEUE:
+            self._guests.received(peer, frame)
+        elif kind == frames.EVENTS:
+            queue_id, head, bodies = frames.parse_events(frame)
+            host = self._hosts.remote.get(queue_id)
+            if host is not None:
+                host.received(events.decode(head), bodies)
+        elif kind == frames.LEAVING:
+            self._peer_leaves(peer, frames.parse_group(frame))
+        elif kind == frames.LEFT:
+            self._hosts.left(frames.parse_group(frame))
+        elif kind == frames.STOPPED:
+            self._peer_stopped(peer, *frames.parse_stopped(frame))
+        else:
+            self._replicas.received(peer, frame)
+
+    def _peer_leaves(self, peer: str, group_id: int) -> None:
+        """A node that is to leave a group asks whether it has left."""
+        group = self._replicas.groups.get(group_id)
+        if group is None:
+            return
+        core = group.core
+        # Only the leader knows: a member that comes just now has yet to be told who the others are.
+        if group.is_leader and core.members_index <= core.commit and peer not in core.members.everyone():
+            self._links.send(peer, frames.left(group_id))
+
+    def _peer_stopped(self, peer: str, queue_id: int, incarnation: int) -> None:
+        """A member of a queue has failed: its consumers are no more."""
+        host = self._hosts.grouped.get(queue_id)
+        if host is not None and host.group.is_leader:
+            host.let_go(peer, incarnation)

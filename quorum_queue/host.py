@@ -1,0 +1,189 @@
+"""What the hosts of queues have in common: commands that wait to be applied, and clients that wait for answers."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Literal
+
+from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.machine import Command
+from quorum_queue.machine.settings import Settings
+from quorum_queue.ports import EXCLUSIVE, Got, Hosted, Refused, Turn
+
+Key = tuple[Any, ...]
+
+#: A host serves its queue ("") until the queue is deleted, is served by another host, or fails here.
+Ended = Literal["", "deleted", "moved", "failed"]
+
+DELETED = Refused("the queue was deleted")
+MOVED = Refused("the queue has moved; try again")
+_ENDED_TEXTS = {
+    "deleted": DELETED.text,
+    "moved": MOVED.text,
+    "failed": "the queue has failed on this node; try again",
+}
+
+
+class QueueHost:
+    """See quorum_queue.ports.Host.
+
+    There may be thousands at rest: slots, and lists rather than deques, which take 700 bytes when they are empty.
+    """
+
+    __slots__ = (
+        "_attaching",
+        "_barriers",
+        "_getting",
+        "_last_token",
+        "_purging",
+        "_turn",
+        "delivered_count",
+        "ended",
+        "pending",
+        "published_count",
+        "queue",
+    )
+
+    def __init__(self, queue: Hosted, turn: Turn) -> None:
+        #: The topology's queue.
+        self.queue = queue
+        self._turn = turn
+        self.pending: list[Command] = []
+        self.ended: Ended = ""
+        self.published_count = self.delivered_count = 0
+        #: Who waits for what, by consumer key or by token.
+        self._attaching: dict[Key, Callable[[str | None], None]] = {}
+        self._getting: dict[Key, deque[Callable[[Got | Refused | None], None]]] = {}
+        self._purging: dict[int, Callable[[int | Refused], None]] = {}
+        #: (number of a batch, what to call when it was applied)
+        self._barriers: list[tuple[int, Callable[..., None]]] = []
+        self._last_token = 0
+
+    # -- what the queue is set to do -------------------------------------------------------------------------------
+
+    @property
+    def settings(self) -> Settings:
+        raise NotImplementedError
+
+    @property
+    def counts_bytes(self) -> bool:
+        """True if the queue has a limit in bytes: then it must be told how many bytes of a content count."""
+        return self.settings.max_length_bytes is not None
+
+    @property
+    def wants_ids(self) -> bool:
+        """True if the queue drops messages that it has taken before: then it must be told their ids."""
+        return self.settings.deduplicates
+
+    @property
+    def certain(self) -> bool:
+        """True if dead letters are held until their targets have them."""
+        return self.settings.dead_letter_at_least_once
+
+    # -- commands --------------------------------------------------------------------------------------------------
+
+    def submit(self, *commands: Command) -> None:
+        """Have these commands applied after all that are pending."""
+        self.pending += commands
+        self._turn.schedule(self)
+
+    def apply_pending(self) -> None:
+        raise NotImplementedError
+
+    def failed(self, error: Exception) -> None:
+        """`apply_pending` raised: what this host knows cannot be trusted any more."""
+        self.queue.host_failed(error)
+
+    def barrier(self, done: Callable[..., None]) -> None:
+        raise NotImplementedError
+
+    def attach(self, consumer: Consumer, done: Callable[[str | None], None]) -> None:
+        """Attach a consumer; see quorum_queue.ports.Host."""
+        if self.ended:
+            done(self._ended_text)
+            return
+        self._attaching[consumer.key] = done
+        self.submit(("attach", consumer))
+
+    def get(self, consumer: Consumer, done: Callable[[Got | Refused | None], None]) -> None:
+        """Hand one message to a consumer that is not attached (basic.get)."""
+        if self.ended:
+            done(None if self.ended == "deleted" else Refused(self._ended_text))
+            return
+        consumer.attached = False
+        self._getting.setdefault(consumer.key, deque()).append(done)
+        self.submit(("get", consumer))
+
+    def purge(self, done: Callable[[int | Refused], None]) -> None:
+        """Drop all ready messages."""
+        if self.ended:
+            done(0 if self.ended == "deleted" else Refused(self._ended_text))
+            return
+        token = self._token()
+        self._purging[token] = done
+        self.submit(("purge", token))
+
+    @property
+    def _ended_text(self) -> str:
+        """What clients are told that come too late."""
+        return _ENDED_TEXTS.get(self.ended, "")
+
+    def _token(self) -> int:
+        self._last_token += 1
+        return self._last_token
+
+    # -- answers ---------------------------------------------------------------------------------------------------
+
+    def _attached(self, key: Key, refused: str | None) -> bool:
+        """Answer who waits for the consumer to be attached; return whether somebody did."""
+        done = self._attaching.pop(key, None)
+        if done is not None:
+            done(EXCLUSIVE if refused == "exclusive" else refused)
+        return done is not None
+
+    def _got(self, key: Key, got: Got | None) -> None:
+        """Answer the first of those who wait for a message of this getter."""
+        waiting = self._getting.get(key)
+        if waiting:
+            done = waiting.popleft()
+            if not waiting:
+                del self._getting[key]
+            done(got)
+
+    def _purged(self, token: int, count: int) -> None:
+        done = self._purging.pop(token, None)
+        if done is not None:
+            done(count)
+
+    def _passed(self, number: int) -> None:
+        """Batches up to this one were applied."""
+        while self._barriers and self._barriers[0][0] <= number:
+            self._barriers.pop(0)[1]()
+
+    def _refuse_askers(self, why: Refused) -> None:
+        """Answer everybody who waits for something that will not come."""
+        attaching, self._attaching = self._attaching, {}
+        for attached in attaching.values():
+            attached(why.text)
+        getting, self._getting = self._getting, {}
+        for waiting in getting.values():
+            for got in waiting:
+                got(why)
+        purging, self._purging = self._purging, {}
+        for purged in purging.values():
+            purged(why)
+        barriers, self._barriers = self._barriers, []
+        for _, passed in barriers:
+            passed(why)
+
+
+def answer_publishes(commands: list[Command], *, confirm: bool) -> None:
+    """Answer for all messages among these commands, which are not going to be applied."""
+    for command in commands:
+        if command[0] in ("enqueue", "enqueue_once") and command[2] is not None:
+            last = command[3] + len(command[1].seqs) - 1
+            (command[2].confirmed if confirm else command[2].refused)(command[3], last)
+
+
+__all__ = ["DELETED", "MOVED", "Ended", "Got", "Key", "QueueHost", "answer_publishes"]

@@ -1,0 +1,35 @@
+"""Turns for tests of what has turns: each ends as soon as anything is scheduled."""
+
+from __future__ import annotations
+
+from amqp_server.turn import Commits, NoPeers, Peers, Turn, Unit
+
+
+class Violation(BaseException):
+    """Something that must never be was seen. No boundary of the product's may take it for a failure of one queue."""
+
+
+class Planted(Exception):
+    """A defect that a test or a simulation has planted: what it hits is to fail, and nothing else."""
+
+
+class StrictTurn(Turn):
+    """Takes nothing for a failure of one queue or session but what was planted."""
+
+    __slots__ = ()
+
+    def failed(self, unit: Unit, error: Exception) -> None:
+        if not isinstance(error, Planted):
+            raise Violation(f"{type(unit).__name__} raised {error!r}") from error
+        super().failed(unit, error)
+
+
+def at_once(commits: Commits, peers: Peers | None = None) -> Turn:
+    """Return a turn that needs no task: whatever is scheduled outside of one is done before the call returns."""
+    turn = Turn(commits, peers or NoPeers(), lambda: turn.end())
+    return turn
+
+
+def by_hand(commits: Commits, peers: Peers | None = None) -> Turn:
+    """Return a turn that happens only when the test says so (`turn.end()`)."""
+    return Turn(commits, peers or NoPeers(), lambda: None)
