@@ -330,13 +330,8 @@ class GroupHost(Away):
         for token, count in applied.purged:
             self._purged(token, count)
         if applied.consumers_gone and self._held:
-            # What they would have got goes to others; only what needs no ack is theirs for good.
-            gone = dict.fromkeys(applied.consumers_gone)
-            self._held = [held for held in self._held if held[0].no_ack or held[0].key not in gone]
+            self._let_go(applied.consumers_gone)
         for key in applied.consumers_gone:
-            if any(held[0].key == key for held in self._held):
-                self._held = [held for held in self._held if held[0].key != key]
-                self._got_nothing(key[2:])
             attached = self._consumers.get(key[2:])
             if attached is not None:
                 self._attach_again(key[2:], attached)
@@ -350,6 +345,14 @@ class GroupHost(Away):
             self._passed(number)
         if self.pending:
             self._dirty(self)
+
+    def _let_go(self, keys: list[Any]) -> None:
+        """Others get what these consumers hold and have not been handed; what needs no ack is theirs for good."""
+        gone, held = dict.fromkeys(keys), self._held
+        self._held = [each for each in held if each[0].no_ack or each[0].key not in gone]
+        for consumer, *_ in held:
+            if consumer.key in gone and not consumer.no_ack:
+                self._got_nothing(consumer.key[2:])
 
     def _answer_each(self, applied: Applied) -> None:
         """Answer for the messages of each publish in their order."""
@@ -374,6 +377,10 @@ class GroupHost(Away):
     def _attach_again(self, key: Key, consumer: Consumer) -> None:
         """The group took this node for down and gave away what the consumer held; the consumer is still there."""
         consumer.next_id = self._next_ids.get(key, 0)
+        for held, run, first_id, _ in self._held:
+            if held.key[2:] == key:
+                # It gets these before anything else.
+                consumer.next_id = first_id + len(run.seqs)
         self.later(("attach", consumer))
 
     def wake_at(self, at_ms: int) -> None:
@@ -422,15 +429,14 @@ class GroupHost(Away):
 
         What they did before may still be on its way into the log or through it: first that is applied.
         """
-        self._gone_after = max(1, self.group.core.last_index)
+        # Batches that wait to be written become as many entries at most.
+        self._gone_after = max(1, self.group.core.last_index + len(self.group.inbox))
         self._look_for_gone(self.replica.applied)
 
     def _look_for_gone(self, applied: int) -> None:
         group = self.group
-        if applied < self._gone_after or not group.is_leader:
-            return
-        if group.inbox:
-            self._gone_after = group.core.last_index + 1
+        on_the_way = bool(group.inbox) or applied < group.core.last_index
+        if not group.is_leader or (applied < self._gone_after and on_the_way):
             return
         self._gone_after = 0
         incarnations, members = self.replicas.incarnations, group.core.members.everyone()
