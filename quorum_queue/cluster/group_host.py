@@ -365,6 +365,10 @@ class GroupHost(DeferredHost):
     def _attach_again(self, key: Key, consumer: Consumer) -> None:
         """The group took this node for down and gave away what the consumer held; the consumer is still there."""
         consumer.next_id = self._next_ids.get(key, 0)
+        for held, run, first_id, _ in self._held:
+            if held.key[2:] == key:
+                # It gets these before anything else.
+                consumer.next_id = first_id + len(run.seqs)
         self.submit(("attach", consumer))
 
     def wake_at(self, at_ms: int) -> None:
@@ -413,7 +417,8 @@ class GroupHost(DeferredHost):
 
         What they did before may still be on its way into the log or through it: first that is applied.
         """
-        self._gone_after = max(1, self.group.core.last_index)
+        # Batches that wait to be written become as many entries at most.
+        self._gone_after = max(1, self.group.core.last_index + len(self.group.inbox))
         self._look_for_gone(self.replica.applied)
 
     def let_go(self, node: str, incarnation: int) -> None:
@@ -423,10 +428,8 @@ class GroupHost(DeferredHost):
 
     def _look_for_gone(self, applied: int) -> None:
         group = self.group
-        if applied < self._gone_after or not group.is_leader:
-            return
-        if group.inbox:
-            self._gone_after = group.core.last_index + 1
+        on_the_way = bool(group.inbox) or applied < group.core.last_index
+        if not group.is_leader or (applied < self._gone_after and on_the_way):
             return
         self._gone_after = 0
         incarnations, members = self.replicas.incarnations, group.core.members.everyone()

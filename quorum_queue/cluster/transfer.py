@@ -177,7 +177,8 @@ def answer_fetch(replicas: Replicas, peer: str, group_id: int, indexes: list[int
         size += len(entry.data)
         if size >= replicas.options.piece_bytes:
             break
-    if group is not None and group.sending and peer in group.sending:
+    moves = any(entry.kind != frames.GONE for entry in found)
+    if group is not None and group.sending and peer in group.sending and moves:
         group.sending[peer].moved_at = replicas.clock()
     replicas.send(peer, frames.entries(group_id, found))
 

@@ -60,7 +60,6 @@ class Raft:
         "offer",
         "options",
         "patient",
-        "reads",
         "role",
         "snapshots",
         "verified",
@@ -108,7 +107,6 @@ class Raft:
         self._messages: list[Message] | None = None
         #: Messages that may not leave before the term and vote are durable.
         self._resting: list[Message] | None = None
-        self.reads: tuple[tuple[int, int], ...] = ()
         self.snapshots: tuple[str, ...] = ()
         self.offer: Message | None = None
         #: Nobody on this node waits for what the leader commits; the driver says so.
@@ -201,7 +199,7 @@ class Raft:
                 self.options, self.node, voters, self.group, self.term, self.attempt
             )
 
-    # -- proposals and reads ---------------------------------------------------------------------------------------
+    # -- proposals -------------------------------------------------------------------------------------------------
 
     def _leading(self) -> Leadership:
         if self.leadership is None:
@@ -219,12 +217,6 @@ class Raft:
     def transfer(self, to: str) -> None:
         """Hand over to a voter. Raises NotLeader, MembershipRefused."""
         self._leading().transfer(to)
-
-    def read_index(self, context: int) -> None:
-        if self.leadership is None:
-            self.reads += ((context, -1),)
-        else:
-            self.leadership.read_index(context)
 
     def campaign(self) -> None:
         """Try to lead without waiting: for the member that is to lead a group just made."""
@@ -428,7 +420,6 @@ class Raft:
             or (self._applied < self.commit and self._applied + 1 not in self.log.lost)
             or (self.leadership is not None and self.leadership.due)
             or (self._resting and self.durable_hard == self.hard)
-            or self.reads
             or self.snapshots
             or self.offer is not None
             or self.log.newly_lost
@@ -460,11 +451,11 @@ class Raft:
             self._applied += len(committed)
         self._trim()
         ready = Ready(
-            hard, entries, messages, after_sync, committed, self.snapshots, self.offer, self.reads, log.newly_lost,
+            hard, entries, messages, after_sync, committed, self.snapshots, self.offer, log.newly_lost,
             self.role != self._told_role, self.leader != self._told_leader,
         )  # fmt: skip
         self._told_role, self._told_leader = self.role, self.leader
-        self.snapshots, self.reads = (), ()
+        self.snapshots = ()
         self.offer = None
         log.newly_lost = ()
         return ready

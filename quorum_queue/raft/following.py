@@ -23,7 +23,7 @@ def on_append(raft: Raft, message: Message) -> None:
     _take_entries(raft, message)
     _verify(raft, message)
     if not message.entries or raft.log.stable_index >= raft.verified:
-        acknowledge(raft, message.context)
+        acknowledge(raft)
 
 
 def on_commit(raft: Raft, message: Message) -> None:
@@ -48,7 +48,7 @@ def on_snapshot(raft: Raft, message: Message) -> None:
     if message.index > raft.commit:
         raft.verified = max(raft.verified, message.index)
         raft.commit_to(message.index)
-    acknowledge(raft, 0, SNAPSHOT_ANSWER)
+    acknowledge(raft, SNAPSHOT_ANSWER)
 
 
 def fits(raft: Raft, message: Message) -> bool:
@@ -57,7 +57,7 @@ def fits(raft: Raft, message: Message) -> bool:
     return message.index < log.snapshot_index or log.term_at(message.index) == message.log_term
 
 
-def acknowledge(raft: Raft, context: int = 0, kind: int = APPEND_ANSWER) -> None:
+def acknowledge(raft: Raft, kind: int = APPEND_ANSWER) -> None:
     """Tell the leader up to where this log is durable and known to be the same as its own."""
     index = durable_and_verified(raft)
     raft.acked = index
@@ -69,7 +69,6 @@ def acknowledge(raft: Raft, context: int = 0, kind: int = APPEND_ANSWER) -> None
             raft.term,
             index,
             commit=raft.commit,
-            context=context,
             amnesiac=raft.amnesiac,
             patient=raft.patient,
         )  # fmt: skip
@@ -126,7 +125,6 @@ def _reject(raft: Raft, message: Message) -> None:
             reject=True,
             hint=hint,
             hint_term=log.term_at(hint),
-            context=message.context,
             amnesiac=raft.amnesiac,
         )  # fmt: skip
     )

@@ -1,4 +1,4 @@
-"""A leader's side: replication, commit, reads, hand-over. Exists only while its node leads."""
+"""A leader's side: replication, commit, hand-over. Exists only while its node leads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from quorum_queue.raft.messages import (
 )
 from quorum_queue.raft.progress import PROBE, REPLICATE, Progress
 from quorum_queue.raft.progress import SNAPSHOT as NEEDS_SNAPSHOT
-from quorum_queue.raft.reads import Reads
 
 if TYPE_CHECKING:
     from quorum_queue.raft.core import Raft
@@ -35,7 +34,6 @@ class Leadership:
         "peers",
         "quorum_silent",
         "raft",
-        "reads",
         "telling",
         "transfer_silent",
         "transferring",
@@ -51,7 +49,6 @@ class Leadership:
         #: A tick has passed: the patient ones are told of the commit, too.
         self.telling = False
         self.quorum_silent = 0
-        self.reads = Reads()
         self.transferring = ""
         self.transfer_silent = 0
         self.meet_members()
@@ -137,8 +134,6 @@ class Leadership:
             self.transfer_silent += 1
             if self.transfer_silent >= options.election_ticks:
                 self.transferring = ""
-        if self.reads.tick(options.election_ticks):
-            self.due = True
 
     def _wait_for(self, peer: Progress) -> None:
         if peer.state == NEEDS_SNAPSHOT and not peer.snapshot_sent:
@@ -173,7 +168,7 @@ class Leadership:
 
     @property
     def quiet(self) -> bool:
-        if self.reads.waiting or self.transferring or self.quorum_silent:
+        if self.transferring or self.quorum_silent:
             return False
         last_index = self.raft.log.last_index
         for peer in self.peers.values():
@@ -186,7 +181,6 @@ class Leadership:
     def send(self) -> None:
         """Put out what the followers may get now."""
         self.due = False
-        self._open_round()
         for name, peer in self.peers.items():
             if peer.contact and peer.state != NEEDS_SNAPSHOT:
                 self._send_to(name, peer)
@@ -222,7 +216,7 @@ class Leadership:
                 peer.told = max(peer.told, self._append(name, peer, entries))
             self._tell_commit(name, peer)
 
-    def _append(self, name: str, peer: Progress, entries: tuple[Entry, ...], context: int = 0) -> int:
+    def _append(self, name: str, peer: Progress, entries: tuple[Entry, ...]) -> int:
         """Send an append; return the commit that it tells."""
         raft = self.raft
         index = entries[0].index - 1 if entries else self._known_index(peer)
@@ -240,7 +234,6 @@ class Leadership:
                 entries,
                 hint=peer.floor if admitted else 0,
                 hint_term=raft.commit,
-                context=context,
                 amnesiac=admitted,
             )  # fmt: skip
         )
@@ -276,9 +269,6 @@ class Leadership:
         peer.patient = message.patient
         if message.amnesiac != peer.amnesiac:
             readmission.memory_changed(message, peer)
-        if message.context > peer.round:
-            peer.round = message.context
-            self._confirm_reads()
         if message.reject:
             self._back_off(message, peer)
         else:
@@ -361,31 +351,6 @@ class Leadership:
                 if peer.amnesiac:
                     readmission.proceed(self, name, peer)
 
-    # -- reads -----------------------------------------------------------------------------------------------------
-
-    def read_index(self, context: int) -> None:
-        # Before an entry of this term is committed, the commit may be behind what an earlier leader confirmed.
-        self.reads.ask(context, max(self.raft.commit, self.first_index))
-        self.due = True
-
-    def _open_round(self) -> None:
-        if self.reads.open_round():
-            for name in self.raft.members.voters:
-                peer = self.peers.get(name)
-                if peer is not None and peer.contact:
-                    self._append(name, peer, (), self.reads.round)
-            self._confirm_reads()
-
-    def _confirm_reads(self) -> None:
-        rounds = [self._confirmed_round(name) for name in self.raft.members.voters]
-        self.raft.reads += tuple(self.reads.confirmed(rounds))
-
-    def _confirmed_round(self, name: str) -> int:
-        if name == self.raft.node:
-            return self.reads.round
-        peer = self.peers[name]
-        return 0 if peer.amnesiac else peer.round
-
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def transfer(self, to: str) -> None:
@@ -397,9 +362,8 @@ class Leadership:
         self.due = True
 
     def resign(self, besides: str = "") -> None:
-        """Say that this node leads no longer, and give the reads back."""
+        """Say that this node leads no longer."""
         raft = self.raft
         for name in self.peers:
             if name != besides:
                 raft.send(Message(RESIGN, raft.node, name, raft.term))
-        raft.reads += tuple((context, -1) for context, _, _ in self.reads.waiting)

@@ -20,7 +20,7 @@ from quorum_queue.raft.members import Members
 NORMAL, MEMBERS, EMPTY = range(3)
 
 # Kinds of messages.
-#: Entries after (index, log_term); always answered, once they are durable at the receiver. `context`: a read's round.
+#: Entries after (index, log_term); always answered, once they are durable at the receiver.
 #: `hint_term`: what the leader has committed, also beyond what this log has.
 APPEND = 1
 #: Answer to APPEND, COMMIT and SNAPSHOT. `index`: durable and as the leader has it; `commit`: the sender's.
@@ -74,6 +74,7 @@ class Message(NamedTuple):
     reject: bool = False
     hint: int = 0
     hint_term: int = 0
+    #: See VOTE. Unused in all other messages: it was the round of a read.
     context: int = 0
     members: Members | None = None
     #: In answers: the sender has lost its disk, and this is the number of its new one. In appends the leader

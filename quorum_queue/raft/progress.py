@@ -23,7 +23,6 @@ class Progress:
         "match",
         "next",
         "patient",
-        "round",
         "silent",
         "snapshot_sent",
         "state",
@@ -46,8 +45,6 @@ class Progress:
         self.told = 0
         #: It does not mind to hear of the commit a tick late.
         self.patient = False
-        #: The latest round of reads that it confirmed.
-        self.round = 0
         #: Ticks without an answer.
         self.silent = 0
         self.snapshot_sent = False

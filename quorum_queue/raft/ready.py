@@ -30,8 +30,6 @@ class Ready(NamedTuple):
     snapshots: tuple[str, ...]
     #: The leader's snapshot that this node needs: when all of it is here, `installing()`, write it, `restore()`.
     offer: Message | None
-    #: (context, index): the read may be answered from a state that has applied index; -1 is "ask the leader again".
-    reads: tuple[tuple[int, int], ...]
     #: Entries of this disk that cannot be read: fetch them from a peer, store them, and say `found(index)`.
     lost: tuple[int, ...]
     role_changed: bool

@@ -182,16 +182,16 @@ class Client:
         if holder is None:
             key = (self.number, 1, None, no_ack)
             holder = self.getters[queue.name, no_ack] = Holder(self, queue, key, no_ack=no_ack)
-        question = self.ask("get")
-        consumer = Consumer(holder.key, no_ack=no_ack, sink=holder)
+        self.ask_for_one(holder, Consumer(holder.key, no_ack=no_ack, sink=holder), self.ask("get"))
+        return f"gets from {queue.name}"
 
+    def ask_for_one(self, holder: Holder, consumer: Consumer, question: tuple[str, int]) -> None:
         def got(found: Got | Refused | None) -> None:
             if isinstance(found, Got):
                 holder.deliver(consumer, found.run, found.first_id)
             self.answer(question)
 
-        queue.host.get(consumer, got)
-        return f"gets from {queue.name}"
+        holder.queue.host.get(consumer, got)
 
     def holders(self) -> list[Holder]:
         return [*self.consumers, *self.getters.values()]

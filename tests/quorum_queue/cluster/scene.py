@@ -85,6 +85,19 @@ class Scene(Cluster):
         self.nodes[node].end_turn()
         return holder
 
+    def get(self, node: str, *, no_ack: bool = False) -> Holder:
+        """Ask for one message."""
+        client = self.new_client(self.nodes[node])
+        holder = Holder(
+            client, self.nodes[node].queues[self.name], (client.number, 1, None, no_ack), no_ack=no_ack
+        )
+        client.getters[self.name, no_ack] = holder
+        question = client.ask("get")
+        consumer = Consumer(holder.key, no_ack=no_ack, sink=holder)
+        client.ask_for_one(holder, consumer, question)
+        self.nodes[node].end_turn()
+        return holder
+
     def settle_all(self, holder: Holder, verb: str = "settle") -> None:
         client: Client = holder.client
         client.settle(holder, verb, len(holder.unacked))
@@ -99,6 +112,18 @@ class Scene(Cluster):
                 self.network.blocked[node, other] = self.network.blocked[other, node] = None
         for session in self.sessions_of(node):
             self.end_session(session)
+
+    def cut(self, one: str, two: str, *, both: bool = True) -> None:
+        """Nothing gets from one node to another, nor back if `both`. They notice when they have not heard for long."""
+        self.network.blocked[one, two] = None
+        if both:
+            self.network.blocked[two, one] = None
+        self.doubt_all()
+
+    def leaders(self) -> dict[str, str]:
+        """Return who leads each queue."""
+        found = {declared.name: self.leading(declared) for declared in self.declared}
+        return {name: group.replicas.node for name, group in found.items() if group is not None}
 
     def sessions_of(self, node: str) -> list[Session]:
         return [session for session in self.network.sessions if node in session.ends]

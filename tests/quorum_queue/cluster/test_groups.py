@@ -170,6 +170,48 @@ def test_a_living_node_taken_for_down_attaches_its_consumers_again() -> None:
     scene.finish()
 
 
+def taken_for_down(scene: Scene, node: str) -> None:
+    """The log says that a living node is down; the node learns it one by one with what came before and after."""
+    for session in scene.sessions_of(node):
+        scene.end_session(session)
+    scene.work()
+    scene.host("a").submit(("node_down", node, scene.nodes[node].incarnation))
+    scene.nodes["a"].end_turn()
+    scene.work()
+    scene.doubt_all()
+    scene.heal()
+    scene.work(2)
+
+
+def test_a_get_is_answered_though_its_node_was_taken_for_down_meanwhile() -> None:
+    scene = Scene()
+    publisher = scene.publisher("a")
+    scene.publish("a", publisher, 2)
+    scene.work()
+    holder = scene.get("c")
+    scene.deliver("c", "a")
+    taken_for_down(scene, "c")
+    assert not holder.client.asked
+    assert not holder.unacked
+    assert scene.host("a").ready_count == 2
+    scene.finish()
+
+
+def test_what_needs_no_ack_arrives_though_its_node_was_taken_for_down_meanwhile() -> None:
+    """It is gone from the queue, so nobody else gets it."""
+    scene = Scene()
+    publisher = scene.publisher("a")
+    scene.consume("c", no_ack=True)
+    scene.work()
+    scene.publish("a", publisher, 2, size=200)
+    taken_for_down(scene, "c")
+    assert scene.ledger.count.get("received", 0) == 2
+    scene.publish("a", publisher)
+    scene.work(2)
+    assert scene.ledger.count["received"] == 3
+    scene.finish()
+
+
 def test_a_consumer_that_was_on_its_way_when_its_node_stopped_does_not_stay() -> None:
     scene = Scene()
     scene.consume("b")
@@ -178,6 +220,36 @@ def test_a_consumer_that_was_on_its_way_when_its_node_stopped_does_not_stay() ->
     # It is in the log and not applied when the node is known to have started anew.
     scene.crash(scene.nodes["b"])
     scene.start(scene.nodes["b"])
+    scene.heal()
+    scene.settle()
+    assert not scene.host("a").replica.machine.consumers.by_key
+    scene.finish()
+
+
+def test_a_consumer_that_waited_to_be_written_when_its_node_started_again_does_not_stay() -> None:
+    """It becomes an entry only after the leader has found out who is gone, and behind those that it waited for."""
+    scene = Scene()
+    scene.publish("a", scene.publisher("a"))
+    group = scene.host("a").group
+    assert group.applied < group.core.last_index
+    leadership = group.core.leadership
+    assert leadership is not None
+    # Nothing is proposed as long as the leader hands over.
+    group.core.transfer("b")
+    scene.consume("c")
+    scene.deliver("c", "a")
+    assert group.inbox
+    node = scene.nodes["c"]
+    scene.crash(node)
+    scene.start(node)
+    scene.network.connect("a", "c")
+    while scene.nodes["a"].replicas.incarnations["c"] != node.incarnation:
+        place = next(place for place in scene.network.places() if place[1] == "a" and "c" in place[0].ends)
+        scene.network.go_on(*place)
+    leadership.transferring = ""
+    group.replicas.touch(group)
+    scene.nodes["a"].end_turn()
+    assert not group.inbox
     scene.heal()
     scene.settle()
     assert not scene.host("a").replica.machine.consumers.by_key

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from quorum_queue.cluster import frames
+from quorum_queue.cluster.transfer import TRANSFER_TIMEOUT_MS
 from tests.quorum_queue.cluster.network import OPEN
+from tests.quorum_queue.cluster.node import TICK_MS
 from tests.quorum_queue.cluster.scene import Scene, sync
 
 
@@ -109,6 +111,23 @@ def test_the_leader_changes_while_a_snapshot_is_sent() -> None:
     scene.network.connect("b", "c")
     scene.work(40)
     assert scene.host("b").group.is_leader
+    assert scene.nodes["c"].restored == 1
+    scene.finish()
+
+
+def test_a_snapshot_that_was_dropped_begins_anew_though_its_receiver_asks_for_what_nobody_has() -> None:
+    scene = Scene()
+    lagging(scene)
+    begun(scene)
+    scene.deliver("a", "c", lambda frame: frame[0] != frames.STATE)
+    scene.network.go_on(scene.nodes["c"].sessions["a"], "c")
+    receiver = scene.host("c").group
+    assert receiver.receiving is not None
+    receiver.receiving = None
+    gone = scene.host("a").replica.locations.pinned()[-1] + 1000
+    for _ in range(TRANSFER_TIMEOUT_MS // TICK_MS + 20):
+        scene.nodes["a"].received("c", [b"".join(frames.fetch(scene.group_id, [gone]))])
+        scene.work(1)
     assert scene.nodes["c"].restored == 1
     scene.finish()
 

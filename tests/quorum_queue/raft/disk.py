@@ -130,7 +130,6 @@ class Node:
         self.digest = base.digest
         self.digests: dict[int, bytes] = {base.index: base.digest}
         self.entries: list[Entry] = []
-        self.reads: list[tuple[int, int]] = []
         self.lost: list[int] = []
         self.offered: list[tuple[Message, Snapshot]] = []
 
@@ -169,7 +168,6 @@ class Node:
             self.raft.snapshot_done(to, snapshot.index, True)
         if ready.offer is not None:
             self._install(ready.offer)
-        self.reads += ready.reads
         self.lost += ready.lost
 
     def apply(self, entry: Entry) -> None:

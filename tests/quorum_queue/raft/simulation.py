@@ -51,9 +51,6 @@ class Simulation(World):
         leader = self.leader()
         self.propose(self.some_node() if leader is None or self.random.random() < 0.3 else leader.name)
 
-    def some_read(self) -> None:
-        self.read(self.some_leader())
-
     def some_compaction(self) -> None:
         node = self.nodes[self.some_node()]
         if node.alive:
@@ -110,7 +107,6 @@ class Simulation(World):
             self.some_sync: 30,
             self.some_tick: 20,
             self.some_proposal: 8,
-            self.some_read: 2,
             self.some_compaction: 3,
             self.some_session: 10,
             self.some_patience: 1,

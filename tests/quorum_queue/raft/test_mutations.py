@@ -16,7 +16,6 @@ from quorum_queue.raft.leading import Leadership
 from quorum_queue.raft.log import Log
 from quorum_queue.raft.members import HardState, Members
 from quorum_queue.raft.messages import MEMBERS, Entry, Message
-from quorum_queue.raft.reads import Reads
 from tests.quorum_queue.raft import (
     simulation,
     test_commit,
@@ -24,7 +23,6 @@ from tests.quorum_queue.raft import (
     test_log,
     test_lost_disks,
     test_membership,
-    test_reads,
     test_snapshots,
 )
 
@@ -113,12 +111,6 @@ def counts_the_forgetful(self: Leadership, name: str) -> int:
     return self.own_match() if name == self.raft.node else self.peers[name].match
 
 
-def confirms_unasked(self: Reads, rounds: list[int]) -> list[tuple[int, int]]:
-    done = [(read.context, read.at_index) for read in self.waiting]
-    self.waiting = []
-    return done
-
-
 def keeps_members(self: Raft, entries: list[Entry]) -> None:
     self.log.append(entries)
     for entry in entries:
@@ -185,10 +177,6 @@ MUTATIONS = [
     Mutation("elections disturb a leader that works",
              election, "trusts_leader", lambda raft, besides: False,
              (test_elections.test_a_follower_in_contact_with_its_leader_takes_part_in_no_election,), False),
-    Mutation("reads are answered without asking a quorum",
-             Reads, "confirmed", confirms_unasked,
-             (test_reads.test_a_read_is_confirmed_by_a_quorum,
-              test_reads.test_a_deposed_leader_confirms_no_reads), False),
     Mutation("members that were replaced stay in force",
              Raft, "append", keeps_members,
              (test_membership.test_a_change_that_is_replaced_is_undone,), True),

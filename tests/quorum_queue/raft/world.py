@@ -45,10 +45,6 @@ class SimulatedNode(Node):
     def handle(self, ready: Ready) -> None:
         self.oracle.handing_out(self, ready)
         super().handle(ready)
-        for asked_at, index in ready.reads:
-            # The context of a read is what had been applied anywhere when it was asked for.
-            if 0 <= index < asked_at:
-                raise Violation(f"{self.name} would read at {index} what was at {asked_at} already")
 
     def write_one(self) -> Write:
         write = super().write_one()
@@ -267,13 +263,6 @@ class World:
         if node.alive and node.disk.pending:
             self.log(f"the disk of {name} has written {_pending(node)}")
             node.sync()
-
-    def read(self, name: str) -> None:
-        """A read must see everything that any node had applied before it was asked for."""
-        node = self.nodes[name]
-        if node.alive:
-            node.raft.read_index(self.oracle.last_committed)
-            node.pump()
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
