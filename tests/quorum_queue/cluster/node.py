@@ -28,6 +28,7 @@ from tests.quorum_queue.cluster.broker import (
     Timers,
     WatchedHosts,
 )
+from tests.quorum_queue.cluster.ledger import Violation
 from tests.quorum_queue.cluster.network import Network, Session
 
 if TYPE_CHECKING:
@@ -245,6 +246,8 @@ class SimulatedNode:
         while self.replicas.turn():
             self._run_dirty()
         self.guests.flush()
+        if self.replicas.losses.found_count and not self.environment.groups.was_damaged:
+            raise Violation(f"{self.name} takes entries for lost, and nothing on its disk was damaged")
 
     def _run_dirty(self) -> None:
         while self._dirty:
