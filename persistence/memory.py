@@ -4,7 +4,7 @@ It keeps single messages rather than records with masks, so that it is simple en
 tests hold LMDB against it. `crash` is a restart: what was not committed is gone.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 
@@ -84,8 +84,8 @@ class MemoryStore(Metadata):
     def enlarge(self) -> bool:
         return False
 
-    def tend(self) -> None:
-        pass
+    def tend(self) -> Callable[[], None] | None:
+        return None
 
     def records(self, queue_id: int, first_seq: int, last_seq: int) -> list[Record]:
         queue = self.queues.get(queue_id, MemoryQueue())

@@ -14,7 +14,7 @@ filled on the loop's thread and committed in a worker. What LMDB then no longer 
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -204,11 +204,12 @@ class LmdbStore:
         stats = [txn.stat(getattr(self.tables, name)) for name in Tables.__slots__]
         return sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
 
-    def tend(self) -> None:
+    def tend(self) -> Callable[[], None] | None:
         self._room_bytes = 0
         self._give_pages_back()
-        if self._ballast is not None:
-            self._ballast.restore()
+        if self._ballast is None or self._ballast.held:
+            return None
+        return self._ballast.restore
 
     def _give_pages_back(self) -> None:
         if residency.resident_shared_bytes() > self._resident_bytes_max:

@@ -1,5 +1,6 @@
 """The commit task over both stores."""
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -258,3 +259,37 @@ async def test_spill_needs_no_sync_and_frees(environment: Any) -> None:
 
     await running(commit, body)
     assert contents(journal) == {}
+
+
+class Slow(MemoryEnvironment):
+    """Its housekeeping has to wait for the disk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: list[int] = []
+        self.tended = trio.Event()
+
+    def tend(self) -> Callable[[], None] | None:
+        self.threads.append(threading.get_ident())
+        return self._wait
+
+    def _wait(self) -> None:
+        self.threads.append(threading.get_ident())
+        trio.from_thread.run_sync(self.tended.set)
+
+
+async def test_housekeeping_that_waits_for_the_disk_does_not_stop_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("persistence.commit.TEND_SECONDS", 0.0)
+    environment = Slow()
+    commit = Commit(environment)
+
+    async def body() -> None:
+        await commit.barrier()
+        await environment.tended.wait()
+
+    with trio.fail_after(PATIENCE_S):
+        await running(commit, body)
+    loop = threading.get_ident()
+    assert [thread == loop for thread in environment.threads[:2]] == [True, False]
