@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import logging
 import os
@@ -31,8 +32,8 @@ from amqp_server.connection.tls import make_context
 from amqp_server.options import command_line
 from amqp_server.resources import ResourceWatch
 from persistence.commit import Commit
-from persistence.environment import Environment
-from persistence.errors import CommitFailed, PersistenceError
+from persistence.environment import MARKS_FILE, Environment
+from persistence.errors import CommitFailed, PersistenceError, StoreCorrupt
 from persistence.groups import Groups
 from persistence.journal import Journal
 from persistence.marks import DeliveredMarks
@@ -85,7 +86,7 @@ class Node:
         self.config = config
         self.environment = environment
         self.began = time.monotonic()
-        self.marks = DeliveredMarks(environment.directory / "marks")
+        self.marks = DeliveredMarks(environment.directory / MARKS_FILE)
         self.commits = Commit(environment, self.marks)
         self.spill_commits = Commit(environment.spill)
         self.journal = Journal(environment)
@@ -316,6 +317,8 @@ def serve(config: Config) -> int:
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    # A page of a mapped file that the disk does not give ends the process (SIGBUS): not without a word.
+    faulthandler.enable()
     _raise_file_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     # What was imported stays, and so does what is read back now: to look through it while it grows finds no garbage.
@@ -325,6 +328,9 @@ def serve(config: Config) -> int:
         environment = Environment.open(config.data_dir)
     except PersistenceError as error:
         print(f"mqd: {error}", file=sys.stderr)
+        return 1
+    except StoreCorrupt as error:
+        print(f"mqd: {error}. {_way_back(config, error)}", file=sys.stderr)
         return 1
 
     def announce(node: Node) -> None:
@@ -347,9 +353,26 @@ def serve(config: Config) -> int:
     except* CommitFailed as group:
         logger.critical("the disk failed, nothing more can be confirmed: %s", _first(group))
         code = 1
+    except* StoreCorrupt as group:
+        corrupt = _first(group)
+        assert isinstance(corrupt, StoreCorrupt)
+        logger.critical("%s. %s", corrupt, _way_back(config, corrupt))
+        code = 1
     if code == 0:
         environment.close()
     return code
+
+
+def _way_back(config: Config, corrupt: StoreCorrupt) -> str:
+    """Say what an operator does about a damaged data file."""
+    if not corrupt.lasts:
+        return "It is made anew at each start: start the node again"
+    if config.peers:
+        return (
+            f"Start node '{config.node}' with an empty data directory in the place of {config.data_dir}, and the other "
+            "nodes fill it; durable classic queues that were on this node are in a backup, or lost"
+        )
+    return f"Put a backup in the place of {config.data_dir}, or start the node with an empty one (--data-dir)"
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

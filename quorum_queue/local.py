@@ -270,9 +270,8 @@ class LocalHost(Paging):
         if effects.names and self._names is not None:
             self._names.note(now_ms, effects.names)
             wrote = True
+        self._load_deliveries(effects.deliveries)
         for consumer, run, first_id in effects.deliveries:
-            if run.contents is None:
-                self._load(run, keep=False)
             if self.journalled and run.attributes.persistent and not run.redelivered:
                 self._mark(run)
             self.delivered_count += len(run.seqs)
@@ -378,8 +377,10 @@ class LocalHost(Paging):
     def _send_dead_letters(self, effects: Effects) -> None:
         held = self.machine.dead_lettering
         for run, reason in effects.dead_letters:
-            if run.contents is None:
-                self._load(run, keep=True)
+            if run.contents is None and not self._load(run, keep=True):
+                for _, part in self._what_is_left(run):
+                    self.services.dead_letters.dead_letter(self.queue, part, reason, None)
+                continue
             if self.certain and run.seqs.start in held:
                 self._send_certainly(run, reason)
             else:

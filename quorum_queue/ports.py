@@ -34,6 +34,10 @@ class Record(Protocol):
     @property
     def payload(self) -> bytes: ...
 
+    @property
+    def fault(self) -> str:
+        """What is wrong with it; then there is no payload."""
+
 
 class Journal(Protocol):
     """Durable (or spilled) batches, by queue and position; see persistence.journal."""
@@ -114,8 +118,16 @@ class ConsumerState(NamedTuple):
     active: bool
 
 
-class Hosted(Protocol):
+class Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+class Hosted(Named, Protocol):
     """The topology's queue, as the host at its home tells it what happened."""
+
+    @property
+    def vhost(self) -> Named: ...
 
     def renew(self) -> None:
         """It was used: its lease begins anew."""

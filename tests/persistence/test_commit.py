@@ -16,6 +16,7 @@ from persistence.environment import Environment
 from persistence.errors import CommitFailed
 from persistence.journal import Journal
 from persistence.memory import Faults, MemoryEnvironment
+from persistence.record import Record
 
 pytestmark = pytest.mark.trio
 
@@ -233,7 +234,7 @@ async def test_reads_while_commits_run(environment: Any) -> None:
             await trio.lowlevel.checkpoint()
             for at in range(settled + turn % 11, seq, 37):
                 (record,) = journal.read(1, at, at)
-                assert record == (at, 1, payload(at))
+                assert record == Record(at, 1, payload(at))
                 checked += 1
         assert checked > 2000
         await commit.barrier()
@@ -249,10 +250,10 @@ async def test_spill_needs_no_sync_and_frees(environment: Any) -> None:
         journal.append(7, 100, 2, b"later")
         journal.append(7, 5, 1, [b"ear", b"lier"])
         await commit.barrier()
-        assert journal.read(7, 0, 1000) == [(5, 1, b"earlier"), (100, 2, b"later")]
+        assert journal.read(7, 0, 1000) == [Record(5, 1, b"earlier"), Record(100, 2, b"later")]
         journal.settle(7, range(5, 6))
         await commit.barrier()
-        assert journal.read(7, 0, 1000) == [(100, 2, b"later")]
+        assert journal.read(7, 0, 1000) == [Record(100, 2, b"later")]
         journal.drop(7)
         assert journal.read(7, 0, 1000) == []
         await commit.barrier()
