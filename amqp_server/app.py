@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import logging
 import os
@@ -38,8 +39,8 @@ from amqp_server.options import command_line
 from amqp_server.resources import ResourceWatch
 from amqp_server.turn import Fatal, NoPeers, Peers, Turn
 from persistence.commit import Commit
-from persistence.environment import Environment
-from persistence.errors import CommitFailed, PersistenceError
+from persistence.environment import MARKS_FILE, Environment
+from persistence.errors import CommitFailed, PersistenceError, StoreCorrupt
 from persistence.groups import Groups
 from persistence.journal import Journal
 from persistence.marks import DeliveredMarks
@@ -97,7 +98,7 @@ class Node:
         alarms = Alarms()
         self._driver = Driver()
         timers = Timers(changed=self._driver.wake)
-        self.marks = DeliveredMarks(environment.directory / "marks")
+        self.marks = DeliveredMarks(environment.directory / MARKS_FILE)
         self.commits = Commit(environment, self.marks, on_full=lambda full: alarms.set("disk", full))
         self._spill_commits = Commit(environment.spill)
         self._journal = Journal(environment)
@@ -311,6 +312,8 @@ def serve(config: Config) -> int:
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    # A page of a mapped file that the disk does not give ends the process (SIGBUS): not without a word.
+    faulthandler.enable()
     _raise_file_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     # What was imported stays, and so does what is read back now: to look through it while it grows finds no garbage.
@@ -320,6 +323,9 @@ def serve(config: Config) -> int:
         environment = Environment.open(config.data_dir)
     except PersistenceError as error:
         print(f"mqd: {error}", file=sys.stderr)
+        return 1
+    except StoreCorrupt as error:
+        print(f"mqd: {error}. {_way_back(config, error)}", file=sys.stderr)
         return 1
 
     def announce(node: Node) -> None:
@@ -339,6 +345,11 @@ def serve(config: Config) -> int:
     except* CommitFailed as group:
         logger.critical("the disk failed, nothing more can be confirmed: %s", _first(group))
         code = 1
+    except* StoreCorrupt as group:
+        corrupt = _first(group)
+        assert isinstance(corrupt, StoreCorrupt)
+        logger.critical("%s. %s", corrupt, _way_back(config, corrupt))
+        code = 1
     except* (Fatal, Exception) as group:
         logger.critical(
             "internal error: the node ends. What was confirmed is on disk; start the node again: %s",
@@ -349,6 +360,18 @@ def serve(config: Config) -> int:
     if code == 0:
         environment.close()
     return code
+
+
+def _way_back(config: Config, corrupt: StoreCorrupt) -> str:
+    """Say what an operator does about a damaged data file."""
+    if not corrupt.lasts:
+        return "It is made anew at each start: start the node again"
+    if config.peers:
+        return (
+            f"Start node '{config.node}' with an empty data directory in the place of {config.data_dir}, and the other "
+            "nodes fill it; durable classic queues that were on this node are in a backup, or lost"
+        )
+    return f"Put a backup in the place of {config.data_dir}, or start the node with an empty one (--data-dir)"
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

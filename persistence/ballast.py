@@ -17,14 +17,15 @@ FREE_BYTES_MIN = 16 * 1024 * 1024
 class Ballast:
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._held = False
+        #: The room is taken.
+        self.held = False
         # It is cut off when its process died while making it.
         self.give_up()
         self.restore()
 
     def restore(self) -> None:
-        """Take the room if there is plenty."""
-        if self._held:
+        """Take the room if there is plenty. It may have to wait for the disk."""
+        if self.held:
             return
         disk = os.statvfs(self._path.parent)
         if disk.f_bavail * disk.f_frsize < BALLAST_BYTES + FREE_BYTES_MIN:
@@ -36,7 +37,7 @@ class Ballast:
             log.warning("%s: %s", self._path, error)
             self._path.unlink(missing_ok=True)
         else:
-            self._held = True
+            self.held = True
 
     def give_up(self) -> bool:
         """Free the room. False if there is none to free."""
@@ -45,5 +46,5 @@ class Ballast:
         except FileNotFoundError:
             return False
         finally:
-            self._held = False
+            self.held = False
         return True

@@ -216,7 +216,7 @@ class Commit:
             self._by_task = False
             if stopping and not self._wanted:
                 if self._marks is not None:
-                    self._marks.flush()
+                    await trio.to_thread.run_sync(self._marks.flush)
                 return
 
     async def _called(self) -> None:
@@ -242,7 +242,9 @@ class Commit:
         now = time.monotonic()
         if now - self._tended >= TEND_SECONDS:
             self._tended = now
-            self._store.tend()
+            slow = self._store.tend()
+            if slow is not None:
+                await trio.to_thread.run_sync(slow)
             if self._marks is not None and self._marks.changed:
                 await trio.to_thread.run_sync(self._marks.flush)
 

@@ -15,14 +15,17 @@ from typing import Self
 
 import lmdb
 
-from persistence.errors import DataDirectoryInUse, DataDirectoryUnusable, SchemaMismatch
+from persistence.datafile import check_length
+from persistence.errors import CorruptRecord, DataDirectoryInUse, DataDirectoryUnusable, SchemaMismatch
 from persistence.flush import flush
 from persistence.metadata import Metadata, unpack_entry
 from persistence.record import seal, unseal
-from persistence.store import LmdbStore
+from persistence.store import DATA_FILE, LmdbStore
 
 SCHEMA_VERSION = 2
 RESIDENT_BYTES_MAX = 64 * 1024 * 1024
+#: Beside the stores: see persistence/marks.py.
+MARKS_FILE = "marks"
 
 
 class Environment(Metadata, LmdbStore):
@@ -50,6 +53,8 @@ class Environment(Metadata, LmdbStore):
                 if name == "spill":
                     shutil.rmtree(directory / name, ignore_errors=True)
                 (directory / name).mkdir(mode=0o700, exist_ok=True)
+            # The marks are made after the first transaction.
+            check_length(directory / "main" / DATA_FILE, was_used=(directory / MARKS_FILE).exists())
             self = cls(
                 directory / "main", map_bytes=map_bytes, sync=True, resident_bytes_max=resident_bytes_max
             )
@@ -90,6 +95,13 @@ class Environment(Metadata, LmdbStore):
         flush(self)
 
     def _identify(self, schema_version: int) -> None:
+        try:
+            with self.guard:
+                self._read_identity(schema_version)
+        except (CorruptRecord, UnicodeDecodeError) as error:
+            raise self.guard.damaged(error) from error
+
+    def _read_identity(self, schema_version: int) -> None:
         about = self.tables.about
         found = self.snapshot().get(b"schema_version", db=about)
         if found is None:
@@ -103,7 +115,7 @@ class Environment(Metadata, LmdbStore):
             return
         if bytes(found) != b"%d" % schema_version:
             raise SchemaMismatch(
-                f"the data directory {self.directory} has layout {bytes(found).decode()}, "
+                f"the data directory {self.directory} has layout {bytes(found).decode(errors='replace')}, "
                 f"this program reads layout {schema_version}. Start the version that wrote it, "
                 f"or choose an empty directory with --data-dir."
             )
@@ -134,18 +146,26 @@ class Environment(Metadata, LmdbStore):
                 return
 
     def _fetch(self, stored: bytes) -> bytes | None:
-        entry = self.snapshot().get(stored, db=self.tables.metadata)
-        return None if entry is None else unpack_entry(stored, entry)[1]
+        with self.guard:
+            entry = self.snapshot().get(stored, db=self.tables.metadata)
+        return None if entry is None else self._unpack_entry(stored, entry)[1]
 
     def _scan(self, prefix: bytes) -> Iterator[tuple[bytes, tuple[str, bytes]]]:
-        with self.snapshot().cursor(db=self.tables.metadata) as cursor:
+        with self.guard, self.snapshot().cursor(db=self.tables.metadata) as cursor:
             more = cursor.set_range(prefix)
             while more:
                 stored = bytes(cursor.key())
                 if not stored.startswith(prefix):
                     return
-                yield stored, unpack_entry(stored, cursor.value())
+                yield stored, self._unpack_entry(stored, cursor.value())
                 more = cursor.next()
+
+    def _unpack_entry(self, stored: bytes, entry: memoryview) -> tuple[str, bytes]:
+        """Without the record of a queue its messages would be dropped, without that of a user it would be made anew."""
+        try:
+            return unpack_entry(stored, entry)
+        except CorruptRecord as error:
+            raise self.guard.damaged(error) from error
 
 
 def _lock(directory: Path) -> int:

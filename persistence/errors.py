@@ -1,5 +1,7 @@
 """What can go wrong with a data directory. The texts name the directory and say what to do."""
 
+import os
+
 
 class PersistenceError(Exception):
     """Base of all errors of this package."""
@@ -23,6 +25,19 @@ class CommitFailed(PersistenceError):
 
 class StorageFull(PersistenceError):
     """The map or the disk is full. The transaction is undone and can be tried again."""
+
+
+class StoreCorrupt(BaseException):
+    """A file of the store is damaged beyond its records: nothing that it says can be relied on, so the process ends.
+
+    Nobody but the top of the program catches it. It is no Exception because there are guards all over which keep what
+    goes wrong in one connection, link or request from all others, and none of them may keep a node running on such a file.
+    """
+
+    def __init__(self, file: str | os.PathLike[str], what: str, *, lasts: bool = True) -> None:
+        """`lasts`: the file is not made anew at each start."""
+        super().__init__(f"the data file {os.fspath(file)} is damaged: {what}")
+        self.lasts = lasts
 
 
 class CorruptRecord(PersistenceError):

@@ -6,6 +6,7 @@ and are gone all the same.
 """
 
 import logging
+import struct
 import sys
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -45,12 +46,13 @@ class GroupTables:
         self._store = store
         self._tables = store.tables
         self.erasures: Erasures = {}
+        #: Entries that a recovery has come by.
+        self._walked = 0
         self._erased: dict[int, tuple[list[int], list[int]]] = {}  # the same, sorted and joined
         with store.snapshot().cursor(db=self._tables.entry_erasures) as cursor:
             for key, value in cursor:
                 group, start = POSITION.unpack(key)
-                stop = unseal(bytes(key), value, lambda: "an erasure of entries")
-                self.erasures.setdefault(group, {})[start] = QUEUE.unpack(stop)[0]
+                self.erasures.setdefault(group, {})[start] = store.unpack_erasure(bytes(key), value)
 
     def set_erasures(self, erasures: Erasures) -> None:
         """After a commit."""
@@ -58,6 +60,10 @@ class GroupTables:
         self._erased.clear()
 
     def entries(self, group: int, low: int, high: int, max_bytes: int) -> list[StoredEntry]:
+        with self._store.guard:
+            return self._entries(group, low, high, max_bytes)
+
+    def _entries(self, group: int, low: int, high: int, max_bytes: int) -> list[StoredEntry]:
         txn = self._store.snapshot()
         found: list[StoredEntry] = []
         size = 0
@@ -104,7 +110,7 @@ class GroupTables:
     def bounds(self, group: int) -> tuple[int, int]:
         snapshot = self.snapshot_index(group)
         survey = Survey(snapshot, 0)
-        with self._store.snapshot().cursor(db=self._tables.entries) as cursor:
+        with self._store.guard, self._store.snapshot().cursor(db=self._tables.entries) as cursor:
             # Back to the last entry that is sound: what is behind it is lost, but it was there.
             damaged: list[int] = []
             end = QUEUE.pack(group) + GROUP_END
@@ -129,10 +135,15 @@ class GroupTables:
         return snapshot, survey.last_index()
 
     def snapshot_index(self, group: int) -> int:
-        head, _ = self._snapshot_head(self._store.snapshot(), group)
+        with self._store.guard:
+            head, _ = self._snapshot_head(self._store.snapshot(), group)
         return 0 if head is None else head.index
 
     def state(self, group: int) -> tuple[int, int, bytes] | None:
+        with self._store.guard:
+            return self._state(group)
+
+    def _state(self, group: int) -> tuple[int, int, bytes] | None:
         txn = self._store.snapshot()
         head, lost = self._snapshot_head(txn, group)
         if lost:
@@ -175,15 +186,31 @@ class GroupTables:
 
     def recover(self) -> Iterator[RecoveredGroup]:
         found: set[int] = set()
-        for table in (self._tables.hard, self._tables.snapshots, self._tables.entries):
-            found |= owners(self._store.snapshot(), table)
+        tables = self._tables
+        with self._store.guard:
+            for table in (tables.hard, tables.snapshots, tables.entries):
+                of_table = owners(self._store.snapshot(), table)
+                found |= of_table
+                if table is not tables.entries:
+                    self._check_count(table, len(of_table))
+        self._walked = 0
         for number in sorted(found):
-            group = self._recover(self._store.snapshot(), number)
+            with self._store.guard:
+                group = self._recover(self._store.snapshot(), number)
             if group is not None:
                 yield group
+        with self._store.guard:
+            self._check_count(tables.entries, self._walked)
+
+    def _check_count(self, table: "lmdb._Database", walked: int) -> None:
+        """A page that has lost keys shows in nothing else, and a member must not forget what it promised."""
+        expected = self._store.snapshot().stat(table)["entries"]
+        if walked != expected:
+            raise self._store.guard.damaged(f"a table has {walked} of its {expected} keys")
 
     def recover_one(self, group: int) -> RecoveredGroup | None:
-        return self._recover(self._store.snapshot(), group)
+        with self._store.guard:
+            return self._recover(self._store.snapshot(), group)
 
     def _recover(self, txn: "lmdb.Transaction[memoryview]", group: int) -> RecoveredGroup | None:
         snapshot_head, snapshot_lost = self._snapshot_head(txn, group)
@@ -210,6 +237,7 @@ class GroupTables:
                 owner, index = POSITION.unpack(key)
                 if owner != group:
                     break
+                self._walked += 1
                 if erasing and self._erasure(group, index):
                     continue
                 head = read_term_and_kind(key, value)
@@ -237,10 +265,14 @@ def _unpack_hard(group: int, value: "memoryview | bytes | None") -> tuple[int, s
 def owners(txn: "lmdb.Transaction[memoryview]", table: "lmdb._Database") -> set[int]:
     """The queues or groups that have keys in the table: one seek each."""
     found = set()
+    last = b""
     with txn.cursor(db=table) as cursor:
         more = cursor.first()
         while more:
             key = bytes(cursor.key()[: QUEUE.size])
+            if key <= last:
+                raise struct.error("keys of a table are out of order")
+            last = key
             found.add(QUEUE.unpack(key)[0])
             more = cursor.set_range(key + GROUP_END)
     return found

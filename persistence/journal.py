@@ -61,7 +61,7 @@ class Journal:
     def read(self, queue_id: int, first_seq: int, last_seq: int) -> list[Record]:
         """The records that overlap first_seq … last_seq, in order, the not yet durable ones included.
 
-        Messages that are settled may be among them. Raises CorruptRecord.
+        Messages that are settled may be among them. A damaged record has a fault in the place of its payload.
         """
         found: list[Record] = []
         newest_drop = -1

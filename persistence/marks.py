@@ -12,7 +12,7 @@ plus 2.
 import mmap
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 SLOT = struct.Struct("<Q")
@@ -25,7 +25,12 @@ NOTHING = -1
 class DeliveredMarks:
     """Slots are numbered from 0; the caller remembers which is whose."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, sync: Callable[[int], None] = os.fsync) -> None:
+        """`sync` writes a file, what was stored through its mapping included, and gives up the interpreter's lock.
+
+        `mmap.flush` keeps that lock while it waits for the disk: a stalled disk would stop the loop as well.
+        """
+        self._sync = sync
         #: Something may not be on disk yet.
         self.changed = True
         self._file = os.open(Path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -36,7 +41,7 @@ class DeliveredMarks:
         self._free = [slot for slot in range(slots - 1, -1, -1) if not self._value(slot)]
 
     def close(self) -> None:
-        self._map.flush()
+        self._sync(self._file)
         self._map.close()
         os.close(self._file)
 
@@ -78,9 +83,9 @@ class DeliveredMarks:
                 SLOT.pack_into(self._map, slot * SLOT.size, TAKEN)
 
     def flush(self) -> None:
-        """Write to disk, for the case that the machine fails. May run in a thread: what changes meanwhile is written next time."""
+        """Write to disk, for the case that the machine fails. Runs in a thread: what changes meanwhile is written next time."""
         self.changed = False
-        self._map.flush()
+        self._sync(self._file)
 
     def _value(self, slot: int) -> int:
         value: int = SLOT.unpack_from(self._map, slot * SLOT.size)[0]

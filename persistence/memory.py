@@ -4,7 +4,7 @@ It keeps single messages rather than records with masks, so that it is simple en
 tests hold LMDB against it. `crash` is a restart: what was not committed is gone.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 
@@ -15,6 +15,8 @@ from persistence.layer import Layer, Pending, QueueChanges
 from persistence.memory_groups import MemoryGroups
 from persistence.metadata import Metadata
 from persistence.record import Record, RecoveredQueue, RecoveredRecord, pack
+
+FAULT = "does not match its checksum"
 
 
 @dataclass
@@ -46,10 +48,11 @@ class MemoryQueue:
     gone: dict[int, set[int]] = field(default_factory=dict)  # settled messages of records that are left
     annotations: dict[int, bytes] = field(default_factory=dict)
     state: bytes | None = None
+    damaged: set[int] = field(default_factory=set)  # first numbers of records whose bodies are
 
     def copy(self) -> "MemoryQueue":
         gone = {first_seq: set(seqs) for first_seq, seqs in self.gone.items()}
-        return MemoryQueue(dict(self.records), gone, dict(self.annotations), self.state)
+        return MemoryQueue(dict(self.records), gone, dict(self.annotations), self.state, set(self.damaged))
 
     def is_empty(self) -> bool:
         return not (self.records or self.annotations) and self.state is None
@@ -84,16 +87,27 @@ class MemoryStore(Metadata):
     def enlarge(self) -> bool:
         return False
 
-    def tend(self) -> None:
-        pass
+    def tend(self) -> Callable[[], None] | None:
+        return None
 
     def records(self, queue_id: int, first_seq: int, last_seq: int) -> list[Record]:
         queue = self.queues.get(queue_id, MemoryQueue())
         return [
-            Record(first, count, b"".join(parts))
+            Record(first, count, b"", FAULT)
+            if first in queue.damaged
+            else Record(first, count, b"".join(parts))
             for first, (count, parts, _) in sorted(queue.records.items())
             if first <= last_seq and first + count > first_seq
         ]
+
+    def flip(self, queue_id: int, seq: int) -> range:
+        """A bit flips in the body of the record that holds this message. Return the messages of the record."""
+        queue = self.queues[queue_id]
+        for first, (count, _, _) in queue.records.items():
+            if first <= seq < first + count:
+                queue.damaged.add(first)
+                return range(first, first + count)
+        raise ValueError(f"queue {queue_id} has no record of message {seq} on disk")
 
     def recover(self) -> Iterator[RecoveredQueue]:
         for queue_id, queue in sorted(self.queues.items()):
@@ -181,6 +195,7 @@ def _apply(queue: MemoryQueue, changes: QueueChanges) -> None:
         )
         if len(gone) == count:
             del queue.records[first_seq], queue.gone[first_seq]
+            queue.damaged.discard(first_seq)
     for seq in list(queue.annotations):
         if settled.contains(starts, stops, seq):
             del queue.annotations[seq]
@@ -190,5 +205,9 @@ def _recover(queue_id: int, queue: MemoryQueue) -> Iterator[RecoveredRecord]:
     for first_seq, (count, parts, head_parts) in sorted(queue.records.items()):
         key, head, chunks = pack(queue_id, first_seq, count, parts, head_parts)
         body = {chunk_key: memoryview(value) for chunk_key, value in chunks}
+        if first_seq in queue.damaged and body:
+            body = {chunk_key: memoryview(bytes(value)[:-1]) for chunk_key, value in body.items()}
+        elif first_seq in queue.damaged:
+            head = head[:-1]
         bits = sum(1 << (seq - first_seq) for seq in queue.gone.get(first_seq, ()))
         yield RecoveredRecord(key, memoryview(head), body.get, settled.ranges(first_seq, bits))

@@ -43,6 +43,8 @@ class MemoryGroups:
 
     def __init__(self, random: Random) -> None:
         self.groups: dict[int, MemoryGroup] = {}
+        #: Was anything here ever damaged?
+        self.was_damaged = False
         self._random = random
 
     def apply(self, layer: Layer) -> None:
@@ -60,6 +62,7 @@ class MemoryGroups:
         """A bit of the stored entry flips. What is submitted and not yet written is not touched."""
         if index not in self.groups[group].entries:
             raise ValueError(f"group {group} has no entry {index} on disk")
+        self.was_damaged = True
         self.groups[group].damaged[index] = "does not match its checksum"
 
     def flip_any(self) -> tuple[int, int] | None:
@@ -77,11 +80,12 @@ class MemoryGroups:
         if found is None or not found.entries:
             return None
         index = max(found.entries)
+        self.was_damaged = True
         found.damaged[index] = "is cut off"
         return index
 
     def flip_snapshot(self, group: int) -> None:
-        self.groups[group].snapshot_damaged = True
+        self.groups[group].snapshot_damaged = self.was_damaged = True
 
     # --- reading
 

@@ -1,6 +1,6 @@
 """What the journal, the groups and the commit task need of a store. There are two: LMDB (environment) and memory."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from persistence.group_record import RecoveredGroup, StoredEntry
@@ -70,5 +70,8 @@ class Store(Protocol):
     def recover_queue(self, queue_id: int) -> RecoveredQueue | None:
         """What is durable of one queue."""
 
-    def tend(self) -> None:
-        """Housekeeping between transactions, about once a second."""
+    def tend(self) -> Callable[[], None] | None:
+        """Housekeeping between transactions, about once a second.
+
+        What of it may have to wait for the disk is returned, to be called in a worker thread.
+        """

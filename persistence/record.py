@@ -44,7 +44,8 @@ Fetch = Callable[[bytes], memoryview | None]  # a chunk by its key
 class Record(NamedTuple):
     first_seq: int
     count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs
-    payload: bytes
+    payload: bytes  # empty if it is damaged
+    fault: str = ""  # what is wrong with it
 
 
 class RecoveredRecord:

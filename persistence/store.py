@@ -13,8 +13,9 @@ filled on the loop's thread and committed in a worker. What LMDB then no longer 
 """
 
 import errno
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,14 +24,16 @@ import lmdb
 
 from persistence import residency, settled
 from persistence.ballast import Ballast
-from persistence.errors import CommitFailed, PersistenceError, StorageFull
+from persistence.errors import CommitFailed, CorruptRecord, PersistenceError, StorageFull, StoreCorrupt
 from persistence.group_tables import GroupTables, owners
+from persistence.guard import DAMAGE, WRITE_ERRORS, Guard
 from persistence.layer import Layer, Pending
 from persistence.record import (
     KEY,
     POSITION,
     QUEUE,
     SEQ_MAX,
+    Fetch,
     Record,
     RecoveredQueue,
     RecoveredRecord,
@@ -40,6 +43,9 @@ from persistence.record import (
 from persistence.residency import FAULT_BYTES, FOLIO_BYTES, PAGE_BYTES
 from persistence.transaction import Erasures, LmdbTransaction, unpack_mask
 
+log = logging.getLogger("mqd.persistence")
+
+DATA_FILE = "data.mdb"
 TABLES_MAX = 16
 STAT_BLOCK_BYTES = 512  # what stat counts in, whatever the file system's blocks are
 ENLARGE_BYTES = 4 * 1024 * 1024
@@ -85,7 +91,9 @@ class LmdbStore:
         self.pending = Pending()
         self.annotated: set[int] = set()  # queues that may have annotations on disk
         self.erasures: Erasures = {}
-        self._data_file = directory / "data.mdb"
+        self._data_file = directory / DATA_FILE
+        #: Around all that reads what LMDB has.
+        self.guard = Guard(self._data_file, lasts=sync)
         self._resident_bytes_max = resident_bytes_max
         self._map_bytes = map_bytes
         self._enlarged_bytes = 0
@@ -98,18 +106,19 @@ class LmdbStore:
         #: Of the disk so much was free above what deletions need, less what was appended since.
         self._room_bytes = 0
         self._recovering = 0
-        self._env = lmdb.open(
-            str(directory),
-            map_size=map_bytes,
-            max_dbs=TABLES_MAX,
-            lock=False,
-            readahead=False,
-            sync=sync,
-            mode=0o600,
-        )
-        self.tables = Tables.open(self._env)
-        self._load()
-        self.groups = GroupTables(self)
+        with self.guard:
+            self._env = lmdb.open(
+                str(directory),
+                map_size=map_bytes,
+                max_dbs=TABLES_MAX,
+                lock=False,
+                readahead=False,
+                sync=sync,
+                mode=0o600,
+            )
+            self.tables = Tables.open(self._env)
+            self._load()
+            self.groups = GroupTables(self)
 
     def close(self) -> None:
         self._drop_snapshot()
@@ -150,7 +159,7 @@ class LmdbStore:
         self.snapshot()
         try:
             txn = self._env.begin(write=True, buffers=True)
-        except lmdb.Error as error:
+        except WRITE_ERRORS as error:
             raise self.failure(error, 0) from error
         self._writing = True
         return txn
@@ -163,7 +172,10 @@ class LmdbStore:
     def has_erasures(self) -> bool:
         return bool(self.erasures or self.groups.erasures)
 
-    def failure(self, error: lmdb.Error, wanted_bytes: int) -> PersistenceError:
+    def failure(self, error: Exception, wanted_bytes: int) -> PersistenceError | StoreCorrupt:
+        """Return what a write that ended with one of WRITE_ERRORS is to raise."""
+        if isinstance(error, DAMAGE):
+            return self.guard.damaged(error)
         if isinstance(error, lmdb.MapFullError | lmdb.DiskError) or _says(error, errno.EDQUOT):
             return StorageFull(f"{self._data_file}: {error}")
         # LMDB reports a write that the disk took only a part of as EIO.
@@ -201,14 +213,17 @@ class LmdbStore:
 
     def _pages_used(self) -> int:
         txn = self.snapshot()
-        stats = [txn.stat(getattr(self.tables, name)) for name in Tables.__slots__]
+        with self.guard:
+            stats = [txn.stat(getattr(self.tables, name)) for name in Tables.__slots__]
         return sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
 
-    def tend(self) -> None:
+    def tend(self) -> Callable[[], None] | None:
+        self.guard.check()
         self._room_bytes = 0
         self._give_pages_back()
-        if self._ballast is not None:
-            self._ballast.restore()
+        if self._ballast is None or self._ballast.held:
+            return None
+        return self._ballast.restore
 
     def _give_pages_back(self) -> None:
         if residency.resident_shared_bytes() > self._resident_bytes_max:
@@ -231,7 +246,8 @@ class LmdbStore:
         if self._snapshot is None:
             if self._writing:
                 raise RuntimeError("a read transaction can't begin while a commit runs")
-            self._snapshot = self._env.begin(buffers=True)
+            with self.guard:
+                self._snapshot = self._env.begin(buffers=True)
         return self._snapshot
 
     def _drop_snapshot(self) -> None:
@@ -243,12 +259,12 @@ class LmdbStore:
         found = []
         txn = self.snapshot()
         fetch = partial(txn.get, db=self.tables.bodies)
-        with txn.cursor(db=self.tables.records) as cursor:
+        with self.guard, txn.cursor(db=self.tables.records) as cursor:
             _seek_overlapping(cursor, queue_id, first_seq)
             for key, value in _walk(cursor, queue_id, last_seq):
                 _, first, count, _ = KEY.unpack(key)
                 if not self._erased(queue_id, first, count):
-                    found.append(Record(first, count, unpack(key, value, fetch)))
+                    found.append(_record(first, count, key, value, fetch))
         self.touched(sum(len(record.payload) + FAULT_BYTES for record in found))
         return found
 
@@ -271,8 +287,9 @@ class LmdbStore:
         try:
             txn = self.snapshot()
             tables = self.tables
-            found = owners(txn, tables.states) | owners(txn, tables.annotations)
-            found |= {owner for owner in owners(txn, tables.records) if self._has_records(txn, owner)}
+            with self.guard:
+                found = owners(txn, tables.states) | owners(txn, tables.annotations)
+                found |= {owner for owner in owners(txn, tables.records) if self._has_records(txn, owner)}
             for queue_id in sorted(found):
                 yield RecoveredQueue(
                     queue_id,
@@ -296,12 +313,16 @@ class LmdbStore:
         """Has the queue any record but those that are being erased?"""
         if queue_id not in self.erasures:
             return True
+        last = -1
         with txn.cursor(db=self.tables.records) as cursor:
             cursor.set_range(KEY.pack(queue_id, 0, 0, 0))
             while key := cursor.key():
                 owner, first, count, _ = KEY.unpack(key)
                 if owner != queue_id:
                     break
+                if first <= last:
+                    raise self.guard.damaged(f"the records of queue {queue_id} are out of order")
+                last = first
                 ends = [
                     end
                     for start, end in self.erasures[queue_id].items()
@@ -314,14 +335,23 @@ class LmdbStore:
 
     def _state(self, txn: "lmdb.Transaction[memoryview]", queue_id: int) -> bytes | None:
         name = QUEUE.pack(queue_id)
-        state = txn.get(name, db=self.tables.states)
-        return None if state is None else unseal(name, state, lambda: f"the state of queue {queue_id}")
+        with self.guard:
+            state = txn.get(name, db=self.tables.states)
+        if state is None:
+            return None
+        try:
+            return unseal(name, state, lambda: f"the state of queue {queue_id}")
+        except CorruptRecord as error:
+            raise self.guard.damaged(error) from error
 
     def _recover_records(
         self, txn: "lmdb.Transaction[memoryview]", queue_id: int
     ) -> Iterator[RecoveredRecord]:
-        fetch = partial(txn.get, db=self.tables.bodies)
-        with txn.cursor(db=self.tables.records) as cursor:
+        def fetch(key: bytes) -> memoryview | None:
+            with self.guard:
+                return txn.get(key, db=self.tables.bodies)
+
+        with self.guard, txn.cursor(db=self.tables.records) as cursor:
             cursor.set_range(KEY.pack(queue_id, 0, 0, 0))
             for key, value in _walk(cursor, queue_id, SEQ_MAX):
                 _, first, count, _ = KEY.unpack(key)
@@ -334,13 +364,16 @@ class LmdbStore:
 
     def _annotations(self, txn: "lmdb.Transaction[memoryview]", queue_id: int) -> dict[int, bytes]:
         found = {}
-        with txn.cursor(db=self.tables.annotations) as cursor:
+        with self.guard, txn.cursor(db=self.tables.annotations) as cursor:
             cursor.set_range(POSITION.pack(queue_id, 0))
             while key := bytes(cursor.key()):
                 owner, seq = POSITION.unpack(key)
                 if owner != queue_id:
                     break
-                found[seq] = unseal(key, cursor.value(), lambda: f"an annotation of queue {queue_id}")
+                try:
+                    found[seq] = unseal(key, cursor.value(), lambda: f"an annotation of queue {queue_id}")
+                except CorruptRecord as error:
+                    log.error("%s: message %d is taken as if it had none", error, seq)
                 cursor.next()
         return found
 
@@ -350,11 +383,24 @@ class LmdbStore:
         with txn.cursor(db=self.tables.erasures) as cursor:
             for key, value in cursor:
                 queue_id, start = POSITION.unpack(key)
-                stop = unseal(bytes(key), value, lambda: "an erasure")
-                self.erasures.setdefault(queue_id, {})[start] = QUEUE.unpack(stop)[0]
+                self.erasures.setdefault(queue_id, {})[start] = self.unpack_erasure(bytes(key), value)
+
+    def unpack_erasure(self, key: bytes, value: memoryview) -> int:
+        """Return where an erasure ends. Without that what was erased would be there again."""
+        try:
+            return int(QUEUE.unpack(unseal(key, value, lambda: "the note of a deletion"))[0])
+        except CorruptRecord as error:
+            raise self.guard.damaged(error) from error
 
 
-def _says(error: lmdb.Error, number: int) -> bool:
+def _record(first_seq: int, count: int, key: bytes, value: memoryview, fetch: Fetch) -> Record:
+    try:
+        return Record(first_seq, count, unpack(key, value, fetch))
+    except CorruptRecord as error:
+        return Record(first_seq, count, b"", str(error))
+
+
+def _says(error: Exception, number: int) -> bool:
     """Has the error this errno? Those without a class of their own are known by their text only."""
     return os.strerror(number) in str(error)
 

@@ -15,17 +15,18 @@ import logging
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
-import lmdb
-
 from persistence import settled
 from persistence.errors import CorruptRecord
 from persistence.group_writer import GroupWriter
+from persistence.guard import WRITE_ERRORS
 from persistence.layer import Layer, QueueChanges
 from persistence.metadata import pack_entry
 from persistence.record import KEY, POSITION, QUEUE, SEQ_MAX, body_keys, pack, seal, unseal
 from persistence.residency import FAULT_BYTES, PAGE_BYTES
 
 if TYPE_CHECKING:
+    import lmdb
+
     from persistence.store import LmdbStore
 
 log = logging.getLogger("mqd.persistence")
@@ -44,16 +45,17 @@ class LmdbTransaction:
         self._layer = layer
         self._tables = store.tables
         self._txn = store.begin_write()
-        self._records = self._txn.cursor(db=self._tables.records)
+        with store.guard:
+            self._records = self._txn.cursor(db=self._tables.records)
         self._erasures: Erasures = {queue_id: dict(spans) for queue_id, spans in store.erasures.items()}
         self._erase_left = ERASE_KEYS_MAX
         self._work = 0
         self._group_erasures = store.groups.erasures
 
     def apply(self) -> Iterator[None]:
-        # Not kept: it calls back, and in a cycle the layer would stay in memory until the collector comes.
-        groups = GroupWriter(self._store, self._txn, self._called)
         try:
+            # Not kept: it calls back, and in a cycle the layer would stay in memory until the collector comes.
+            groups = GroupWriter(self._store, self._txn, self._called)
             for key, (name, value) in self._layer.metadata.items():
                 if value is None:
                     self._txn.delete(key, db=self._tables.metadata)
@@ -72,13 +74,13 @@ class LmdbTransaction:
                 # LMDB uses the pages that a transaction freed in the one after the next, and counts only
                 # those that changed something.
                 self._txn.put(b"turn", b"%d" % self._txn.id(), db=self._tables.about)
-        except lmdb.Error as error:
+        except WRITE_ERRORS as error:
             raise self._store.failure(error, self._layer.bytes) from error
 
     def commit(self) -> None:
         try:
             self._txn.commit()
-        except lmdb.Error as error:
+        except WRITE_ERRORS as error:
             raise self._store.failure(error, self._layer.bytes) from error
 
     def finish(self) -> None:

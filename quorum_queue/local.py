@@ -288,16 +288,20 @@ class LocalHost(Paging):
 
     def _deliver(self, effects: Effects) -> None:
         turn = self._turn
+        getting = [each[0].key for each in effects.deliveries if each[0].key in self._getting]
+        self._load_deliveries(effects.deliveries)
         for consumer, run, first_id in effects.deliveries:
-            if run.contents is None:
-                self._load(run, keep=False)
             if self.journalled and run.attributes.persistent and not run.redelivered:
                 self._mark(run)
             self.delivered_count += len(run.seqs)
-            if consumer.key in self._getting:
+            if consumer.key in getting:
+                getting.remove(consumer.key)
                 self._got(consumer.key, Got(run, first_id))
             else:
                 turn.deliver(consumer.sink, consumer, run, first_id)
+        for key in getting:
+            # The disk has lost what it was to get.
+            self._got(key, None)
 
     def _journal_enqueued(self, runs: list[Run]) -> bool:
         """Write the persistent runs, batches of neighbours in one record."""
@@ -377,8 +381,10 @@ class LocalHost(Paging):
     def _send_dead_letters(self, effects: Effects) -> None:
         held = self.machine.dead_lettering
         for run, reason in effects.dead_letters:
-            if run.contents is None:
-                self._load(run, keep=True)
+            if run.contents is None and not self._load(run, keep=True):
+                for _, part in self._what_is_left(run):
+                    self.services.dead_letters.dead_letter(self.queue, part, reason, None)
+                continue
             if self.certain and run.seqs.start in held:
                 self._send_certainly(run, reason)
             else:

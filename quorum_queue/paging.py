@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from quorum_queue.host import QueueHost
 from quorum_queue.machine import codec
-from quorum_queue.machine.machine import Machine
+from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.machine import Command, Machine
 from quorum_queue.machine.run import Run
 from quorum_queue.pages import Page
 
 if TYPE_CHECKING:
     from quorum_queue.local import NodeServices
+
+logger = logging.getLogger("mqd.queue")
+
+#: Consumer, what it is given, and the first of its delivery ids.
+Delivery = tuple[Consumer, Run, int]
 
 #: One journal record has at most about this many bytes, so that paging in one does not stall the loop.
 RECORD_BYTES_MAX = 256 * 1024
@@ -25,6 +33,7 @@ class Paging(QueueHost):
     """The half of a host that moves bodies. The journal has those of durable messages; others go to the spill."""
 
     queue_id: int
+    pending: list[Command]
     machine: Machine
     services: NodeServices
     journalled: bool
@@ -104,30 +113,63 @@ class Paging(QueueHost):
         ahead = 0
         brought: list[Run] = []
         for run in level.main if head is (level.main[0] if level.main else None) else [head]:
-            if run.contents is not None or ahead > READ_AHEAD_BYTES:
+            if run.contents is not None or ahead > READ_AHEAD_BYTES or not self._load(run, keep=True):
                 break
-            self._load(run, keep=True)
             ahead += run.size
             brought.append(run)
         level.forget_gone()
         level.resident.extendleft(reversed(brought))
 
-    def _load(self, run: Run, *, keep: bool) -> None:
-        """Read a run's bodies back. `keep`: it stays in the queue, so its memory counts."""
+    def _load(self, run: Run, *, keep: bool) -> bool:
+        """Read a run's bodies back. `keep`: it stays in the queue, so its memory counts.
+
+        False if the disk has lost some of them: then the run stays as it is, and those messages leave the queue with
+        the next commands.
+        """
         durable = self.journalled and run.attributes.persistent
-        pages = self.services.pages
-        contents = pages.find(self.queue_id, durable, run.seqs)
-        run.page_in(self._read(run.seqs, durable) if contents is None else contents)
+        contents = self.services.pages.find(self.queue_id, durable, run.seqs)
+        if contents is None:
+            found = self._read(run.seqs, durable)
+            if len(found) < len(run.seqs):
+                return False
+            contents = [found[seq] for seq in run.seqs]
+        run.page_in(contents)
         if keep:
             self.resident_bytes += run.size
             self.services.memory.used += run.size
+        return True
 
-    def _read(self, wanted: range, durable: bool) -> list[bytes]:
+    def _load_deliveries(self, deliveries: list[Delivery]) -> None:
+        """Read back the bodies of what is handed out. What the disk has lost is handed out to nobody."""
+        damaged: list[int] = []
+        for at, (_, run, _) in enumerate(deliveries):
+            if run.contents is None and not self._load(run, keep=False):
+                damaged.append(at)
+        for at in reversed(damaged):
+            consumer, run, first_id = deliveries[at]
+            deliveries[at : at + 1] = [
+                (consumer, part, first_id + index) for index, part in self._what_is_left(run)
+            ]
+
+    def _what_is_left(self, run: Run) -> Iterator[tuple[int, Run]]:
+        """Yield copies of the parts of a run whose bodies are on the disk, each with its place in the run."""
+        found = self._read(run.seqs, self.journalled and run.attributes.persistent)
+        for index, seq in enumerate(run.seqs):
+            if seq in found:
+                single = run.every(index, len(run.seqs))
+                single.page_in([found[seq]])
+                yield index, single
+
+    def _read(self, wanted: range, durable: bool) -> dict[int, bytes]:
+        """Return the bodies at these positions, as many as the disk has."""
         store = self.services.journal if durable else self.services.spill
         found: dict[int, bytes] = {}
         for record in store.read(self.queue_id, wanted[0], wanted[-1]):
-            contents = codec.decode_contents(record.payload)
             first = record.first_seq
+            if record.fault:
+                self._lose([seq for seq in wanted if first <= seq < first + record.count], record.fault)
+                continue
+            contents = codec.decode_contents(record.payload)
             if wanted.step == 1:
                 low, high = max(wanted.start, first), min(wanted.stop, first + record.count)
                 found.update(zip(range(low, high), contents[low - first : high - first], strict=True))
@@ -137,7 +179,32 @@ class Paging(QueueHost):
                 )
             if record.count > 1:
                 self.services.pages.keep(self.queue_id, durable, Page(first, contents), len(record.payload))
-        return [found[seq] for seq in wanted]
+        if len(found) < len(wanted):
+            self._lose([seq for seq in wanted if seq not in found], "there is no record of them")
+        return found
+
+    def _lose(self, seqs: list[int], fault: str) -> None:
+        """These messages are lost: say so, once, and go on without them."""
+        known = [command for command in self.pending if command[0] == "lose"]
+        fresh = [seq for seq in seqs if not any(low <= seq <= high for _, low, high in known)]
+        for command in _spans(fresh):
+            self.pending.append(command)
+            logger.error("%s has lost its messages %d to %d: %s", self._title, *command[1:], fault)
+
+    @property
+    def _title(self) -> str:
+        return f"queue '{self.queue.name}' in vhost '{self.queue.vhost.name}'"
+
+
+def _spans(seqs: list[int]) -> list[Command]:
+    """Commands for all of these positions, which are in order."""
+    spans: list[Command] = []
+    for seq in seqs:
+        if spans and spans[-1][2] == seq - 1:
+            spans[-1] = ("lose", spans[-1][1], seq)
+        else:
+            spans.append(("lose", seq, seq))
+    return spans
 
 
 def parts_of(run: Run) -> list[Run]:

@@ -52,6 +52,10 @@ class Record(Protocol):
     @property
     def payload(self) -> bytes: ...
 
+    @property
+    def fault(self) -> str:
+        """What is wrong with it; then there is no payload."""
+
 
 class Journal(Protocol):
     """Durable (or spilled) batches, by queue and position; see persistence.journal."""
@@ -146,8 +150,16 @@ class Got(NamedTuple):
     first_id: int
 
 
-class Hosted(Protocol):
+class Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+class Hosted(Named, Protocol):
     """The topology's queue, as its host tells it what happened."""
+
+    @property
+    def vhost(self) -> Named: ...
 
     def renew(self) -> None:
         """It was used: its lease begins anew."""

@@ -118,6 +118,8 @@ def _restore_names(machine: Machine, record: QueueRecord, entry: RecoveredRecord
     """Put back what the queue's deduplication remembers. All of the record is read: a wrong name loses a message."""
     if machine.dedup is None:
         return
+    # What is damaged still lies on the disk: its positions are not to be used again.
+    machine.dedup.next_position = max(machine.dedup.next_position, entry.first_seq + entry.count)
     try:
         if entry.corrupt:
             raise codec.CodecError("its checksum is wrong")

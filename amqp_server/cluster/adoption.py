@@ -34,7 +34,6 @@ from amqp_server.broker.settings import effective_settings
 from amqp_server.cluster.belonging import Directory, Founded, drop_copies
 from amqp_server.cluster.catalog import GROUP, first_state
 from amqp_server.cluster.errors import ClusterError
-from persistence.errors import CorruptRecord
 from persistence.group_record import ENTRY_BYTES_MAX
 from quorum_queue.cluster.state import pack_state
 from quorum_queue.machine import codec
@@ -288,11 +287,13 @@ class _Bodies:
             return True
         try:
             for record in self._journal.read(self._queue_id, seq, seq):
+                if record.fault:
+                    continue
                 contents = codec.decode_contents(record.payload)
                 if len(contents) == record.count:
                     self._first, self._contents = record.first_seq, contents
                     return True
-        except (CorruptRecord, codec.CodecError) as error:
+        except codec.CodecError as error:
             logger.debug("%s", error)
         return False
 

@@ -27,8 +27,11 @@ _STOPPED = struct.Struct(">BQQ")
 _STATE = struct.Struct(">BQQQQQQH")
 _ENTRY = struct.Struct(">QQBI")
 _EVENTS = struct.Struct(">BQI")
-#: Kind of an entry that the asked node does not hold.
+#: Kind of an entry that the asked node does not hold, and the one byte that it has for data.
 GONE = 255
+LOST = b"\x00"
+#: The asked node has just started, and does not know whether the entry is lost or was settled and deleted since.
+PERHAPS_SETTLED = b"\x01"
 
 
 class FrameError(Exception):

@@ -153,6 +153,15 @@ class Group:
         return self.applied < self.core.leader_commit or not self.core.leader
 
     @property
+    def informed(self) -> bool:
+        """Is everything applied here that was committed before this node started, or before it lost touch?"""
+        core = self.core
+        # What was committed before is followed by an entry of the leader's own term.
+        if not core.leader or core.log.term_at(self.applied) != core.term:
+            return False
+        return core.leadership is not None or self.applied >= core.leader_commit
+
+    @property
     def is_leader(self) -> bool:
         return self.core.leadership is not None
 

@@ -22,17 +22,30 @@ logger = logging.getLogger("mqd.replication")
 RETRY_MS = 1_000
 
 
+class _Loss:
+    """One entry that cannot be read."""
+
+    __slots__ = ("told", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+        #: It was logged, and the other members are asked for it.
+        self.told = False
+
+
 class Losses:
     """Of all groups of the node."""
 
-    __slots__ = ("_asked_ms", "_replicas", "_rounds", "_waiting")
+    __slots__ = ("_asked_ms", "_replicas", "_rounds", "_waiting", "found_count")
 
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
-        #: Who waits for each, by group and index.
-        self._waiting: dict[tuple[int, int], list[Callable[[], None]]] = {}
+        #: By group and index.
+        self._waiting: dict[tuple[int, int], _Loss] = {}
         self._asked_ms = 0
         self._rounds = 0
+        #: How many entries were found lost since this node started.
+        self.found_count = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -41,14 +54,24 @@ class Losses:
         return list(self._waiting)
 
     def add(self, group: Group, index: int, then: Callable[[], None] | None = None) -> None:
-        """An entry cannot be read: get it again, and call `then` when it is here or is given up."""
-        waiting = self._waiting.get((group.id, index))
-        if waiting is None:
-            logger.error("group %d: entry %d cannot be read, fetching it from a peer", group.id, index)
-            waiting = self._waiting[group.id, index] = []
-            self._ask(group, [index])
+        """An entry cannot be read: get it again, and call `then` when it is here or is given up.
+
+        An entry below the snapshot is deleted as soon as its last message is settled, but the snapshot that a start
+        reads still names it. Only when the log was applied again it is known whether the entry is lost or was deleted.
+        """
+        loss = self._waiting.get((group.id, index))
+        if loss is None:
+            loss = self._waiting[group.id, index] = _Loss()
+            if index > group.snapshot_index or group.informed:
+                self._tell(group, index, loss)
         if then is not None:
-            waiting.append(then)
+            loss.waiting.append(then)
+
+    def _tell(self, group: Group, index: int, loss: _Loss) -> None:
+        logger.error("group %d: entry %d cannot be read, fetching it from a peer", group.id, index)
+        loss.told = True
+        self.found_count += 1
+        self._ask(group, [index])
 
     def _ask(self, group: Group, indexes: list[int]) -> None:
         """Ask one of the other members, each in its turn."""
@@ -61,26 +84,46 @@ class Losses:
             replicas.send(linked[self._rounds % len(linked)], frames.fetch(group.id, part))
 
     def tick(self) -> None:
+        if not self._waiting:
+            return
+        for (group_id, index), loss in list(self._waiting.items()):
+            if not loss.told:
+                self._look_again(group_id, index, loss)
         if self._waiting and self._replicas.clock() - self._asked_ms >= RETRY_MS:
             self.ask_again()
+
+    def _look_again(self, group_id: int, index: int, loss: _Loss) -> None:
+        """Find out whether an entry that the snapshot names was lost, or was deleted since."""
+        group = self._replicas.groups.get(group_id)
+        if group is None:
+            del self._waiting[group_id, index]
+        elif not group.machine.wanted(index):
+            self._end(group_id, index)
+        elif group.informed:
+            self._tell(group, index, loss)
 
     def ask_again(self) -> None:
         """Ask for what nobody has sent, and give up what is of no use any more."""
         self._asked_ms = self._replicas.clock()
         self._rounds += 1
         wanted: dict[Group, list[int]] = {}
-        for group_id, index in list(self._waiting):
+        for (group_id, index), loss in list(self._waiting.items()):
             group = self._replicas.groups.get(group_id)
             if group is None:
                 self._waiting.pop((group_id, index), None)
-            elif group.machine.wanted(index):
+            elif not group.machine.wanted(index):
+                self._end(group_id, index)
+            elif loss.told:
                 self._without(group, index)
                 wanted.setdefault(group, []).append(index)
-            else:
-                for then in self._waiting.pop((group_id, index), ()):
-                    then()
         for group, indexes in wanted.items():
             self._ask(group, indexes)
+
+    def _end(self, group_id: int, index: int) -> None:
+        """Nobody needs this entry any more."""
+        loss = self._waiting.pop((group_id, index), None)
+        for then in loss.waiting if loss is not None else ():
+            then()
 
     def _without(self, group: Group, index: int) -> None:
         """See to it that the group can go on if nobody has this entry."""
@@ -118,11 +161,9 @@ class Losses:
 
     def found(self, group: Group, entry: frames.StoredEntry) -> None:
         """An entry came from a peer, perhaps one that was lost here."""
-        waiting = self._waiting.pop((group.id, entry.index), None)
-        if waiting is None:
+        if (group.id, entry.index) not in self._waiting:
             return
         self._replicas.store.keep(group.id, [entry])
         group.core.found(entry.index)
         self._replicas.touch(group)
-        for then in waiting:
-            then()
+        self._end(group.id, entry.index)

@@ -2,7 +2,8 @@
 
 The leader sends the state of its machine in pieces. The follower then asks for the entries that hold bodies of the
 queue and that it has not got, and only when all of them and the state are durable does it tell its core, which answers
-the leader: until then it counts for nothing. So a replica in step always has every body of its queue.
+the leader: until then it counts for nothing. So a replica in step always has every body of its queue. A leader that has
+just started may lack bodies which its snapshot names: they were settled later in the log, and deleted.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Receiving:
         "leader",
         "log_term",
         "members",
+        "missing",
         "moved_at",
         "state",
         "storing",
@@ -71,6 +73,8 @@ class Receiving:
         #: Entries still to be asked for, and those asked for.
         self.wanted: deque[int] = deque()
         self.asked: dict[int, None] = {}
+        #: Entries that the leader has not got, and need not have got: see frames.PERHAPS_SETTLED.
+        self.missing: list[int] = []
         self.storing = False
         self.moved_at = now_ms
 
@@ -168,7 +172,9 @@ def answer_fetch(replicas: Replicas, peer: str, group_id: int, indexes: list[int
         known = group is not None and index <= group.applied
         entry = read_entry(replicas, group, index) if group is not None and known else None
         if entry is None:
-            found.append(frames.StoredEntry(index, 0, frames.GONE, b""))
+            perhaps_settled = known and group is not None and not group.informed
+            why = frames.PERHAPS_SETTLED if perhaps_settled else frames.LOST
+            found.append(frames.StoredEntry(index, 0, frames.GONE, why))
             if group is not None and known and group.machine.wanted(index):
                 # By the time it is asked for again it may have come from another member.
                 replicas.losses.add(group, index)
@@ -242,6 +248,12 @@ def receive_entries(group: Group, peer: str, found: list[frames.StoredEntry]) ->
             replicas.losses.gone_at_leader(group, entry.index)
         if receiving is None or entry.index not in receiving.asked:
             continue
+        if entry.kind == frames.GONE and entry.data == frames.PERHAPS_SETTLED:
+            # This leader may need us to find that out, so we go on without.
+            answered = True
+            del receiving.asked[entry.index]
+            receiving.missing.append(entry.index)
+            continue
         if entry.kind == frames.GONE:
             # The leader has lost it, too, or is one no more. Begin anew.
             logger.warning("group %d: %s has no entry %d", group.id, peer, entry.index)
@@ -293,6 +305,8 @@ def _store(group: Group, receiving: Receiving) -> None:
         group.released = ()
         group.machine.restore(state)
         group.landed()
+        for missing in receiving.missing:
+            replicas.losses.add(group, missing)
         replicas.touch(group)
         logger.info("group %d: took over a snapshot at %d", group.id, index)
 

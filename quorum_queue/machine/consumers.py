@@ -68,6 +68,15 @@ class Checkout:
             self.count -= len(run.seqs)
         return taken
 
+    def take_positions(self, low: int, high: int) -> list[Run]:
+        """Remove the messages with these positions in the queue and return them."""
+        found: list[tuple[int, int]] = []
+        for first_id, run in zip(self.starts, self.runs, strict=True):
+            first, stop = run.within(low, high)
+            if first < stop:
+                found.append((first_id + first, first_id + stop - 1))
+        return [run for ids in found for run in self.take(*ids)]
+
     def take_all(self) -> list[Run]:
         """Remove everything."""
         runs = self.runs

@@ -17,6 +17,7 @@ Commands are tuples whose first field names them:
     ("purge", token) ("configure", Settings) ("tick",) ("dead_lettered", low, high)
     ("touch",)                                        somebody asked for the queue: its lease starts anew
     ("node_down", node, incarnation)                  its consumers are no more, up to this start of the node
+    ("lose", low, high)                               no disk has the bodies at these positions any more
 """
 
 from __future__ import annotations
@@ -392,6 +393,19 @@ class Machine:
             if low <= seq <= high and seq in self.dead_lettering:
                 effects.settled.append(self.dead_lettering.pop(seq)[0])
 
+    def _lose(self, meta: Meta, command: Command, effects: Effects) -> None:
+        """Messages without a body leave the queue, wherever they are: nobody can be given them."""
+        _, low, high = command
+        lost = self.ready.take_positions(low, high)
+        for consumer in self.consumers.in_turn():
+            held = consumer.checkout.take_positions(low, high)
+            if held:
+                self._taken(consumer, held)
+                lost += held
+        for seq in [seq for seq in self.dead_lettering if low <= seq <= high]:
+            lost.append(self.dead_lettering.pop(seq)[0])
+        effects.settled += lost
+
     # -- consumers and settings ------------------------------------------------------------------------------------
 
     def _attach(self, meta: Meta, command: Command, effects: Effects) -> None:
@@ -545,6 +559,7 @@ _APPLY: dict[str, Callable[[Machine, Meta, Command, Effects], None]] = {
     "dead_lettered": Machine._dead_lettered,
     "touch": Machine._touch,
     "node_down": Machine._node_down,
+    "lose": Machine._lose,
 }
 
 __all__ = ["Checkout", "Command", "Effects", "Machine", "Meta", "Settings"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
 
 from quorum_queue.machine.run import Run
@@ -96,6 +96,34 @@ class Level:
         run = queue.pop()
         run.ready = False
         return run
+
+    def take_positions(self, low: int, high: int) -> list[Run]:
+        """Take the messages with these positions, wherever they stand."""
+        taken: list[Run] = []
+        self.returned = deque(_without(self.returned, low, high, taken))
+        self.main = deque(_without(self.main, low, high, taken))
+        if taken:
+            self.resident = deque(run for run in self.main if run.contents is not None)
+        return taken
+
+
+def _without(runs: Iterable[Run], low: int, high: int, taken: list[Run]) -> Iterator[Run]:
+    """Yield what is left of the runs, and put the rest into `taken`."""
+    for run in runs:
+        first, stop = run.within(low, high)
+        if first == stop:
+            yield run
+            continue
+        if first:
+            front = run.take(first)
+            front.ready = True
+            yield front
+        if stop - first < len(run.seqs):
+            taken.append(run.take(stop - first))
+            yield run
+        else:
+            run.ready = False
+            taken.append(run)
 
 
 def _last(run: Run) -> int:
@@ -195,6 +223,14 @@ class Ready:
         for level in reversed(self.levels):
             yield from level.returned
             yield from level.main
+
+    def take_positions(self, low: int, high: int) -> list[Run]:
+        """Take the messages with these positions."""
+        taken = [run for level in self.levels for run in level.take_positions(low, high)]
+        for run in taken:
+            self.count -= len(run.seqs)
+            self.bytes -= run.counted_bytes
+        return taken
 
     def clear(self) -> list[Run]:
         """Take everything."""

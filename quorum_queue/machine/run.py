@@ -120,6 +120,12 @@ class Run:
         self.size -= front.size
         return front
 
+    def within(self, low: int, high: int) -> tuple[int, int]:
+        """Return which messages have positions from `low` to `high`: the first of them and the one after the last."""
+        start, step, count = self.seqs.start, self.seqs.step, len(self.seqs)
+        first = min(max(0, -((start - low) // step)), count)
+        return first, max(first, min(count, (high - start) // step + 1))
+
     def every(self, first: int, step: int) -> Run:
         """Return the messages first, first+step, … as a run of their own; this run is to be forgotten then."""
         part = self._like(self.seqs[first::step])

@@ -40,6 +40,7 @@ def on_commit(raft: Raft, message: Message) -> None:
 def on_snapshot(raft: Raft, message: Message) -> None:
     """Ask for the snapshot, unless this log has what it stands for."""
     raft.follow(message.sender)
+    raft.leader_commit = max(raft.leader_commit, message.index)
     if raft.installing_index:
         return
     if message.index > raft.commit and raft.log.term_at(message.index) != message.log_term:

@@ -37,9 +37,21 @@ class SlowDisks:
     def install(self, cluster: Cluster) -> None:
         cluster.preload(self.library, lambda name: {"SLOW_SYNC_SWITCH": str(self._switch(name))})
 
+    def environment(self, name: str) -> dict[str, str]:
+        """What a process that is not a node of a cluster has to be started with."""
+        return {"LD_PRELOAD": str(self.library), "SLOW_SYNC_SWITCH": str(self._switch(name))}
+
     def slow(self, name: str, ms: int) -> None:
+        self._say(name, str(ms))
+
+    def hold(self, name: str) -> Path:
+        """From now on no sync ends before `heal`. Return the file that is there as soon as one waits."""
+        self._say(name, "hold")
+        return Path(f"{self._switch(name)}.held")
+
+    def _say(self, name: str, what: str) -> None:
         whole = self._switch(name).with_suffix(".new")
-        whole.write_text(str(ms))
+        whole.write_text(what)
         whole.rename(self._switch(name))
 
     def heal(self, name: str) -> None:

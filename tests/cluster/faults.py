@@ -156,6 +156,7 @@ def flip_bit(scene: Scene) -> None:
     wait_for("a backlog", lambda: all(ledger.waiting() > 100 for ledger in scene.ledgers))
     name, ledger = scene.followers()[0], scene.ledgers[0]
     message = ledger.some_waiting()
+    scene.damaged = True
     with scene.killed(name):
         stored = body(message, BODY_BYTES)
         assert disks.flip(scene.cluster.data(name), stored, BODY_BYTES // 2), (

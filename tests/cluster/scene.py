@@ -28,6 +28,8 @@ BEFORE_S = 1.0
 AFTER_S = 1.0
 #: Less would prove little.
 CONFIRMED_MIN = 500
+#: What a node of ours logs of an entry that its disk has lost.
+LOST_ENTRY = "cannot be read"
 #: A delivery may lie so long in a node that was not there.
 LATE_S = 20.0
 RECOVER_MAX_S = QUIET_MAX_S = PATIENCE_S
@@ -50,6 +52,9 @@ class Scene:
         #: Nodes that were down, frozen or cut off at some time.
         self.hit: set[str] = set()
         self.struck_at = self.healing_at = 0.0
+        #: Something that was stored has been damaged.
+        self.damaged = False
+        self._log_chars = {name: len(cluster.log(name)) for name in cluster.names}
         #: Until when each node was down.
         self._down: dict[str, float] = {}
         self._absent: dict[str, float] = {}
@@ -231,6 +236,13 @@ class Scene:
             except AssertionError as error:
                 self.fail(str(error))
 
+    def verify_logs(self) -> None:
+        """A false alarm hides a real one: no entry is taken for lost where nothing was damaged."""
+        for name, began in self._log_chars.items():
+            alarms = [line for line in self.cluster.log(name)[began:].splitlines() if LOST_ENTRY in line]
+            if alarms and not self.damaged:
+                self.fail(f"{name} takes {len(alarms)} entries for lost, such as: {alarms[0]}")
+
 
 def _equal(members: list[Member], how_many: int) -> bool:
     states = {(member.applied, member.digest) for member in members}
@@ -284,6 +296,7 @@ def run(cluster: Cluster, name: str, fault: Callable[[Scene], None], **settings:
         load.stop()
     scene.rescue()
     scene.verify_quiet()
+    scene.verify_logs()
     for ledger in scene.ledgers:
         ledger.close()
         scene.failures += ledger.faults()

@@ -1,12 +1,26 @@
 /* Loaded before the C library: every sync takes longer, by as many milliseconds as stand in the file that
-   SLOW_SYNC_SWITCH names. Without that file nothing changes. */
+   SLOW_SYNC_SWITCH names, or until that file is gone if "hold" stands in it: then a file beside it, its name with
+   ".held" behind it, says that a sync waits. Without that file nothing changes. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
+
+static void hold(const char *name)
+{
+    struct timespec moment = {0, 1000000};
+    char held[PATH_MAX];
+    snprintf(held, sizeof held, "%s.held", name);
+    close(open(held, O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+    while (access(name, F_OK) == 0)
+        nanosleep(&moment, NULL);
+}
 
 static void wait_if_told(void)
 {
@@ -17,6 +31,10 @@ static void wait_if_told(void)
         return;
     ssize_t got = read(fd, text, sizeof text - 1);
     close(fd);
+    if (strncmp(text, "hold", 4) == 0) {
+        hold(name);
+        return;
+    }
     long ms = got > 0 ? strtol(text, NULL, 10) : 0;
     struct timespec pause = {ms / 1000, ms % 1000 * 1000000};
     nanosleep(&pause, NULL);

@@ -28,10 +28,9 @@ for sync in (lambda: os.fsync(fd), lambda: os.fdatasync(fd), data.flush):
 
 
 def synced_ms(disks: SlowDisks, place: Path) -> list[int]:
-    environment = {"LD_PRELOAD": str(disks.library), "SLOW_SYNC_SWITCH": str(place / "slow-n1")}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(place / "file")],
-        env=os.environ | environment,
+        env=os.environ | disks.environment("n1"),
         capture_output=True,
         text=True,
         timeout=60,

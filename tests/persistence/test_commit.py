@@ -1,5 +1,6 @@
 """The commit task over both stores."""
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from persistence.environment import Environment
 from persistence.errors import CommitFailed
 from persistence.journal import Journal
 from persistence.memory import Faults, MemoryEnvironment
+from persistence.record import Record
 
 pytestmark = pytest.mark.trio
 
@@ -235,7 +237,7 @@ async def test_reads_while_commits_run(environment: Any) -> None:
             await trio.lowlevel.checkpoint()
             for at in range(settled + turn % 11, seq, 37):
                 (record,) = journal.read(1, at, at)
-                assert record == (at, 1, payload(at))
+                assert record == Record(at, 1, payload(at))
                 checked += 1
         assert checked > 2000
         await commit.barrier()
@@ -251,13 +253,47 @@ async def test_spill_needs_no_sync_and_frees(environment: Any) -> None:
         journal.append(7, 100, 2, b"later")
         journal.append(7, 5, 1, [b"ear", b"lier"])
         await commit.barrier()
-        assert journal.read(7, 0, 1000) == [(5, 1, b"earlier"), (100, 2, b"later")]
+        assert journal.read(7, 0, 1000) == [Record(5, 1, b"earlier"), Record(100, 2, b"later")]
         journal.settle(7, range(5, 6))
         await commit.barrier()
-        assert journal.read(7, 0, 1000) == [(100, 2, b"later")]
+        assert journal.read(7, 0, 1000) == [Record(100, 2, b"later")]
         journal.drop(7)
         assert journal.read(7, 0, 1000) == []
         await commit.barrier()
 
     await running(commit, body)
     assert contents(journal) == {}
+
+
+class Slow(MemoryEnvironment):
+    """Its housekeeping has to wait for the disk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: list[int] = []
+        self.tended = trio.Event()
+
+    def tend(self) -> Callable[[], None] | None:
+        self.threads.append(threading.get_ident())
+        return self._wait
+
+    def _wait(self) -> None:
+        self.threads.append(threading.get_ident())
+        trio.from_thread.run_sync(self.tended.set)
+
+
+async def test_housekeeping_that_waits_for_the_disk_does_not_stop_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("persistence.commit.TEND_SECONDS", 0.0)
+    environment = Slow()
+    commit = Commit(environment)
+
+    async def body() -> None:
+        await commit.barrier()
+        await environment.tended.wait()
+
+    with trio.fail_after(PATIENCE_S):
+        await running(commit, body)
+    loop = threading.get_ident()
+    assert [thread == loop for thread in environment.threads[:2]] == [True, False]

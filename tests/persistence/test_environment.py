@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from persistence.environment import SCHEMA_VERSION, Environment
-from persistence.errors import CorruptRecord, DataDirectoryInUse, DataDirectoryUnusable, SchemaMismatch
+from persistence.errors import DataDirectoryInUse, DataDirectoryUnusable, SchemaMismatch
 from persistence.flush import flush
 from persistence.journal import Journal
-from persistence.record import CHUNK_BYTES, INLINE_BYTES
+from persistence.record import CHUNK_BYTES, INLINE_BYTES, Record
 from persistence.settled import mask, merge, outside, ranges
 from persistence.stepped import SteppedCommit
 from persistence.transaction import ERASE_KEYS_MAX
@@ -49,10 +49,6 @@ def test_an_unusable_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(DataDirectoryUnusable, match="file"):
         Environment.open(tmp_path / "file")
-    (tmp_path / "data" / "main").mkdir(parents=True)
-    (tmp_path / "data" / "main" / "data.mdb").write_bytes(b"no LMDB " * 4096)
-    with pytest.raises(DataDirectoryUnusable, match=str(tmp_path / "data")):
-        open_environment(tmp_path)
 
 
 def test_the_identity_stays(tmp_path: Path) -> None:
@@ -85,7 +81,7 @@ def test_sizes(tmp_path: Path, size: int, head_bytes: int) -> None:
     head, body = payload[:head_bytes], payload[head_bytes:]
     journal.append(1, 0, 3, [head, body], head_parts=1)
     environment.flush()
-    assert journal.read(1, 2, 2) == [(0, 3, payload)]
+    assert journal.read(1, 2, 2) == [Record(0, 3, payload)]
     (queue,) = journal.recover()
     (record,) = queue.records
     assert record.payload == payload
@@ -115,9 +111,9 @@ def test_a_flipped_bit_is_never_served(tmp_path: Path, size: int) -> None:
     data.write_bytes(raw)
     environment = open_environment(tmp_path)
     journal = Journal(environment)
-    with pytest.raises(CorruptRecord, match="queue 1, messages 2 to 3") as caught:
-        journal.read(1, 0, 9)
-    assert (caught.value.queue_id, caught.value.first_seq) == (1, 2)
+    before, damaged, after = journal.read(1, 0, 9)
+    assert (before.payload, damaged.payload, after.payload) == (b"before", b"", b"after")
+    assert "queue 1, messages 2 to 3, does not match its checksum" in damaged.fault
     assert [record.payload for record in journal.read(1, 4, 4)] == [b"after"]
     (queue,) = journal.recover()
     assert [(record.first_seq, record.corrupt) for record in queue.records] == [
@@ -140,8 +136,8 @@ def test_a_lost_chunk_is_found(tmp_path: Path) -> None:
         cursor.delete()
     txn.commit()
     environment.end_write()
-    with pytest.raises(CorruptRecord, match="lacks its chunk 1"):
-        journal.read(1, 0, 0)
+    (damaged,) = journal.read(1, 0, 0)
+    assert "lacks its chunk 1" in damaged.fault
     (queue,) = journal.recover()
     assert [(record.head_corrupt, record.corrupt) for record in queue.records] == [(False, True)]
     environment.close()

@@ -10,6 +10,7 @@ import persistence.transaction
 from persistence.environment import Environment
 from persistence.journal import Journal
 from persistence.memory import MemoryEnvironment
+from persistence.record import Record
 
 
 @pytest.fixture(params=["lmdb", "memory"])
@@ -81,7 +82,7 @@ def test_a_dropped_number_is_used_again_while_it_is_erased(
     journal.drop(1)
     assert journal.read(1, 0, 20) == []
     journal.append(1, first_seq, 1, b"new")
-    assert journal.read(1, 0, 200) == [(first_seq, 1, b"new")]
+    assert journal.read(1, 0, 200) == [Record(first_seq, 1, b"new")]
     # One transaction, as the commit task makes it; a flush would go on until all is erased.
     layer = environment.pending.take()
     transaction = environment.transaction(layer)
@@ -90,7 +91,7 @@ def test_a_dropped_number_is_used_again_while_it_is_erased(
     transaction.commit()
     transaction.finish()
     environment.pending.remove(layer)
-    assert journal.read(1, 0, 200) == [(first_seq, 1, b"new")]
+    assert journal.read(1, 0, 200) == [Record(first_seq, 1, b"new")]
     (queue,) = journal.recover()
     assert queue.state is None
     assert [(record.first_seq, bytes(record.payload)) for record in queue.records] == [(first_seq, b"new")]

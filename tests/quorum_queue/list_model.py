@@ -246,6 +246,16 @@ class ListModel:
             del self.dead_lettering[seq]
             self.outcome.settled.append(seq)
 
+    def lose(self, low: int, high: int) -> None:
+        for message in [message for message in self.ready if low <= message.seq <= high]:
+            self.ready.remove(message)
+            self.outcome.settled.append(message.seq)
+        for holder in list(self.holders.values()):
+            ids = [delivery for delivery, message in holder.held.items() if low <= message.seq <= high]
+            for delivery in ids:
+                self.settle(holder.key, delivery, delivery)
+        self.dead_lettered(low, high)
+
     # -- consumers and settings
 
     def attach(self, holder: Holder) -> None:

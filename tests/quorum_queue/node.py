@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 from amqp_server.broker import recovery, stored_queues
@@ -165,6 +166,9 @@ class OnceOnly(Journal):
 
 class HostedQueue:
     """The topology's queue: notes what its host tells it."""
+
+    name = "q"
+    vhost = SimpleNamespace(name="/")
 
     def __init__(self) -> None:
         self.left: list[int] = []

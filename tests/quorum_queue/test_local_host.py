@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from random import Random
+
 import pytest
 
 from persistence.journal import Journal
@@ -424,3 +428,125 @@ def test_long_routing_keys_do_not_make_records_that_cannot_be_recovered(mixed: b
     while node.wakes.asked:
         node.wakes.run(0)
     assert receiver.contents == contents
+
+
+# -- damage
+
+
+class Kept(logging.Handler):
+    """What was logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+@pytest.fixture
+def told() -> Iterator[list[str]]:
+    handler = Kept()
+    logger = logging.getLogger("mqd.queue")
+    logger.addHandler(handler)
+    yield handler.lines
+    logger.removeHandler(handler)
+
+
+@pytest.mark.parametrize("no_ack", [False, True])
+def test_a_damaged_record_costs_its_own_messages(told: list[str], no_ack: bool) -> None:
+    node = Node()
+    host = node.host(Settings(), journalled=True)
+    for first in (1, 4, 7):
+        publish(host, numbered(first, first + 2, 1000))
+    node.commit()
+    host = node.crash({})
+    assert node.environment.flip(QUEUE_ID, 5) == range(4, 7)
+    receiver = attach(host, no_ack=no_ack)
+    assert receiver.received == [
+        (delivery, content, False)
+        for delivery, content in enumerate(numbered(1, 9, 1000))
+        if delivery not in (3, 4, 5)
+    ]
+    assert told == ["queue 'q' in vhost '/' has lost its messages 4 to 6: does not match its checksum"]
+    assert host.unacked_count == (0 if no_ack else 6)
+    host.submit(("settle", "c", 0, 8))
+    assert (host.ready_count, host.unacked_count, resident_bytes(host)) == (0, 0, 0)
+    node.commit()
+    assert records(node) == []
+    assert len(told) == 1
+
+
+def test_a_consumer_that_takes_one_at_a_time_gets_past_what_is_lost() -> None:
+    node = Node()
+    host = node.host(Settings(), journalled=True)
+    for number in range(1, 6):
+        publish(host, numbered(number, number, 1000))
+    node.commit()
+    host = node.crash({})
+    for number in (1, 2, 4):
+        node.environment.flip(QUEUE_ID, number)
+    receiver = attach(host, prefetch=1)
+    assert receiver.contents == numbered(3, 3, 1000)
+    (delivery,) = [delivery for delivery, _, _ in receiver.received]
+    host.submit(("settle", "c", delivery, delivery))
+    assert receiver.contents == [*numbered(3, 3, 1000), *numbered(5, 5, 1000)]
+    got: list[object] = []
+    host.get(Consumer("g", sink=Receiver()), got.append)
+    assert got == [None]
+
+
+def test_a_dead_letter_that_is_lost_is_not_sent() -> None:
+    node = Node()
+    settings = Settings(dead_letter=True, dead_letter_at_least_once=True, message_ttl_ms=10)
+    host = node.host(settings, journalled=True)
+    for first in (1, 3):
+        publish(host, numbered(first, first + 1, 1000))
+    node.commit()
+    host = node.crash({"x-dead-letter-exchange": "", "x-message-ttl": 10})
+    host.machine.settings = settings
+    node.environment.flip(QUEUE_ID, 1)
+    node.clock.now = 100
+    host.submit(("tick",))
+    assert node.letters.taken == [(content, "expired") for content in numbered(3, 4, 1000)]
+    assert (host.ready_count, len(host.machine.dead_lettering)) == (0, 0)
+    node.commit()
+    assert records(node) == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_is_damaged_the_queue_goes_on_with_the_others(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Bodies in and out of memory, durable and spilled, with damage drawn by the seed."""
+    monkeypatch.setattr(paging, "RECORD_BYTES_MAX", 500)
+    random = Random(seed)
+    node = Node(budget_bytes=random.choice([0, 2_000, 1 << 20]))
+    host = node.host(Settings(priority_max=random.choice([0, 2])), journalled=True)
+    published: dict[bytes, None] = {}
+    lost: dict[int, None] = {}
+    receivers = [attach(host, key, prefetch=random.choice([1, 3, 10])) for key in "ab"]
+    for _ in range(60):
+        contents = numbered(len(published), len(published) + random.randint(0, 4), random.randint(0, 200))
+        published.update(dict.fromkeys(contents))
+        attributes = Attributes(persistent=random.random() < 0.7, priority=random.randint(0, 2))
+        publish(host, contents, attributes=attributes)
+        node.commit()
+        for store in (node.environment, node.environment.spill):
+            stored = list(store.queues[QUEUE_ID].records) if QUEUE_ID in store.queues else []
+            if stored and random.random() < 0.3:
+                lost.update(dict.fromkeys(store.flip(QUEUE_ID, random.choice(stored))))
+        for key, receiver in zip("ab", receivers, strict=True):
+            if receiver.received and random.random() < 0.5:
+                verb = random.choice(["settle", "return"])
+                host.submit((verb, key, 0, receiver.received[-1][0]))
+    for _ in range(len(published)):
+        for key in "ab":
+            host.submit(("settle", key, 0, 1 << 40))
+    assert (host.ready_count, host.unacked_count, resident_bytes(host)) == (0, 0, 0)
+    received = dict.fromkeys(content for receiver in receivers for content in receiver.contents)
+    assert not [content for content in received if content not in published]
+    assert len(published) - len(received) <= len(lost)
+    node.commit()
+    assert records(node) == []
+    assert not host.services.spill.read(QUEUE_ID, 0, 1 << 40)

@@ -203,6 +203,12 @@ class MachineComparison(RuleBasedStateMachine):
         high = low + data.draw(st.integers(0, 3))
         self.submit(("dead_lettered", low, high), lambda: self.model.dead_lettered(low, high), True)
 
+    @rule(data=st.data(), now=st.booleans())
+    def lose(self, data: st.DataObject, now: bool) -> None:
+        low = data.draw(st.integers(1, max(1, self.model.next_seq)))
+        high = low + data.draw(st.integers(0, 8))
+        self.submit(("lose", low, high), lambda: self.model.lose(low, high), now)
+
     # -- the rest
 
     @rule(token=st.integers(0, 9), now=st.booleans())

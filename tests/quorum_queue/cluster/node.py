@@ -32,7 +32,7 @@ from tests.quorum_queue.cluster.broker import (
     WatchedHosts,
 )
 from tests.quorum_queue.cluster.network import Network, Session
-from tests.turns import StrictTurn
+from tests.turns import StrictTurn, Violation
 
 if TYPE_CHECKING:
     from tests.quorum_queue.cluster.clients import Client
@@ -247,6 +247,8 @@ class SimulatedNode:
 
     def end_turn(self) -> None:
         self.turn.end()
+        if self.replicas.losses.found_count and not self.environment.groups.was_damaged:
+            raise Violation(f"{self.name} takes entries for lost, and nothing on its disk was damaged")
 
     def tick(self) -> None:
         self.turn.run(self._tick)

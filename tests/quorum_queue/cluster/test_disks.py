@@ -202,3 +202,60 @@ def test_a_restart_keeps_what_lies_below_the_snapshot_and_is_wanted() -> None:
     sync(scene.nodes["b"])
     assert [index for index in stored.entries if index <= scene.host("b").group.snapshot_index] == first
     scene.finish()
+
+
+def test_a_snapshot_that_names_what_was_deleted_since_raises_no_alarm() -> None:
+    """Bodies are deleted as soon as their messages are settled, long before the next snapshot is due."""
+    scene = Scene()
+    publisher = scene.publisher("a")
+    for _ in range(4):
+        scene.publish("a", publisher)
+        scene.work()
+    scene.settle()
+    for name in "abc":
+        compaction.take_snapshot(scene.host(name).group)
+    scene.work()
+    named = scene.host("b").replica.locations.pinned()
+    holder = scene.consume("a")
+    scene.work()
+    scene.settle_all(holder)
+    scene.settle()
+    for name in "abc":
+        compaction.compact(scene.host(name).group)
+    scene.work()
+    stored = scene.nodes["b"].environment.groups.groups[scene.group_id]
+    assert named and not any(index in stored.entries for index in named)
+    # All begin with the snapshot, and nobody knows yet what was committed after it.
+    for name in "abc":
+        scene.crash(scene.nodes[name])
+    for name in "abc":
+        scene.start(scene.nodes[name])
+    assert scene.host("b").replica.locations.pinned() == named
+    scene.nodes["b"].tick()
+    scene.heal()
+    scene.settle()
+    assert [scene.nodes[name].replicas.losses.found_count for name in "abc"] == [0, 0, 0]
+    scene.finish()
+
+
+def test_what_a_snapshot_names_and_the_disk_has_lost_is_fetched_once_that_is_certain() -> None:
+    scene = Scene()
+    publisher = scene.publisher("a")
+    for _ in range(3):
+        scene.publish("a", publisher)
+        scene.work()
+    scene.settle()
+    for name in "abc":
+        compaction.take_snapshot(scene.host(name).group)
+    scene.work()
+    node = scene.nodes["b"]
+    lost = scene.host("b").replica.locations.pinned()[1]
+    scene.crash(node)
+    node.environment.groups.flip(scene.group_id, lost)
+    scene.start(node)
+    assert (node.replicas.losses.found_count, len(node.replicas.losses)) == (0, 1)
+    scene.heal()
+    scene.settle()
+    assert (node.replicas.losses.found_count, len(node.replicas.losses)) == (1, 0)
+    assert not node.environment.groups.groups[scene.group_id].damaged
+    scene.finish()

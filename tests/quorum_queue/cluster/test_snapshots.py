@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from quorum_queue.cluster import frames
+from quorum_queue.cluster import compaction, frames
 from quorum_queue.cluster.transfer import TRANSFER_TIMEOUT_MS
 from tests.quorum_queue.cluster.network import OPEN
 from tests.quorum_queue.cluster.node import TICK_MS
@@ -129,6 +129,46 @@ def test_a_snapshot_that_was_dropped_begins_anew_though_its_receiver_asks_for_wh
         scene.nodes["a"].received("c", [b"".join(frames.fetch(scene.group_id, [gone]))])
         scene.work(1)
     assert scene.nodes["c"].restored == 1
+    scene.finish()
+
+
+def test_a_leader_that_has_just_started_fills_a_follower_without_what_was_settled_since_its_snapshot() -> (
+    None
+):
+    """It cannot know yet what was committed: for that it needs the very follower that it fills."""
+    scene = Scene()
+    publisher = scene.publisher("a")
+    for _ in range(4):
+        scene.publish("a", publisher)
+        scene.work()
+    scene.settle()
+    scene.isolate("c")
+    scene.work(12)
+    holder = scene.consume("a")
+    for _ in range(30):
+        scene.publish("a", publisher, size=200)
+        scene.work()
+    for name in "ab":
+        compaction.take_snapshot(scene.host(name).group)
+    scene.work()
+    named = scene.host("b").replica.locations.pinned()
+    scene.settle_all(holder)
+    scene.work(4)
+    for name in "ab":
+        compaction.compact(scene.host(name).group)
+    scene.work()
+    stored = scene.nodes["b"].environment.groups.groups[scene.group_id]
+    assert not any(index in stored.entries for index in named[:4])
+    for name in "abc":
+        scene.crash(scene.nodes[name])
+    for name in "bc":
+        scene.start(scene.nodes[name])
+    scene.network.blocked.clear()
+    scene.network.connect("b", "c")
+    scene.work(60)
+    assert scene.host("b").group.is_leader
+    assert scene.nodes["c"].restored == 1
+    assert scene.host("c").group.applied == scene.host("b").group.core.last_index
     scene.finish()
 
 

@@ -307,6 +307,8 @@ class Cluster:
                     return found
         for name in self.belonging:
             node = self.nodes[name]
+            if node.cluster.replicas.losses.found_count:
+                raise Violation(f"{name} takes entries for lost, and nothing on its disk was damaged")
             if node.cluster.replicas.losses.entries():
                 return f"{name} lacks {node.cluster.replicas.losses.entries()}"
             if node.cluster.hosts.parting:
