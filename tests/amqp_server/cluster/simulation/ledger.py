@@ -56,6 +56,8 @@ class Ledger:
         self.doubted: dict[str, int] = {}
         #: Queues whose deletion a client asked for.
         self.asked: dict[int, None] = {}
+        #: Nodes that an operator has given up, with all that only they had.
+        self.forgotten: dict[str, None] = {}
         #: When queues were used last, by the clocks of all nodes.
         self.used: dict[int, dict[str, int]] = {}
         #: All queues there ever were.
@@ -195,7 +197,7 @@ class Ledger:
         if not isinstance(operation, operations.DeleteQueue) or operation.queue_id in self.asked:
             return
         queue = node.broker.vhost(operation.vhost).queues[operation.name]
-        if queue.parsed.expires_ms is None:
+        if queue.parsed.expires_ms is None or queue.node in self.forgotten:
             return
         self.note("leases over")
         idle_ms = node.now_ms - self.used.get(queue.queue_id, {}).get(node.name, 0)

@@ -163,6 +163,7 @@ class Simulation(Cluster):
     async def _forget(self, node: SimulatedNode, name: str) -> None:
         self.doubt_all()
         self.wiped[name] = None
+        self.ledger.forgotten[name] = None
         await node.cluster.administration.forget(name)
 
     # -- trouble ---------------------------------------------------------------------------------------------------
