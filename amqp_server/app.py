@@ -161,7 +161,9 @@ class Node:
             return LocalHosts(services, self.environment)
         from amqp_server.cluster.hosts import ClusterHosts
 
-        return ClusterHosts(self.config, services, self.environment, parts.groups, parts.roster, parts.spread)
+        return ClusterHosts(
+            self.config, services, self.environment, parts.groups, parts.roster, parts.spread, parts.reach
+        )
 
     def _cluster_node(self, parts: ClusterParts, hosts: Hosts) -> ClusterNode:
         from amqp_server.cluster.hosts import ClusterHosts

@@ -125,6 +125,20 @@ class Config:
     cluster_dead_ms: int = option(
         1_000, "Silence after which a link counts as dead.", unit="ms", low=50, high=600_000
     )
+    cluster_reach_ms: int = option(
+        500,
+        "Time that another node must have been out of reach, and alive, before leaders move to where it is reached.",
+        unit="ms",
+        low=50,
+        high=600_000,
+    )
+    cluster_steady_ms: int = option(
+        10_000,
+        "Time that a link which broke must last before leaders return to a node at its ends.",
+        unit="ms",
+        low=0,
+        high=3_600_000,
+    )
     cluster_strangers_max: int = option(
         32, "Connections of nodes that have not shown the secret yet.", low=1, high=10_000
     )
@@ -164,6 +178,13 @@ class Config:
     )
     rebalance_ms: int = option(
         2_000, "Time between two looks at whether leaders should move.", unit="ms", low=100, high=3_600_000
+    )
+    handover_groups: int = option(
+        100,
+        "Leaders handed over every 50 ms to nodes that reach more of the others.",
+        unit="queues",
+        low=1,
+        high=100_000,
     )
     group_size: int = option(
         3, "Nodes that keep a quorum queue, unless it is declared otherwise.", low=1, high=99

@@ -11,6 +11,7 @@ from amqp_server.broker import operations
 from amqp_server.broker.operations import DeleteQueue, NodeDown, Operation, SetMembers
 from amqp_server.broker.topology import Result
 from amqp_server.cluster.catalog import GROUP, Change, Proposal, PutNode, RemoveNode
+from amqp_server.cluster.readiness import obstacle
 from amqp_server.config import parse_address
 from amqp_server.errors import NotFound, PreconditionFailed, Unavailable
 from amqp_server.turn import Turn
@@ -47,7 +48,9 @@ class Administration:
         return {
             "node": cluster.node,
             "incarnation": cluster.incarnation,
-            "majority": group is not None and self._has_majority(group) and bool(group.leader),
+            "majority": not self.obstacle(),
+            "obstacle": self.obstacle(),
+            "dead_links": cluster.reach.dead_links(cluster.roster.nodes),
             "nodes": [self._node(name, address) for name, address in sorted(cluster.roster.nodes.items())],
             "groups": {name: count for name, count in sorted(led.items()) if name},
             "groups_total": len(cluster.hosts.grouped),
@@ -55,6 +58,10 @@ class Administration:
             "disk_stalled": replicas.stalled,
             "topology": None if group is None else self._group(group),
         }
+
+    def obstacle(self) -> str:
+        """Return why the topology can't be changed through this node now; nothing if it can."""
+        return obstacle(self._cluster.replicas.groups.get(GROUP))
 
     def _node(self, name: str, address: str) -> dict[str, Any]:
         cluster = self._cluster
@@ -139,13 +146,15 @@ class Administration:
 
     def critical(self) -> list[str]:
         """Return what would have no majority, or has none already, without this node."""
-        cluster = self._cluster
+        cluster, reach = self._cluster, self._cluster.reach
         connected = cluster.mesh.connected()
         names: list[str] = []
         for group in cluster.replicas.groups.values():
             voters = group.core.members.voters
-            others = sum(name in connected for name in voters if name != cluster.node)
-            if cluster.node in voters and len(voters) > 1 and others <= len(voters) // 2:
+            others = [name for name in voters if name != cluster.node]
+            # Somebody has to lead then, and has to reach a majority for it.
+            reached = max((reach.count(name, others) for name in others if name in connected), default=0)
+            if cluster.node in voters and others and reached <= len(voters) // 2:
                 names.append(self._name_of(group))
         return sorted(names)
 
@@ -154,11 +163,6 @@ class Administration:
             return "the topology"
         queue = self._cluster.hosts.queues[group.id]
         return f"queue '{queue.name}' in vhost '{queue.vhost.name}'"
-
-    def _has_majority(self, group: Group) -> bool:
-        voters = group.core.members.voters
-        up = {self._cluster.node, *self._cluster.mesh.connected()}
-        return sum(name in up for name in voters) > len(voters) // 2
 
     # -- doing -----------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from amqp_server.cluster.spread import Spread
 from amqp_server.config import Config
 from quorum_queue.cluster.deferred_host import DeferredHost
 from quorum_queue.cluster.group_host import GroupHost
+from quorum_queue.cluster.reach import Reach
 from quorum_queue.cluster.remote_host import RemoteHost
 from quorum_queue.local import NodeServices
 from quorum_queue.machine.machine import Machine
@@ -39,6 +40,7 @@ class ClusterHosts:
         groups: Groups,
         roster: Roster,
         spread: Spread,
+        reach: Reach,
     ) -> None:
         self._config = config
         self._services = services
@@ -46,6 +48,7 @@ class ClusterHosts:
         self._groups = groups
         self._roster = roster
         self._spread = spread
+        self._reach = reach
         #: Hosts of queues that this node has no part of.
         self.remote: dict[int, RemoteHost] = {}
         #: Hosts of quorum queues that this node is a member of.
@@ -157,7 +160,10 @@ class ClusterHosts:
     # -- placing ---------------------------------------------------------------------------------------------------
 
     def place(self, parsed: QueueArguments) -> tuple[str, ...]:
-        """Choose the members of a new quorum queue, its leader first: nodes with the fewest leaders and members."""
+        """Choose the members of a new quorum queue, its leader first: nodes with the fewest leaders and members.
+
+        A leader that all members reach comes before one with few queues to lead.
+        """
         if not parsed.type.replicated:
             return ()
         own = self._groups.replicas.node
@@ -168,18 +174,23 @@ class ClusterHosts:
             for node in queue.members:
                 members[node] = members.get(node, 0) + 1
             leaders[queue.record.leader] = leaders.get(queue.record.leader, 0) + 1
-        nodes = self._roster.staying
+        nodes = list(self._roster.staying)
         size = parsed.initial_group_size or self._config.group_size
         locator = parsed.leader_locator or self._config.queue_leader_locator
-        reachable = [node for node in nodes if node in up] or nodes
-        leader = min(reachable, key=lambda node: (leaders.get(node, 0), node))
-        if locator == "client-local" and own in nodes:
-            leader = own
-        others = [node for node in nodes if node != leader]
-        others.sort(
+        nodes.sort(
             key=lambda node: (not self._roster.is_known(node), node not in up, members.get(node, 0), node)
         )
-        return (leader, *others[: size - 1])
+
+        def led_by(leader: str) -> tuple[str, ...]:
+            return (leader, *[node for node in nodes if node != leader][: size - 1])
+
+        if locator == "client-local" and own in nodes:
+            return led_by(own)
+        reachable = [node for node in nodes if node in up] or nodes
+        return min(
+            map(led_by, reachable),
+            key=lambda placed: (self._reach.missed(placed), leaders.get(placed[0], 0), placed[0]),
+        )
 
     # -- moving ----------------------------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from persistence.journal import Journal
 from quorum_queue.cluster import frames
 from quorum_queue.cluster.dispatch import Dispatch
 from quorum_queue.cluster.guests import Guests
+from quorum_queue.cluster.handover import HandOver
 from quorum_queue.links.handshake import Hello
 from quorum_queue.links.ports import Peer
 from quorum_queue.machine.codec import CodecError as BatchError
@@ -64,8 +65,12 @@ class ClusterNode:
         )
         self.catalog = Catalog(self.node, self.incarnation, broker.topology, self.roster, self)
         self._guests = Guests(self.mesh, self._turn, hosts.host_of)
-        self._dispatch = Dispatch(self.replicas, self.mesh, self._guests, hosts)
-        self.steward = Steward(self.replicas, self.roster, hosts, self.replication, addresses=self._addresses)
+        self.reach = parts.reach
+        self._dispatch = Dispatch(self.replicas, self.mesh, self._guests, hosts, self.reach)
+        self.steward = Steward(
+            self.replicas, self.roster, hosts, self.replication, self.reach, addresses=self._addresses
+        )
+        self._hand_over = HandOver(self.replicas, self.reach)
         self._removed = RemovedNodes(self.mesh, self.roster, broker.clock)
         self.administration = Administration(self, self._turn)
         #: All others are there, and empty.
@@ -257,6 +262,7 @@ class ClusterNode:
     def _link_up(self, peer: str, hello: Hello) -> None:
         self._broken_at.pop(peer, None)
         self._tell_about(peer)
+        self.reach.link_up(peer, hello.features)
         self._parts.spread.link_up(peer)
         self._parts.witnesses.link_up(peer, hello)
         self._node_is(peer, hello.incarnation)
@@ -270,6 +276,7 @@ class ClusterNode:
         self._removed.link_down(peer)
         self._from_before.pop(peer, None)
         self._broken_at[peer] = self._broker.clock()
+        self.reach.link_down(peer)
         self.replicas.link_down(peer)
         self._guests.link_down(peer)
         self._parts.spread.go_on()
@@ -319,6 +326,11 @@ class ClusterNode:
             self._replied(*frames.parse_reply(frame))
         elif kind == frames.APPLIED:
             self._parts.spread.heard(peer, frames.parse_applied(frame))
+        elif kind == frames.FURTHER:
+            self._parts.spread.heard_of(*frames.parse_further(frame))
+        elif kind == frames.REACH:
+            self.reach.heard(peer, frames.parse_reach(frame))
+            self._parts.spread.reach_changed(peer)
         elif kind == frames.WRITTEN:
             self._parts.witnesses.heard(peer, frames.parse_written(frame))
         elif kind == frames.ABOUT:
@@ -356,6 +368,8 @@ class ClusterNode:
         config = self._config
         self._look_at_clock()
         self.replicas.tick(self.mesh.heard_within(config.cluster_dead_ms / 1000))
+        self.reach.tell()
+        self._hand_over.tick()
         self._guests.tick()
         self._parts.spread.go_on()
         if not self._is_behind:

@@ -17,7 +17,9 @@ from amqp_server.cluster.store import GroupStore
 from amqp_server.cluster.witnesses import Witnesses
 from amqp_server.config import Config
 from persistence.environment import Environment
+from quorum_queue.cluster import frames
 from quorum_queue.cluster.ports import Commits
+from quorum_queue.cluster.reach import Reach
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.links.mesh import Mesh
 from quorum_queue.links.ports import Peer
@@ -42,6 +44,7 @@ class ClusterParts:
     replicas: Replicas
     groups: Groups
     roster: Roster
+    reach: Reach
     spread: Spread
     witnesses: Witnesses
     replication: ClusterReplication
@@ -68,6 +71,7 @@ def make_mesh(config: Config, environment: Environment, incarnation: int, listen
         secret=settings.secret(config),
         tls=settings.tls(config),
         options=settings.link_options(config),
+        features=(frames.REACH_FEATURE, frames.STOPPED_FEATURE),
     )
 
 
@@ -83,6 +87,7 @@ def make_parts(
 ) -> ClusterParts:
     """Put together what needs no broker."""
     store = GroupStore(environment)
+    options = settings.replication_options(config)
     replicas = Replicas(
         config.node,
         incarnation,
@@ -91,10 +96,11 @@ def make_parts(
         links=mesh,
         clock=clock,
         timers=timers,
-        options=settings.replication_options(config),
+        options=options,
         raft=Options(election_ticks=max(2, round(config.election_ms / 1000 / TICK_S))),
     )
-    spread = Spread(mesh, clock)
+    reach = Reach(config.node, mesh, clock, leads=lambda: replicas.takes_leaders, options=options)
+    spread = Spread(mesh, clock, reach)
     witnesses = Witnesses(mesh, lambda: environment.written)
     return ClusterParts(
         environment=environment,
@@ -106,6 +112,7 @@ def make_parts(
         replicas=replicas,
         groups=Groups(replicas, store, store.recovered()),
         roster=Roster(),
+        reach=reach,
         spread=spread,
         witnesses=witnesses,
         replication=ClusterReplication(

@@ -10,13 +10,12 @@ from amqp_server.broker import operations
 from amqp_server.broker.operations import Operation
 from amqp_server.broker.replication import Done
 from amqp_server.cluster.catalog import Catalog, Change, Proposal
+from amqp_server.cluster.readiness import obstacle
 from quorum_queue.cluster.group import Group
 from quorum_queue.ports import Refused
 
-_NO_MAJORITY = Refused(
-    "the change was not applied in time: no majority of the cluster's nodes is reachable. "
-    "It may still take effect; try again when the nodes are back"
-)
+#: A majority is there, and slow.
+_SLOW = "the cluster's nodes did not take it"
 
 
 class _Waiting(NamedTuple):
@@ -71,4 +70,10 @@ class ClusterReplication:
         ):
             first = waiting.popleft()
             if catalog.give_up(first.number):
-                first.done(_NO_MAJORITY)
+                first.done(self._late())
+
+    def _late(self) -> Refused:
+        return Refused(
+            f"the change was not applied in time: {obstacle(self.group) or _SLOW}. "
+            "It may still take effect; try again when the nodes are back"
+        )

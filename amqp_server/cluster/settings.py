@@ -63,5 +63,8 @@ def replication_options(config: Config) -> ReplicationOptions:
         disk_stall_ms=config.disk_stall_ms,
         change_timeout_ms=config.change_timeout_ms,
         rebalance_ms=config.rebalance_ms,
+        reach_ms=config.cluster_reach_ms,
+        steady_ms=config.cluster_steady_ms,
+        handover_groups=config.handover_groups,
         bodies_bytes=config.bodies_bytes,
     )

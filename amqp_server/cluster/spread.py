@@ -1,4 +1,7 @@
-"""How far the topology is on each node, and who waits until all of them are there."""
+"""How far each node has applied the topology, and the clients that wait until all nodes have.
+
+They wait for a node that is alive and not reached from here, too: a node that reaches both passes on how far it is.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from quorum_queue.cluster import frames
+from quorum_queue.cluster.reach import Reach
 from quorum_queue.links.mesh import Mesh
 
 #: A node that has not applied a change by then is not waited for, ms.
@@ -13,9 +17,10 @@ SPREAD_MS = 1_000
 
 
 class Spread:
-    def __init__(self, mesh: Mesh, clock: Callable[[], int]) -> None:
+    def __init__(self, mesh: Mesh, clock: Callable[[], int], reach: Reach) -> None:
         self._mesh = mesh
         self._clock = clock
+        self._reach = reach
         #: How far it is here, as is known now and as the others were told; and how far it is there.
         self._here = self._told = 0
         self._applied: dict[str, int] = {}
@@ -26,7 +31,7 @@ class Spread:
         return [peer for peer in self._mesh.connected() if self._applied.get(peer)]
 
     def wait(self, index: int, then: Callable[[], None]) -> None:
-        """Call back when the nodes in reach have applied this: a client may go on at any of them."""
+        """Call back when the nodes that are alive have applied this: a client may go on at any of them."""
         self._waiting.append((index, self._clock() + SPREAD_MS, then))
         self.go_on()
 
@@ -34,7 +39,8 @@ class Spread:
         applied = self._applied
         while self._waiting:
             index, deadline_ms, then = self._waiting[0]
-            lag = any(applied.get(peer, 0) < index for peer in self._mesh.connected())
+            awaited = [*self._mesh.connected(), *self._reach.apart()]
+            lag = any(applied.get(node, 0) < index for node in awaited)
             if lag and self._clock() < deadline_ms:
                 return
             self._waiting.popleft()
@@ -53,6 +59,25 @@ class Spread:
 
     def heard(self, peer: str, applied: int) -> None:
         self._applied[peer] = applied
+        for other in self._mesh.connected():
+            self._pass_on(peer, other)
+        self.go_on()
+
+    def heard_of(self, node: str, applied: int) -> None:
+        """A peer has passed on how far a node is that this one does not reach."""
+        if node not in self._mesh.connected():
+            self._applied[node] = max(applied, self._applied.get(node, 0))
+            self.go_on()
+
+    def _pass_on(self, node: str, to: str) -> None:
+        """Let a peer know how far another one is, if they do not reach each other."""
+        if node != to and self._reach.understands(to) and not self._reach.linked(node, to):
+            self._mesh.send(to, frames.further(node, self._applied.get(node, 0)))
+
+    def reach_changed(self, peer: str) -> None:
+        """A peer has told which nodes it reaches."""
+        for other in self._mesh.connected():
+            self._pass_on(other, peer)
         self.go_on()
 
     def link_up(self, peer: str) -> None:

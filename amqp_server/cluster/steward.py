@@ -10,6 +10,8 @@ from amqp_server.broker.operations import NodeDown, SetMembers
 from amqp_server.cluster.catalog import GROUP, PutNode
 from quorum_queue.cluster import compaction, frames
 from quorum_queue.cluster.group import Group
+from quorum_queue.cluster.handover import transfer
+from quorum_queue.cluster.reach import Reach
 from quorum_queue.raft.errors import MembershipRefused, NotLeader
 from quorum_queue.raft.members import Members
 
@@ -37,6 +39,7 @@ class Steward:
         roster: Roster,
         hosts: ClusterHosts,
         replication: ClusterReplication,
+        reach: Reach,
         *,
         addresses: Callable[[], dict[str, str]],
     ) -> None:
@@ -44,6 +47,7 @@ class Steward:
         self._roster = roster
         self._hosts = hosts
         self._replication = replication
+        self._reach = reach
         self._addresses = addresses
         #: Starts of nodes whose earlier ones the topology has been told of.
         self._told: dict[str, int] = {}
@@ -53,8 +57,6 @@ class Steward:
         #: Since when nodes are down, by this node's clock; the lost ones among them have been told of.
         self._down_since: dict[str, int] = {}
         self._lost: dict[str, None] = {}
-        #: This node is about to stop: it takes no leaders.
-        self.draining = False
 
     def look(self) -> None:
         """Look after everything that is led here."""
@@ -68,7 +70,7 @@ class Steward:
             queue = self._hosts.queues[queue_id]
             self._settle(host.group, queue.members)
             self._grow(queue)
-            if not self.draining and moved < self._replicas.options.rebalance_groups:
+            if not self._replicas.draining and moved < self._replicas.options.rebalance_groups:
                 moved += self._move(host.group, queue.record.leader)
         self._ask_to_leave()
         self._tell_stopped()
@@ -94,7 +96,7 @@ class Steward:
 
     def _look_after_lost(self, node: str) -> None:
         """What goes with a node goes when it has been away for long: clients want to make it anew elsewhere."""
-        if self._replicas.incarnations.get(node) is not None:
+        if self._replicas.incarnations.get(node) is not None or self._reach.is_alive(node):
             self._down_since.pop(node, None)
             self._lost.pop(node, None)
             return
@@ -136,13 +138,20 @@ class Steward:
         for name in learners:
             if name not in wanted:
                 return Members(voters, _without(learners, name))
+        own = self._replicas.node
         for name in voters:
-            if name not in wanted and len(voters) > 1:
-                if name == self._replicas.node:
-                    self._give_away(group, [other for other in voters if other in wanted])
-                    return None
+            if name not in wanted and name != own and len(voters) > 1:
                 return Members(_without(voters, name), learners)
+        if own in voters and own not in wanted:
+            self._give_away(
+                group, [name for name in voters if name in wanted and self._replaces(name, members)]
+            )
         return None
+
+    def _replaces(self, name: str, members: Members) -> bool:
+        """Can the group do without this node once the other one leads? It would come back otherwise."""
+        everyone, reach = members.everyone(), self._reach
+        return reach.count(name, everyone) >= reach.count(self._replicas.node, everyone)
 
     def _ask_to_leave(self) -> None:
         """Find out whether the groups that this node is to leave have let it go."""
@@ -155,7 +164,8 @@ class Steward:
         for queue_id, queue in self._hosts.stopped.items():
             _, incarnation = self._replicas.own_in(queue_id)
             for name in queue.members:
-                self._replicas.send(name, frames.stopped(queue_id, incarnation - 1))
+                if frames.STOPPED_FEATURE in self._replicas.links.features_of(name):
+                    self._replicas.send(name, frames.stopped(queue_id, incarnation - 1))
 
     def _grow(self, queue: Queue) -> None:
         """Bring a queue to the size that it was declared to grow to, as soon as there are nodes for it."""
@@ -187,32 +197,30 @@ class Steward:
             return 0
         if preferred not in self._replicas.links.connected() or not core.caught_up(preferred):
             return 0
-        return int(self._transfer(group, preferred))
+        if not self._reach.may_return(preferred, core.members.everyone()):
+            return 0
+        return int(transfer(self._replicas, group, preferred))
 
     def _give_away(self, group: Group, names: Iterable[str]) -> bool:
-        """Give a group to any of these that has all of it."""
-        connected = self._replicas.links.connected()
-        for name in names:
-            if name in connected and group.core.caught_up(name):
-                return self._transfer(group, name)
-        return False
-
-    def _transfer(self, group: Group, to: str) -> bool:
-        try:
-            group.core.transfer(to)
-        except (MembershipRefused, NotLeader) as refused:
-            logger.debug("group %d: %s", group.id, refused)
+        """Give a group to that one of these that has all of it and reaches most of its members."""
+        connected, members = self._replicas.links.connected(), group.core.members.everyone()
+        ready = [name for name in names if name in connected and group.core.caught_up(name)]
+        if not ready:
             return False
-        self._replicas.touch(group)
-        return True
+        best = max(
+            ready, key=lambda name: (self._reach.takes_leaders(name), self._reach.count(name, members))
+        )
+        return transfer(self._replicas, group, best)
 
     def transfer(self, group: Group, to: str) -> bool:
         """Hand a group that is led here over; return whether that has begun."""
-        return self._transfer(group, to)
+        return transfer(self._replicas, group, to)
 
     def drain(self) -> int:
         """Give away what is led here; return how much is still to be given."""
-        self.draining = True
+        self._replicas.draining = True
+        # Before those who get it: they are not to give it back.
+        self._reach.tell()
         left = 0
         for group in list(self._replicas.groups.values()):
             if group.is_leader:

@@ -88,8 +88,9 @@ class Api:
 
     async def _ready(self, request: Request) -> Response:
         cluster = self._broker.cluster
-        if cluster is not None and not cluster.status()["majority"]:
-            return _refuse(Refusal(503, "unavailable", "no majority of the cluster's nodes is reachable"))
+        obstacle = "" if cluster is None else cluster.obstacle()
+        if obstacle:
+            return _refuse(Refusal(503, "unavailable", obstacle))
         return await _alive(request)
 
     async def respond(self, route: Route, request: Request) -> Response:

@@ -39,6 +39,10 @@ class Cluster(Protocol):
         """Raises NotFound."""
         ...
 
+    def obstacle(self) -> str:
+        """Why nothing can be declared through this node now; empty if it can."""
+        ...
+
     def critical(self) -> list[str]:
         """What would have no majority without this node."""
         ...

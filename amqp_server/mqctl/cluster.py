@@ -36,7 +36,9 @@ def status(session: Session) -> None:
     ]
     show(("name", "state", "address", "leads", "note"), rows, session.quiet)
     if not told["majority"]:
-        click.echo("NO MAJORITY: nothing that needs one is confirmed until more nodes are up")
+        click.echo(f"NO MAJORITY: {told['obstacle']}; what needs one waits")
+    for one, two in told["dead_links"]:
+        click.echo(f"{one} and {two} are up and do not reach each other")
     if told["groups_without_leader"]:
         click.echo(f"{told['groups_without_leader']} queues have no leader now")
     if told["disk_stalled"]:

@@ -8,7 +8,9 @@ from typing import Protocol
 from quorum_queue.cluster import events, frames
 from quorum_queue.cluster.group_host import GroupHost
 from quorum_queue.cluster.guests import Guests
+from quorum_queue.cluster.parting import has_left
 from quorum_queue.cluster.ports import Links
+from quorum_queue.cluster.reach import Reach
 from quorum_queue.cluster.remote_host import RemoteHost
 from quorum_queue.cluster.replicas import Replicas
 
@@ -29,11 +31,14 @@ class QueueHosts(Protocol):
 class Dispatch:
     """Knows what each kind of frame is about."""
 
-    def __init__(self, replicas: Replicas, links: Links, guests: Guests, hosts: QueueHosts) -> None:
+    def __init__(
+        self, replicas: Replicas, links: Links, guests: Guests, hosts: QueueHosts, reach: Reach
+    ) -> None:
         self._replicas = replicas
         self._links = links
         self._guests = guests
         self._hosts = hosts
+        self._reach = reach
 
     def frame(self, peer: str, frame: memoryview) -> None:
         """Take one frame. Raises frames.FrameError, CodecError: the peer is broken."""
@@ -57,11 +62,7 @@ class Dispatch:
     def _peer_leaves(self, peer: str, group_id: int) -> None:
         """A node that is to leave a group asks whether it has left."""
         group = self._replicas.groups.get(group_id)
-        if group is None:
-            return
-        core = group.core
-        # Only the leader knows: a member that comes just now has yet to be told who the others are.
-        if group.is_leader and core.members_index <= core.commit and peer not in core.members.everyone():
+        if group is not None and has_left(group, peer, self._reach):
             self._links.send(peer, frames.left(group_id))
 
     def _peer_stopped(self, peer: str, queue_id: int, incarnation: int) -> None:

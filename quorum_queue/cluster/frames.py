@@ -8,7 +8,11 @@
     REPLY   messages for a client of the peer that waits for direct replies
     WRITTEN how many commits the sender's disk has taken
     LEAVING is the sender still a member of a group?  LEFT the receiver is no member of it any more
+    REACH   the nodes that the sender has links with  FURTHER how far another node is in the topology's log
     STOPPED the sender's member of a group has failed: consumers up to this start of the sender are no more
+
+A node of another version may not know a kind, and ends the session over it. So the last three are sent only to nodes
+that have told the feature `REACH_FEATURE` or `STOPPED_FEATURE` in the handshake of the link.
 
 A link is authenticated, so whoever sends broken bytes is a broken node: `FrameError` ends its session, and nothing else.
 """
@@ -20,13 +24,21 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 (RAFT, BATCH, STATE, FETCH, ENTRIES, ABOUT, QUEUE, EVENTS, APPLIED, REPLY, WRITTEN, LEAVING, LEFT,
- STOPPED) = range(1, 15)  # fmt: skip
+ REACH, FURTHER, STOPPED) = range(1, 17)  # fmt: skip
+
+#: A node that tells this feature understands REACH and FURTHER.
+REACH_FEATURE = "reach"
+#: A node that tells this feature understands STOPPED.
+STOPPED_FEATURE = "stopped"
 
 _GROUP = struct.Struct(">BQ")
 _STOPPED = struct.Struct(">BQQ")
 _STATE = struct.Struct(">BQQQQQQH")
 _ENTRY = struct.Struct(">QQBI")
 _EVENTS = struct.Struct(">BQI")
+_REACH = struct.Struct(">BB")
+#: Flag of a REACH: the sender takes leaders.
+_LEADS = 1
 #: Kind of an entry that the asked node does not hold, and the one byte that it has for data.
 GONE = 255
 LOST = b"\x00"
@@ -49,6 +61,14 @@ class StatePiece(NamedTuple):
     offset: int
     members: bytes
     data: bytes
+
+
+class ReachWord(NamedTuple):
+    """What a node tells of its links."""
+
+    #: May groups be handed over to it? Not while it stops, or its disk takes nothing.
+    leads: bool
+    linked: tuple[str, ...]
 
 
 class StoredEntry(NamedTuple):
@@ -181,6 +201,38 @@ def parse_group(frame: memoryview) -> int:
     return _group(frame)
 
 
+def reach(word: ReachWord) -> list[bytes]:
+    parts = [_REACH.pack(REACH, _LEADS if word.leads else 0)]
+    for name in word.linked:
+        encoded = name.encode()
+        parts += (bytes((len(encoded),)), encoded)
+    return parts
+
+
+def parse_reach(frame: memoryview) -> ReachWord:
+    if len(frame) < _REACH.size:
+        raise FrameError(f"a frame of {len(frame)} bytes")
+    _, flags = _REACH.unpack_from(frame)
+    names: list[str] = []
+    at = _REACH.size
+    while at < len(frame):
+        start, at = at + 1, at + 1 + frame[at]
+        if at > len(frame) or at == start:
+            raise FrameError("a list of nodes ends inside a name, or has an empty one")
+        names.append(_name(frame[start:at]))
+    return ReachWord(bool(flags & _LEADS), tuple(names))
+
+
+def further(node: str, index: int) -> list[bytes]:
+    return [_GROUP.pack(FURTHER, index), node.encode()]
+
+
+def parse_further(frame: memoryview) -> tuple[str, int]:
+    """Return another node, and how far it has applied the topology's log."""
+    index = _group(frame)
+    return _name(frame[_GROUP.size :]), index
+
+
 def reply(token: str, batch: list[bytes]) -> list[bytes]:
     name = token.encode()
     return [_GROUP.pack(REPLY, len(name)), name, *batch]
@@ -194,6 +246,13 @@ def parse_reply(frame: memoryview) -> tuple[str, bytes]:
         return name.decode(), bytes(frame[_GROUP.size + size :])
     except UnicodeDecodeError as error:
         raise FrameError(f"a token of a client: {error}") from None
+
+
+def _name(data: memoryview) -> str:
+    try:
+        return bytes(data).decode()
+    except UnicodeDecodeError as error:
+        raise FrameError(f"the name of a node: {error}") from None
 
 
 def _group(frame: memoryview) -> int:

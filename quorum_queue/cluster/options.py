@@ -36,6 +36,13 @@ class ReplicationOptions:
     rebalance_ms: int = 2_000
     #: Leaders moved at one look.
     rebalance_groups: int = 50
+    #: A node that is alive and not reached from here for so long moves leaders to where it is reached, ms: all nodes
+    #: notice within this time that one is dead.
+    reach_ms: int = 500
+    #: A link that was lost is taken to last when it has lasted for so long, ms.
+    steady_ms: int = 10_000
+    #: Groups handed over at one tick because another node reaches more of their voters.
+    handover_groups: int = 100
     #: Messages for groups that this node does not know yet, bytes.
     early_bytes_max: int = 4 * MIB
     #: Bodies of entries kept in memory for delivery, bytes.

@@ -44,3 +44,6 @@ class Links(Protocol):
     def pending_bytes(self, peer: str) -> int: ...
 
     def connected(self) -> Collection[str]: ...
+
+    def features_of(self, peer: str) -> Collection[str]:
+        """Return what a connected peer has told that it understands; nothing of a peer that is not connected."""

@@ -95,6 +95,8 @@ class Replicas:
         self._writing: deque[int] = deque()
         #: The disk does not take what it is given: this node leads nothing.
         self.stalled = self._full = False
+        #: This node is about to stop.
+        self.draining = False
         self._transfers: dict[Group, None] = {}
         self.early = Early(options.early_bytes_max)
         self.losses = Losses(self)
@@ -313,6 +315,11 @@ class Replicas:
     def _watch_disk(self) -> None:
         slow = bool(self._writing) and self.clock() - self._writing[0] > self.options.disk_stall_ms
         self._set_stalled(slow or self._full)
+
+    @property
+    def takes_leaders(self) -> bool:
+        """True if other nodes may hand groups over to this one."""
+        return not (self.draining or self.stalled)
 
     def disk_full(self, full: bool) -> None:
         """The disk has no room left, or has some again."""

@@ -100,6 +100,11 @@ class Mesh:
         """Return the peers that frames can be sent to."""
         return [name for name, session in self._sessions.open.items() if not session.closed]
 
+    def features_of(self, peer: str) -> Collection[str]:
+        """Return what a connected peer told that it understands; nothing of a peer that is not connected."""
+        session = self._sessions.open.get(peer)
+        return () if session is None else session.hello.features
+
     def heard_within(self, seconds: float) -> Collection[str]:
         """Return the connected peers from which anything came lately.
 

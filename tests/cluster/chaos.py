@@ -27,10 +27,11 @@ from tests.cluster.scene import Outcome, run
 BROKERS: dict[str, Callable[[], Cluster]] = {"mqd": MqdCluster, "rabbitmq": RabbitMQCluster}
 HEADINGS = (
     *("confirmed", "lost", "strange", "unflagged", "order", "returned", "late", "nacked", "redeliv."),
-    *("silent s", "after s", "hit s", "agree s"),
+    *("silent s", "after s", "hit s", "starved s", "agree s"),
 )
 LEGEND = (
     "Longest time without a confirm: `silent` and `after`, before and since the heal, at nodes left alone; `hit`, at the others. "
+    "`starved`: longest time without a delivery before the heal, at nodes left alone. "
     "`agree`: from the heal until three replicas agree. `late`: handed out by a node that had been away, unknown to the others."
 )
 NAME_WIDTH = 20
@@ -43,7 +44,8 @@ def heading() -> str:
 def row(outcome: Outcome) -> str:
     counts = [outcome.counts[rule] for rule in RULES]
     numbers = [outcome.confirmed, *counts, outcome.late, outcome.nacked, outcome.redelivered]
-    seconds = [outcome.silent_s, outcome.silent_after_s, outcome.silent_hit_s, outcome.agreed_s]
+    seconds = [outcome.silent_s, outcome.silent_after_s, outcome.silent_hit_s]
+    seconds += [outcome.starved_s, outcome.agreed_s]
     cells = [f"{number:>9,}" for number in numbers]
     cells += [f"{'-' if one is None else f'{one:.2f}':>9}" for one in seconds]
     return " ".join([f"{outcome.fault:<{NAME_WIDTH}}", *cells])
@@ -100,6 +102,12 @@ class Series:
             self.close()
             return False
         print(f"{row(outcome)}  ({time.monotonic() - began:.0f} s)", flush=True)
+        if (asked := outcome.questions) is not None:
+            print(
+                f"    declares answered within {asked.longest_declare_s:.2f} s; "
+                f"readiness differed for {asked.differed_s:.2f} s",
+                flush=True,
+            )
         for text in outcome.failures:
             print(f"    {text}", flush=True)
         if not outcome.held:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 
 from tests.cluster import disks
-from tests.cluster.links import Unsupported, deafen, isolate, mute
+from tests.cluster.links import Unsupported, deafen, isolate, mute, sever
 from tests.cluster.load import BODY_BYTES
 from tests.cluster.nodes import wait_for
 from tests.cluster.scene import Scene
@@ -17,6 +17,9 @@ Fault = Callable[[Scene], None]
 HOLD_S = 3.0
 #: Longer than any broker here takes to give a silent node up.
 ABSENT_S = 12.0
+#: Much longer than it takes to notice, and to wait for any time-out of a change.
+LINK_S = 20.0
+LINK_FLAPS = 12
 FLAPS = 6
 FLAP_S = 0.6
 SLOW_SYNC_MS = 400
@@ -102,6 +105,36 @@ def flap(scene: Scene) -> None:
         with scene.cut_off(leader):
             scene.hold(FLAP_S)
         scene.hold(FLAP_S)
+
+
+def cut_link(scene: Scene) -> None:
+    """Two nodes that lead do not reach each other; both reach the third."""
+    with scene.link_cut(*scene.ends()):
+        scene.hold(LINK_S)
+
+
+def cut_link_from_leader(scene: Scene) -> None:
+    """Nothing from one of them arrives at the other."""
+    with scene.link_cut(*scene.ends(), both=False):
+        scene.hold(LINK_S)
+
+
+def cut_link_to_leader(scene: Scene) -> None:
+    with scene.link_cut(*reversed(scene.ends()), both=False):
+        scene.hold(LINK_S)
+
+
+def flap_link(scene: Scene) -> None:
+    """It breaks again and again, for long enough to be noticed, and works for a while each time."""
+    one, two = scene.ends()
+    scene.strike()
+    with scene.asked():
+        for _ in range(LINK_FLAPS):
+            sever(scene.cluster.links, one, two, cut=True)
+            scene.hold(FLAP_S)
+            sever(scene.cluster.links, one, two)
+            scene.hold(FLAP_S)
+    scene.heal()
 
 
 def delay(scene: Scene) -> None:
@@ -243,6 +276,10 @@ FAULTS: dict[str, Fault] = {
     "reset leader": reset_leader,
     "split everybody": split_everybody,
     "flapping leader": flap,
+    "link cut": cut_link,
+    "link cut from leader": cut_link_from_leader,
+    "link cut to leader": cut_link_to_leader,
+    "flapping link": flap_link,
     "delayed links": delay,
     "throttled links": throttle,
     "slow disk": slow_disk,

@@ -144,6 +144,12 @@ def isolate(links: Links, name: str, others: Sequence[str], **conditions: Any) -
             links.set(other, name, **conditions)
 
 
+def sever(links: Links, one: str, two: str, **conditions: Any) -> None:
+    """The same conditions in both directions between two nodes."""
+    links.set(one, two, **conditions)
+    links.set(two, one, **conditions)
+
+
 def mute(links: Links, name: str, others: Sequence[str], **conditions: Any) -> None:
     """Only what the node sends."""
     for other in others:

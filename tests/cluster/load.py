@@ -54,6 +54,8 @@ class Worker:
         self.ledger = ledger
         self.judge = judge
         self.stopping = threading.Event()
+        #: When confirms came, or deliveries.
+        self.heard: list[float] = []
         self._thread = threading.Thread(target=self._guarded, daemon=True)
 
     @property
@@ -106,6 +108,11 @@ class Worker:
     def ended(self) -> None:
         """The connection is gone; another may follow."""
 
+    def silence(self, since: float, until: float) -> float:
+        """The longest time without a confirm or a delivery, in seconds."""
+        times = [since, *(at for at in self.heard if since < at < until), until]
+        return max(later - earlier for earlier, later in zip(times, times[1:], strict=False))
+
 
 class Publisher(Worker):
     """Publishes at a steady rate, as far as its window of unconfirmed messages allows."""
@@ -118,8 +125,6 @@ class Publisher(Worker):
         self._size = size
         self._address = Address("", ledger.queue)
         self._unconfirmed: dict[int, int] = {}
-        #: When confirms came.
-        self.heard: list[float] = []
         self.confirmed = 0
 
     def session(self, client: Client) -> None:
@@ -166,11 +171,6 @@ class Publisher(Worker):
         # Whether they arrived nobody can say; the ledger lets either be.
         self._unconfirmed = {}
 
-    def silence(self, since: float, until: float) -> float:
-        """The longest time without a confirm, in seconds."""
-        times = [since, *(at for at in self.heard if since < at < until), until]
-        return max(later - earlier for earlier, later in zip(times, times[1:], strict=False))
-
 
 class Consumer(Worker):
     """Acks one by one what it gets."""
@@ -206,6 +206,7 @@ class Consumer(Worker):
                 else:
                     raise AssertionError(f"a delivery was due, {event!r} came")
             if frames:
+                self.heard.append(time.monotonic())
                 self.ledger.ack(reader, messages)
                 client.send(b"".join(frames))
             if self.cluster.answers_vouch and time.monotonic() >= next_question and not asked:
@@ -292,7 +293,7 @@ def _end(workers: Sequence[Worker]) -> None:
 
 
 def longest_silence(
-    publishers: Sequence[Publisher], since: float, until: float, wanted: Callable[[str], bool]
+    workers: Sequence[Worker], since: float, until: float, wanted: Callable[[str], bool]
 ) -> float | None:
-    """Over the publishers of the nodes that are wanted; None if there are none."""
-    return max((p.silence(since, until) for p in publishers if wanted(p.node)), default=None)
+    """Over the publishers, or consumers, of the nodes that are wanted; None if there are none."""
+    return max((one.silence(since, until) for one in workers if wanted(one.node)), default=None)

@@ -146,6 +146,13 @@ class MqdCluster(Cluster):
             raise ApiFailed(f"{name}: {path}: {answer.status} {text[:500]!r}")
         return json.loads(text) if text else None
 
+    def is_ready(self, name: str) -> bool | None:
+        try:
+            self._api("GET", name, "/health/ready")
+        except ApiFailed:
+            return False
+        return True
+
     def _try(self, method: str, name: str, path: str) -> Any:
         """None instead of a failure."""
         try:
@@ -168,6 +175,13 @@ class MqdCluster(Cluster):
         """What a node says of a queue that it is a member of."""
         told = self._try("GET", name, f"/api/cluster/queues/%2F/{quote(queue, safe='')}")
         return told if told and "applied" in told else None
+
+    def topology_leader(self) -> str | None:
+        for name in self.names:
+            told = self._try("GET", name, "/api/cluster")
+            if told and told["topology"] and told["topology"]["leader"] == name:
+                return name
+        return None
 
     def depth(self, queue: str) -> tuple[int, int]:
         """By the account of the leader."""

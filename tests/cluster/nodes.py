@@ -133,6 +133,14 @@ class Cluster(ABC):
         """Take a node out of all queues and out of the cluster, and stop it."""
         raise Unsupported(f"membership of {self.broker} is not changed here")
 
+    def is_ready(self, name: str) -> bool | None:
+        """What the node tells a probe; None if it tells nothing."""
+        return None
+
+    def topology_leader(self) -> str | None:
+        """The node through which all declarations go; None if there is none, or nobody tells."""
+        return None
+
     # -- what follows from these -----------------------------------------------------------------------------------
 
     def restart(self, name: str) -> None:

@@ -15,9 +15,10 @@ from pamqp import commands
 from conformance_tests.patience import PATIENCE_S
 from tests.cluster.disks import SlowDisks
 from tests.cluster.ledger import RULES, Ledger, Reader
-from tests.cluster.links import isolate
+from tests.cluster.links import isolate, sever
 from tests.cluster.load import Load, longest_silence
 from tests.cluster.nodes import Cluster, Member, wait_for
+from tests.cluster.questions import Questions
 from tests.reliability.bodies import number
 from tests.reliability.client import ChannelClosed, Client, Delivery, Gone
 
@@ -49,6 +50,9 @@ class Scene:
         self.ledgers = [Ledger(queue, self.excused) for queue in self.queues]
         self.load = Load(cluster, self.ledgers, self)
         self.failures: list[str] = []
+        #: What was asked while one link was dead.
+        self.questions: Questions | None = None
+        self._name = name
         #: Nodes that were down, frozen or cut off at some time.
         self.hit: set[str] = set()
         self.struck_at = self.healing_at = 0.0
@@ -142,6 +146,28 @@ class Scene:
         self.heal(name)
         shape(self.cluster.links, name, self.cluster.names)
 
+    @contextlib.contextmanager
+    def link_cut(self, one: str, two: str, *, both: bool = True, **conditions: object) -> Iterator[None]:
+        """Nothing gets from `one` to `two`, nor back if `both`. Nobody is excused: all clients must go on."""
+        found = conditions or {"hold": True}
+        self.strike()
+        with self.asked():
+            if both:
+                sever(self.cluster.links, one, two, **found)
+            else:
+                self.cluster.links.set(one, two, **found)  # type: ignore[arg-type]
+            yield
+        self.heal()
+        sever(self.cluster.links, one, two)
+
+    @contextlib.contextmanager
+    def asked(self) -> Iterator[None]:
+        """Clients of all nodes declare meanwhile, and probes ask whether the nodes are ready."""
+        with Questions(self.cluster, self, self._name) as self.questions:
+            yield
+        if not all(self.questions.ready.values()) and None not in self.questions.ready.values():
+            self.fail(f"at the end of the fault the nodes say that they are ready: {self.questions.ready}")
+
     def hold(self, seconds: float) -> None:
         """Let the load go on."""
         time.sleep(seconds)
@@ -154,6 +180,12 @@ class Scene:
     def followers(self) -> list[str]:
         leader = self.leader()
         return [name for name in self.cluster.names if name != leader]
+
+    def ends(self) -> tuple[str, str]:
+        """Two nodes that lead: the first of them all declarations, where there is such a node, and each a queue."""
+        first = self.cluster.topology_leader() or self.leader()
+        leaders = [self.cluster.leader(queue) for queue in self.queues]
+        return first, next(name for name in (*leaders, *self.cluster.names) if name != first)
 
     def caught_up(self, within_s: float = RECOVER_MAX_S) -> float:
         """Until every replica has applied what its leader has applied now; seconds since the heal."""
@@ -263,8 +295,12 @@ class Outcome:
     silent_s: float | None
     silent_after_s: float | None
     silent_hit_s: float | None
+    #: The longest time without a delivery at nodes that nothing was done to, until the heal began.
+    starved_s: float | None
     #: From the beginning of the heal.
     agreed_s: float
+    #: What was asked while one link was dead, if that was the fault.
+    questions: Questions | None
     failures: list[str]
 
     @property
@@ -310,7 +346,9 @@ def run(cluster: Cluster, name: str, fault: Callable[[Scene], None], **settings:
         longest_silence(load.publishers, scene.struck_at, scene.healing_at, lambda n: n not in scene.hit),
         longest_silence(load.publishers, scene.healing_at, ended, lambda n: n not in scene.hit),
         longest_silence(load.publishers, scene.struck_at, ended, lambda n: n in scene.hit),
+        longest_silence(load.consumers, scene.struck_at, scene.healing_at, lambda n: n not in scene.hit),
         agreed_s,
+        scene.questions,
         scene.failures,
     )
     scene.delete()

@@ -16,6 +16,10 @@ from tests.reliability.client import Client
 #: Shorter than in the long version: what matters is that the others go on meanwhile.
 HOLD_S = 1.5
 ABSENT_S = 4.0
+LINK_S = 12.0
+LINK_FLAPS = 8
+#: Much less than that, and much more than it takes: machines are slow at times.
+LINK_SILENT_MAX_S = 6.0
 
 
 def judged(cluster: Cluster, name: str) -> Outcome:
@@ -30,6 +34,8 @@ def judged(cluster: Cluster, name: str) -> Outcome:
 def shorter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faults, "HOLD_S", HOLD_S)
     monkeypatch.setattr(faults, "ABSENT_S", ABSENT_S)
+    monkeypatch.setattr(faults, "LINK_S", LINK_S)
+    monkeypatch.setattr(faults, "LINK_FLAPS", LINK_FLAPS)
 
 
 def purge(scene: Scene) -> None:
@@ -69,6 +75,30 @@ def test_freeze_leader(cluster: Cluster) -> None:
 
 def test_partition_leader(cluster: Cluster) -> None:
     judged(cluster, "partition leader")
+
+
+def link_judged(cluster: Cluster, name: str) -> None:
+    """Clients of all nodes go on: they publish, get messages, declare, and their nodes are ready."""
+    outcome = judged(cluster, name)
+    assert outcome.silent_s is not None and outcome.silent_s < LINK_SILENT_MAX_S, outcome
+    assert outcome.starved_s is not None and outcome.starved_s < LINK_SILENT_MAX_S, outcome
+    questions = outcome.questions
+    assert questions is not None
+    assert questions.longest_declare_s < LINK_SILENT_MAX_S
+    assert questions.differed_s < LINK_SILENT_MAX_S
+
+
+def test_cut_link(cluster: Cluster) -> None:
+    link_judged(cluster, "link cut")
+
+
+def test_link_cut_in_one_direction(cluster: Cluster) -> None:
+    link_judged(cluster, "link cut from leader")
+    link_judged(cluster, "link cut to leader")
+
+
+def test_flapping_link(cluster: Cluster) -> None:
+    link_judged(cluster, "flapping link")
 
 
 def test_rolling_restart(cluster: Cluster) -> None:

@@ -12,7 +12,7 @@ from tests.amqp_server.cluster.simulation import simulation
 from tests.amqp_server.cluster.simulation.cluster import by_hand
 from tests.amqp_server.cluster.simulation.simulation import Simulation
 
-SEEDS = 40
+SEEDS = 48
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,8 @@ def test_seeds_and_what_they_reach() -> None:
         "leases over": 3, "confirmed": 500, "received": 250, "redelivered": 100, "purge answered": 20,
         "join done": 10, "leave done": 5, "forget done": 1, "grow done": 20, "shrink done": 20, "rebalance done": 20,
         "crashes": 100, "partitions": 40, "links break": 40, "stands still": 10, "the disk is full": 20,
-        "disks are lost": 3, "snapshots taken over": 5, "batches skipped": 30,
+        "disks are lost": 3, "snapshots taken over": 5, "batches skipped": 30, "links are dead for long": 50,
+        "clients go on with a dead link": 5, "everything but a link is mended": 15,
     }  # fmt: skip
     assert {name: seen[name] for name in least if seen[name] < least[name]} == {}, seen
 

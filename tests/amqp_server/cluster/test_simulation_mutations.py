@@ -4,6 +4,7 @@ of whole nodes must fail, or the scene that is named.
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -21,11 +22,15 @@ from amqp_server.cluster.groups import Groups
 from amqp_server.cluster.hosts import ClusterHosts
 from amqp_server.cluster.node import ClusterNode
 from amqp_server.cluster.roster import Roster
+from amqp_server.cluster.spread import Spread
 from amqp_server.turn import Fatal
 from persistence.journal import Journal
 from quorum_queue.cluster import frames
 from quorum_queue.cluster.dispatch import Dispatch
+from quorum_queue.cluster.handover import HandOver
+from quorum_queue.cluster.reach import Reach
 from quorum_queue.cluster.replicas import Replicas
+from tests.amqp_server.cluster import test_dead_links as dead_links
 from tests.amqp_server.cluster import test_simulation_scenes as scenes
 from tests.amqp_server.cluster.simulation import simulation
 from tests.amqp_server.cluster.simulation.cluster import by_hand
@@ -105,6 +110,15 @@ def looks_once() -> Callable[..., Any]:
     return mutant
 
 
+def to_everybody() -> Callable[..., None]:
+    link_up = Reach.link_up
+
+    def mutant(self: Reach, peer: str, features: Any) -> None:
+        link_up(self, peer, (frames.REACH_FEATURE,))
+
+    return mutant
+
+
 def itself(self: ClusterHosts, queue: Any) -> str:
     return self._groups.replicas.node
 
@@ -134,6 +148,19 @@ MUTATIONS = [
     Mutation("operations that are in the records are applied again", Catalog, "_change", once_more),
     Mutation("a queue is given up by its last leader", ClusterHosts, "leader", itself,
              scenes.test_a_queue_that_others_use_is_not_given_up_by_its_last_leader),
+    Mutation("a leader that does not reach a member keeps its group", HandOver, "tick", nothing),
+    Mutation("a declare does not wait for a node that is out of reach", Reach, "apart", lambda self: [],
+             lambda: dead_links.test_declares_are_answered_at_both_ends_and_seen_everywhere("a", True)),
+    Mutation("no node passes on how far another one is", Spread, "_pass_on", nothing,
+             lambda: dead_links.test_declares_are_answered_at_both_ends_and_seen_everywhere("a", True)),
+    Mutation("new queues are led by the node that leads fewest", Reach, "missed", lambda self, placed: 0,
+             dead_links.test_new_queues_are_led_where_all_members_are_reached),
+    Mutation("a node that stops does not say so", Replicas, "takes_leaders", True,
+             dead_links.test_a_node_that_stops_hands_over_once),
+    Mutation("a node that some do not reach counts as lost", Reach, "is_alive", never,
+             dead_links.test_exclusive_queues_of_a_node_at_an_end_stay),
+    Mutation("a node is told words that it may not know", Reach, "link_up", to_everybody(),
+             lambda: dead_links.test_a_node_of_the_version_before_is_told_nothing_that_it_does_not_know("b")),
     Mutation("bindings of an exchange that is deleted stay on the disk", VHost, "_forget_bindings", nothing),
 ]  # fmt: skip
 
@@ -142,6 +169,8 @@ MUTATIONS = [
 def quiet() -> Iterator[None]:
     logging.disable(logging.CRITICAL)
     yield
+    # Coroutines of the runs that failed, as long as nobody is warned of them.
+    gc.collect()
     logging.disable(logging.NOTSET)
 
 

@@ -42,6 +42,9 @@ class FakeCluster:
             raise NotFound(f"no quorum queue '{name}' in vhost '{vhost}'")
         return {"vhost": vhost, "name": name}
 
+    def obstacle(self) -> str:
+        return "no majority of the cluster's nodes is reachable" if self.missed else ""
+
     def critical(self) -> list[str]:
         return self.missed
 

@@ -68,6 +68,8 @@ class Cluster:
             self.nodes[name] = self.network.nodes[name] = node
         self.last_number = 0
         self.count: dict[str, int] = {}
+        #: (from, to) in which nothing arrives, whatever else is healed.
+        self.dead: dict[tuple[str, str], None] = {}
 
     def _declare(self, queues: Mapping[str, Sequence[str]]) -> None:
         for name, members in queues.items():
@@ -194,8 +196,8 @@ class Cluster:
         )
 
     def mend(self) -> None:
-        """Everything works: nodes are up, all know of all members, and all links begin anew."""
-        self.network.blocked.clear()
+        """Everything works but what is dead: nodes are up, all know of all members, and all links begin anew."""
+        self.unblock()
         for session in list(self.network.sessions):
             self.end_session(session)
         for node in self.nodes.values():
@@ -203,6 +205,11 @@ class Cluster:
             self.start(node)
         for one, two in self.pairs:
             self.network.connect(one, two)
+
+    def unblock(self) -> None:
+        """All links work but the dead one."""
+        self.network.blocked.clear()
+        self.network.blocked.update(self.dead)
 
     def end_session(self, session: Session) -> None:
         for name in session.ends:

@@ -15,6 +15,8 @@ class End(Protocol):
     name: str
     alive: bool
     incarnation: int
+    #: See quorum_queue.links.handshake.Hello.
+    features: tuple[str, ...]
     sessions: dict[str, Session]
 
     def link_up(self, peer: str, incarnation: int) -> None: ...
@@ -47,9 +49,11 @@ class Network:
         self.blocked: dict[tuple[str, str], None] = {}
 
     def connect(self, one: str, two: str) -> None:
-        """Begin a session, unless there is one."""
+        """Begin a session, unless there is one. A handshake needs both directions."""
         nodes = self.nodes
         if not (nodes[one].alive and nodes[two].alive) or self._between(one, two):
+            return
+        if (one, two) in self.blocked or (two, one) in self.blocked:
             return
         incarnations = {name: nodes[name].incarnation for name in (one, two)}
         self.sessions.append(Session((one, two), incarnations))

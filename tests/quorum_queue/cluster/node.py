@@ -15,10 +15,13 @@ from amqp_server.config import Config
 from persistence.errors import StorageFull
 from persistence.memory import Faults, MemoryEnvironment
 from persistence.stepped import SteppedCommit
+from quorum_queue.cluster import frames
 from quorum_queue.cluster.dispatch import Dispatch
 from quorum_queue.cluster.group import Group
 from quorum_queue.cluster.guests import Guests
+from quorum_queue.cluster.handover import HandOver
 from quorum_queue.cluster.options import ReplicationOptions
+from quorum_queue.cluster.reach import Reach
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.local import NodeServices
 from quorum_queue.raft.options import Options
@@ -52,7 +55,7 @@ RAFT = Options(
 REPLICATION = ReplicationOptions(
     entry_bytes=800, batch_bytes=400, snapshot_entries=12, snapshot_bytes=3000, snapshot_growth=1,
     log_bytes_max=4000, piece_bytes=300, transfer_bytes_max=600, node_down_ms=400, disk_stall_ms=800,
-    bodies_bytes=6000,
+    bodies_bytes=6000, reach_ms=200, steady_ms=2000, handover_groups=2,
 )  # fmt: skip
 
 
@@ -103,6 +106,8 @@ class SimulatedNode:
         #: Snapshots that it took over.
         self.restored = 0
         self.incarnation = 0
+        #: A node of the version before has none.
+        self.features: tuple[str, ...] = (frames.REACH_FEATURE, frames.STOPPED_FEATURE)
         self.environment = MemoryEnvironment(Faults(seed=seed))
         self.sessions: dict[str, Session] = {}
         self.now_ms = 1000 + seed % 977
@@ -135,6 +140,10 @@ class SimulatedNode:
             self.name, self.incarnation, store=self.store, commits=self.disk, links=self, clock=self.clock,
             timers=self.timers, options=self.replication, raft=RAFT,
         )  # fmt: skip
+        self.reach = Reach(
+            self.name, self, self.clock, leads=lambda: self.replicas.takes_leaders, options=self.replication
+        )
+        self.hand_over = HandOver(self.replicas, self.reach)
         self.turn = StrictTurn(self.disk, Peers(self.replicas), lambda: None)
         services = NodeServices(
             clock=self.clock, turn=self.turn, memory=nothing, timers=self.timers, dead_letters=Letters(self),
@@ -145,11 +154,13 @@ class SimulatedNode:
         roster = Roster()
         roster.nodes = dict.fromkeys(self.names, "here")
         spread: Any = SimpleNamespace(up=self.connected)
-        self.hosts = WatchedHosts(Config(), services, self.environment, self.groups, roster, spread)
+        self.hosts = WatchedHosts(
+            Config(), services, self.environment, self.groups, roster, spread, self.reach
+        )
         self.guests = Guests(self, self.turn, self.hosts.host_of)
-        self.dispatch = Dispatch(self.replicas, self, self.guests, self.hosts)
+        self.dispatch = Dispatch(self.replicas, self, self.guests, self.hosts, self.reach)
         replication: Any = Proposals(self._members_changed)
-        self.steward = Steward(self.replicas, roster, self.hosts, replication, addresses=dict)
+        self.steward = Steward(self.replicas, roster, self.hosts, replication, self.reach, addresses=dict)
         self.broken_at = {name: self.now_ms for name in self.names if name != self.name}
         self.queues: dict[str, SimulatedQueue] = {}
         there: dict[int, Declared] = {}
@@ -214,6 +225,7 @@ class SimulatedNode:
         self.broken_at.pop(peer, None)
         self.silent.pop(peer, None)
         self._node_is(peer, incarnation)
+        self.reach.link_up(peer, self.features_of(peer))
         self.replicas.link_up(peer)
 
     def link_down(self, peer: str) -> None:
@@ -221,10 +233,15 @@ class SimulatedNode:
 
     def _link_down(self, peer: str) -> None:
         self.broken_at[peer] = self.clock()
+        self.reach.link_down(peer)
         self.replicas.link_down(peer)
         self.guests.link_down(peer)
         for host in list(self.hosts.remote.values()):
             host.link_down(peer)
+
+    def features_of(self, peer: str) -> tuple[str, ...]:
+        """A node of the version before does not look at what a peer tells."""
+        return self.network.nodes[peer].features if self.features else ()
 
     def _node_is(self, node: str, incarnation: int | None) -> None:
         self.replicas.incarnations[node] = incarnation
@@ -238,7 +255,12 @@ class SimulatedNode:
     def _received(self, peer: str, found: list[bytes]) -> None:
         self.silent.pop(peer, None)
         for frame in found:
-            self.dispatch.frame(peer, memoryview(frame))
+            if frame[0] == frames.REACH:
+                if not self.features:
+                    raise Violation(f"{peer} sent what a node of the version before does not know")
+                self.reach.heard(peer, frames.parse_reach(memoryview(frame)))
+            else:
+                self.dispatch.frame(peer, memoryview(frame))
 
     # -- turns, time, disk -----------------------------------------------------------------------------------------
 
@@ -264,6 +286,8 @@ class SimulatedNode:
             else:
                 self.silent.pop(peer, None)
         self.replicas.tick([peer for peer in self.sessions if self.silent.get(peer, 0) < 2])
+        self.reach.tell()
+        self.hand_over.tick()
         self.guests.tick()
         for node, since in list(self.broken_at.items()):
             if self.now_ms - since >= REPLICATION.node_down_ms:

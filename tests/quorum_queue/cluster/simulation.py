@@ -15,8 +15,12 @@ from tests import seeds
 from tests.quorum_queue.cluster.at_rest import check_at_rest, check_empty, drain
 from tests.quorum_queue.cluster.cluster import QUEUES, Cluster
 from tests.quorum_queue.cluster.node import SimulatedNode
+from tests.turns import Violation
 
 STEPS = 1600
+#: Rounds within which clients of all nodes have their answers though one link is dead: in each, everybody's clock ticks
+#: once. The slowest one goes at 0.6 of real time.
+DEAD_LINK_ROUNDS = 40
 #: Steps between two moments at which the cluster may be mended, to go on from there.
 EPOCH = 400
 
@@ -31,6 +35,8 @@ class Simulation(Cluster):
         self.steps = steps
         #: The node whose disk has damage, until all of that is mended: more than one at a time is more than Raft bears.
         self.wounded = ""
+        #: Nothing but a dead link has been amiss since everything worked.
+        self.else_well = False
         self.mend()
 
     def one_step(self) -> None:
@@ -51,7 +57,7 @@ class Simulation(Cluster):
         elif action < 0.92:
             self.network.connect(*random.choice(self.pairs))
             if random.random() < 0.15:
-                self.network.blocked.clear()
+                self.unblock()
         elif action < 0.94:
             self.start(node)
         elif action < 0.955:
@@ -225,6 +231,7 @@ class Simulation(Cluster):
             if step % EPOCH == EPOCH - 1:
                 self.next_epoch()
         self.log("everything works again")
+        self.dead.clear()
         self.doubt_all()
         self.mend()
         self.settle()
@@ -235,8 +242,11 @@ class Simulation(Cluster):
     def next_epoch(self) -> None:
         """Perhaps have everything work for a while, and then something happen that needs it to have worked."""
         random = self.random
+        self.end_dead_link()
         self.trouble = random.choice((0.0, 0.3, 1.0, 1.0)) if self.trouble else 0.0
+        self.else_well = False
         if random.random() < 0.7:
+            self.else_well = not self.trouble
             self.log("everything works for a while")
             self.doubt_all()
             self.mend()
@@ -247,6 +257,62 @@ class Simulation(Cluster):
                 random.choice(
                     (self.change_members, lambda: self.damage(node), lambda: self.lose_disk(node))
                 )()
+        if random.random() < (0.8 if self.else_well else 0.4):
+            self.begin_dead_link()
+
+    # -- a dead link -----------------------------------------------------------------------------------------------
+
+    def begin_dead_link(self) -> None:
+        """One link does not work, or one direction of it, for long; everything else goes on as it would."""
+        one, two = self.random.choice(self.pairs)
+        self.dead[one, two] = None
+        if self.random.random() < 0.6:
+            self.dead[two, one] = None
+        self.note("links are dead for long")
+        self.log(f"dead: {list(self.dead)}")
+        self.doubt_all()
+        self.unblock()
+
+    def end_dead_link(self) -> None:
+        """First, clients of all nodes must have been able to go on."""
+        if self.dead and not self.wounded:
+            if self.else_well:
+                self.note("clients go on with a dead link")
+                self.check_progress()
+            self.log("everything works but one link")
+            self.doubt_all()
+            self.mend()
+            self.settle()
+            check_at_rest(self)
+            self.check_progress()
+            self.note("everything but a link is mended")
+        self.dead.clear()
+
+    def check_progress(self) -> None:
+        """A new client of each node publishes to each queue and gets from it, and is answered soon."""
+        clients = [self.new_client(node) for node in self.running]
+        for client in clients:
+            for queue in client.node.queues.values():
+                client.publish(queue)
+                client.get(queue)
+            client.node.end_turn()
+        for _ in range(DEAD_LINK_ROUNDS):
+            for node in self.running:
+                self.learn(node)
+                self.tick(node)
+            self.work_off()
+            waiting = [
+                f"{client.node.name}: {[p.name for p in client.publishers.values() if p.waiting]} {list(client.asked)}"
+                for client in clients
+                if client.asked or any(publisher.waiting for publisher in client.publishers.values())
+            ]
+            if not waiting:
+                break
+        else:
+            raise Violation(f"with {list(self.dead)} dead, clients stand still: {waiting}")
+        for client in clients:
+            client.close()
+            client.node.end_turn()
 
 
 def _some_queues(names: str, random: Random) -> dict[str, tuple[str, ...]]:

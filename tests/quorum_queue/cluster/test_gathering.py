@@ -94,6 +94,9 @@ class Node:
         self._wire.append((self.name, peer, b"".join(parts)))
         return True
 
+    def features_of(self, peer: str) -> Collection[str]:
+        return ()
+
     def pending_bytes(self, peer: str) -> int:
         return 0
 

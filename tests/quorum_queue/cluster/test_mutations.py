@@ -19,11 +19,20 @@ from quorum_queue.cluster.frames import StatePiece
 from quorum_queue.cluster.group import Group
 from quorum_queue.cluster.group_host import GroupHost
 from quorum_queue.cluster.guests import Guest
+from quorum_queue.cluster.handover import HandOver
 from quorum_queue.cluster.losses import Losses
+from quorum_queue.cluster.reach import Reach
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.cluster.transfer import Receiving
 from quorum_queue.machine.replicated import Replica
-from tests.quorum_queue.cluster import simulation, test_disks, test_groups, test_guests, test_snapshots
+from tests.quorum_queue.cluster import (
+    simulation,
+    test_dead_links,
+    test_disks,
+    test_groups,
+    test_guests,
+    test_snapshots,
+)
 from tests.turns import Violation
 
 #: Seeds within which a bug must be found.
@@ -110,6 +119,10 @@ def answers_nobody(self: DeferredHost, why: object) -> None: ...
 def nothing(self: object, *arguments: Any) -> None: ...
 
 
+def at_once(self: Reach) -> list[str]:
+    return [*self._apart_since, *filter(self._flaps, self._links.connected())]
+
+
 MUTATIONS = [
     Mutation("a batch is applied whenever it comes", Replica, "_is_next", applies_out_of_turn),
     Mutation("a publish is confirmed before it is committed", GroupHost, "_send_pending", confirms_at_once()),
@@ -139,6 +152,18 @@ MUTATIONS = [
              test_groups.test_words_for_a_group_that_is_not_open_yet_are_kept),
     Mutation("groups of queues that were deleted meanwhile stay", Groups, "drop_unclaimed", nothing,
              test_groups.test_a_node_that_was_away_drops_the_queue_that_was_deleted_meanwhile),
+    Mutation("a leader that does not reach a member keeps its group", HandOver, "tick", nothing),
+    Mutation("a group is handed over without a look at what the receiver reaches", Reach, "gain",
+             lambda self, peer, members: len(self.lacking()),
+             test_dead_links.test_where_nobody_reaches_everybody_the_leader_stays),
+    Mutation("the preferred node leads again whatever it reaches", Reach, "may_return", lambda self, peer, members: True,
+             lambda: test_dead_links.test_clients_at_both_ends_go_on(test_dead_links.WAYS[0])),
+    Mutation("a link that breaks again and again counts each time it stands", Reach, "_flaps", lambda self, node: False,
+             test_dead_links.test_a_link_that_never_stands_for_long_moves_the_leader_though_it_is_soon_back),
+    Mutation("leaders move before all nodes know which node is dead", Reach, "lacking", at_once,
+             test_dead_links.test_a_node_that_is_dead_moves_no_leader),
+    Mutation("a node that does not take over is asked again at once", HandOver, "_pause", nothing,
+             test_dead_links.test_a_receiver_that_does_not_take_over_is_not_asked_all_the_time),
     Mutation("leftovers of a snapshot are not swept at a start", Groups, "_sweep", nothing),
 ]  # fmt: skip
 

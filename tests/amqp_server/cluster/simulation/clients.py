@@ -86,6 +86,12 @@ class Client:
         self.consumers: dict[str, int] = {}
         self.tags = 0
         self.closing = False
+        #: What the broker said when it closed a channel.
+        self.refusals: list[str] = []
+        #: Published, and refused.
+        self.nacked: list[bytes] = []
+        #: Consumers that the broker cancelled.
+        self.cancelled: list[str] = []
         self._held = b""
         node.clients.append(self)
         self._open_channel()
@@ -168,7 +174,8 @@ class Client:
             else:
                 assert isinstance(how, commands.Basic.Deliver)
                 queue_id = self.consumers[str(how.consumer_tag)]
-            messages.seen(method.body, queue_id, redelivered=bool(how.redelivered))
+            away = queue_id in self.node.cluster.hosts.remote
+            messages.seen(method.body, queue_id, redelivered=bool(how.redelivered), away=away)
             self.world.ledger.note("redelivered" if how.redelivered else "received")
             self.unacked[int(how.delivery_tag or 0)] = None
         elif isinstance(method, (commands.Basic.Ack, commands.Basic.Nack)):
@@ -176,10 +183,12 @@ class Client:
         elif isinstance(method, commands.Channel.Close):
             self.world.ledger.note(f"refused {method.reply_code}")
             self.world.log(f"session {self.number}: {method.reply_text}")
+            self.refusals.append(str(method.reply_text))
             self.send(commands.Channel.CloseOk())
             self._open_channel()
         elif isinstance(method, commands.Basic.Cancel):
             self.consumers.pop(str(method.consumer_tag), None)
+            self.cancelled.append(str(method.consumer_tag))
         elif not isinstance(
             method, (commands.Channel.OpenOk, commands.Confirm.SelectOk, commands.Basic.QosOk)
         ):
@@ -215,6 +224,8 @@ class Client:
             if isinstance(method, commands.Basic.Ack):
                 self.world.messages.confirmed(body)
                 self.world.ledger.note("confirmed")
+            else:
+                self.nacked.append(body)
 
     # -- what it does ----------------------------------------------------------------------------------------------
 

@@ -77,6 +77,8 @@ class Cluster:
         self.wiped: dict[str, None] = {}
         #: What operators have asked for, and where it is done.
         self.asked: list[tuple[str, str, Task]] = []
+        #: (from, to) in which nothing arrives, whatever else is healed.
+        self.dead: dict[tuple[str, str], None] = {}
 
     def log(self, text: str) -> None:
         if self.trace is not None:
@@ -164,8 +166,8 @@ class Cluster:
     # -- coming to rest --------------------------------------------------------------------------------------------
 
     def mend(self) -> None:
-        """Everything works: nodes are up, and all links begin anew."""
-        self.network.blocked.clear()
+        """Everything works but what is dead: nodes are up, and all links begin anew."""
+        self.unblock()
         for session in list(self.network.sessions):
             for name in session.ends:
                 if session.states[name] != CLOSED:
@@ -174,6 +176,32 @@ class Cluster:
             node.disk.faults.full = 0
             self.start(node)
         self.connect_all()
+
+    def unblock(self) -> None:
+        """All links work but the dead one."""
+        self.network.blocked.clear()
+        self.network.blocked.update(self.dead)
+
+    def is_dead(self, one: str, two: str) -> bool:
+        """Is there no link between these nodes?"""
+        return (one, two) in self.dead or (two, one) in self.dead
+
+    def splits(self) -> bool:
+        """Is there a group in which a member that runs, and may be the one with the longest log, reaches no majority?
+
+        Of two members at the ends of the dead link that is so, and of four of which one has been taken out for good.
+        """
+        for node in self.serving:
+            memberships = [queue.members for queue in node.broker.all_queues() if queue.members]
+            memberships += [group.core.members.voters for group in node.cluster.replicas.groups.values()]
+            if any(map(self._are_split, memberships)):
+                return True
+        return False
+
+    def _are_split(self, names: Sequence[str]) -> bool:
+        running = [name for name in names if self.nodes[name].alive]
+        reached = [sum(not self.is_dead(name, other) for other in running) for name in running]
+        return min(reached, default=0) <= len(names) // 2
 
     def look_at_members(self) -> None:
         """Who belongs to the cluster is what the topology says; those who were removed are stopped by somebody."""
@@ -277,7 +305,8 @@ class Cluster:
             node = self.nodes[name]
             if not node.alive or not node.serving:
                 return f"{name} does not serve"
-            if sorted(node.sessions) != sorted(other for other in self.belonging if other != name):
+            others = [other for other in self.belonging if other != name and not self.is_dead(name, other)]
+            if sorted(node.sessions) != sorted(others):
                 return f"{name} has links to {sorted(node.sessions)}"
         return self._unrest_of(GROUP, "the topology", tuple(self.belonging)) or self._unrest_of_queues(leader)
 

@@ -49,6 +49,9 @@ class SimulatedMesh:
     def connected(self) -> Collection[str]:
         return [peer for peer in self._simulated.sessions if peer not in self.dropped]
 
+    def features_of(self, peer: str) -> Collection[str]:
+        return self._simulated.features_of(peer)
+
     def heard_within(self, seconds: float) -> Collection[str]:
         return [peer for peer in self.connected() if self._simulated.silent.get(peer, 0) < 2]
 

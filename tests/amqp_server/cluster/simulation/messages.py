@@ -10,11 +10,11 @@ from tests.turns import Violation
 
 
 class Message:
-    __slots__ = ("confirmed", "exempt", "queue_id", "seen")
+    __slots__ = ("confirmed", "exempt", "queue_id", "seen", "unflagged")
 
     def __init__(self, queue_id: int) -> None:
         self.queue_id = queue_id
-        self.confirmed = self.seen = False
+        self.confirmed = self.seen = self.unflagged = False
         #: It may be gone without having been seen.
         self.exempt = False
 
@@ -40,8 +40,11 @@ class Messages:
         """It went to no queue."""
         self.by_body[body].exempt = True
 
-    def seen(self, body: bytes, queue_id: int, *, redelivered: bool) -> None:
-        """A client got it from this queue."""
+    def seen(self, body: bytes, queue_id: int, *, redelivered: bool, away: bool) -> None:
+        """A client got it from this queue, which may live on another node.
+
+        Then it may have been on its way when the link broke, and come after somebody else got it with the flag.
+        """
         message = self.by_body.get(body)
         if message is None:
             raise Violation(f"{body!r} was published by nobody")
@@ -49,8 +52,10 @@ class Messages:
             raise Violation(
                 f"queue {queue_id} shows {body!r}, which was published to queue {message.queue_id}"
             )
-        if message.seen and not redelivered:
-            raise Violation(f"{body!r} is handed out again, and is not flagged as redelivered")
+        if not redelivered:
+            if message.unflagged or (message.seen and not away):
+                raise Violation(f"{body!r} is handed out again, and is not flagged as redelivered")
+            message.unflagged = True
         message.seen = True
 
     def purge(self, queue_id: int) -> None:

@@ -26,6 +26,7 @@ from persistence.journal import Journal
 from persistence.layer import Layer
 from persistence.memory import Faults, MemoryEnvironment, MemoryTransaction
 from persistence.stepped import SteppedCommit
+from quorum_queue.cluster import frames
 from quorum_queue.links.handshake import Hello
 from quorum_queue.local import NodeServices
 from quorum_queue.memory import MemoryBudget
@@ -46,7 +47,8 @@ USER = "guest"
 #: Small limits, so that they are met.
 LIMITS: dict[str, Any] = {
     "cluster_secret_file": "none", "election_ms": 200, "node_down_ms": 400, "disk_stall_ms": 800,
-    "change_timeout_ms": 1500, "rebalance_ms": 300, "snapshot_entries": 16,
+    "change_timeout_ms": 1500, "rebalance_ms": 300, "snapshot_entries": 16, "cluster_reach_ms": 200, "cluster_steady_ms": 2000,
+    "handover_groups": 2,
 }  # fmt: skip
 
 
@@ -91,6 +93,8 @@ class SimulatedNode:
         #: Why it has to go, once it is told so: then it needs an empty disk.
         self.out = ""
         self.incarnation = 0
+        #: See quorum_queue.links.handshake.Hello. A node of the version before has none.
+        self.features: tuple[str, ...] = (frames.REACH_FEATURE, frames.STOPPED_FEATURE)
         self.restored = 0
         self.now_ms = 1_000_000 + seed % 977
         self.rate = rate
@@ -140,7 +144,7 @@ class SimulatedNode:
             dead_letters=DeadLetterSender(config.frame_max_bytes, self.clock), journal=journal,
             spill=Journal(self.disk.spill), commits=commits, marks=self.marks,
         )  # fmt: skip
-        hosts = ClusterHosts(config, services, environment, made.groups, made.roster, made.spread)
+        hosts = ClusterHosts(config, services, environment, made.groups, made.roster, made.spread, made.reach)
         self.broker = broker = Broker(
             config, environment, self.clock, turn=self.turn, timers=timers, alarms=Alarms(), services=services,
             hosts=hosts, replication=made.replication,
@@ -204,8 +208,14 @@ class SimulatedNode:
 
     def link_up(self, peer: str, incarnation: int) -> None:
         self.silent.pop(peer, None)
-        self.cluster.link_up(peer, Hello(peer, incarnation, self._identities[peer, incarnation]))
+        features = self.features_of(peer)
+        identity = self._identities[peer, incarnation]
+        self.cluster.link_up(peer, Hello(peer, incarnation, identity, features=features))
         self.end_turn()
+
+    def features_of(self, peer: str) -> tuple[str, ...]:
+        """A node of the version before does not look at what a peer tells."""
+        return self.network.nodes[peer].features if self.features else ()
 
     def link_down(self, peer: str) -> None:
         self.mesh.dropped.pop(peer, None)
@@ -214,6 +224,9 @@ class SimulatedNode:
 
     def received(self, peer: str, found: list[bytes]) -> None:
         self.silent.pop(peer, None)
+        for frame in found:
+            if not self.features and frame[0] in (frames.REACH, frames.FURTHER, frames.STOPPED):
+                raise AssertionError(f"{peer} sent what a node of the version before does not know")
         self.cluster.received(peer, [memoryview(frame) for frame in found])
         self.end_turn()
 

@@ -24,12 +24,17 @@ from amqp_server.broker.users import User
 from amqp_server.broker.vhosts import VhostRecord
 from tests import seeds
 from tests.amqp_server.cluster.simulation.at_rest import check_at_rest, drain
+from tests.amqp_server.cluster.simulation.clients import Client
 from tests.amqp_server.cluster.simulation.cluster import Cluster, by_hand
 from tests.amqp_server.cluster.simulation.node import SimulatedNode
+from tests.turns import Violation
 
 STEPS = 1600
 #: Steps between two moments at which the cluster may be mended, to go on from there.
 EPOCH = 400
+#: Rounds within which clients of all nodes have their answers though one link is dead: in each, everybody's clock ticks
+#: once. The slowest one goes at 0.6 of real time, and a declare may wait for a second for nodes that are behind.
+DEAD_LINK_ROUNDS = 60
 VHOSTS = ("/", "v")
 USERS = ("ann", "bob")
 
@@ -43,6 +48,8 @@ class Simulation(Cluster):
         self.trouble = random.choice((0.0, 0.2, 0.5, 1.0, 1.0))
         super().__init__(names, founders, random=random, rates=rates, trace=trace)
         self.steps = steps
+        #: Nothing but a dead link has been amiss since everything worked.
+        self.else_well = False
         self.mend()
         if random.random() < 0.8:
             self.settle()
@@ -68,7 +75,7 @@ class Simulation(Cluster):
         elif action < 0.92:
             self.connect(*random.sample(self.names, 2))
             if random.random() < 0.15:
-                self.network.blocked.clear()
+                self.unblock()
         elif action < 0.94:
             self.start(node)
         elif action < 0.95:
@@ -123,7 +130,7 @@ class Simulation(Cluster):
             self.ask("rebalance", node, administration.rebalance())
         elif which % 3 == 1:
             self.ask("grow", node, administration.grow(random.choice(self.names), VHOSTS))
-        elif not self.wounded:
+        elif not self.wounded and not self.dead:
             self.ask("shrink", node, administration.shrink(random.choice(self.names)))
 
     def change_nodes(self, node: SimulatedNode) -> None:
@@ -217,7 +224,7 @@ class Simulation(Cluster):
 
     def lose_disk(self, node: SimulatedNode) -> None:
         """Only where nothing else is amiss: more than one lost disk at a time is more than Raft bears."""
-        if self.wounded or self.changing or node.name not in self.belonging or self.unrest():
+        if self.wounded or self.changing or node.name not in self.belonging or self.dead or self.unrest():
             return
         if any(0 < len(queue.members) < 3 for queue in node.broker.all_queues()):
             # Two of two are no majority any more if one of them has forgotten all.
@@ -247,6 +254,7 @@ class Simulation(Cluster):
                 if step % EPOCH == EPOCH - 1:
                     self.next_epoch()
             self.log("everything works again")
+            self.dead.clear()
             self.doubt_all()
             self.mend()
             self.settle()
@@ -259,8 +267,11 @@ class Simulation(Cluster):
     def next_epoch(self) -> None:
         """Perhaps have everything work for a while, and then something happen that needs it to have worked."""
         random = self.random
+        self.end_dead_link()
         self.trouble = random.choice((0.0, 0.3, 1.0, 1.0)) if self.trouble else 0.0
+        self.else_well = False
         if random.random() < 0.7:
+            self.else_well = not self.trouble
             self.log("everything works for a while")
             self.doubt_all()
             self.mend()
@@ -272,6 +283,84 @@ class Simulation(Cluster):
                 self.lose_disk(node)
             elif random.random() < 0.7:
                 self.change_nodes(node)
+        if random.random() < (0.8 if self.else_well else 0.4):
+            self.begin_dead_link()
+
+    # -- a dead link -----------------------------------------------------------------------------------------------
+
+    def begin_dead_link(self) -> None:
+        """One link does not work, or one direction of it, for long; everything else goes on as it would."""
+        one, two = self.random.sample(list(self.belonging), 2)
+        self.dead[one, two] = None
+        if self.random.random() < 0.6:
+            self.dead[two, one] = None
+        if self.splits():
+            # A queue on two nodes has no majority then.
+            self.dead.clear()
+            return
+        self.note("links are dead for long")
+        self.log(f"dead: {list(self.dead)}")
+        self.doubt_all()
+        self.unblock()
+
+    def end_dead_link(self) -> None:
+        """First, clients of all nodes must have been able to go on."""
+        if self.dead and not self.wounded and not self.changing:
+            try:
+                self._go_on_with_a_dead_link()
+            except Violation:
+                # A queue came to be on just the two nodes at its ends before they had noticed.
+                if not self.splits():
+                    raise
+        self.dead.clear()
+
+    def _go_on_with_a_dead_link(self) -> None:
+        if self.else_well and not self.is_filling() and not self.splits():
+            self.check_progress()
+            self.note("clients go on with a dead link")
+        self.log("everything works but one link")
+        self.doubt_all()
+        self.mend()
+        self.settle()
+        check_at_rest(self)
+        self.check_progress()
+        self.note("everything but a link is mended")
+
+    def check_progress(self) -> None:
+        """A new client of each node declares, publishes, gets and deletes, and is answered soon, and never refused."""
+        self.look_at_members()
+        clients = [self.new_client(node) for node in self.serving if node.name in self.belonging]
+        names = {client: f"quorum/at {client.node.name}" for client in clients}
+        self._all_answered("declare", clients, lambda client: client.declare(names[client]))
+        for client in clients:
+            if any(not other.queue_id(names[client]) for other in clients):
+                raise Violation(
+                    f"with {list(self.dead)} dead, what {client.node.name} declared is not everywhere"
+                )
+        self._all_answered("publish", clients, lambda client: client.publish(names[client]))
+        self._all_answered("get", clients, lambda client: client.get(names[client]))
+        for client in clients:
+            if not client.unacked:
+                raise Violation(f"with {list(self.dead)} dead, {client.node.name} has not what it published")
+            client.ack_all()
+        self._all_answered("delete", clients, lambda client: client.delete(names[client]))
+        for client in clients:
+            client.session.lost()
+            client.collect()
+            client.node.end_turn()
+
+    def _all_answered(self, what: str, clients: list[Client], ask: Callable[[Client], object]) -> None:
+        for client in clients:
+            ask(client)
+            client.node.end_turn()
+        for _ in range(DEAD_LINK_ROUNDS):
+            for node in self.running:
+                self.tick(node)
+            self.work_off()
+            waiting = [client.node.name for client in clients if client.asked or client.unconfirmed]
+            if not waiting:
+                return
+        raise Violation(f"with {list(self.dead)} dead, clients at {waiting} {what}, and are not answered")
 
 
 def run(seed: int, *, steps: int = STEPS, trace: Callable[[str], None] | None = None) -> Simulation:

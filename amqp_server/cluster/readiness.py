@@ -1,0 +1,22 @@
+"""Whether changes of the topology can be made through this node now, and if not, why."""
+
+from __future__ import annotations
+
+from quorum_queue.cluster.group import Group
+
+NO_MAJORITY = "no majority of the cluster's nodes is reachable"
+NO_LEADER = "the node that leads the cluster's topology is not reachable from here, or there is none now"
+
+
+def obstacle(group: Group | None) -> str:
+    """Return what keeps this node from changing the topology, whose group this is; nothing if it can."""
+    if group is None or not has_majority(group):
+        return NO_MAJORITY
+    return "" if group.leader else NO_LEADER
+
+
+def has_majority(group: Group) -> bool:
+    """Does this node reach a majority of the voters, itself included?"""
+    voters = group.core.members.voters
+    up = {group.replicas.node, *group.replicas.links.connected()}
+    return sum(name in up for name in voters) > len(voters) // 2

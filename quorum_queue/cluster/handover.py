@@ -1,0 +1,117 @@
+"""Leaders move to a voter that reaches more of the group's members than their own node.
+
+A leader that has lost a member which is alive hands the group over; see reach for when a member counts as lost.
+The receiver must have all that is committed, and must reach more of the members by its own account, so each such move
+gains a member at least, and the moves come to an end. Where no node reaches everybody, the best one leads.
+A leader without a majority does not hand over; elections take care of that.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from quorum_queue.cluster.group import Group
+from quorum_queue.cluster.reach import Reach
+from quorum_queue.cluster.replicas import Replicas
+from quorum_queue.raft.errors import MembershipRefused, NotLeader
+from quorum_queue.raft.leading import Leadership
+from quorum_queue.raft.members import Members
+
+logger = logging.getLogger("mqd.replication")
+
+
+def transfer(replicas: Replicas, group: Group, to: str) -> bool:
+    """Have another voter lead a group that is led here; return whether that has begun."""
+    try:
+        group.core.transfer(to)
+    except (MembershipRefused, NotLeader) as refused:
+        logger.debug("group %d: %s", group.id, refused)
+        return False
+    replicas.touch(group)
+    return True
+
+
+class HandOver:
+    def __init__(self, replicas: Replicas, reach: Reach) -> None:
+        self._replicas = replicas
+        self._reach = reach
+        #: Groups on their way to other nodes.
+        self._begun: dict[Group, str] = {}
+        #: Nodes that did not take a group, and until when they get no more, ms; how long that is grows.
+        self._paused: dict[str, int] = {}
+        self._pause_ms: dict[str, int] = {}
+
+    def tick(self) -> None:
+        """Begin to hand over groups that are better led elsewhere, a limited number at each tick."""
+        self._look_at_begun()
+        lacking = self._reach.lacking()
+        if not lacking:
+            self._paused.clear()
+            self._pause_ms.clear()
+        if not lacking or not self._replicas.led_count:
+            return
+        moved: dict[str, int] = {}
+        left = self._replicas.options.handover_groups
+        for group, best in self._better_elsewhere():
+            # The same node for a group each time, and all of them for many groups.
+            to = best[group.id % len(best)]
+            if transfer(self._replicas, group, to):
+                self._begun[group] = to
+                moved[to] = moved.get(to, 0) + 1
+                left -= 1
+            if not left:
+                break
+        for to, count in moved.items():
+            reached = ", ".join(name for name in lacking if self._reach.linked(to, name))
+            logger.warning("%d groups go to %s: it reaches %s, this node does not", count, to, reached)
+
+    def _better_elsewhere(self) -> Iterator[tuple[Group, list[str]]]:
+        """Yield groups that are led here, the topology first, with the voters that reach most of their members."""
+        gains: dict[Members, dict[str, int]] = {}
+        for group in sorted(self._replicas.groups.values(), key=lambda group: group.id):
+            leadership = group.core.leadership
+            if leadership is None or leadership.transferring or not leadership.has_quorum():
+                continue
+            members = group.core.members
+            gain = gains.get(members)
+            if gain is None:
+                gain = gains[members] = self._gains(members)
+            best = self._best(leadership, gain)
+            if best:
+                yield group, best
+
+    def _gains(self, members: Members) -> dict[str, int]:
+        """Return the voters that reach more of these members than this node, and how many more."""
+        now, found = self._replicas.clock(), dict[str, int]()
+        for name in members.voters:
+            if self._replicas.linked(name) and self._paused.get(name, 0) <= now:
+                gain = self._reach.gain(name, members.everyone())
+                if gain > 0:
+                    found[name] = gain
+        return found
+
+    def _best(self, leadership: Leadership, gain: dict[str, int]) -> list[str]:
+        ready = [name for name in sorted(gain) if leadership.raft.caught_up(name)]
+        most = max((gain[name] for name in ready), default=0)
+        return [name for name in ready if gain[name] == most]
+
+    def _look_at_begun(self) -> None:
+        """Give nodes that did not take over in time a rest: proposals wait as long as somebody is asked to."""
+        for group, to in list(self._begun.items()):
+            leadership = group.core.leadership
+            if leadership is not None and leadership.transferring == to:
+                continue
+            del self._begun[group]
+            there = self._replicas.groups.get(group.id) is group
+            if there and leadership is not None and not leadership.transferring:
+                self._pause(to)
+
+    def _pause(self, to: str) -> None:
+        now, options = self._replicas.clock(), self._replicas.options
+        if self._paused.get(to, 0) > now:
+            return
+        pause_ms = min(2 * self._pause_ms.get(to, options.reach_ms), options.steady_ms)
+        self._pause_ms[to] = pause_ms
+        self._paused[to] = now + pause_ms
+        logger.warning("%s did not take over what it was handed; next attempt in %d ms", to, pause_ms)
