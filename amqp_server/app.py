@@ -37,13 +37,14 @@ from amqp_server.connection.tls import make_context
 from amqp_server.driver import Driver
 from amqp_server.options import command_line
 from amqp_server.resources import ResourceWatch
-from amqp_server.turn import Fatal, NoPeers, Peers, Turn
+from amqp_server.turn import NoPeers, Peers, Turn
 from persistence.commit import Commit
 from persistence.environment import MARKS_FILE, Environment
 from persistence.errors import CommitFailed, PersistenceError, StoreCorrupt
 from persistence.groups import Groups
 from persistence.journal import Journal
 from persistence.marks import DeliveredMarks
+from quorum_queue.boundary import Boundary, Fatal
 from quorum_queue.local import NodeServices
 from quorum_queue.memory import MemoryBudget
 
@@ -103,9 +104,10 @@ class Node:
         self._spill_commits = Commit(environment.spill)
         self._journal = Journal(environment)
         spill = SpillJournal(environment, self._spill_commits)
-        parts = self._cluster_parts(clock, timers) if config.peers else None
+        boundary = Boundary()
+        parts = self._cluster_parts(clock, timers, boundary) if config.peers else None
         peers: Peers = NoPeers() if parts is None else parts.peers
-        turn = Turn(self.commits, peers, self._driver.wake)
+        turn = Turn(self.commits, peers, self._driver.wake, boundary)
         services = NodeServices(
             clock=clock,
             turn=turn,
@@ -145,7 +147,7 @@ class Node:
 
     # What a node alone has no need of is not imported.
 
-    def _cluster_parts(self, clock: Clock, timers: Timers) -> ClusterParts:
+    def _cluster_parts(self, clock: Clock, timers: Timers, boundary: Boundary) -> ClusterParts:
         """Raises ListenError, ClusterError."""
         from amqp_server.cluster.parts import begin, make_mesh, make_parts
 
@@ -154,7 +156,9 @@ class Node:
         host, port = config.peer_addresses[config.node]
         address = config.cluster_listen or (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         mesh = make_mesh(config, environment, incarnation, listen(address, config.listen_backlog))
-        return make_parts(config, environment, self.commits, clock, timers, directory, incarnation, mesh)
+        return make_parts(
+            config, environment, self.commits, clock, timers, directory, incarnation, mesh, boundary
+        )
 
     def _hosts(self, services: NodeServices, parts: ClusterParts | None) -> Hosts:
         if parts is None:

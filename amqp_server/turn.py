@@ -10,13 +10,7 @@
 One node and three run the same phases. Whoever begins a turn calls `run` or `receive`; whatever changes something
 outside of one (a task of the edge) asks for a turn by scheduling what it changed.
 
-The turn is also the one place that decides what an exception ends: the smallest unit whose state may be wrong.
-
-- An error for a client is data (an AMQPError, handled by its session) and never gets here.
-- An exception while a session handles its client's bytes ends that connection.
-- An exception while a queue or its Raft group applies commands stops that queue on this node; all others go on.
-- `Fatal`, and any exception anywhere else, ends the process: in the topology, the log, the disk, the links or the
-  timers nobody knows what else is wrong. What was confirmed is on disk.
+What an exception ends is decided in quorum_queue.boundary; sessions, hosts and groups are called through it.
 """
 
 from __future__ import annotations
@@ -24,17 +18,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from persistence.errors import CommitFailed
+from quorum_queue.boundary import Boundary, Unit
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.run import Run
 from quorum_queue.ports import Recipient, Sink
-
-#: What the disk may do to whoever reads or writes, which no unit can be blamed for.
-DISK_ERRORS = (CommitFailed,)
-
-
-class Fatal(BaseException):
-    """The process has to end. It is no Exception, so that nothing between here and the top holds it up."""
 
 
 class Commits(Protocol):
@@ -44,13 +31,6 @@ class Commits(Protocol):
 
     def turn_ends(self) -> None:
         """Commit what was submitted."""
-
-
-class Unit(Protocol):
-    """What an exception may leave in a wrong state: a session, a queue's host, a Raft group."""
-
-    def failed(self, error: Exception) -> None:
-        """Take no part in anything any more. Raises Fatal where the node can't do without."""
 
 
 class Session(Unit, Protocol):
@@ -128,14 +108,20 @@ class Turn:
         "_running",
         "_senders",
         "_wake",
+        "contain",
+        "failed",
         "scheduled",
     )
 
-    def __init__(self, commits: Commits, peers: Peers, wake: Callable[[], None]) -> None:
-        """`wake` has a task of the edge run an empty turn soon."""
+    def __init__(
+        self, commits: Commits, peers: Peers, wake: Callable[[], None], boundary: Boundary | None = None
+    ) -> None:
+        """`wake` has a task of the edge run an empty turn soon. `boundary` is the node's."""
         self._commits = commits
         self._peers = peers
         self._wake = wake
+        boundary = boundary or Boundary()
+        self.contain, self.failed = boundary.contain, boundary.failed
         self._running = self._applying = False
         #: Hosts with pending commands. Within a turn they may be put here without `schedule`.
         self.scheduled: dict[Recipient, None] = {}
@@ -206,26 +192,12 @@ class Turn:
         """A turn in which nothing is received: what was scheduled outside of one is done."""
         self.run(_nothing)
 
-    def contain(self, unit: Unit, call: Callable[..., object], *arguments: Any) -> None:
-        """Call; if that raises, the unit has failed and nothing else."""
-        try:
-            call(*arguments)
-        except Exception as error:
-            self.failed(unit, error)
-
     def deliver(self, sink: Sink, consumer: Consumer | None, run: Run, first_id: int) -> None:
         """Hand a run to a consumer's sink. If that raises, the sink has failed and not the queue."""
         try:
             sink.deliver(consumer, run, first_id)
         except Exception as error:
             self.failed(sink, error)
-
-    def failed(self, unit: Unit, error: Exception) -> None:
-        """A unit raised: it takes no part in anything any more. Raises Fatal if it is not the unit that is broken."""
-        if isinstance(error, DISK_ERRORS):
-            # The disk is everybody's.
-            raise Fatal(str(error)) from error
-        unit.failed(error)
 
     # -- the other phases ------------------------------------------------------------------------------------------
 
@@ -296,7 +268,6 @@ def _nothing() -> None: ...
 __all__ = [
     "Commits",
     "Confirms",
-    "Fatal",
     "Gatherer",
     "NoPeers",
     "Peers",

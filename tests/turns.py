@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from amqp_server.turn import Commits, NoPeers, Peers, Turn, Unit
+from amqp_server.turn import Commits, NoPeers, Peers, Turn
+from quorum_queue.boundary import Boundary, Unit
 
 
 class Violation(BaseException):
@@ -13,7 +14,7 @@ class Planted(Exception):
     """A defect that a test or a simulation has planted: what it hits is to fail, and nothing else."""
 
 
-class StrictTurn(Turn):
+class StrictBoundary(Boundary):
     """Takes nothing for a failure of one queue or session but what was planted."""
 
     __slots__ = ()

@@ -19,8 +19,8 @@ from amqp_server.broker.permissions import Permission
 from amqp_server.broker.records import BindingRecord, ExchangeRecord, QueueRecord
 from amqp_server.broker.users import User
 from amqp_server.broker.vhosts import VhostRecord
-from amqp_server.turn import Fatal
 from exchanges.router import InvalidArgument, UnknownExchangeType
+from quorum_queue.boundary import Fatal
 
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker

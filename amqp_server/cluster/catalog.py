@@ -18,7 +18,7 @@ from amqp_server.broker.operations import DeclareExchange, DeclareQueue, Operati
 from amqp_server.broker.records import ExchangeRecord
 from amqp_server.broker.topology import Result, Topology
 from amqp_server.cluster.roster import LAST_BATCH, Roster
-from amqp_server.turn import Fatal
+from quorum_queue.boundary import Fatal
 from quorum_queue.raft.members import Members
 
 logger = logging.getLogger("mqd.cluster")

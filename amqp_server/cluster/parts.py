@@ -17,6 +17,7 @@ from amqp_server.cluster.store import GroupStore
 from amqp_server.cluster.witnesses import Witnesses
 from amqp_server.config import Config
 from persistence.environment import Environment
+from quorum_queue.boundary import Boundary
 from quorum_queue.cluster import frames
 from quorum_queue.cluster.ports import Commits
 from quorum_queue.cluster.reach import Reach
@@ -84,6 +85,7 @@ def make_parts(
     directory: Directory,
     incarnation: int,
     mesh: Mesh,
+    boundary: Boundary,
 ) -> ClusterParts:
     """Put together what needs no broker."""
     store = GroupStore(environment)
@@ -97,6 +99,7 @@ def make_parts(
         clock=clock,
         timers=timers,
         options=options,
+        boundary=boundary,
         raft=Options(election_ticks=max(2, round(config.election_ms / 1000 / TICK_S))),
     )
     reach = Reach(config.node, mesh, clock, leads=lambda: replicas.takes_leaders, options=options)

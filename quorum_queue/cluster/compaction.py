@@ -49,7 +49,7 @@ def take_snapshot(group: Group) -> None:
         group.snapshotting = False
         if group.replicas.groups.get(group.id) is group and index > group.snapshot_index:
             group.snapshot_index = index
-            compact(group)
+            group.replicas.contain(group, compact, group)
 
     group.replicas.commits.request(done)
 

@@ -39,6 +39,7 @@ class Dispatch:
         self._guests = guests
         self._hosts = hosts
         self._reach = reach
+        self._contain = replicas.contain
 
     def frame(self, peer: str, frame: memoryview) -> None:
         """Take one frame. Raises frames.FrameError, CodecError: the peer is broken."""
@@ -49,7 +50,7 @@ class Dispatch:
             queue_id, head, bodies = frames.parse_events(frame)
             host = self._hosts.remote.get(queue_id)
             if host is not None:
-                host.received(events.decode(head), bodies)
+                self._contain(host, host.received, events.decode(head, bodies))
         elif kind == frames.LEAVING:
             self._peer_leaves(peer, frames.parse_group(frame))
         elif kind == frames.LEFT:
@@ -69,4 +70,4 @@ class Dispatch:
         """A member of a queue has failed: its consumers are no more."""
         host = self._hosts.grouped.get(queue_id)
         if host is not None and host.group.is_leader:
-            host.let_go(peer, incarnation)
+            self._contain(host, host.let_go, peer, incarnation)

@@ -17,6 +17,9 @@ from quorum_queue.machine.run import Attributes, Run
 
 DELIVERED, CONFIRMED, REFUSED, ATTACHED, GOT_NOTHING, PURGED, DONE, MOVED = range(1, 9)
 
+#: How many fields an event has, its kind included.
+_FIELDS = {CONFIRMED: 4, REFUSED: 4, ATTACHED: 3, GOT_NOTHING: 2, PURGED: 3, DONE: 6, MOVED: 2}
+
 _decoder = msgspec.msgpack.Decoder(list[tuple[Any, ...]])
 _encode = msgspec.msgpack.encode
 
@@ -68,35 +71,34 @@ class Events:
         return frames.events(queue_id, _encode(self._events), self._bodies)
 
 
-class Reader:
-    """Reads deliveries, whose bodies follow the events in their order."""
+def decode(head: memoryview, bodies: memoryview) -> list[tuple[Any, ...]]:
+    """Return the events, deliveries as (DELIVERED, key, first id, run). Raises frames.FrameError.
 
-    __slots__ = ("_at", "_bodies")
-
-    def __init__(self, bodies: memoryview) -> None:
-        self._bodies = bodies
-        self._at = 0
-
-    def delivery(self, event: tuple[Any, ...]) -> tuple[tuple[Any, ...], int, Run]:
-        """Raises frames.FrameError."""
-        try:
-            _, key, first_id, seqs, head, heads, attributes, expires_at, redelivered, attempts, sizes = event
-            run = Run(range(*seqs), None, head, Attributes(*attributes), expires_at, sum(sizes))
-        except (TypeError, ValueError) as error:
-            raise frames.FrameError(f"a delivery: {error}") from None
-        run.heads = heads
-        run.redelivered, run.attempts = redelivered, attempts
-        ends = list(accumulate(sizes, initial=self._at))
-        if ends[-1] > len(self._bodies):
-            raise frames.FrameError("a delivery without its bodies")
-        run.contents = [bytes(self._bodies[start:end]) for start, end in zip(ends, ends[1:], strict=False)]
-        self._at = ends[-1]
-        return tuple(key), first_id, run
-
-
-def decode(head: memoryview) -> list[tuple[Any, ...]]:
-    """Raises frames.FrameError."""
+    All is read before any of it is acted upon: whoever sends what is no event is to be blamed, not the queue.
+    """
     try:
-        return _decoder.decode(head)
-    except msgspec.MsgspecError as error:
-        raise frames.FrameError(f"events: {error}") from None
+        found = _decoder.decode(head)
+        at = 0
+        for index, event in enumerate(found):
+            if event[0] == DELIVERED:
+                delivery = _delivery(event, bodies, at)
+                found[index] = delivery
+                at += delivery[3].size
+            elif len(event) != _FIELDS[event[0]]:
+                raise frames.FrameError(f"an event of kind {event[0]} has {len(event)} fields")
+        return found
+    except (msgspec.MsgspecError, LookupError, TypeError, ValueError) as error:
+        raise frames.FrameError(f"events: {error!r}") from None
+
+
+def _delivery(event: tuple[Any, ...], bodies: memoryview, at: int) -> tuple[int, tuple[Any, ...], int, Run]:
+    """The bodies of a delivery follow those of the one before it."""
+    _, key, first_id, seqs, head, heads, attributes, expires_at, redelivered, attempts, sizes = event
+    run = Run(range(*seqs), None, head, Attributes(*attributes), expires_at, sum(sizes))
+    run.heads = heads
+    run.redelivered, run.attempts = redelivered, attempts
+    ends = list(accumulate(sizes, initial=at))
+    if ends[-1] > len(bodies):
+        raise frames.FrameError("a delivery without its bodies")
+    run.contents = [bytes(bodies[start:end]) for start, end in zip(ends, ends[1:], strict=False)]
+    return DELIVERED, tuple(key), first_id, run

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from quorum_queue.boundary import Unit
 from quorum_queue.cluster import events, frames
 from quorum_queue.cluster.events import Events
 from quorum_queue.cluster.ports import Links
+from quorum_queue.machine.bodies import Bodies
 from quorum_queue.machine.codec import CodecError
 from quorum_queue.machine.consumers import Consumer
-from quorum_queue.machine.entries import decode_entry, encode_entry
+from quorum_queue.machine.entries import Batch, decode_entry, encode_entry
 from quorum_queue.machine.run import Run
 from quorum_queue.ports import Got, Host, Refused
 
@@ -33,6 +35,9 @@ class GatheringTurn(Protocol):
 
     def gather(self, gatherer: Guests) -> None:
         """Have `flush` called when the turn sends to other nodes."""
+
+    def contain(self, unit: Unit, call: Callable[..., object], *arguments: object) -> None:
+        """Call; if that raises, the unit has failed and nothing else."""
 
 
 class Guest:
@@ -125,12 +130,15 @@ class Guests:
                 # It has moved, or was deleted, or its declaration is on its way to here: nothing was taken.
                 guest.moved()
                 continue
-            for command in batch.commands:
-                self._take(host, guest, command, entry.bodies)
-            host.submit()
-            host.barrier(_done(host, guest, batch.number))
+            self._turn.contain(host, self._take_batch, host, guest, batch, entry.bodies)
 
-    def _take(self, host: Host, guest: Guest, command: Any, bodies: Any) -> None:
+    def _take_batch(self, host: Host, guest: Guest, batch: Batch, bodies: Bodies) -> None:
+        for command in batch.commands:
+            self._take(host, guest, command, bodies)
+        host.submit()
+        host.barrier(_done(host, guest, batch.number))
+
+    def _take(self, host: Host, guest: Guest, command: Any, bodies: Bodies) -> None:
         verb = command[0]
         if verb in ("enqueue", "enqueue_once"):
             run: Run = command[1]

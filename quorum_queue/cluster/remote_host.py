@@ -202,14 +202,12 @@ class RemoteHost(DeferredHost):
 
     # -- in --------------------------------------------------------------------------------------------------------
 
-    def received(self, found: list[Any], bodies: memoryview) -> None:
-        """Take what the queue's home tells. Raises frames.FrameError."""
-        reader = events.Reader(bodies)
+    def received(self, found: list[tuple[Any, ...]]) -> None:
+        """Take what the queue's home tells; see events.decode."""
         for event in found:
             kind = event[0]
             if kind == events.DELIVERED:
-                key, first_id, run = reader.delivery(event)
-                self._deliver(key, None, run, first_id)
+                self._deliver(event[1], None, event[3], event[2])
             elif kind == events.CONFIRMED:
                 self._confirmed(event[1], event[2], event[3])
             elif kind == events.REFUSED:

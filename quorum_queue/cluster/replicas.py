@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
+from quorum_queue.boundary import Boundary
 from quorum_queue.cluster import compaction, frames, gathering, transfer
 from quorum_queue.cluster.bodies import BodyCache
 from quorum_queue.cluster.early import Early
@@ -22,7 +23,7 @@ from quorum_queue.cluster.options import ReplicationOptions
 from quorum_queue.cluster.ports import Commits, Links, Store
 from quorum_queue.ports import Timers
 from quorum_queue.raft.core import Raft
-from quorum_queue.raft.errors import CodecError, LogDiverged
+from quorum_queue.raft.errors import CodecError
 from quorum_queue.raft.log import Log
 from quorum_queue.raft.members import HardState, Members
 from quorum_queue.raft.messages import APPEND, COMMIT, RESIGN, Message, decode_message, encode_message
@@ -71,6 +72,7 @@ class Replicas:
         timers: Timers,
         options: ReplicationOptions,
         raft: Options,
+        boundary: Boundary,
     ) -> None:
         self.node = node
         self.incarnation = incarnation
@@ -82,6 +84,8 @@ class Replicas:
         self.timers = timers
         self.options = options
         self.raft_options = raft
+        #: Whatever touches a group is called through it: what one group raises stops that group.
+        self.contain = boundary.contain
         self.groups: dict[int, Group] = {}
         self.dirty: dict[Group, None] = {}
         #: Groups that want ticks.
@@ -137,7 +141,7 @@ class Replicas:
         group = self.groups[group_id] = Group(self, group_id, core, machine, applied=applied)
         self.touch(group)
         for message in self.early.take_messages(group_id):
-            self._step(group, message)
+            self.contain(group, self._step, group, message)
         return group
 
     def close(self, group: Group) -> None:
@@ -213,21 +217,27 @@ class Replicas:
         return self.links.send(peer, parts)
 
     def link_up(self, peer: str) -> None:
-        for group in self.groups.values():
-            # Whoever neither leads nor follows this node has nothing to do with it yet.
-            if group.core.leader in (self.node, peer) and peer in group.core.members.everyone():
-                group.core.in_contact(peer)
-                if group.core.leader == peer:
-                    group.sent_to = ("", 0)
-                self.touch(group)
+        for group in list(self.groups.values()):
+            self.contain(group, self._link_up, group, peer)
         self.losses.ask_again()
 
+    def _link_up(self, group: Group, peer: str) -> None:
+        # Whoever neither leads nor follows this node has nothing to do with it yet.
+        if group.core.leader in (self.node, peer) and peer in group.core.members.everyone():
+            group.core.in_contact(peer)
+            if group.core.leader == peer:
+                group.sent_to = ("", 0)
+            self.touch(group)
+
     def link_down(self, peer: str) -> None:
-        for group in self.groups.values():
-            transfer.peer_gone(group, peer)
-            if peer in group.core.members.everyone():
-                group.core.lost_contact(peer)
-                self.touch(group)
+        for group in list(self.groups.values()):
+            self.contain(group, self._link_down, group, peer)
+
+    def _link_down(self, group: Group, peer: str) -> None:
+        transfer.peer_gone(group, peer)
+        if peer in group.core.members.everyone():
+            group.core.lost_contact(peer)
+            self.touch(group)
 
     def received(self, peer: str, frame: memoryview) -> None:
         """Take one frame. Raises frames.FrameError, CodecError: the peer is broken."""
@@ -236,7 +246,7 @@ class Replicas:
             group_id, message = decode_message(frame[1:])
             group = self.groups.get(group_id)
             if group is not None:
-                self._step(group, message)
+                self.contain(group, self._step, group, message)
             elif group_id in self._stopped:
                 self._watch(self._stopped[group_id], message)
             else:
@@ -253,15 +263,19 @@ class Replicas:
             if group is None or self.early.has_pieces(piece.group):
                 self.early.keep_piece(peer, piece)
             else:
-                transfer.receive_state(group, peer, piece)
+                self.contain(group, transfer.receive_state, group, peer, piece)
         elif kind == frames.FETCH:
             group_id, indexes = frames.parse_fetch(frame)
-            transfer.answer_fetch(self, peer, group_id, indexes)
+            group = self.groups.get(group_id)
+            if group is None:
+                transfer.answer_fetch(self, peer, group_id, indexes)
+            else:
+                self.contain(group, transfer.answer_fetch, self, peer, group_id, indexes)
         elif kind == frames.ENTRIES:
             group_id, found = frames.parse_entries(frame)
             group = self.groups.get(group_id)
             if group is not None:
-                transfer.receive_entries(group, peer, found)
+                self.contain(group, transfer.receive_entries, group, peer, found)
         else:
             raise frames.FrameError(f"a frame of kind {kind}")
 
@@ -271,13 +285,9 @@ class Replicas:
             stopped.heard_ms = self.clock()
 
     def _step(self, group: Group, message: Message) -> None:
-        try:
-            group.core.step(message)
-        except LogDiverged as error:
-            # Safer to stop than to guess which of the two is right.
-            group.failed(error)
-        else:
-            self.touch(group)
+        """Raises LogDiverged: it is safer to stop than to guess which of two logs is right."""
+        group.core.step(message)
+        self.touch(group)
 
     def _take_pieces(self) -> None:
         """Hand over what came before its group was there."""
@@ -285,7 +295,7 @@ class Replicas:
             group = self.groups.get(group_id)
             if group is not None:
                 for peer, piece in self.early.take_pieces(group_id):
-                    transfer.receive_state(group, peer, piece)
+                    self.contain(group, transfer.receive_state, group, peer, piece)
 
     def topology_came(self, index: int) -> None:
         """What has no group here, now that the topology has come to this index, will have none."""
@@ -304,13 +314,16 @@ class Replicas:
             return
         self._take_pieces()
         for group in list(self._transfers):
-            transfer.go_on(group)
+            self.contain(group, transfer.go_on, group)
         for group in list(self.active):
-            core = group.core
-            core.tick(heard)
-            # After most ticks a thousand candidates go on waiting.
-            if core.has_ready or core.quiet or group.inbox:
-                self.touch(group)
+            self.contain(group, self._tick, group, heard)
+
+    def _tick(self, group: Group, heard: Collection[str]) -> None:
+        core = group.core
+        core.tick(heard)
+        # After most ticks a thousand candidates go on waiting.
+        if core.has_ready or core.quiet or group.inbox:
+            self.touch(group)
 
     def _watch_disk(self) -> None:
         slow = bool(self._writing) and self.clock() - self._writing[0] > self.options.disk_stall_ms
@@ -334,18 +347,18 @@ class Replicas:
             logger.warning("the disk takes what it is given again")
             return
         logger.warning("the disk does not take what it is given: giving up leadership")
-        for group in self.groups.values():
+        for group in list(self.groups.values()):
             if group.is_leader:
-                group.core.step_down()
+                self.contain(group, group.core.step_down)
                 self.touch(group)
 
     def distrust(self) -> None:
         """What this node knows may be long out of date: it leads nobody and follows nobody, until it hears anew."""
-        for group in self.groups.values():
+        for group in list(self.groups.values()):
             if group.is_leader:
-                group.core.step_down()
+                self.contain(group, group.core.step_down)
             else:
-                group.core.lost_contact(group.core.leader)
+                self.contain(group, group.core.lost_contact, group.core.leader)
             self.touch(group)
 
     # -- turns -----------------------------------------------------------------------------------------------------
@@ -416,17 +429,21 @@ class Replicas:
 
         def done() -> None:
             self._writing.popleft()
-            for group, hard, index, term, messages in written:
-                if self.groups.get(group.id) is not group:
-                    continue
-                if hard is not None:
-                    group.core.hard_written(hard)
-                if index:
-                    group.core.written(index, term)
-                self._post(group.id, messages)
-                self.touch(group)
+            for each in written:
+                if self.groups.get(each.group.id) is each.group:
+                    self.contain(each.group, self._after_sync, each)
 
         self.commits.request(done)
+
+    def _after_sync(self, written: Written) -> None:
+        """What a group has written is durable."""
+        group, hard, index, term, messages = written
+        if hard is not None:
+            group.core.hard_written(hard)
+        if index:
+            group.core.written(index, term)
+        self._post(group.id, messages)
+        self.touch(group)
 
 
 __all__ = ["CodecError", "Replicas"]

@@ -295,10 +295,7 @@ def _store(group: Group, receiving: Receiving) -> None:
     # Those from the beginning, too, that were kept for bodies which meanwhile nobody wants.
     store.drop_entries(group.id, _outside(kept, 1, index))
 
-    def done() -> None:
-        group.receiving = None
-        if replicas.groups.get(group.id) is not group:
-            return
+    def take_over() -> None:
         core.restore(index, term, members)
         group.applied = group.snapshot_index = group.cleaned = index
         group.snapshot_bytes, group.since_bytes = len(state), 0
@@ -309,6 +306,11 @@ def _store(group: Group, receiving: Receiving) -> None:
             replicas.losses.add(group, missing)
         replicas.touch(group)
         logger.info("group %d: took over a snapshot at %d", group.id, index)
+
+    def done() -> None:
+        group.receiving = None
+        if replicas.groups.get(group.id) is group:
+            replicas.contain(group, take_over)
 
     replicas.commits.request(done)
 

@@ -23,8 +23,8 @@ from amqp_server.cluster.hosts import ClusterHosts
 from amqp_server.cluster.node import ClusterNode
 from amqp_server.cluster.roster import Roster
 from amqp_server.cluster.spread import Spread
-from amqp_server.turn import Fatal
 from persistence.journal import Journal
+from quorum_queue.boundary import Fatal
 from quorum_queue.cluster import frames
 from quorum_queue.cluster.dispatch import Dispatch
 from quorum_queue.cluster.handover import HandOver

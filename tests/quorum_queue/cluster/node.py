@@ -12,6 +12,7 @@ from amqp_server.cluster.roster import Roster
 from amqp_server.cluster.steward import Steward
 from amqp_server.cluster.store import GroupStore
 from amqp_server.config import Config
+from amqp_server.turn import Turn
 from persistence.errors import StorageFull
 from persistence.memory import Faults, MemoryEnvironment
 from persistence.stepped import SteppedCommit
@@ -35,7 +36,7 @@ from tests.quorum_queue.cluster.broker import (
     WatchedHosts,
 )
 from tests.quorum_queue.cluster.network import Network, Session
-from tests.turns import StrictTurn, Violation
+from tests.turns import StrictBoundary, Violation
 
 if TYPE_CHECKING:
     from tests.quorum_queue.cluster.clients import Client
@@ -136,15 +137,16 @@ class SimulatedNode:
         self.disk = SteppedCommit(self.environment)
         self.timers = Timers()
         nothing: Any = None
+        boundary = StrictBoundary()
         self.replicas = Replicas(
             self.name, self.incarnation, store=self.store, commits=self.disk, links=self, clock=self.clock,
-            timers=self.timers, options=self.replication, raft=RAFT,
+            timers=self.timers, options=self.replication, raft=RAFT, boundary=boundary,
         )  # fmt: skip
         self.reach = Reach(
             self.name, self, self.clock, leads=lambda: self.replicas.takes_leaders, options=self.replication
         )
         self.hand_over = HandOver(self.replicas, self.reach)
-        self.turn = StrictTurn(self.disk, Peers(self.replicas), lambda: None)
+        self.turn = Turn(self.disk, Peers(self.replicas), lambda: None, boundary)
         services = NodeServices(
             clock=self.clock, turn=self.turn, memory=nothing, timers=self.timers, dead_letters=Letters(self),
             journal=nothing, spill=nothing, commits=self.disk, marks=nothing,

@@ -8,6 +8,7 @@ from amqp_server.broker.timers import Timers
 from amqp_server.cluster.store import GroupLog, GroupStore
 from persistence.memory import MemoryEnvironment
 from persistence.stepped import SteppedCommit
+from quorum_queue.boundary import Boundary
 from quorum_queue.cluster.gathering import SMALL_ENTRY_BYTES
 from quorum_queue.cluster.group import Group
 from quorum_queue.cluster.options import ReplicationOptions
@@ -84,6 +85,7 @@ class Node:
             timers=self.timers,
             options=ReplicationOptions(),
             raft=Options(),
+            boundary=Boundary(),
         )
         log = Log(GroupLog(store, 7))
         self.group: Group = self.replicas.open(

@@ -21,6 +21,7 @@ from amqp_server.cluster.errors import ClusterError
 from amqp_server.cluster.hosts import ClusterHosts
 from amqp_server.cluster.node import ClusterNode
 from amqp_server.config import Config
+from amqp_server.turn import Turn
 from persistence.errors import StorageFull
 from persistence.journal import Journal
 from persistence.layer import Layer
@@ -35,7 +36,7 @@ from tests.amqp_server.cluster.simulation.marks import Marks
 from tests.amqp_server.cluster.simulation.mesh import SimulatedMesh
 from tests.amqp_server.cluster.simulation.waiting import Task
 from tests.quorum_queue.cluster.network import Network, Session
-from tests.turns import StrictTurn
+from tests.turns import StrictBoundary
 
 if TYPE_CHECKING:
     from tests.amqp_server.cluster.simulation.clients import Client
@@ -135,10 +136,19 @@ class SimulatedNode:
         directory, self.incarnation = parts.begin(environment, self.clock())
         self.mesh = SimulatedMesh(self, self.name, config.peer_addresses)
         mesh: Any = self.mesh
+        boundary = StrictBoundary()
         self.parts = made = parts.make_parts(
-            config, environment, commits, self.clock, timers, directory, self.incarnation, mesh
+            config,
+            environment,
+            commits,
+            self.clock,
+            timers,
+            directory,
+            self.incarnation,
+            mesh,
+            boundary,
         )
-        self.turn = StrictTurn(commits, made.peers, lambda: None)
+        self.turn = Turn(commits, made.peers, lambda: None, boundary)
         services = NodeServices(
             clock=self.clock, turn=self.turn, memory=MemoryBudget(1 << 30), timers=timers,
             dead_letters=DeadLetterSender(config.frame_max_bytes, self.clock), journal=journal,

@@ -1,0 +1,53 @@
+"""The error boundary: the one place that decides what an exception ends, which is the smallest unit whose state may be
+wrong.
+
+- An error for a client is data (an AMQPError, handled by its session) and never gets here.
+- An exception while a session handles its client's bytes ends that connection.
+- An exception while a queue or its Raft group handles anything stops that queue on this node; all others go on.
+- `Fatal`, and any exception outside of a unit, ends the process: in the topology, the disk, the links or the timers
+  nobody knows what else is wrong. What was confirmed is on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from persistence.errors import CommitFailed
+
+#: What the disk may do to whoever reads or writes, which no unit can be blamed for.
+DISK_ERRORS = (CommitFailed,)
+
+
+class Fatal(BaseException):
+    """The process has to end. It is no Exception, so that nothing between here and the top holds it up."""
+
+
+class Unit(Protocol):
+    """What an exception may leave in a wrong state: a session, a queue's host, a Raft group."""
+
+    def failed(self, error: Exception) -> None:
+        """Take no part in anything any more. Raises Fatal where the node can't do without."""
+
+
+class Boundary:
+    """The node has one."""
+
+    __slots__ = ()
+
+    def contain(self, unit: Unit, call: Callable[..., object], *arguments: object) -> None:
+        """Call; if that raises, the unit has failed and nothing else."""
+        try:
+            call(*arguments)
+        except Exception as error:
+            self.failed(unit, error)
+
+    def failed(self, unit: Unit, error: Exception) -> None:
+        """A unit raised: it takes no part in anything any more. Raises Fatal if it is not the unit that is broken."""
+        if isinstance(error, DISK_ERRORS):
+            # The disk is everybody's.
+            raise Fatal(str(error)) from error
+        unit.failed(error)
+
+
+__all__ = ["DISK_ERRORS", "Boundary", "Fatal", "Unit"]
