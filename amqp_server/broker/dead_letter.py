@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from amqp_server.broker.queue import Queue
 from amqp_server.wire import content, tables
-from amqp_server.wire.frames import FRAME_BYTES_MIN, short_string
+from amqp_server.wire.frames import FRAME_BYTES_MIN, SHORT_STRING_MAX, short_string
 from quorum_queue.machine.effects import Reason
 from quorum_queue.machine.run import Attributes, Run
 
@@ -102,6 +102,9 @@ class DeadLetterSender:
             if parsed.dead_letter_routing_key is None
             else [parsed.dead_letter_routing_key]
         )
+        if len(keys[0].encode()) > SHORT_STRING_MAX:
+            # A queue of an earlier version may have been declared with it. No message can have such a key.
+            return False
         found = vhost.route_all(target, keys, properties)
         targets = [each for each in found if not _is_cycle(each.name, deaths, reason)]
         changed = self._headers(queue, properties, deaths, exchange, [routing_key, *copies], reason)

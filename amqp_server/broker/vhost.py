@@ -26,9 +26,10 @@ from amqp_server.broker.records import (
     key,
     shared,
 )
-from amqp_server.errors import ResourceError
+from amqp_server.errors import PreconditionFailed, ResourceError
 from amqp_server.wire import tables
 from amqp_server.wire.content import Properties
+from amqp_server.wire.frames import SHORT_STRING_MAX
 from exchanges.binding import Binding
 from exchanges.router import InvalidArgument, Router
 from quorum_queue.machine.machine import Machine
@@ -259,6 +260,13 @@ class VHost:
         default_type: str,
     ) -> QueueArguments:
         """Raises PreconditionFailed with RabbitMQ's texts."""
+        key = arguments.get("x-dead-letter-routing-key")
+        if isinstance(key, str) and len(key.encode()) > SHORT_STRING_MAX:
+            # RabbitMQ takes it, and then closes the channel of each consumer that gets such a dead letter.
+            raise PreconditionFailed(
+                f"invalid arg 'x-dead-letter-routing-key' for queue '{name}' in vhost '{self.name}': "
+                f"a routing key has {SHORT_STRING_MAX} bytes at most"
+            )
         return parse_queue_arguments(
             name,
             self.name,

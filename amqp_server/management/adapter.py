@@ -12,6 +12,7 @@ import trio
 from pamqp import base, commands
 
 from amqp_server.broker.broker import Broker
+from amqp_server.broker.failures import describe
 from amqp_server.broker.operations import (
     ClearPermission,
     DeleteUser,
@@ -136,6 +137,17 @@ class ManagedBroker:
     def queue(self, vhost: str, name: str) -> QueueView | None:
         queue = self._broker.vhost(vhost).queues.get(name)
         return None if queue is None else self._queue(queue)
+
+    def failed_queues(self, vhost: str) -> list[dict[str, Any]]:
+        stopped = self._broker.failures.stopped()
+        return [describe(failure) for failure in stopped if failure.queue.vhost.name == vhost]
+
+    def retry_failed(self, vhost: str, name: str) -> bool:
+        queue = self._broker.vhost(vhost).queues.get(name)
+        if queue is None or self._broker.failures.find(queue) is None:
+            return False
+        self._broker.turn.run(self._broker.failures.retry, queue)
+        return True
 
     def _queue(self, queue: Queue) -> QueueView:
         host, record = queue.host, queue.record

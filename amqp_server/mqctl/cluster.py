@@ -129,6 +129,14 @@ def check() -> None:
     pass
 
 
+@check.command("failed-queues", help="Is there a queue that has failed on the asked node?")
+@pass_session
+def failed_queues(session: Session) -> None:
+    told = session.client.check("health", "checks", "failed-queues")
+    if told["status"] != "ok":
+        raise Failure(f"{told['reason']}: {'; '.join(told['queues'])}", UNAVAILABLE)
+
+
 @check.command("quorum-critical", help="May the asked node be stopped without any queue losing its majority?")
 @click.option("--wait", default=0.0, metavar="S", help="Look again for so long until it may.")
 @pass_session

@@ -50,6 +50,43 @@ def purge_queue(session: Session, vhost: str, name: str) -> None:
         session.client.delete("queues", vhost, name, "contents")
 
 
+@mqctl.command(
+    "list_failed",
+    help="Lists queues that have failed on the asked node and are stopped there: why, and what is done.",
+)
+@pass_session
+def list_failed(session: Session) -> None:
+    rows = [
+        (
+            each["vhost"],
+            each["name"],
+            each["type"],
+            "set aside" if each["set_aside"] else "tried again",
+            str(each["attempts"]),
+            each["reason"],
+        )
+        for each in session.client.get("failed-queues")
+    ]
+    show(("vhost", "name", "type", "state", "attempts", "reason"), rows, session.quiet)
+
+
+@mqctl.command(
+    "retry_failed", help="Has a queue that has failed on the asked node begun anew from what is stored."
+)
+@in_vhost
+@click.argument("name")
+@pass_session
+def retry_failed(session: Session, vhost: str, name: str) -> None:
+    try:
+        session.client.post("failed-queues", vhost, name, "retry", body={})
+    except Failure as failure:
+        if failure.status == 404:
+            raise Failure(
+                f"no queue '{name}' in vhost '{vhost}' has failed on this node", UNAVAILABLE
+            ) from None
+        raise
+
+
 class _QueueNotFound:
     """A 404 told by the queue's name."""
 

@@ -35,6 +35,10 @@ def raw_frame(kind: int, channel: int, payload: bytes) -> bytes:
     return prefix.pack(kind, channel, len(payload)) + payload + b"\xce"
 
 
+#: Bytes of a short string, such as a routing key.
+SHORT_STRING_MAX = 255
+
+
 def short_string(text: str | bytes) -> bytes:
     """Encode a short string (at most 255 bytes)."""
     data = text.encode() if isinstance(text, str) else text

@@ -65,6 +65,7 @@ class FakeBroker:
                 self.exchanges_[vhost, exchange] = ExchangeView(
                     name=exchange, vhost=vhost, type=type_, durable=True
                 )
+        self.failed: list[dict[str, Any]] = []
         self.bindings_: list[BindingView] = []
         self.connections_: list[ConnectionView] = []
         self.channels_: list[ChannelView] = []
@@ -93,6 +94,15 @@ class FakeBroker:
 
     def queue(self, vhost: str, name: str) -> QueueView | None:
         return self.queues_.get((vhost, name))
+
+    def failed_queues(self, vhost: str) -> list[dict[str, Any]]:
+        return [each for each in self.failed if each["vhost"] == vhost]
+
+    def retry_failed(self, vhost: str, name: str) -> bool:
+        found = [each for each in self.failed if (each["vhost"], each["name"]) == (vhost, name)]
+        for each in found:
+            self.failed.remove(each)
+        return bool(found)
 
     def exchanges(self, vhost: str) -> Iterable[ExchangeView]:
         return [exchange for (of, _), exchange in self.exchanges_.items() if of == vhost]

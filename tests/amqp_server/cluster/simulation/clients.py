@@ -161,6 +161,12 @@ class Client:
         if self in self.node.clients:
             self.node.clients.remove(self)
 
+    def _lags(self, queue_id: int) -> bool:
+        """Has another member applied more? The group may have taken this one for down, and it has not heard of it."""
+        groups = [node.cluster.replicas.groups.get(queue_id) for node in self.world.running]
+        own = self.node.cluster.replicas.groups.get(queue_id)
+        return own is not None and any(group is not None and group.applied > own.applied for group in groups)
+
     def _take(self, method: base.Frame | Delivery) -> None:
         messages = self.world.messages
         if isinstance(method, Delivery):
@@ -174,7 +180,7 @@ class Client:
             else:
                 assert isinstance(how, commands.Basic.Deliver)
                 queue_id = self.consumers[str(how.consumer_tag)]
-            away = queue_id in self.node.cluster.hosts.remote
+            away = queue_id in self.node.cluster.hosts.remote or self._lags(queue_id)
             messages.seen(method.body, queue_id, redelivered=bool(how.redelivered), away=away)
             self.world.ledger.note("redelivered" if how.redelivered else "received")
             self.unacked[int(how.delivery_tag or 0)] = None

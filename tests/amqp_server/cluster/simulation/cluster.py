@@ -16,6 +16,7 @@ from tests.amqp_server.cluster.simulation.clients import Client
 from tests.amqp_server.cluster.simulation.ledger import Ledger
 from tests.amqp_server.cluster.simulation.messages import Messages
 from tests.amqp_server.cluster.simulation.node import SimulatedNode
+from tests.amqp_server.cluster.simulation.planting import planting, plants_of
 from tests.amqp_server.cluster.simulation.waiting import Task
 from tests.quorum_queue.cluster.network import CLOSED, Network
 from tests.turns import Violation
@@ -34,7 +35,8 @@ def by_hand() -> Iterator[None]:
     for place in places:
         place.trio = waiting
     try:
-        yield
+        with planting():
+            yield
     finally:
         for place, module in zip(places, before, strict=True):
             place.trio = module
@@ -175,7 +177,18 @@ class Cluster:
         for node in self.nodes.values():
             node.disk.faults.full = 0
             self.start(node)
+            self.heal_queues(node)
         self.connect_all()
+
+    def heal_queues(self, node: SimulatedNode) -> None:
+        """No queue fails any more, and an operator has those tried again that were set aside."""
+        if not node.alive:
+            return
+        plants_of(node.cluster.replicas).left.clear()
+        for failure in node.broker.failures.stopped():
+            if failure.set_aside:
+                node.turn.run(node.broker.failures.retry, failure.queue)
+                self.note("queues that were set aside are tried again")
 
     def unblock(self) -> None:
         """All links work but the dead one."""
@@ -189,17 +202,24 @@ class Cluster:
     def splits(self) -> bool:
         """Is there a group in which a member that runs, and may be the one with the longest log, reaches no majority?
 
-        Of two members at the ends of the dead link that is so, and of four of which one has been taken out for good.
+        Of two members at the ends of the dead link that is so, and of four of which one has been taken out for good,
+        and of three of which one has failed and is to be filled by the others.
         """
         for node in self.serving:
-            memberships = [queue.members for queue in node.broker.all_queues() if queue.members]
-            memberships += [group.core.members.voters for group in node.cluster.replicas.groups.values()]
-            if any(map(self._are_split, memberships)):
+            if any(self._are_split(queue.members) for queue in node.broker.all_queues() if queue.members):
                 return True
+            for group_id, group in node.cluster.replicas.groups.items():
+                if self._are_split(group.core.members.voters, self._without_memory(group_id)):
+                    return True
         return False
 
-    def _are_split(self, names: Sequence[str]) -> bool:
-        running = [name for name in names if self.nodes[name].alive]
+    def _without_memory(self, group_id: int) -> list[str]:
+        """Return the members of a group that do not vote before the others have filled them."""
+        found = [(node.name, node.cluster.replicas.groups.get(group_id)) for node in self.running]
+        return [name for name, group in found if group is not None and group.core.amnesiac]
+
+    def _are_split(self, names: Sequence[str], without: Sequence[str] = ()) -> bool:
+        running = [name for name in names if self.nodes[name].alive and name not in without]
         reached = [sum(not self.is_dead(name, other) for other in running) for name in running]
         return min(reached, default=0) <= len(names) // 2
 
@@ -340,6 +360,8 @@ class Cluster:
                 raise Violation(f"{name} takes entries for lost, and nothing on its disk was damaged")
             if node.cluster.replicas.losses.entries():
                 return f"{name} lacks {node.cluster.replicas.losses.entries()}"
+            if node.broker.failures.stopped():
+                return f"{name} has failed queues"
             if node.cluster.hosts.parting:
                 return f"{name} has not left {list(node.cluster.hosts.parting)} yet"
             for client in node.clients:

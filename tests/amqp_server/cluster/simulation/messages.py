@@ -41,7 +41,7 @@ class Messages:
         self.by_body[body].exempt = True
 
     def seen(self, body: bytes, queue_id: int, *, redelivered: bool, away: bool) -> None:
-        """A client got it from this queue, which may live on another node.
+        """A client got it from this queue, which may live on another node, or on one that lags behind the others.
 
         Then it may have been on its way when the link broke, and come after somebody else got it with the flag.
         """

@@ -27,6 +27,7 @@ from tests.amqp_server.cluster.simulation.at_rest import check_at_rest, drain
 from tests.amqp_server.cluster.simulation.clients import Client
 from tests.amqp_server.cluster.simulation.cluster import Cluster, by_hand
 from tests.amqp_server.cluster.simulation.node import SimulatedNode
+from tests.amqp_server.cluster.simulation.planting import plants_of
 from tests.turns import Violation
 
 STEPS = 1600
@@ -199,10 +200,23 @@ class Simulation(Cluster):
             node.disk.faults.full = random.choice((1, 2, 5))
         elif which < 0.92:
             self.lose_disk(node)
-        elif which < 0.97 and node.alive:
+        elif which < 0.955 and node.alive:
             self.note("stands still")
             self.doubt_all()
             node.now_ms += random.choice((500, 3000))
+        elif node.alive:
+            self.plant(node)
+
+    def plant(self, node: SimulatedNode) -> None:
+        """Have a queue fail on one node, a few times or until somebody looks after it."""
+        random = self.random
+        hosts = list(node.cluster.hosts.grouped)
+        if hosts:
+            queue_id = random.choice(hosts)
+            count, after = random.choice((1, 1, 2, 3, 100)), random.random() < 0.5
+            self.log(f"{node.name}: queue {queue_id} is to fail {count} times, {after=}")
+            plants_of(node.cluster.replicas).plant(queue_id, count, after=after)
+            self.note("queues fail")
 
     def break_session(self) -> None:
         if self.network.sessions:

@@ -1,0 +1,189 @@
+"""A queue of a node that stands alone raises while it applies commands: it stops, and nothing else does."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pamqp import commands
+
+from amqp_server.broker import recovery, stored_queues, vhost
+from amqp_server.broker.failures import PAUSE_FACTOR, PAUSE_MS, describe
+from amqp_server.config import Config
+from persistence.journal import Journal
+from quorum_queue.machine.machine import Machine
+from tests.turns import Planted
+
+from ..connection.node import Commits, MemoryNode, Peer, make_broker
+from ..wire.published import message
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+class Plant:
+    """Strikes when a batch holds a message whose content has this in it, before or after it is applied."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.word = b"poison"
+        self.after = False
+        self.struck = 0
+        run = Machine.run
+
+        def planted(machine: Machine, meta: Any, commands: Any, effects: Any) -> None:
+            found = any(
+                command[0] == "enqueue" and any(self.word in item for item in command[1].contents or ())
+                for command in commands
+            )
+            if found and not self.after:
+                self.strike()
+            run(machine, meta, commands, effects)
+            if found:
+                self.strike()
+
+        monkeypatch.setattr(Machine, "run", planted)
+
+    def strike(self) -> None:
+        self.struck += 1
+        raise Planted("poison")
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
+    return Plant(monkeypatch)
+
+
+@pytest.fixture
+def node() -> MemoryNode:
+    return MemoryNode()
+
+
+@pytest.fixture
+def peer(node: MemoryNode) -> Peer:
+    peer = node.peer()
+    peer.call(1, commands.Channel.Open(), commands.Confirm.Select())
+    for name in ("bad", "good"):
+        peer.call(1, commands.Queue.Declare(queue=name, durable=True))
+    return peer
+
+
+def publish(peer: Peer, *sent: tuple[str, bytes]) -> list[Any]:
+    """Publish in one turn; return what the publisher is answered."""
+    peer.send(*(message("", queue, body, delivery_mode=b"\x02").encode(1) for queue, body in sent))
+    peer.node.sync()
+    return [method for _, method in peer.answers()]
+
+
+def later(node: MemoryNode, ms: int) -> None:
+    node.now_ms += ms
+    node.turn.run(node.broker.timers.run, node.now_ms)
+    node.sync()
+
+
+def stopped(node: MemoryNode) -> list[dict[str, Any]]:
+    return [describe(failure) for failure in node.broker.failures.stopped()]
+
+
+def ready(node: MemoryNode, name: str) -> int:
+    return node.broker.vhost("/").queues[name].host.ready_count
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "half done"])
+def test_the_queue_stops_and_comes_back_with_what_is_stored(
+    node: MemoryNode, peer: Peer, plant: Plant, after: bool
+) -> None:
+    plant.after = after
+    publish(peer, ("bad", b"first"))
+    answers = publish(peer, ("good", b"one"), ("bad", b"poison"), ("good", b"two"))
+    told = [type(answer).__name__ for answer in answers]
+    assert "Nack" in told
+    assert plant.struck == 1
+    # Of the same turn nothing else is lost, and the connection goes on.
+    assert ready(node, "good") == 2
+    assert [(each["name"], each["set_aside"]) for each in stopped(node)] == [("bad", False)]
+    assert [type(answer) for answer in publish(peer, ("bad", b"refused"))] == [commands.Basic.Nack]
+    later(node, PAUSE_MS)
+    assert stopped(node) == []
+    assert ready(node, "bad") >= 1
+    assert [type(answer) for answer in publish(peer, ("bad", b"again"))] == [commands.Basic.Ack]
+
+
+def test_one_that_fails_each_time_is_set_aside_and_the_node_starts_with_it(
+    node: MemoryNode, peer: Peer, plant: Plant
+) -> None:
+    publish(peer, ("bad", b"first"))
+    revivals = node.broker.config.queue_revivals_max
+    for attempt in range(revivals + 1):
+        publish(peer, ("bad", b"poison"))
+        later(node, PAUSE_MS * PAUSE_FACTOR**attempt)
+    (found,) = stopped(node)
+    assert (found["set_aside"], found["attempts"], found["reason"]) == (True, revivals, "poison")
+    later(node, 10 * PAUSE_MS * PAUSE_FACTOR**revivals)
+    assert stopped(node)[0]["set_aside"]
+    bad = node.broker.vhost("/").queues["bad"]
+    assert node.broker.failures.find(bad) is not None
+    node.turn.run(node.broker.failures.retry, bad)
+    node.sync()
+    assert stopped(node) == []
+    assert ready(node, "bad") == 1
+
+
+def test_one_that_cannot_be_read_does_not_keep_the_node_from_starting(
+    node: MemoryNode, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(peer, ("bad", b"first"), ("good", b"one"))
+    fill = stored_queues.fill
+
+    def planted(record: Any, *rest: Any) -> Any:
+        if record.name == "bad":
+            raise Planted("unreadable")
+        return fill(record, *rest)
+
+    monkeypatch.setattr(stored_queues, "fill", planted)
+    marks = node.broker.services.marks
+    node.broker = broker = make_broker(
+        Config(), node.environment, node.clock, Commits(node.environment), marks=marks
+    )
+    node.turn = broker.turn
+    node.turn.run(recovery.recover, broker, Journal(node.environment))
+    assert [(each["name"], each["reason"]) for each in stopped(node)] == [("bad", "unreadable")]
+    assert ready(node, "good") == 1
+    again = node.peer()
+    again.call(1, commands.Channel.Open(), commands.Confirm.Select())
+    assert [type(answer) for answer in publish(again, ("good", b"two"))] == [commands.Basic.Ack]
+    monkeypatch.undo()
+    later(node, PAUSE_MS)
+    assert stopped(node) == []
+    assert ready(node, "bad") == 1
+
+
+def test_a_dead_letter_with_a_routing_key_that_is_too_long_harms_nobody(
+    node: MemoryNode, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue of an earlier version may have been declared with it; a new one is refused."""
+    arguments: dict[str, Any] = {
+        "x-dead-letter-exchange": "amq.fanout",
+        "x-dead-letter-routing-key": "k" * 300,
+    }
+    peer.call(2, commands.Channel.Open())
+    answers = peer.call(2, commands.Queue.Declare(queue="long", durable=True, arguments=arguments))
+    (closed,) = [method for _, method in answers if isinstance(method, commands.Channel.Close)]
+    assert closed.reply_code == 406
+    assert "routing key has 255 bytes at most" in closed.reply_text
+    # As that earlier version would have stored it.
+    monkeypatch.setattr(vhost, "SHORT_STRING_MAX", 1000)
+    peer.call(3, commands.Channel.Open())
+    arguments["x-max-length"] = 1
+    peer.call(3, commands.Queue.Declare(queue="long", durable=True, arguments=arguments))
+    peer.call(3, commands.Queue.Bind(queue="good", exchange="amq.fanout"))
+    assert [type(answer) for answer in publish(peer, ("long", b"one"), ("long", b"two"))] == [
+        commands.Basic.Ack
+    ]
+    assert stopped(node) == []
+    assert (ready(node, "long"), ready(node, "good")) == (1, 0)

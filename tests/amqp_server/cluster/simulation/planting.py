@@ -1,0 +1,59 @@
+"""Defects that are planted in queues: on one node, a queue raises when it is to apply an entry, before or after it did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from quorum_queue.cluster.group_host import GroupHost
+from quorum_queue.cluster.replicas import Replicas
+from tests.turns import Planted
+
+
+class Plants:
+    """Of one node, by queue: how many entries more it fails with, and whether it has applied them then."""
+
+    def __init__(self) -> None:
+        self.left: dict[int, int] = {}
+        self.after: dict[int, bool] = {}
+
+    def plant(self, queue_id: int, count: int, *, after: bool) -> None:
+        self.left[queue_id], self.after[queue_id] = count, after
+
+    def strikes(self, queue_id: int, *, after: bool) -> None:
+        """Raises Planted."""
+        if self.left.get(queue_id, 0) and self.after[queue_id] is after:
+            self.left[queue_id] -= 1
+            raise Planted(f"planted in queue {queue_id}")
+
+
+#: By the replicas of a node, which are others at each start.
+_PLANTS: dict[Replicas, Plants] = {}
+
+
+def plants_of(replicas: Replicas) -> Plants:
+    return _PLANTS.setdefault(replicas, Plants())
+
+
+@contextmanager
+def planting() -> Iterator[None]:
+    """Within this, what is planted strikes."""
+    apply: Any = GroupHost.apply
+
+    def planted(self: GroupHost, index: int, data: bytes) -> None:
+        plants = _PLANTS.get(self.replicas)
+        if plants is None:
+            apply(self, index, data)
+            return
+        plants.strikes(self.queue_id, after=False)
+        apply(self, index, data)
+        plants.strikes(self.queue_id, after=True)
+
+    place: Any = GroupHost
+    place.apply = planted
+    try:
+        yield
+    finally:
+        place.apply = apply
+        _PLANTS.clear()

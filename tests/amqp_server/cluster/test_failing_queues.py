@@ -1,0 +1,207 @@
+"""A queue raises on one node: that queue stops there, and nothing else; the others serve, and it comes back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from amqp_server.broker import failures
+from amqp_server.cluster.catalog import GROUP, Catalog
+from quorum_queue.boundary import Fatal
+from quorum_queue.cluster.group import Group
+from tests.amqp_server.cluster.simulation.clients import Client
+from tests.amqp_server.cluster.simulation.cluster import by_hand
+from tests.amqp_server.cluster.simulation.node import TICK_MS, SimulatedNode
+from tests.amqp_server.cluster.simulation.planting import plants_of
+from tests.amqp_server.cluster.test_simulation_scenes import Scene
+from tests.turns import Planted
+
+FOR_EVER = 1_000
+#: Until a queue that failed so often is set aside.
+ALL_PAUSES_TICKS = failures.PAUSE_MS * (1 + failures.PAUSE_FACTOR + failures.PAUSE_FACTOR**2) // TICK_MS + 20
+
+
+@pytest.fixture(autouse=True)
+def hand() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    with by_hand():
+        yield
+    logging.disable(logging.NOTSET)
+
+
+class World(Scene):
+    """Three nodes, and two quorum queues on all of them, led by a."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clients = {name: self.client(name) for name in "abc"}
+        self.queue_id = self.place(self.clients["a"], "quorum/bad", "abc")
+        self.other_id = self.place(self.clients["a"], "quorum/good", "abc")
+        self.lead("a", self.queue_id)
+        self.lead("a", self.other_id)
+
+    def plant(self, name: str, count: int, *, after: bool = False) -> None:
+        plants_of(self.nodes[name].cluster.replicas).plant(self.queue_id, count, after=after)
+
+    def stopped(self, name: str) -> list[dict[str, Any]]:
+        return [failures.describe(failure) for failure in self.nodes[name].broker.failures.stopped()]
+
+    def group(self, name: str) -> Group | None:
+        return self.nodes[name].cluster.replicas.groups.get(self.queue_id)
+
+    def get(self, client: Client, name: str) -> None:
+        client.get(name)
+        self.wait_for(client)
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "half done"])
+def test_a_member_that_fails_stops_and_the_others_serve(name: str, after: bool) -> None:
+    world = World()
+    client = world.clients[name]
+    world.plant(name, 1, after=after)
+    for each in world.clients.values():
+        world.publish(each, "quorum/bad")
+    assert [each["name"] for each in world.stopped(name)] == ["quorum/bad"]
+    assert not any(world.stopped(other) for other in "abc" if other != name)
+    # It neither votes nor leads, and it takes nothing; the other queue of this node goes on here.
+    assert world.group(name) is None
+    leader = world.leading(world.queue_id)
+    assert leader is not None
+    assert leader.replicas.node != name
+    good = world.nodes[name].cluster.replicas.groups[world.other_id]
+    world.publish(client, "quorum/good")
+    assert good.replicas.node == name
+    # A client of this node uses the queue by way of the others.
+    world.publish(client, "quorum/bad")
+    for _ in range(4):
+        world.get(client, "quorum/bad")
+        assert client.unacked
+        client.ack_all()
+    world.ticks(failures.PAUSE_MS // TICK_MS + 20)
+    assert world.stopped(name) == []
+    assert world.group(name) is not None
+    world.finish()
+
+
+def test_a_queue_that_fails_each_time_is_set_aside_until_it_is_tried_again() -> None:
+    world = World()
+    world.plant("b", FOR_EVER)
+    world.publish(world.clients["a"], "quorum/bad")
+    seen = 0
+    for _ in range(ALL_PAUSES_TICKS):
+        world.publish(world.clients["a"], "quorum/bad")
+        world.ticks(1)
+        (found,) = world.stopped("b") or [{"attempts": 0, "set_aside": False, "reason": ""}]
+        seen = max(seen, found["attempts"])
+        if found["set_aside"]:
+            break
+    assert found["set_aside"], seen
+    assert found["attempts"] == world.nodes["b"].broker.config.queue_revivals_max
+    assert "planted" in found["reason"]
+    world.ticks(ALL_PAUSES_TICKS)
+    assert world.stopped("b")[0]["set_aside"]
+    # A start of the node tries it again: it fails, and the node starts all the same.
+    node = world.nodes["b"]
+    world.crash(node)
+    world.ticks(5)
+    world.start(node)
+    world.plant("b", FOR_EVER)
+    world.connect_all()
+    world.wait(lambda: node.serving)
+    world.publish(world.clients["a"], "quorum/bad")
+    world.wait(lambda: bool(world.stopped("b")))
+    client = world.client("b")
+    world.publish(client, "quorum/good")
+    # The operator has found the reason.
+    plants_of(node.cluster.replicas).left.clear()
+    node.turn.run(node.broker.failures.retry, node.broker.failures.stopped()[0].queue)
+    world.settle()
+    assert world.stopped("b") == []
+    world.finish()
+
+
+def test_two_members_that_fail_at_once_lose_nothing() -> None:
+    world = World()
+    for name in "ab":
+        world.plant(name, 1, after=True)
+    client = world.clients["c"]
+    client.publish("quorum/bad")
+    world.ticks(40)
+    world.settle()
+    assert not any(map(world.stopped, "abc"))
+    world.finish()
+
+
+WAYS = ["step", "in_contact", "lost_contact", "tick", "written", "propose"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_exception_in_the_core_stops_that_group_only(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What peers send, links, ticks and commits reach a group on ways of their own."""
+    world = World()
+    node = world.nodes["a" if way in ("propose", "in_contact") else "b"]
+    group = node.cluster.replicas.groups[world.queue_id]
+    real = getattr(type(group.core), way)
+
+    def planted(self: Any, *arguments: Any) -> Any:
+        if self is group.core:
+            raise Planted(way)
+        return real(self, *arguments)
+
+    monkeypatch.setattr(type(group.core), way, planted)
+    if way in ("in_contact", "lost_contact"):
+        for session in list(world.network.sessions):
+            if "b" in session.ends and "a" in session.ends:
+                world.network.close(session, "b")
+        world.ticks(2)
+        world.connect("a", "b")
+        world.doubt_all()
+    if way == "tick":
+        node.cluster.replicas.active[group] = None
+    client = world.clients["c"]
+    client.publish("quorum/bad")
+    world.ticks(20)
+    world.wait(lambda: not client.unconfirmed)
+    assert node.alive
+    assert [failure.reason for failure in node.broker.failures.stopped()] in ([way], [])
+    assert world.group(node.name) is not group, "nothing was planted on this way"
+    monkeypatch.undo()
+    world.ticks(failures.PAUSE_MS // TICK_MS + 20)
+    world.finish()
+
+
+def test_an_exception_in_the_topology_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    node = world.nodes["b"]
+    real = Catalog.apply
+
+    def planted(self: Catalog, index: int, data: bytes) -> None:
+        if self is node.cluster.catalog:
+            raise Planted("of the topology")
+        real(self, index, data)
+
+    monkeypatch.setattr(Catalog, "apply", planted)
+    world.clients["a"].declare("classic/new")
+    with pytest.raises(Fatal, match="topology"):
+        world.ticks(20)
+    assert node.cluster.replicas.groups[GROUP].machine is node.cluster.catalog
+
+
+def test_a_failed_queue_that_is_deleted_leaves_nothing_behind() -> None:
+    world = World()
+    world.plant("b", FOR_EVER)
+    world.publish(world.clients["a"], "quorum/bad")
+    world.wait(lambda: bool(world.stopped("b")))
+    client = world.clients["a"]
+    client.delete("quorum/bad")
+    world.wait_for(client)
+    node: SimulatedNode = world.nodes["b"]
+    world.wait(lambda: not world.stopped("b"))
+    world.ticks(ALL_PAUSES_TICKS)
+    assert world.queue_id not in node.cluster.replicas.groups
+    assert node.parts.store.recovered().get(world.queue_id) is None
+    world.finish()
