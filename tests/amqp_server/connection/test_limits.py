@@ -263,8 +263,9 @@ async def test_arguments_that_are_too_deep_close_the_connection(
             # All that compares or prints arguments goes through them.
             await user.send(_declaring(depth))
             await user.wait_for(commands.Queue.DeclareOk)
-            arguments = ManagedBroker(node).queue("/", "q").arguments
-            assert msgspec.json.encode(plain(arguments)).count(b"[") == depth // 2
+            declared = ManagedBroker(node).queue("/", "q")
+            assert declared is not None
+            assert msgspec.json.encode(plain(declared.arguments)).count(b"[") == depth // 2
         await other.ask(1, commands.Queue.Declare(queue="other"), commands.Queue.DeclareOk)
 
 
