@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from conformance_tests.conftest import Connect, Name, Raw
 from conformance_tests.expect import expect_channel_close, expect_connection_close
 from conformance_tests.inbox import Inbox, drain, numbered, publish, sync, wait_drain, wait_for
+from conformance_tests.wire import RawClient, raw_method, short_string, table_bytes
 
 Basic = commands.Basic
 
@@ -177,6 +179,64 @@ def test_consumer_priority_must_be_an_integer(ch: BlockingChannel, queue: str, v
         f'"expected integer, got {kind}"',
     ):
         Inbox(ch, queue, arguments={"x-priority": value})
+
+
+def consume_with(client: RawClient, queue: str, value: bytes) -> None:
+    """Send a basic.consume whose x-priority has this type and these octets."""
+    arguments = table_bytes({"x-priority": value})
+    client.send(
+        raw_method(60, 20, b"\0\0" + short_string(queue.encode()) + short_string(b"") + b"\0" + arguments)
+    )
+
+
+@pytest.mark.parametrize("queue_type", ["classic", "quorum"])
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (b"T" + b"\xff" * 8, "timestamp"),
+        (b"T" + b"\0" * 7 + b"\x05", "timestamp"),
+        (b"D\0\0\0\0\x05", "decimal"),
+        (b"d" + struct.pack(">d", 5), "double"),
+        (b"f" + struct.pack(">f", 5), "float"),
+        (b"x\0\0\0\x015", "binary"),
+    ],
+)
+def test_consumer_priority_of_a_type_that_is_like_an_integer(
+    ch: BlockingChannel, name: Name, raw: Raw, queue_type: str, value: bytes, kind: str
+) -> None:
+    queue = name("q")
+    ch.queue_declare(queue, durable=True, arguments={"x-queue-type": queue_type})
+    client = raw()
+    consume_with(client, queue, value)
+    client.expect_channel_close(
+        406,
+        f"PRECONDITION_FAILED - invalid arg 'x-priority' for queue '{queue}' in vhost '/': "
+        f'"expected integer, got {kind}"',
+    )
+    ch.queue_delete(queue)
+
+
+@pytest.mark.parametrize("queue_type", ["classic", "quorum"])
+def test_consumer_priority_of_any_width(ch: BlockingChannel, name: Name, raw: Raw, queue_type: str) -> None:
+    queue = name("q")
+    ch.queue_declare(queue, durable=True, arguments={"x-queue-type": queue_type})
+    client = raw()
+    for value in (
+        b"b\x80",
+        b"B\xff",
+        b"s\x80\0",
+        b"u\xff\xff",
+        b"I\x80\0\0\0",
+        b"i\xff\xff\xff\xff",
+        b"l\x80" + b"\0" * 7,
+        b"l\x7f" + b"\xff" * 7,
+    ):
+        consume_with(client, queue, value)
+        client.read(Basic.ConsumeOk)
+    publish(ch, queue, b"m")
+    client.read(Basic.Deliver)
+    client.close()
+    ch.queue_delete(queue)
 
 
 def test_equal_consumers_share_in_turn(ch: BlockingChannel, queue: str) -> None:

@@ -11,7 +11,7 @@ from pamqp import commands
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.reply import PSEUDO_QUEUE, ReplyHost
 from amqp_server.channel.confirms import Confirms
-from amqp_server.channel.exchange_methods import check_owner
+from amqp_server.channel.exchange_methods import argument_types, check_owner
 from amqp_server.channel.queue_methods import check_home, find, resolve_name
 from amqp_server.channel.subscription import Getter, Subscription
 from amqp_server.channel.tx import Transaction
@@ -77,7 +77,7 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
     check_owner(channel, queue)
     check_home(channel, queue)
     arguments: dict[str, object] = dict(method.arguments or {})
-    priority = _consumer_priority(queue.name, channel.vhost.name, arguments)
+    priority = _consumer_priority(channel, queue.name, arguments)
     if "x-stream-offset" in arguments:
         raise PreconditionFailed(
             f"invalid arg 'x-stream-offset' for queue '{name}' in vhost '{channel.vhost.name}' "
@@ -133,14 +133,16 @@ def in_exclusive_use(channel: Channel, queue: Queue) -> AccessRefused:
     return AccessRefused(f"queue '{queue.name}' in vhost '{channel.vhost.name}' in exclusive use")
 
 
-def _consumer_priority(queue: str, vhost: str, arguments: dict[str, object]) -> int:
+def _consumer_priority(channel: Channel, queue: str, arguments: dict[str, object]) -> int:
     if "x-priority" not in arguments:
         return 0
     priority = arguments["x-priority"]
-    if isinstance(priority, bool) or not isinstance(priority, int):
+    # A timestamp beyond the calendar is decoded to a number, which need not fit in a long.
+    kind = argument_types(channel).get("x-priority") or tables.type_name(priority)
+    if isinstance(priority, bool) or not isinstance(priority, int) or kind == "timestamp":
         raise PreconditionFailed(
-            f"invalid arg 'x-priority' for queue '{queue}' in vhost '{vhost}': "
-            f'"expected integer, got {tables.type_name(priority)}"'
+            f"invalid arg 'x-priority' for queue '{queue}' in vhost '{channel.vhost.name}': "
+            f'"expected integer, got {kind}"'
         )
     return priority
 

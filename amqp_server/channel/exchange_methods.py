@@ -39,13 +39,14 @@ def existing(channel: Channel, name: str) -> Exchange:
 
 
 def argument_types(channel: Channel) -> dict[str, str]:
-    """Return the field types of the arguments of the declare being handled, which pamqp does not tell.
+    """Return the field types of the arguments of the declare or consume being handled, which pamqp does not tell.
 
-    queue.declare and exchange.declare begin with a ticket and short strings, then one octet of bits, then the table.
+    These methods begin with a ticket and short strings (queue.declare has one, exchange.declare and basic.consume have
+    two), then one octet of bits, then the table.
     """
     payload = channel.raw
     offset = 6 + 1 + payload[6]
-    if payload[1] == 40:
+    if payload[1] != 50:
         offset += 1 + payload[offset]
     try:
         return tables.types(payload[offset + 1 :])

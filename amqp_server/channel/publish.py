@@ -116,7 +116,7 @@ def slow_segment(channel: Channel, assembly: Assembly) -> Segment:
     username, frame_max = connection.client.username, connection.limits.frame_max
     route, payload, body_size = assembly.route, assembly.header, assembly.body_size
     assert payload is not None
-    properties = content.Properties.parse(payload)
+    properties = content.Properties.parse(payload, connection.config.table_depth_max)
     user_id = properties.text("user_id")
     if user_id is not None and user_id != username:
         raise PreconditionFailed(

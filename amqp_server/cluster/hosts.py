@@ -174,7 +174,8 @@ class ClusterHosts:
             for node in queue.members:
                 members[node] = members.get(node, 0) + 1
             leaders[queue.record.leader] = leaders.get(queue.record.leader, 0) + 1
-        nodes = list(self._roster.staying)
+        # Where all are about to leave, the catalog says so.
+        nodes = self._roster.staying or sorted(self._roster.nodes) or [own]
         size = parsed.initial_group_size or self._config.group_size
         locator = parsed.leader_locator or self._config.queue_leader_locator
         nodes.sort(

@@ -358,7 +358,7 @@ class ClusterNode:
         while True:
             await trio.sleep(TICK_S)
             now = self._broker.clock()
-            founding = self.leads_topology and not self.roster.nodes
+            founding = self.leads_topology and not self._knows_nodes
             look = founding or now - looked >= self._config.rebalance_ms
             if look:
                 looked = now
@@ -408,6 +408,14 @@ class ClusterNode:
     async def _join(self) -> None:
         await self._joined.wait()
         await self.mark()
+        # A queue that is declared before the nodes are known has no place to go to, or too few of them.
+        while not self._knows_nodes:
+            await trio.sleep(TICK_S)
+
+    @property
+    def _knows_nodes(self) -> bool:
+        group = self.replication.group
+        return group is not None and not self.roster.unnamed(group.core.members.voters)
 
     async def _patiently(self, wait: Callable[[], Awaitable[object]]) -> None:
         """Wait, and say now and then for whom."""

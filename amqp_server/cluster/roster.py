@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 #: No batch of the same start of a node comes after this one.
 LAST_BATCH = (1 << 63) - 1
@@ -37,6 +37,14 @@ class Roster:
     def is_known(self, node: str) -> bool:
         """True if a node has been heard of since it joined. The disk of one that was not is yet to be filled."""
         return 0 < self.batches.get(node, (0, 0))[1] < LAST_BATCH
+
+    def unnamed(self, names: Iterable[str]) -> list[str]:
+        """Return those of these nodes that the log has not named yet: neither as nodes nor as removed ones."""
+        return [
+            name
+            for name in names
+            if name not in self.nodes and self.batches.get(name, (0, 0))[1] != LAST_BATCH
+        ]
 
     def removed_at(self, node: str) -> int:
         """Return where in the log a node was removed, and has not joined since; 0 if it was not."""

@@ -80,12 +80,14 @@ class Steward:
 
     def _look_after_nodes(self, group: Group) -> None:
         nodes = self._roster.nodes
-        if nodes:
+        unnamed = self._roster.unnamed(group.core.members.voters)
+        if not unnamed:
             self._settle(group, nodes)
         elif not self._founded:
+            # All of them, or those that the leader before did not come to.
             self._founded = True
             addresses = self._addresses()
-            for name in group.core.members.voters:
+            for name in unnamed:
                 self._replication.submit(PutNode(name, addresses.get(name, "")))
         for node, incarnation in self._replicas.incarnations.items():
             if incarnation is not None and self._told.get(node) != incarnation and node in nodes:

@@ -66,7 +66,9 @@ class Incoming:
         self._session = session
         self.broker = session.broker
         self.config = session.config
-        self.publisher = Publisher(session.limits.frame_max, b"", self.config.message_bytes_max)
+        self.publisher = Publisher(
+            session.limits.frame_max, b"", self.config.message_bytes_max, self.config.table_depth_max
+        )
         self.received_bytes = 0
         self._tail = b""
         #: Offset behind the frame that is being handled.

@@ -163,7 +163,7 @@ class Session:
             self.incoming.content(kind, number, payload, whole)
 
     def _connection_method(self, payload: bytes) -> None:
-        method = methods.decode(payload)
+        method = methods.decode(payload, self.config.table_depth_max)
         handler = CONNECTION.get(type(method))
         where = methods.ids(payload)
         if handler is None or self.state is not handler[0]:
@@ -178,7 +178,7 @@ class Session:
         channel = self.channels.get(number)
         where = methods.ids(payload)
         if channel is None:
-            self._open_channel(number, methods.decode(payload), where)
+            self._open_channel(number, methods.decode(payload, self.config.table_depth_max), where)
             return
         if channel.closing:
             if payload[:4] == _CHANNEL_CLOSE_OK:
@@ -188,7 +188,7 @@ class Session:
             return
         if channel.assembly is not None:
             raise UnexpectedFrame(expected(channel.assembly), (60, 40))
-        method = methods.decode(payload)
+        method = methods.decode(payload, self.config.table_depth_max)
         self.incoming.flush_segments()
         if not isinstance(method, (commands.Basic.Publish, commands.Basic.Ack)):
             # Answers count what was published before them. An ack has none, and the fast path runs nothing for it either.
@@ -342,7 +342,9 @@ class Session:
         """These are the limits from now on."""
         self.limits = Limits(frame_max, channel_max, heartbeat_s)
         username = self.client.username.encode()
-        self.incoming.publisher = Publisher(frame_max, username, self.config.message_bytes_max)
+        self.incoming.publisher = Publisher(
+            frame_max, username, self.config.message_bytes_max, self.config.table_depth_max
+        )
 
     def opened(self) -> None:
         """The vhost is open."""

@@ -18,7 +18,7 @@ from amqp_server.broker.broker import Broker
 from amqp_server.connection.outbox import Outbox
 from amqp_server.connection.session import Session
 from amqp_server.errors import AMQPError, InternalError, PreconditionFailed
-from amqp_server.wire import content, frames
+from amqp_server.wire import content, frames, tables
 
 CHANNEL = 1
 #: Class, weight and body size of a content header (spec 4.2.6.1); flags and properties follow.
@@ -130,6 +130,8 @@ def _encoded(method: base.Frame) -> bytes:
 
 def _marshalled(properties: commands.Basic.Properties) -> bytes:
     try:
+        # pamqp's encoder has no bound on the depth.
+        tables.encode(properties.headers or {})
         return properties.marshal()
     except (TypeError, ValueError, OverflowError) as error:
         raise PreconditionFailed(f"a property cannot be encoded: {error}") from None

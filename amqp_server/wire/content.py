@@ -42,8 +42,8 @@ class Properties:
         self.raw: dict[str, bytes] = raw or {}
 
     @classmethod
-    def parse(cls, payload: bytes) -> Properties:
-        """Parse a content header's payload. Raises FrameError where it is malformed."""
+    def parse(cls, payload: bytes, depth: int = tables.DEPTH_MAX) -> Properties:
+        """Parse a content header's payload, with headers of at most this depth. Raises FrameError where it is malformed."""
         if len(payload) < _HEADER.size:
             raise FrameError(f"content header of {len(payload)} bytes is too short")
         flags: int = _HEADER.unpack_from(payload)[3]
@@ -54,7 +54,7 @@ class Properties:
         for bit, name in enumerate(PROPERTIES):
             if not flags & (0x8000 >> bit):
                 continue
-            after = _after(payload, offset, end, name)
+            after = _after(payload, offset, end, name, depth)
             raw[name] = payload[offset:after]
             offset = after
         if offset != end:
@@ -96,11 +96,11 @@ class Properties:
         return self.raw.get("delivery_mode") == b"\x02"
 
 
-def _after(payload: bytes, offset: int, end: int, name: str) -> int:
+def _after(payload: bytes, offset: int, end: int, name: str, depth: int) -> int:
     """Return the offset after the property at `offset`."""
     if name == "headers":
         try:
-            return tables.check(payload, offset, end)
+            return tables.check(payload, offset, end, depth)
         except (tables.TableError, IndexError) as error:
             raise FrameError(f"malformed headers table: {error}") from error
     size = _FIXED_SIZES.get(name)

@@ -123,7 +123,15 @@ class Segment:
 class Publisher:
     """What the scanner knows of the connection."""
 
-    __slots__ = ("_interned", "_misses", "_shapes", "frame_max", "message_bytes_max", "username")
+    __slots__ = (
+        "_interned",
+        "_misses",
+        "_shapes",
+        "frame_max",
+        "message_bytes_max",
+        "table_depth_max",
+        "username",
+    )
 
     #: Bound on the attribute tuples kept; expirations may all differ.
     INTERNED_MAX = 1024
@@ -131,10 +139,17 @@ class Publisher:
     SHAPES_MAX = 256
     MISSES_MAX = 4096
 
-    def __init__(self, frame_max: int, username: bytes, message_bytes_max: int) -> None:
+    def __init__(
+        self,
+        frame_max: int,
+        username: bytes,
+        message_bytes_max: int,
+        table_depth_max: int = tables.DEPTH_MAX,
+    ) -> None:
         self.frame_max = frame_max
         self.username = username
         self.message_bytes_max = message_bytes_max
+        self.table_depth_max = table_depth_max
         self._interned: dict[tuple[Any, ...], Attributes] = {}
         #: By size, flags and stamp of a content header: which bits of it decide, and what they were.
         self._shapes: dict[tuple[int, int, int, bool], tuple[int, int, Attributes]] = {}
@@ -188,7 +203,7 @@ class Publisher:
                 offset += data[offset] + 1
             if flags & HEADERS:
                 start = offset
-                offset = tables.check(data, offset, end)
+                offset = tables.check(data, offset, end, self.table_depth_max)
                 if data.find(b"CC", start, offset) >= 0:
                     return None
             persistent = False

@@ -36,15 +36,17 @@ def ids(payload: bytes) -> tuple[int, int]:
     return int.from_bytes(payload[:2], "big"), int.from_bytes(payload[2:4], "big")
 
 
-def decode(payload: bytes) -> base.Frame:
-    """Decode a method frame's payload. Raises CommandInvalid, FrameError."""
+def decode(payload: bytes, depth: int = tables.DEPTH_MAX) -> base.Frame:
+    """Decode a method frame's payload, with tables of at most this depth. Raises CommandInvalid, FrameError."""
     where = ids(payload)
     kind: type[base.Frame] | None = commands.INDEX_MAPPING.get(where[0] << 16 | where[1])
     if kind is None:
         raise CommandInvalid(f"unknown class or method ({where[0]}, {where[1]})", where)
     method: base.Frame = kind.__new__(kind)
     try:
-        _decode_into(method, payload)
+        _decode_into(method, payload, depth)
+    except tables.TableTooDeep as error:
+        raise FrameError(str(error), where) from None
     except (_Misfit, tables.TableError, IndexError, struct.error):
         # What was to log somebody in is not repeated.
         octets = "..." if where in _SECRETS else ",".join(map(str, payload[4:]))
@@ -52,7 +54,7 @@ def decode(payload: bytes) -> base.Frame:
     return method
 
 
-def _decode_into(method: base.Frame, payload: bytes) -> None:
+def _decode_into(method: base.Frame, payload: bytes, depth: int) -> None:
     offset, end, bit = 4, len(payload), 0
     for name in method.__slots__:
         field_type = method.amqp_type(name)
@@ -64,7 +66,10 @@ def _decode_into(method: base.Frame, payload: bytes) -> None:
             continue
         if bit:
             offset, bit = offset + 1, 0
-        value, offset = _FIELDS[field_type](payload, offset)
+        if field_type == "table":
+            value, offset = _table(payload, offset, depth)
+        else:
+            value, offset = _FIELDS[field_type](payload, offset)
         if offset > end:
             raise _Misfit
         setattr(method, name, value)
@@ -95,8 +100,8 @@ def _long_string(payload: bytes, offset: int) -> tuple[Any, int]:
     return payload[offset + 4 : after], after
 
 
-def _table(payload: bytes, offset: int) -> tuple[Any, int]:
-    after = tables.check(payload, offset, len(payload))
+def _table(payload: bytes, offset: int, depth: int) -> tuple[Any, int]:
+    after = tables.check(payload, offset, len(payload), depth)
     return tables.decode(payload[offset:after]), after
 
 
@@ -104,7 +109,6 @@ _FIELDS: dict[str, Callable[[bytes, int], tuple[Any, int]]] = {
     **{name: _integer(layout) for name, layout in _INTEGERS.items()},
     "shortstr": _short_string,
     "longstr": _long_string,
-    "table": _table,
 }
 
 

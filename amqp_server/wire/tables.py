@@ -1,5 +1,8 @@
 """Field tables, decoded by offset and bounded in depth.
 
+What clients send is checked against a depth of the configuration's (table_depth_max), and nothing goes deeper than
+DEPTH_MAX: all that walks a table, here and elsewhere, calls itself a few times for each level.
+
 A table may be as large as a frame, and pamqp copies the rest of the buffer for each value, which is quadratic. The types
 are RabbitMQ's (https://www.rabbitmq.com/amqp-0-9-1-errata.html, section 3).
 """
@@ -11,7 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 
-TABLE_DEPTH_MAX = 32
+#: The highest table_depth_max there is. What was stored under another limit is read with this one.
+DEPTH_MAX = 128
 NAME_BYTES_MAX = 255
 
 _FIXED: dict[int, tuple[struct.Struct, Callable[[int | float], object]]] = {
@@ -38,7 +42,14 @@ class TableError(ValueError):
     """The bytes are not a field table, or one that is nested too deeply."""
 
 
-def entries(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
+class TableTooDeep(TableError):
+    """More tables and arrays are nested in a table than may be."""
+
+    def __init__(self, depth: int = DEPTH_MAX) -> None:
+        super().__init__(f"tables and arrays are nested more than {depth} deep (table_depth_max)")
+
+
+def entries(data: bytes, start: int, end: int, depth: int = DEPTH_MAX) -> Iterator[tuple[bytes, int, int]]:
     """Yield (name, offset of the value's type octet, offset after the value) of each field in data[start:end].
 
     `start` points behind the table's length. Values are checked for their length and depth, not decoded.
@@ -48,7 +59,7 @@ def entries(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, int, int
         name_end = offset + 1 + data[offset]
         if name_end >= end:
             raise TableError("a field name ends outside its table")
-        after = skip(data, name_end, end, TABLE_DEPTH_MAX)
+        after = skip(data, name_end, end, depth)
         yield data[offset + 1 : name_end], name_end, after
         offset = after
 
@@ -70,7 +81,7 @@ def skip(data: bytes, offset: int, end: int, depth: int) -> int:
         if tag in _LONG_STRINGS:
             return after
         if depth == 0:
-            raise TableError(f"a table is nested deeper than {TABLE_DEPTH_MAX}")
+            raise TableTooDeep
         if tag == 0x46:  # F
             inner = offset + 5
             while inner < after:
@@ -89,22 +100,27 @@ def skip(data: bytes, offset: int, end: int, depth: int) -> int:
     return after
 
 
-def check(data: bytes, offset: int, end: int) -> int:
-    """Check the table whose length is at `offset`; return the offset after it. Raises TableError."""
+def check(data: bytes, offset: int, end: int, depth: int = DEPTH_MAX) -> int:
+    """Check the table whose length is at `offset`; return the offset after it. Raises TableError.
+
+    Up to `depth` tables and arrays may be nested in it.
+    """
     if offset + 4 > end:
         raise TableError("a table's length is missing")
     after: int = offset + 4 + _U32.unpack_from(data, offset)[0]
     if after > end:
         raise TableError("a table ends outside its frame")
-    for _ in entries(data, offset + 4, after):
-        pass
+    try:
+        for _ in entries(data, offset + 4, after, depth):
+            pass
+    except TableTooDeep:
+        raise TableTooDeep(depth) from None
     return after
 
 
 def decode(table: bytes) -> dict[str, object]:
-    """Decode a table with its length in front."""
-    end = check(table, 0, len(table))
-    return {name.decode(errors="replace"): value(table, start) for name, start, _ in entries(table, 4, end)}
+    """Decode a table with its length in front. Raises TableError."""
+    return _fields(table, 4, check(table, 0, len(table)))
 
 
 def tables_in(table: bytes, name: bytes) -> list[bytes]:
@@ -115,16 +131,49 @@ def tables_in(table: bytes, name: bytes) -> list[bytes]:
             continue
         at = start + 5
         while at < after:
-            behind = skip(table, at, after, TABLE_DEPTH_MAX)
+            behind = skip(table, at, after, DEPTH_MAX)
             if table[at] == ord("F"):
                 found.append(table[at + 1 : behind])
             at = behind
     return found
 
 
-def value(data: bytes, offset: int) -> object:
-    """Decode the (checked) value whose type octet is at `offset`."""
+def _fields(data: bytes, offset: int, end: int) -> dict[str, object]:
+    """Decode the (checked) fields in data[offset:end]."""
+    fields: dict[str, object] = {}
+    while offset < end:
+        after = offset + 1 + data[offset]
+        name = data[offset + 1 : after].decode(errors="replace")
+        fields[name], offset = _value(data, after)
+    return fields
+
+
+def _value(data: bytes, offset: int) -> tuple[object, int]:
+    """Decode the (checked) value whose type octet is at `offset`; return also the offset after it."""
     tag = data[offset]
+    size = _SIZES.get(tag)
+    if size is not None:
+        return _fixed(data, offset, tag), offset + 1 + size
+    start = offset + 5
+    end = start + _U32.unpack_from(data, offset + 1)[0]
+    if tag == ord("S"):
+        raw = data[start:end]
+        try:
+            return raw.decode(), end
+        except UnicodeDecodeError:
+            return raw, end
+    if tag == ord("x"):
+        return bytearray(data[start:end]), end
+    if tag == ord("F"):
+        return _fields(data, start, end), end
+    items: list[object] = []
+    while start < end:
+        item, start = _value(data, start)
+        items.append(item)
+    return items, end
+
+
+def _fixed(data: bytes, offset: int, tag: int) -> object:
     if tag in _FIXED:
         layout, convert = _FIXED[tag]
         return convert(layout.unpack_from(data, offset + 1)[0])
@@ -133,25 +182,7 @@ def value(data: bytes, offset: int) -> object:
     if tag == ord("D"):
         scale, unscaled = _DECIMAL.unpack_from(data, offset + 1)
         return Decimal(unscaled).scaleb(-scale)
-    if tag == ord("T"):
-        return _timestamp(_TIMESTAMP.unpack_from(data, offset + 1)[0])
-    start = offset + 5
-    end = start + _U32.unpack_from(data, offset + 1)[0]
-    if tag == ord("S"):
-        raw = data[start:end]
-        try:
-            return raw.decode()
-        except UnicodeDecodeError:
-            return raw
-    if tag == ord("x"):
-        return bytearray(data[start:end])
-    if tag == ord("F"):
-        return {name.decode(errors="replace"): value(data, at) for name, at, _ in entries(data, start, end)}
-    items: list[object] = []
-    while start < end:
-        items.append(value(data, start))
-        start = skip(data, start, end, TABLE_DEPTH_MAX)
-    return items
+    return _timestamp(_TIMESTAMP.unpack_from(data, offset + 1)[0])
 
 
 def _timestamp(seconds: int) -> object:
@@ -161,17 +192,22 @@ def _timestamp(seconds: int) -> object:
         return seconds
 
 
-def encode(table: Mapping[str, object]) -> bytes:
-    """Encode a table with its length in front. Takes whatever `decode` returns, so it never fails on a client's values."""
+def encode(table: Mapping[str, object], depth: int = DEPTH_MAX) -> bytes:
+    """Encode a table with its length in front. Takes whatever `decode` returns, so it never fails on a client's values.
+
+    Raises TableError for what did not come by AMQP: numbers that have no type, and what is nested deeper than `depth`.
+    """
     parts: list[bytes] = []
     for name, item in table.items():
         raw = name.encode(errors="replace")[:NAME_BYTES_MAX]
-        parts += (bytes((len(raw),)), raw, encode_value(item))
+        parts += (bytes((len(raw),)), raw, encode_value(item, depth))
     return _sized(b"".join(parts))
 
 
-def encode_value(item: object) -> bytes:
+def encode_value(item: object, depth: int = DEPTH_MAX) -> bytes:
     """Encode a value behind its type octet; a number gets the narrowest type that RabbitMQ's clients use for it."""
+    if depth == 0 and isinstance(item, Mapping | list | tuple):
+        raise TableTooDeep
     match item:
         case None:
             return b"V"
@@ -194,9 +230,9 @@ def encode_value(item: object) -> bytes:
         case datetime():
             return b"T" + _TIMESTAMP.pack(int(item.timestamp()))
         case Mapping():
-            return b"F" + encode(item)
+            return b"F" + encode(item, depth - 1)
         case list() | tuple():
-            return b"A" + _sized(b"".join(map(encode_value, item)))
+            return b"A" + _sized(b"".join([encode_value(each, depth - 1) for each in item]))
         case _:
             raise TableError(f"no field type for a {type(item).__name__}")
 

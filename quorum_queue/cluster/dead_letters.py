@@ -1,4 +1,8 @@
-"""The leader of a quorum queue sends its dead letters on.
+"""One node sends the dead letters of a quorum queue on.
+
+Those that are sent at most once leave where their entry was proposed, when it is applied there, and nowhere else. Any
+leader applies entries of the terms before its own, and so does every node that starts again: nobody can tell then
+whether the letters left already.
 
 Where they must not be lost (x-dead-letter-strategy: at-least-once) the queue holds them until their targets have them,
 and the log says when that is: so the next leader knows which ones are left.
@@ -11,22 +15,42 @@ from typing import TYPE_CHECKING
 from quorum_queue.cluster import contents
 from quorum_queue.local import DEAD_LETTER_RETRY_MS
 from quorum_queue.machine.effects import Reason
+from quorum_queue.machine.replicated import Applied
 from quorum_queue.machine.run import Run
 
 if TYPE_CHECKING:
     from quorum_queue.cluster.group_host import GroupHost
 
 
-def send(host: GroupHost, letters: list[tuple[Run, Reason]]) -> None:
-    """Send those on that are not on their way yet."""
+def send_applied(host: GroupHost, applied: Applied) -> None:
+    """Send those on that this entry brought."""
+    held = _held(host)
+    leads, proposed = host.group.is_leader, host.group.proposed(applied.index)
+    for run, reason in applied.dead_letters:
+        if run.seqs.start in held:
+            if leads:
+                _send_held(host, run, reason)
+        elif proposed:
+            _send(host, run.every(0, 1), reason, host.replica.find(run.seqs), certain=False)
+
+
+def send_held(host: GroupHost) -> None:
+    """The leader sends those on that the queue holds and that are not on their way yet."""
+    for run, reason in list(_held(host).values()):
+        _send_held(host, run, reason)
+
+
+def _held(host: GroupHost) -> dict[int, tuple[Run, Reason]]:
+    """Return what the queue holds, by position; forget what was sent and is not held any more."""
     held = host.replica.machine.dead_lettering
     if len(host.dead_letters_sent) > len(held):
         host.dead_letters_sent = {seq: None for seq in host.dead_letters_sent if seq in held}
-    for run, reason in letters:
-        certain = host.certain and run.seqs.start in held
-        if certain and run.seqs.start in host.dead_letters_sent:
-            continue
-        _send(host, run.every(0, 1), reason, host.replica.find(run.seqs), certain=certain)
+    return held
+
+
+def _send_held(host: GroupHost, run: Run, reason: Reason) -> None:
+    if run.seqs.start not in host.dead_letters_sent:
+        _send(host, run.every(0, 1), reason, host.replica.find(run.seqs), certain=True)
 
 
 def _send(host: GroupHost, run: Run, reason: Reason, places: contents.Places, *, certain: bool) -> None:

@@ -94,6 +94,7 @@ class Group:
         "machine",
         "next_number",
         "proposed_ms",
+        "proposed_terms",
         "receiving",
         "released",
         "replicas",
@@ -120,6 +121,8 @@ class Group:
         self.flights: list[Flight] | tuple[()] = ()
         #: When the last entry was proposed, and whether there was more than one batch in it.
         self.proposed_ms = 0
+        #: Terms in which this process led and proposed entries, but for those before the last entry applied.
+        self.proposed_terms: tuple[int, ...] = ()
         self.crowded = False
         #: A timer is set for the next one.
         self.wakes = False
@@ -215,6 +218,10 @@ class Group:
         if not self.is_leader or not isinstance(inbox, list):
             # Their nodes send them to the new leader as soon as they know of it.
             return
+        term = self.core.term
+        if term not in self.proposed_terms:
+            done = self.core.log.term_at(self.applied)
+            self.proposed_terms = (*(led for led in self.proposed_terms if led >= done), term)
         limit, now = self.replicas.options.entry_bytes, self.replicas.clock()
         self.proposed_ms, self.crowded = now, len(inbox) > 1
         if self.machine.single:
@@ -232,6 +239,10 @@ class Group:
                 self.inbox = inbox[at:]
                 return
             at = end
+
+    def proposed(self, index: int) -> bool:
+        """True if this process, as leader, proposed the entry with this index, which is being applied."""
+        return self.core.log.term_at(index) in self.proposed_terms
 
     # -- applying --------------------------------------------------------------------------------------------------
 

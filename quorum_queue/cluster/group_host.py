@@ -2,8 +2,8 @@
 
 What clients of this node do goes, in batches, into the log that all members share, and takes effect here when it is
 applied here: then this node confirms to its own publishers and delivers to its own consumers, from its own copy of the
-bodies. The leader does that and, beside it, what must be done once: it sends dead letters on, and it says in the log
-what only a clock or a look at the other nodes can tell.
+bodies. The leader does that and, beside it, what only one may do: it sends dead letters on (see dead_letters), and it
+says in the log what only a clock or a look at the other nodes can tell.
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ class GroupHost(DeferredHost):
             return
         machine = self.replica.machine
         self.dead_letters_sent.clear()
-        dead_letters.send(self, self.replica.dead_lettering)
+        dead_letters.send_held(self)
         if machine.due_ms is not None:
             self.wake_at(machine.due_ms)
         self.queue.renew()
@@ -322,6 +322,8 @@ class GroupHost(DeferredHost):
             self._released = self._released + applied.released if self._released else applied.released
             for index in applied.released:
                 self.replicas.bodies.drop(self.queue_id, index)
+        if applied.dead_letters:
+            dead_letters.send_applied(self, applied)
         if self.group.is_leader:
             self._lead(applied)
         if number:
@@ -350,8 +352,6 @@ class GroupHost(DeferredHost):
             self._confirmed(token, first, last, refused=refused)
 
     def _lead(self, applied: Applied) -> None:
-        if applied.dead_letters:
-            dead_letters.send(self, applied.dead_letters)
         if applied.more:
             self.pending.append(("tick",))
         if applied.wake_at is not None:
@@ -381,7 +381,7 @@ class GroupHost(DeferredHost):
         self._wake_at = None
         if self.ended or not self.group.is_leader:
             return
-        dead_letters.send(self, self.replica.dead_lettering)
+        dead_letters.send_held(self)
         self.submit(("tick",))
 
     # -- bodies ----------------------------------------------------------------------------------------------------

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from pamqp import commands
 
 from amqp_server.broker import operations
+from amqp_server.broker.arguments import QueueArguments
 from amqp_server.broker.records import ExchangeRecord, QueueRecord, encoded
 from amqp_server.broker.topology import Result
 from amqp_server.broker.users import User
 from amqp_server.cluster.catalog import PutNode, RemoveNode
+from amqp_server.cluster.replication import ClusterReplication
 from amqp_server.errors import PreconditionFailed
 from amqp_server.wire import frames
 from quorum_queue.cluster.group import Group
@@ -231,6 +233,55 @@ def test_a_member_that_starts_again_while_it_leaves_is_still_one() -> None:
     scene.publish(client, "quorum")
     scene.finish()
     assert queue_id not in scene.nodes["a"].disk.groups.groups
+
+
+def naming(names: str) -> Callable[[ClusterReplication, Any, Any], None]:
+    """Return a `submit` that lets only these nodes be named as the cluster's."""
+    submit = ClusterReplication.submit
+
+    def mutant(self: ClusterReplication, proposal: Any, done: Any = None) -> None:
+        if not isinstance(proposal, PutNode) or proposal.name in names:
+            submit(self, proposal, done)
+
+    return mutant
+
+
+@pytest.mark.parametrize("names", ["", "a", "bc"])
+def test_a_node_serves_when_it_knows_all_nodes(names: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue that is declared before would have no place to go to, or too few members."""
+    cluster = Cluster("abc", "abc")
+    with monkeypatch.context() as patch:
+        patch.setattr(ClusterReplication, "submit", naming(names))
+        cluster.mend()
+        for _ in range(40):
+            cluster.work_off()
+            for node in cluster.running:
+                cluster.tick(node)
+        assert cluster.leading() is not None
+        assert [list(node.cluster.roster.nodes) for node in cluster.running] == [list(names)] * 3
+        assert not cluster.serving
+    leader = cluster.leading()
+    assert leader is not None
+    # The next leader names those that this one did not come to.
+    cluster.crash(cluster.nodes[leader.replicas.node])
+    cluster.settle()
+    for node in cluster.serving:
+        assert sorted(node.cluster.roster.nodes) == ["a", "b", "c"]
+        placed = node.broker.hosts.place(QueueArguments(queue_type="quorum"))
+        assert sorted(placed) == ["a", "b", "c"]
+
+
+def test_a_queue_without_a_place_is_refused_in_order() -> None:
+    """Where no node is to stay, or none is known."""
+    scene = Scene()
+    parsed = QueueArguments(queue_type="quorum")
+    hosts = scene.nodes["a"].broker.hosts
+    nodes = scene.nodes["a"].cluster.roster.nodes
+    for name in "abc":
+        nodes[name] = ""
+    assert sorted(hosts.place(parsed)) == ["a", "b", "c"]
+    nodes.clear()
+    assert hosts.place(parsed) == ("a",)
 
 
 def test_a_queue_is_put_on_nodes_that_have_been_there() -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import signal
+import struct
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 from pamqp import commands
 
 from amqp_server.config import Config
 from amqp_server.connection.state import State
+from amqp_server.management.adapter import ManagedBroker
+from amqp_server.management.answer import plain
 from conformance_tests.patience import PATIENCE_S
 
-from ..wire.published import message, method, raw
+from ..wire.published import long, message, method, raw, short
 from .served import Client, client, connect, handshakes_take, served, until
 
 HEARTBEAT = raw(8, 0, b"")
@@ -222,3 +226,70 @@ async def test_what_was_confirmed_is_there_after_a_restart(tmp_path: Path) -> No
         await reader.ask(1, commands.Basic.Consume(queue="q"), commands.Basic.ConsumeOk)
         [delivery] = await reader.deliveries(1)
         assert delivery.body == b"kept"
+
+
+#: Limit, depth, and whether the connection ends.
+DEPTHS = [
+    (1, 1, False),
+    (1, 2, True),
+    (32, 32, False),
+    (32, 33, True),
+    (128, 128, False),
+    (128, 129, True),
+    (128, 5_000, True),
+]
+
+
+def _declaring(depth: int) -> bytes:
+    """A queue.declare whose arguments are so deep; pamqp's encoder would not come to the end of it."""
+    value = b"I\0\0\0\1"
+    for level in range(depth):
+        value = b"A" + long(value) if level % 2 else b"F" + long(short(b"k") + value)
+    return raw(1, 1, struct.pack(">HHH", 50, 10, 0) + short(b"q") + b"\0" + long(short(b"x-k") + value))
+
+
+@pytest.mark.parametrize(("limit", "depth", "ends"), DEPTHS)
+async def test_arguments_that_are_too_deep_close_the_connection(
+    tmp_path: Path, limit: int, depth: int, ends: bool
+) -> None:
+    async with served(tmp_path, table_depth_max=limit) as node, client(node) as user, client(node) as other:
+        await user.send(_declaring(depth))
+        if ends:
+            closed = await user.wait_for(commands.Connection.Close)
+            assert (closed.reply_code, closed.class_id, closed.method_id) == (501, 50, 10)
+            assert f"nested more than {limit} deep (table_depth_max)" in closed.reply_text
+        else:
+            await user.wait_for(commands.Queue.DeclareOk)
+            # All that compares or prints arguments goes through them.
+            await user.send(_declaring(depth))
+            await user.wait_for(commands.Queue.DeclareOk)
+            declared = ManagedBroker(node).queue("/", "q")
+            assert declared is not None
+            assert msgspec.json.encode(plain(declared.arguments)).count(b"[") == depth // 2
+        await other.ask(1, commands.Queue.Declare(queue="other"), commands.Queue.DeclareOk)
+
+
+@pytest.mark.parametrize("bodies", [1, 2], ids=["whole", "in-parts"])
+@pytest.mark.parametrize(("limit", "depth", "ends"), DEPTHS)
+async def test_headers_that_are_too_deep_close_the_connection(
+    tmp_path: Path, limit: int, depth: int, ends: bool, bodies: int
+) -> None:
+    value = b"I\0\0\0\1"
+    for level in range(depth):
+        value = b"A" + long(value) if level % 2 else b"F" + long(short(b"k") + value)
+    headers = long(short(b"k") + value)
+    header = struct.pack(">HHQH", 60, 0, 2, 0x2000) + headers
+    body = raw(3, 1, b"ab") if bodies == 1 else raw(3, 1, b"a") + raw(3, 1, b"b")
+    async with served(tmp_path, table_depth_max=limit) as node, client(node) as user:
+        await user.ask(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
+        # Once by the way of frames seen for the first time, and once by that of known ones.
+        for _ in range(2):
+            await user.send(method(1, commands.Basic.Publish(routing_key="q")), raw(2, 1, header), body)
+            if ends:
+                closed = await user.wait_for(commands.Connection.Close)
+                assert closed.reply_code == 501
+                assert f"nested more than {limit} deep (table_depth_max)" in closed.reply_text
+                return
+        await user.send(method(1, commands.Basic.Consume(queue="q", no_ack=True)))
+        for delivery in await user.deliveries(2):
+            assert delivery.body == b"ab"

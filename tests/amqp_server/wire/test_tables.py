@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 import struct
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import decode
 
+from amqp_server.broker import records
+from amqp_server.management.answer import plain
 from amqp_server.wire import tables
+from exchanges import field
 
 from .published import field_tables, long, short
 
@@ -67,11 +71,58 @@ def nested(depth: int, kind: bytes) -> bytes:
 
 @pytest.mark.parametrize("kind", [b"F", b"A"])
 def test_depth_is_bounded(kind: bytes) -> None:
-    deepest = nested(tables.TABLE_DEPTH_MAX, kind)
-    assert tables.decode(deepest)
-    for depth in (tables.TABLE_DEPTH_MAX + 1, 5_000):
-        with pytest.raises(tables.TableError, match="deeper"):
+    for depth in (1, 32, tables.DEPTH_MAX):
+        deepest, deeper = nested(depth, kind), nested(depth + 1, kind)
+        assert tables.check(deepest, 0, len(deepest), depth) == len(deepest)
+        with pytest.raises(tables.TableTooDeep, match=f"more than {depth} deep"):
+            tables.check(deeper, 0, len(deeper), depth)
+    for depth in (tables.DEPTH_MAX + 1, 5_000):
+        with pytest.raises(tables.TableTooDeep):
             tables.decode(nested(depth, kind))
+
+
+@pytest.mark.parametrize("kind", [b"F", b"A"])
+def test_the_deepest_table_goes_through_all_that_walks_tables(kind: bytes) -> None:
+    deepest = nested(tables.DEPTH_MAX, kind)
+    decoded = tables.decode(deepest)
+    assert tables.encode(decoded) == deepest
+    assert records.encoded(decoded) == deepest
+    assert field.token(decoded) == field.token(tables.decode(deepest))
+    assert field.matching_token(decoded)
+    assert field.erlang_term(decoded).count("table" if kind == b"F" else "array") == tables.DEPTH_MAX
+    assert plain(decoded) == decoded
+    assert records.BindingRecord("/", "x", "q", "queue", "", deepest).key
+
+
+@pytest.mark.parametrize("kind", [dict, list])
+def test_what_did_not_come_by_amqp_is_encoded_up_to_a_depth(kind: type) -> None:
+    value: object = 1
+    for _ in range(tables.DEPTH_MAX):
+        value = {"k": value} if kind is dict else [value]
+    assert tables.encode({"k": value})
+    for _ in range(5_000):
+        value = {"k": value} if kind is dict else [value]
+        with pytest.raises(tables.TableTooDeep):
+            tables.encode({"k": value})
+
+
+def test_a_deep_table_is_decoded_in_one_pass() -> None:
+    """Each value is looked at once, not once for each table around it."""
+    many = long(b"".join(short(b"") + b"t\x01" for _ in range(1000)))
+    value = b"F" + many
+    for _ in range(tables.DEPTH_MAX - 1):
+        value = b"F" + long(short(b"k") + value)
+    seen = 0
+
+    class Counted(bytes):
+        def __getitem__(self, key: Any) -> Any:
+            nonlocal seen
+            seen += 1
+            return super().__getitem__(key)
+
+    table = Counted(long(short(b"k") + value))
+    assert tables.decode(table)
+    assert seen < 20 * 1000
 
 
 def test_lengths_are_not_believed() -> None:

@@ -61,8 +61,8 @@ class Ledger:
         #: Positions of each body that was accepted.
         self.accepted: dict[bytes, list[int]] = {}
         self.order: dict[bytes, int] = {}
-        #: Bodies that went to the dead-letter exchange.
-        self.dead: dict[bytes, None] = {}
+        #: How often each body went to the dead-letter exchange.
+        self.dead: dict[bytes, int] = {}
         self.deliveries: dict[tuple[Key, int], list[Delivery]] = {}
         #: Told by the clients: what they published, and what they said of deliveries.
         self.published: dict[bytes, None] = {}
@@ -233,10 +233,16 @@ class Ledger:
             before = self.accepted.setdefault(body, [])
             before.append(seq)
             if run.head == DEAD:
-                if not any(body in source.dead for source in self.sources):
+                sources = [source for source in self.sources if body in source.dead]
+                if not sources:
                     raise self.fail(f"{body!r} came as a dead letter and was none")
-                if len(before) > 1:
-                    self.note("dead letters twice")
+                if any(source.settings.dead_letter_at_least_once for source in sources):
+                    if len(before) > 1:
+                        self.note("dead letters twice")
+                elif len(before) > sum(source.dead[body] for source in sources):
+                    raise self.fail(f"{body!r} came as a dead letter more often than it became one")
+                else:
+                    self.note("dead letters at most once")
                 continue
             if body not in self.published:
                 raise self.fail(f"{body!r} was published by nobody")
@@ -273,13 +279,15 @@ class Ledger:
         if run.seqs.start < 1:
             # It never was in the queue.
             ordinals = range(-run.seqs.start, -run.seqs.start + len(run.seqs))
-            self.dead.update(dict.fromkeys(entry.bodies.contents(ordinals)))
+            for body in entry.bodies.contents(ordinals):
+                self.dead[body] = self.dead.get(body, 0) + 1
             return
         for seq in run.seqs:
             if seq in self.dead_lettering:
                 raise self.fail(f"message {seq} becomes a dead letter twice")
             reasons[seq] = reason
-            self.dead[self.bodies[seq]] = None
+            body = self.bodies[seq]
+            self.dead[body] = self.dead.get(body, 0) + 1
 
     def _check_left(
         self, seq: int, verb: str, released: list[int], given: dict[int, None], reason: str | None

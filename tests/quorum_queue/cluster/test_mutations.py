@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from amqp_server.cluster.groups import Groups
-from quorum_queue.cluster import transfer
+from quorum_queue.cluster import dead_letters, transfer
 from quorum_queue.cluster.deferred_host import DeferredHost
 from quorum_queue.cluster.early import Early
 from quorum_queue.cluster.frames import StatePiece
@@ -24,9 +24,10 @@ from quorum_queue.cluster.losses import Losses
 from quorum_queue.cluster.reach import Reach
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.cluster.transfer import Receiving
-from quorum_queue.machine.replicated import Replica
+from quorum_queue.machine.replicated import Applied, Replica
 from tests.quorum_queue.cluster import (
     simulation,
+    test_dead_letters,
     test_dead_links,
     test_disks,
     test_groups,
@@ -119,6 +120,16 @@ def answers_nobody(self: DeferredHost, why: object) -> None: ...
 def nothing(self: object, *arguments: Any) -> None: ...
 
 
+def sends_as_leader() -> Callable[..., None]:
+    send = dead_letters.send_applied
+
+    def mutant(host: GroupHost, applied: Applied) -> None:
+        if host.group.is_leader:
+            send(host, applied)
+
+    return mutant
+
+
 def at_once(self: Reach) -> list[str]:
     return [*self._apart_since, *filter(self._flaps, self._links.connected())]
 
@@ -144,6 +155,9 @@ MUTATIONS = [
     Mutation("a log with a hole that nobody can fill is kept", Losses, "_forget", nothing,
              test_disks.test_a_leader_that_cannot_read_what_only_it_has_forgets_it),
     Mutation("dead letters are not sent on by the next leader", GroupHost, "leader_changed", nothing),
+    Mutation("any leader sends the dead letters of what it applies", Group, "proposed", lambda self, index: self.is_leader),
+    Mutation("a leader that steps down sends no dead letters", dead_letters, "send_applied", sends_as_leader(),
+             test_dead_letters.test_a_leader_that_steps_down_sends_what_it_proposed),
     Mutation("consumers stay behind when their queue moves", DeferredHost, "hand_over", lambda self, to, failed=False: self.close(),
              test_groups.test_a_queue_moves_from_node_to_node_with_its_clients),
     Mutation("the group of a deleted queue goes on", Replicas, "close", nothing),

@@ -36,7 +36,7 @@ from tests.amqp_server.cluster.simulation.marks import Marks
 from tests.amqp_server.cluster.simulation.mesh import SimulatedMesh
 from tests.amqp_server.cluster.simulation.waiting import Task
 from tests.quorum_queue.cluster.network import Network, Session
-from tests.turns import StrictBoundary
+from tests.turns import StrictBoundary, Violation
 
 if TYPE_CHECKING:
     from tests.amqp_server.cluster.simulation.clients import Client
@@ -183,6 +183,8 @@ class SimulatedNode:
         """As amqp_server.app does before it listens to clients."""
         cluster, broker = self.cluster, self.broker
         await cluster.joined()
+        if not cluster.roster.nodes:
+            raise Violation(f"{self.name} serves before it knows what nodes there are")
         if cluster.leads_topology and "/" not in broker.vhost_records:
             self.turn.run(self._propose_first)
         self.serving = True
