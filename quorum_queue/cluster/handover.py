@@ -2,7 +2,11 @@
 
 A leader that has lost a member which is alive hands the group over; see reach for when a member counts as lost.
 The receiver must have all that is committed, and must reach more of the members by its own account, so each such move
-gains a member at least, and the moves come to an end. Where no node reaches everybody, the best one leads.
+gains a member at least. Where no node reaches everybody, the best one leads.
+
+Two nodes may judge differently: each knows best which of its own links break again and again, and a peer in a new session
+does not know it at all. So a group that has come back is not handed to the same node again for `steady_ms`, and the moves
+come to an end.
 A leader without a majority does not hand over; elections take care of that.
 """
 
@@ -41,10 +45,15 @@ class HandOver:
         #: Nodes that did not take a group, and until when they get no more, ms; how long that is grows.
         self._paused: dict[str, int] = {}
         self._pause_ms: dict[str, int] = {}
+        #: Until when a group is not handed to a node that has it from here already, ms, by group and node.
+        self._given: dict[tuple[int, str], int] = {}
 
     def tick(self) -> None:
         """Begin to hand over groups that are better led elsewhere, a limited number at each tick."""
         self._look_at_begun()
+        if self._given:
+            now = self._replicas.clock()
+            self._given = {given: until for given, until in self._given.items() if until > now}
         lacking = self._reach.lacking()
         if not lacking:
             self._paused.clear()
@@ -78,6 +87,8 @@ class HandOver:
             if gain is None:
                 gain = gains[members] = self._gains(members)
             best = self._best(leadership, gain)
+            if self._given:
+                best = [name for name in best if (group.id, name) not in self._given]
             if best:
                 yield group, best
 
@@ -104,7 +115,11 @@ class HandOver:
                 continue
             del self._begun[group]
             there = self._replicas.groups.get(group.id) is group
-            if there and leadership is not None and not leadership.transferring:
+            if not there:
+                continue
+            if leadership is None:
+                self._given[group.id, to] = self._replicas.clock() + self._replicas.options.steady_ms
+            elif not leadership.transferring:
                 self._pause(to)
 
     def _pause(self, to: str) -> None:

@@ -209,7 +209,7 @@ class Reach:
         return gain
 
     def _reaches(self, peer: str, told: Told, node: str) -> bool:
-        flaps = self._flaps(node) and told.breaks.count(node, self._clock() - self.options.steady_ms) >= FLAPS
+        flaps = told.breaks.count(node, self._clock() - self.options.steady_ms) >= FLAPS
         return self.linked(peer, node) and not flaps
 
     def _flaps(self, node: str) -> bool:

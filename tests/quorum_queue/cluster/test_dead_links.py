@@ -7,8 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from quorum_queue.cluster import frames
+from quorum_queue.cluster import frames, handover
+from quorum_queue.cluster.group import Group
 from quorum_queue.cluster.reach import FLAPS
+from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.raft.messages import TIMEOUT_NOW, decode_message
 from tests.quorum_queue.cluster.clients import Holder, Publisher
 from tests.quorum_queue.cluster.node import DEAD_TICKS, LOOK_TICKS, RAFT, REPLICATION, TICK_MS
@@ -176,6 +178,33 @@ def test_a_link_that_never_stands_for_long_moves_the_leader_though_it_is_soon_ba
         scene.work(2)
     assert scene.leaders() == {"plain": "b"}
     assert scene.host("b").group.core.term == term + 1
+    scene.finish()
+
+
+def test_a_group_that_has_come_back_is_not_handed_to_the_same_node_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A node whose links have all flapped takes others for better placed; they do not know why."""
+    moves: list[tuple[str, str]] = []
+    hand_over = handover.transfer
+
+    def transfer(replicas: Replicas, group: Group, to: str) -> bool:
+        begun = hand_over(replicas, group, to)
+        moves.extend([(replicas.node, to)] * begun)
+        return begun
+
+    scene = Scene(names="abcde", members="abcde")
+    monkeypatch.setattr(handover, "transfer", transfer)
+    for _ in range(FLAPS):
+        for session in scene.sessions_of("a"):
+            scene.end_session(session)
+        scene.work(1)
+        scene.heal()
+        scene.work(2)
+    scene.cut("b", "c")
+    scene.work(STEADY_TICKS)
+    assert moves
+    assert len(moves) == len(dict.fromkeys(moves))
     scene.finish()
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from quorum_queue.cluster import compaction, frames
+from quorum_queue.cluster.losses import RETRY_MS
+from tests.quorum_queue.cluster.node import TICK_MS
 from tests.quorum_queue.cluster.scene import Scene, sync
 
 
@@ -258,4 +260,31 @@ def test_what_a_snapshot_names_and_the_disk_has_lost_is_fetched_once_that_is_cer
     scene.settle()
     assert (node.replicas.losses.found_count, len(node.replicas.losses)) == (1, 0)
     assert not node.environment.groups.groups[scene.group_id].damaged
+    scene.finish()
+
+
+def test_what_no_peer_has_answered_is_asked_for_again() -> None:
+    scene = Scene()
+    publisher = scene.publisher("a")
+    for _ in range(3):
+        scene.publish("a", publisher)
+        scene.work()
+    node = scene.nodes["b"]
+    lost = scene.host("b").replica.locations.pinned()[1]
+    scene.host("b").replicas.bodies.drop_group(scene.group_id)
+    node.environment.groups.flip(scene.group_id, lost)
+    scene.consume("b")
+    for _ in range(8):
+        for sender in "abc":
+            for to in "abc":
+                if sender != to:
+                    scene.deliver(sender, to, lambda frame: frame[0] != frames.FETCH)
+            sync(scene.nodes[sender])
+    # The question is lost, and its link stands.
+    for peer in "ac":
+        stream = node.sessions[peer].streams[peer]
+        while stream:
+            stream.pop()
+    scene.work(2 * RETRY_MS // TICK_MS)
+    assert not node.replicas.losses.entries()
     scene.finish()

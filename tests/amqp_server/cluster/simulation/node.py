@@ -34,7 +34,7 @@ from quorum_queue.memory import MemoryBudget
 from tests.amqp_server.cluster.simulation.ledger import Ledger, watching
 from tests.amqp_server.cluster.simulation.marks import Marks
 from tests.amqp_server.cluster.simulation.mesh import SimulatedMesh
-from tests.amqp_server.cluster.simulation.waiting import Task
+from tests.amqp_server.cluster.simulation.waiting import Task, sleep
 from tests.quorum_queue.cluster.network import Network, Session
 from tests.turns import StrictBoundary, Violation
 
@@ -45,6 +45,8 @@ TICK_MS = 50
 #: Ticks of silence after which a session ends.
 DEAD_TICKS = 6
 USER = "guest"
+#: See amqp_server.app.
+FIRST_USER_WAIT_S = 0.1
 #: Small limits, so that they are met.
 LIMITS: dict[str, Any] = {
     "cluster_secret_file": "none", "election_ms": 200, "node_down_ms": 400, "disk_stall_ms": 800,
@@ -185,8 +187,12 @@ class SimulatedNode:
         await cluster.joined()
         if not cluster.roster.nodes:
             raise Violation(f"{self.name} serves before it knows what nodes there are")
-        if cluster.leads_topology and "/" not in broker.vhost_records:
-            self.turn.run(self._propose_first)
+        proposed = False
+        while broker.permissions.get(USER, "/") is None:
+            if cluster.leads_topology and not proposed:
+                proposed = True
+                self.turn.run(self._propose_first)
+            await sleep(FIRST_USER_WAIT_S)
         self.serving = True
 
     def _propose_first(self) -> None:
