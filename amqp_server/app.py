@@ -273,8 +273,8 @@ class Node:
             background.cancel_scope.cancel()
 
     async def _manage(self, listening: socket.socket) -> None:
-        from amqp_server.management.adapter import ManagedBroker
         from amqp_server.management.listener import serve
+        from amqp_server.management.managed_broker import ManagedBroker
 
         await serve(listening, ManagedBroker(self), self.config, trio.sleep_forever)
 

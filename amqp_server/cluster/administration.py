@@ -28,7 +28,7 @@ PART_LOOK_S = 0.05
 
 
 class Administration:
-    """See amqp_server.management.port.Cluster."""
+    """What the HTTP API does with a cluster."""
 
     def __init__(self, cluster: ClusterNode, turn: Turn) -> None:
         self._cluster = cluster

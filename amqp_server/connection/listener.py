@@ -12,8 +12,8 @@ import trio
 from amqp_server.broker.broker import Broker
 from amqp_server.config import parse_address
 from amqp_server.connection.session import State
-from amqp_server.connection.tls import TlsWire
-from amqp_server.connection.transport import PlainWire, Transport, Wire
+from amqp_server.connection.transport import ClientWire, Transport
+from quorum_queue.links.wire import TlsWire, Wire
 
 logger = logging.getLogger("mqd.connection")
 
@@ -65,7 +65,8 @@ class Server:
         self.turn = broker.turn
         self.backpressure = backpressure
         self.transports: dict[Transport, None] = {}
-        self._buffer = bytearray(self.config.receive_bytes)
+        #: Shared by all connections: a read is copied out of it before the next await.
+        self.receive_buffer = memoryview(bytearray(self.config.receive_bytes))
         #: Accepted, whether a task serves them yet or not.
         self._open = 0
         #: Those of them that have not logged in.
@@ -127,8 +128,8 @@ class Server:
 
     async def _wire(self, sock: socket.socket, tls: ssl.SSLContext | None) -> Wire | None:
         if tls is None:
-            return PlainWire(sock, self._buffer)
-        wire = TlsWire(sock, self._buffer, tls)
+            return ClientWire(sock)
+        wire = TlsWire(sock, tls, server_host=None)
         try:
             with trio.fail_after(self.config.handshake_timeout_s):
                 await wire.handshake()

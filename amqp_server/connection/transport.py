@@ -6,84 +6,34 @@ filled an outbox tries to send it at once; a task for it exists only while a soc
 
 from __future__ import annotations
 
-import socket
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import trio
 
 from amqp_server.connection.outbox import Outbox
 from amqp_server.connection.session import Session, State
+from quorum_queue.links.wire import PlainWire, Wire
 
 if TYPE_CHECKING:
     from amqp_server.connection.listener import Server
 
 #: Time that a client has to answer connection.close, or to take what is still to be sent to it.
 CLOSE_TIMEOUT_S = 5.0
-
-
 #: Chunks given to the kernel at once (IOV_MAX is 1,024).
 GATHER_MAX = 512
 #: Chunks from this size on are not copied together first.
 GATHER_BYTES_MIN = 8192
 
 
-class Wire(Protocol):
-    """Bytes to and from the peer."""
+class ClientWire(PlainWire):
+    """A client's socket. What a consumer gets is many small chunks, for which copying is cheaper than gathering."""
 
-    @property
-    def pending(self) -> bool:
-        """True if `send` took something that has not left yet."""
-
-    async def receive(self) -> bytes: ...
-
-    def send(self, chunks: list[bytes | memoryview]) -> int: ...
-
-    async def writable(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-
-class PlainWire:
-    """A TCP socket."""
-
-    __slots__ = ("_buffer", "_socket")
-
-    def __init__(self, sock: socket.socket, buffer: bytearray) -> None:
-        self._socket = sock
-        #: Shared by all connections: it is read and copied between two awaits.
-        self._buffer = buffer
-
-    @property
-    def pending(self) -> bool:
-        return False
-
-    async def receive(self) -> bytes:
-        """Return what has come, b"" at the end."""
-        while True:
-            await trio.lowlevel.wait_readable(self._socket)
-            try:
-                count = self._socket.recv_into(self._buffer)
-            except (BlockingIOError, InterruptedError):
-                continue
-            return bytes(memoryview(self._buffer)[:count])
+    __slots__ = ()
 
     def send(self, chunks: list[bytes | memoryview]) -> int:
-        """Send what fits now; return how many bytes that was."""
-        try:
-            if len(chunks) == 1:
-                return self._socket.send(chunks[0])
-            if len(chunks[0]) + len(chunks[1]) < GATHER_BYTES_MIN:
-                return self._socket.send(b"".join(chunks[:GATHER_MAX]))
-            return self._socket.sendmsg(chunks[:GATHER_MAX])
-        except (BlockingIOError, InterruptedError):
-            return 0
-
-    async def writable(self) -> None:
-        await trio.lowlevel.wait_writable(self._socket)
-
-    async def close(self) -> None:
-        trio.lowlevel.notify_closing(self._socket)
-        self._socket.close()
+        if len(chunks) > 1 and len(chunks[0]) + len(chunks[1]) < GATHER_BYTES_MIN:
+            return super().send([b"".join(chunks[:GATHER_MAX])])
+        return super().send(chunks[:GATHER_MAX])
 
 
 class Transport:
@@ -122,8 +72,7 @@ class Transport:
             self._turn.run(self._turn.contain, session, session.lost)
             self._turn.forget(session, self)
             self.opened()
-            with trio.CancelScope(shield=True):
-                await self._wire.close()
+            self._wire.close()
 
     def opened(self) -> None:
         """The client has logged in, or it never will."""
@@ -145,13 +94,17 @@ class Transport:
                     await self._drained.wait()
 
     async def _read(self) -> None:
-        session, turn = self.session, self._turn
+        session, turn, wire = self.session, self._turn, self._wire
+        buffer = self._server.receive_buffer
         while session.state is not State.CLOSED:
-            data = await self._wire.receive()
-            if not data:
+            await wire.readable()
+            count = wire.receive([buffer])
+            if count is None:
+                continue
+            if not count:
                 return
             self.last_received = trio.current_time()
-            turn.receive(session, data)
+            turn.receive(session, bytes(buffer[:count]))
             if session.login is not None:
                 await self._log_in()
             while session.state is State.RUNNING and (self._full() or self._ahead_of_disk()):
@@ -207,7 +160,7 @@ class Transport:
                 outbox.sent(sent)
                 self._unsent = _after(chunks, sent)
                 chunks = self._unsent or outbox.take()
-            if self._wire.pending:
+            if self._wire.pending_bytes:
                 self._drain_later()
         except OSError:
             self._scope.cancel()
@@ -229,7 +182,7 @@ class Transport:
             while True:
                 await self._wire.writable()
                 chunks = self._unsent or outbox.take()
-                if not chunks and not self._wire.pending:
+                if not chunks and not self._wire.pending_bytes:
                     break
                 sent = self._wire.send(chunks) if chunks else 0
                 outbox.sent(sent)

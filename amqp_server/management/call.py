@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -12,7 +12,9 @@ from amqp_server.broker.users import ADMINISTRATOR, MANAGEMENT, MONITORING, POLI
 from amqp_server.broker.vhosts import VhostRecord
 from amqp_server.errors import AMQPError
 from amqp_server.management.answer import bad_request, not_authorised, not_found, refusal_of
-from amqp_server.management.port import Broker
+
+if TYPE_CHECKING:
+    from amqp_server.management.managed_broker import ManagedBroker
 
 #: Which tags let a user do what a route asks for.
 MAY: Mapping[str, frozenset[str]] = {
@@ -30,7 +32,12 @@ Request = TypeVar("Request", bound=msgspec.Struct)
 
 class Call:
     def __init__(
-        self, broker: Broker, user: User, path: Mapping[str, str], query: Mapping[str, str], body: bytes
+        self,
+        broker: ManagedBroker,
+        user: User,
+        path: Mapping[str, str],
+        query: Mapping[str, str],
+        body: bytes,
     ) -> None:
         self.broker = broker
         self.user = user

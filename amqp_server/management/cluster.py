@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from amqp_server.management.answer import NO_CONTENT, Answer, Refusal
 from amqp_server.management.call import Call
-from amqp_server.management.port import Cluster
+
+if TYPE_CHECKING:
+    from amqp_server.cluster.administration import Administration
 
 
 class NodeAddress(msgspec.Struct):
@@ -20,7 +22,7 @@ class NodeName(msgspec.Struct):
     node: str
 
 
-def _cluster(call: Call) -> Cluster:
+def _cluster(call: Call) -> Administration:
     cluster = call.broker.cluster
     if cluster is None:
         raise Refusal(

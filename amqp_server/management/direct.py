@@ -12,13 +12,13 @@ from types import TracebackType
 from typing import NamedTuple
 
 import trio
-from pamqp import base, commands, frame
+from pamqp import base, commands
 
 from amqp_server.broker.broker import Broker
 from amqp_server.connection.outbox import Outbox
 from amqp_server.connection.session import Session
 from amqp_server.errors import AMQPError, InternalError, PreconditionFailed
-from amqp_server.wire import content, frames, tables
+from amqp_server.wire import content, frames, methods, tables
 
 CHANNEL = 1
 #: Class, weight and body size of a content header (spec 4.2.6.1); flags and properties follow.
@@ -105,10 +105,9 @@ class Direct:
         while position < len(data):
             kind, _, size = frames.prefix.unpack_from(data, position)
             start, end = position + 7, position + 7 + size
-            whole = data[position : end + 1]
             position = end + 1
             if kind == frames.METHOD:
-                yield _method(whole)
+                yield _method(data[start:end])
                 continue
             if kind == frames.HEADER:
                 header = content.Properties.parse(data[start:end])
@@ -137,11 +136,10 @@ def _marshalled(properties: commands.Basic.Properties) -> bytes:
         raise PreconditionFailed(f"a property cannot be encoded: {error}") from None
 
 
-def _method(whole: bytes) -> base.Frame:
-    _, _, method = frame.unmarshal(whole)
+def _method(payload: bytes) -> base.Frame:
+    method = methods.decode(payload)
     if isinstance(method, (commands.Channel.Close, commands.Connection.Close)):
         raise _error(method, hard=isinstance(method, commands.Connection.Close))
-    assert isinstance(method, base.Frame)
     return method
 
 

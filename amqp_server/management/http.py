@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextlib import aclosing
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from starlette.applications import Starlette
@@ -21,8 +22,10 @@ from amqp_server.errors import AMQPError
 from amqp_server.management.answer import Answer, Refusal, encode, not_authorised, refusal_of
 from amqp_server.management.call import MAY, Call
 from amqp_server.management.login import Login
-from amqp_server.management.port import Broker
 from amqp_server.management.routes import ROUTES, Route
+
+if TYPE_CHECKING:
+    from amqp_server.management.managed_broker import ManagedBroker
 
 log = logging.getLogger("mqd.management")
 
@@ -70,7 +73,7 @@ class Gate:
 
 
 class Api:
-    def __init__(self, broker: Broker, body_bytes_max: int) -> None:
+    def __init__(self, broker: ManagedBroker, body_bytes_max: int) -> None:
         self._broker = broker
         self._body_bytes_max = body_bytes_max
         self._login = Login(broker.users)

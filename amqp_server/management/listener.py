@@ -11,11 +11,14 @@ import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 import trio
 
 from amqp_server.config import Config
-from amqp_server.management.port import Broker
+
+if TYPE_CHECKING:
+    from amqp_server.management.managed_broker import ManagedBroker
 
 log = logging.getLogger("mqd.management")
 #: Hypercorn's own, which would greet at every start.
@@ -30,7 +33,7 @@ RESTART_S = 1.0
 
 
 async def serve(
-    listening: socket.socket, broker: Broker, config: Config, stop: Callable[[], Awaitable[None]]
+    listening: socket.socket, broker: ManagedBroker, config: Config, stop: Callable[[], Awaitable[None]]
 ) -> None:
     """Answers until `stop` returns. What breaks the server breaks nothing else: it is started again."""
     for module in ("hypercorn.trio", "amqp_server.management.http"):
@@ -46,7 +49,7 @@ async def serve(
 
 
 async def _serve(
-    listening: socket.socket, broker: Broker, config: Config, stop: Callable[[], Awaitable[None]]
+    listening: socket.socket, broker: ManagedBroker, config: Config, stop: Callable[[], Awaitable[None]]
 ) -> None:
     from hypercorn.config import Config as HypercornConfig
     from hypercorn.trio import serve as hypercorn_serve

@@ -11,8 +11,7 @@ import msgspec
 
 from amqp_server.management.answer import bad_request, not_found, plain
 from amqp_server.management.call import Call
-from amqp_server.management.port import Fate
-from amqp_server.management.views import MessageView
+from amqp_server.management.views import Fate, MessageView
 
 COUNT_MAX = 1_000
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 Details = dict[str, Any]
+#: What becomes of a message that was got: taken out, put back, or refused as by a consumer (dead-lettered).
+Fate = Literal["ack", "requeue", "reject"]
 
 
 class QueueView(msgspec.Struct, kw_only=True):

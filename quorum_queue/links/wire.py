@@ -1,4 +1,4 @@
-"""Bytes to and from a peer, plain or through TLS, taken and given without waiting."""
+"""Bytes to and from a socket, plain or through TLS, read and sent without waiting. For links and for clients alike."""
 
 from __future__ import annotations
 
@@ -60,6 +60,8 @@ class PlainWire:
 
     def send(self, chunks: list[bytes | memoryview]) -> int:
         try:
+            if len(chunks) == 1:
+                return self._socket.send(chunks[0])
             return self._socket.sendmsg(chunks)
         except (BlockingIOError, InterruptedError):
             return 0

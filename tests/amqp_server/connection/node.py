@@ -129,9 +129,9 @@ class MemoryNode:
     def _commits(self) -> Any:
         return Commits(self.environment)
 
-    def peer(self, *, user: str = "guest", frame_max: int = 131_072) -> Peer:
+    def peer(self, *, user: str = "guest", frame_max: int = 131_072, name: str = "peer") -> Peer:
         """Return a client that has logged in."""
-        peer = Peer(self, user, frame_max)
+        peer = Peer(self, user, frame_max, name)
         self.peers.append(peer)
         return peer
 
@@ -164,7 +164,7 @@ class Delivery(NamedTuple):
 class Peer:
     """A client's end of a session. See connection.session.Edge, and amqp_server.turn.Sender."""
 
-    def __init__(self, node: MemoryNode, user: str, frame_max: int) -> None:
+    def __init__(self, node: MemoryNode, user: str, frame_max: int, name: str = "peer") -> None:
         self.node = node
         broker = node.broker
         self.outbox = Outbox(broker.turn, self, broker.config.outbox_high_bytes)
@@ -172,7 +172,7 @@ class Peer:
             broker,
             self.outbox,
             self,
-            name="peer",
+            name=name,
             peer="127.0.0.1",
             user=user,
             vhost=broker.vhost("/"),

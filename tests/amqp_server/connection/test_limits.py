@@ -13,8 +13,8 @@ from pamqp import commands
 
 from amqp_server.config import Config
 from amqp_server.connection.state import State
-from amqp_server.management.adapter import ManagedBroker
 from amqp_server.management.answer import plain
+from amqp_server.management.managed_broker import ManagedBroker
 from conformance_tests.patience import PATIENCE_S
 
 from ..wire.published import long, message, method, raw, short

@@ -4,15 +4,21 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from pamqp import commands
 
-from amqp_server.management.views import ChannelView, ConnectionView, ConsumerView
+from amqp_server.broker.operations import Operation
+from amqp_server.broker.replication import Done, LocalReplication
+from amqp_server.config import Config
+from amqp_server.management.managed_broker import ManagedBroker
+from quorum_queue.ports import Refused
 
-from .conftest import Connect, FakeBroker, sha256
+from ..connection.node import Peer
+from .conftest import Connect, ManagedNode, sha256
 
 pytestmark = pytest.mark.trio
 
 
-async def test_users(connect: Connect, broker: FakeBroker) -> None:
+async def test_users(connect: Connect, broker: ManagedBroker) -> None:
     client = connect("admin")
     assert (
         await client.put("users/ann", json={"password": "secret", "tags": "monitoring,custom"})
@@ -38,13 +44,13 @@ async def test_users(connect: Connect, broker: FakeBroker) -> None:
         {"password_hash": "AAAA", "hashing_algorithm": "rabbit_password_hashing_md5"},
     ],
 )
-async def test_bad_users(connect: Connect, broker: FakeBroker, body: object) -> None:
+async def test_bad_users(connect: Connect, broker: ManagedBroker, body: object) -> None:
     answer = await connect("admin").put("users/ann", json=body)
     assert answer.status_code == 400, answer.text
     assert broker.users.get("ann") is None
 
 
-async def test_hash_is_taken_over_but_never_shown(connect: Connect, broker: FakeBroker) -> None:
+async def test_hash_is_taken_over_but_never_shown(connect: Connect, broker: ManagedBroker) -> None:
     client = connect("admin")
     encoded = sha256("secret").partition("$")[2]
     assert (
@@ -66,10 +72,20 @@ async def test_authenticate(connect: Connect) -> None:
     assert told == [True, False, False]
 
 
-async def test_deleted_users_are_thrown_out(connect: Connect, broker: FakeBroker) -> None:
-    broker.connections_ = [connection("c1", "plain"), connection("c2", "manager")]
+def closed(peer: Peer) -> str | None:
+    """Why the broker closed this connection; None if it did not."""
+    peer.collect()
+    found = [method for _, method in peer.answers() if isinstance(method, commands.Connection.Close)]
+    return found[0].reply_text if found else None
+
+
+async def test_deleted_users_are_thrown_out(
+    connect: Connect, node: ManagedNode, broker: ManagedBroker
+) -> None:
+    plain, manager = node.peer(user="plain"), node.peer(user="manager")
     await connect("admin").delete("users/plain")
-    assert [name for name, _ in broker.closed] == ["c1"]
+    assert "user 'plain' is deleted" in (closed(plain) or "")
+    assert closed(manager) is None
     assert broker.permissions.of_user("plain") == []
     assert (
         await connect("admin").post("users/bulk-delete", json={"users": ["manager", "x"]})
@@ -77,7 +93,7 @@ async def test_deleted_users_are_thrown_out(connect: Connect, broker: FakeBroker
     assert broker.users.get("manager") is None
 
 
-async def test_permissions(connect: Connect, broker: FakeBroker) -> None:
+async def test_permissions(connect: Connect, broker: ManagedBroker) -> None:
     client = connect("admin")
     body = {"configure": "^c", "write": ".*", "read": ""}
     assert (await client.put("permissions/other/plain", json=body)).status_code == 201
@@ -93,7 +109,7 @@ async def test_permissions(connect: Connect, broker: FakeBroker) -> None:
     assert (await client.get("permissions/other/plain")).status_code == 404
 
 
-async def test_vhosts(connect: Connect, broker: FakeBroker) -> None:
+async def test_vhosts(connect: Connect, broker: ManagedBroker) -> None:
     client = connect("admin")
     assert (await client.put("vhosts/v", json={"description": "d", "tags": "a,b"})).status_code == 201
     assert (await client.put("vhosts/v", json={})).status_code == 204
@@ -105,7 +121,7 @@ async def test_vhosts(connect: Connect, broker: FakeBroker) -> None:
     assert (await client.delete("vhosts/v")).status_code == 404
 
 
-async def test_default_queue_type_of_a_vhost(connect: Connect, broker: FakeBroker) -> None:
+async def test_default_queue_type_of_a_vhost(connect: Connect, broker: ManagedBroker) -> None:
     client = connect("admin")
     assert (await client.get("vhosts/%2F")).json()["default_queue_type"] == "undefined"
     assert (await client.put("vhosts/v", json={"default_queue_type": "quorum"})).status_code == 201
@@ -121,9 +137,15 @@ async def test_default_queue_type_of_a_vhost(connect: Connect, broker: FakeBroke
     assert (await client.get("vhosts/v")).json()["default_queue_type"] == "undefined"
 
 
-async def test_without_a_majority_changes_are_unavailable(connect: Connect, broker: FakeBroker) -> None:
+class NoMajority(LocalReplication):
+    def propose(self, operation: Operation, done: Done | None = None) -> None:
+        assert done is not None
+        done(Refused("no majority of the cluster's nodes is reachable"))
+
+
+async def test_without_a_majority_changes_are_unavailable(connect: Connect, node: ManagedNode) -> None:
     client = connect("admin")
-    broker.majority = False
+    node.broker.replication = NoMajority("n1", node.broker.topology)
     for path, body in (
         ("vhosts/v", {}),
         ("users/ann", {"password_hash": ""}),
@@ -138,7 +160,7 @@ async def test_without_a_majority_changes_are_unavailable(connect: Connect, brok
     assert (await client.get("vhosts")).status_code == 200
 
 
-async def test_vhosts_of_others_stay_shut(connect: Connect, broker: FakeBroker) -> None:
+async def test_vhosts_of_others_stay_shut(connect: Connect, broker: ManagedBroker) -> None:
     await connect("admin").put("queues/other/hidden", json={})
     manager = connect("manager")
     paths = ["vhosts/other", "queues/other", "queues/other/hidden", "exchanges/other", "bindings/other"]
@@ -151,10 +173,10 @@ async def test_vhosts_of_others_stay_shut(connect: Connect, broker: FakeBroker) 
         assert (await manager.delete(path)).status_code == 401
         # Who may look into all vhosts may change none of them.
         assert (await connect("watcher").delete(path)).status_code == 401
-    assert ("other", "hidden") in broker.queues_
+    assert broker.queue("other", "hidden") is not None
 
 
-async def test_queues(connect: Connect, broker: FakeBroker) -> None:
+async def test_queues(connect: Connect, node: ManagedNode, broker: ManagedBroker) -> None:
     client = connect("manager")
     body = {
         "durable": "true",
@@ -170,10 +192,11 @@ async def test_queues(connect: Connect, broker: FakeBroker) -> None:
     assert answer.json()["reason"].startswith("PRECONDITION_FAILED - inequivalent arg 'durable'")
     assert (await client.get("queues/%2F/q")).json()["arguments"] == {"x-max-length": 5}
     await broker.publish("/", "", "q", {}, b"x", "manager")
+    assert node.ready("q") == 1
     assert (await client.delete("queues/%2F/q?if-empty=true")).status_code == 400
     assert (await client.delete("queues/%2F/q?if-empty=perhaps")).status_code == 400
     assert (await client.delete("queues/%2F/q/contents")).status_code == 204
-    assert broker.messages["/", "q"] == []
+    assert node.ready("q") == 0
     assert (await client.delete("queues/%2F/q?if-empty=true")).status_code == 204
     assert (await client.delete("queues/%2F/q")).status_code == 404
 
@@ -200,9 +223,9 @@ DEAD_LETTER = {"arguments": {"x-dead-letter-exchange": "x"}}
 ALTERNATE = {"type": "topic", "arguments": {"alternate-exchange": "y"}}
 CHANGES: list[tuple[str, str, dict[str, Any], Needed]] = [
     ("PUT", "queues/%2F/q", {}, needs("configure q")),
-    ("PUT", "queues/%2F/q", DEAD_LETTER, needs("configure q", "read q", "write x")),
+    ("PUT", "queues/%2F/d", DEAD_LETTER, needs("configure d", "read d", "write x")),
     ("PUT", "exchanges/%2F/x", {"type": "topic"}, needs("configure x")),
-    ("PUT", "exchanges/%2F/x", ALTERNATE, needs("configure x", "read x", "write y")),
+    ("PUT", "exchanges/%2F/a", ALTERNATE, needs("configure a", "read a", "write y")),
     ("DELETE", "queues/%2F/q/contents", {}, needs("read q")),
     ("POST", "queues/%2F/q/get", GET, needs("read q")),
     ("POST", "exchanges/%2F/x/publish", MESSAGE, needs("write x")),
@@ -215,7 +238,7 @@ CHANGES: list[tuple[str, str, dict[str, Any], Needed]] = [
 ]
 
 
-async def test_permissions_hold_as_over_amqp(connect: Connect, broker: FakeBroker) -> None:
+async def test_permissions_hold_as_over_amqp(connect: Connect, broker: ManagedBroker) -> None:
     """Every change by every permission: the one that AMQP asks for is asked for here."""
     await broker.declare_queue("/", "q", durable=True, auto_delete=False, arguments={})
     await broker.declare_exchange(
@@ -244,7 +267,7 @@ async def test_exchanges(connect: Connect) -> None:
     assert (await client.get("exchanges/%2F/x")).status_code == 404
 
 
-async def test_bindings(connect: Connect, broker: FakeBroker) -> None:
+async def test_bindings(connect: Connect, broker: ManagedBroker) -> None:
     client = connect("admin")
     await client.put("queues/%2F/q", json={})
     await client.put("exchanges/%2F/x", json={"type": "fanout"})
@@ -259,8 +282,9 @@ async def test_bindings(connect: Connect, broker: FakeBroker) -> None:
     assert (await client.post("bindings/%2F/e/amq.topic/e/x", json={"routing_key": "#"})).status_code == 201
     assert (await client.post("bindings/%2F/e/nope/q/q", json={})).status_code == 404
     assert (await client.post("bindings/%2F/e/amq.topic/z/q", json={})).status_code == 404
-    assert len((await client.get("bindings/%2F")).json()) == 4
-    assert len((await client.get("queues/%2F/q/bindings")).json()) == 3
+    # One more: the binding of every queue to the default exchange.
+    assert len((await client.get("bindings/%2F")).json()) == 5
+    assert len((await client.get("queues/%2F/q/bindings")).json()) == 4
     assert len((await client.get("exchanges/%2F/amq.topic/bindings/source")).json()) == 4
     assert len((await client.get("exchanges/%2F/x/bindings/destination")).json()) == 1
     assert [
@@ -271,7 +295,7 @@ async def test_bindings(connect: Connect, broker: FakeBroker) -> None:
         assert (await client.get(path)).json()["properties_key"] == key
         assert (await client.delete(path)).status_code == 204
         assert (await client.delete(path)).status_code == 404
-    assert len(broker.bindings_) == 1
+    assert [row.destination_type for row in broker.bindings("/")] == ["queue", "exchange"]
 
 
 async def test_messages(connect: Connect) -> None:
@@ -319,13 +343,13 @@ async def test_messages(connect: Connect) -> None:
         {"properties": {"user_id": "manager"}},
     ],
 )
-async def test_bad_messages(connect: Connect, broker: FakeBroker, wrong: dict[str, object]) -> None:
+async def test_bad_messages(connect: Connect, node: ManagedNode, wrong: dict[str, object]) -> None:
     client = connect("admin")
     await client.put("queues/%2F/q", json={})
     body: dict[str, object] = {"routing_key": "q", "payload": "", "payload_encoding": "string"}
     answer = await client.post("exchanges/%2F/amq.default/publish", json=body | wrong)
     assert answer.status_code == 400, answer.text
-    assert broker.messages["/", "q"] == []
+    assert node.ready("q") == 0
 
 
 @pytest.mark.parametrize("wrong", [{"count": 0}, {"count": 1001}, {"truncate": -1}, {"ackmode": "maybe"}])
@@ -336,23 +360,13 @@ async def test_bad_gets(connect: Connect, wrong: dict[str, object]) -> None:
     assert (await client.post("queues/%2F/q/get", json=body | wrong)).status_code == 400
 
 
-def connection(name: str, user: str, vhost: str = "/") -> ConnectionView:
-    properties = {"product": "p", "blob": b"\xff"}
-    return ConnectionView(
-        name=name, user=user, vhost=vhost, peer_host="127.0.0.1", peer_port=1, client_properties=properties
-    )
-
-
-async def test_connections(connect: Connect, broker: FakeBroker) -> None:
-    broker.connections_ = [
-        connection(name, user) for name, user in (("a -> b", "manager"), ("c -> d", "admin"))
-    ]
-    details = {"name": "a -> b"}
-    broker.channels_ = [
-        ChannelView(name="a -> b (1)", number=1, user="manager", vhost="/", connection_details=details),
-        ChannelView(name="c -> d (1)", number=1, user="admin", vhost="/"),
-    ]
-    broker.consumers_ = [ConsumerView(consumer_tag="t", queue={"name": "q", "vhost": "/"})]
+async def test_connections(connect: Connect, node: ManagedNode, broker: ManagedBroker) -> None:
+    await broker.declare_queue("/", "q", durable=True, auto_delete=False, arguments={})
+    one, other = node.peer(user="manager", name="a -> b"), node.peer(user="admin", name="c -> d")
+    for peer in (one, other):
+        peer.session.client.properties = {"product": "p", "blob": b"\xff"}
+        peer.call(1, commands.Channel.Open())
+    one.call(1, commands.Basic.Consume(queue="q", consumer_tag="t"))
     manager, watcher, admin = connect("manager"), connect("watcher"), connect("admin")
     assert [row["name"] for row in (await manager.get("connections")).json()] == ["a -> b"]
     assert len((await watcher.get("connections")).json()) == 2
@@ -368,15 +382,21 @@ async def test_connections(connect: Connect, broker: FakeBroker) -> None:
     assert (await watcher.delete("connections/a%20-%3E%20b")).status_code == 401
     assert (await manager.delete("connections/a%20-%3E%20b")).status_code == 204
     assert (await admin.delete("connections/c%20-%3E%20d?reason=enough%0A")).status_code == 204
-    assert broker.closed == [("a -> b", "Closed via management API"), ("c -> d", "enough")]
+    assert "Closed via management API" in (closed(one) or "")
+    assert "enough" in (closed(other) or "")
+    third = node.peer(user="manager", name="e -> f")
     assert (await watcher.delete("connections/username/manager")).status_code == 401
+    assert closed(third) is None
     assert (await admin.delete("connections/username/manager")).status_code == 204
+    assert closed(third) is not None
 
 
-async def test_node(connect: Connect, broker: FakeBroker) -> None:
+async def test_node(connect: Connect, node: ManagedNode, broker: ManagedBroker) -> None:
     client = connect("admin")
     overview = (await client.get("overview")).json()
-    assert overview["object_totals"]["exchanges"] == 4
+    assert overview["object_totals"]["exchanges"] == sum(
+        len(list(broker.exchanges(vhost))) for vhost in ("/", "other")
+    )
     assert overview["listeners"][0]["port"] == 5672
     assert "listeners" not in (await connect("manager").get("overview")).json()
     assert (await client.get("nodes")).json()[0]["name"] == "n1"
@@ -384,22 +404,27 @@ async def test_node(connect: Connect, broker: FakeBroker) -> None:
     assert (await client.get("nodes/n2")).status_code == 404
     assert (await client.get("cluster-name")).json() == {"name": "n1"}
     assert (await client.put("nodes/n1/memory-limit", json={"limit": "0.5"})).status_code == 204
-    assert broker.memory_limit == "0.5"
+    assert node.resources.memory_limit_bytes == Config(memory_limit="0.5").memory_limit_bytes
     assert (await client.put("nodes/n1/memory-limit", json={"limit": "much"})).status_code == 400
     assert (await client.get("health/checks/alarms")).json() == {"status": "ok"}
-    broker.memory_alarm = True
+    node.broker.alarms.set("memory", True)
     answer = await client.get("health/checks/alarms")
     assert (answer.status_code, answer.json()["alarms"]) == (503, ["memory"])
 
 
-async def test_listing(connect: Connect, broker: FakeBroker) -> None:
+async def test_listing(connect: Connect, broker: ManagedBroker) -> None:
     client = connect("admin")
     for number in range(25):
         await broker.declare_queue("/", f"q{number:02}", durable=True, auto_delete=False, arguments={})
-        broker.queues_["/", f"q{number:02}"].messages = -number
-    rows = (await client.get("queues?sort=messages&columns=name,messages,owner_pid_details.name")).json()
-    assert rows[0] == {"name": "q24", "messages": -24}
-    assert (await client.get("queues?sort=messages&sort_reverse=true")).json()[0]["name"] == "q00"
+        for _ in range(number):
+            await broker.publish("/", "", f"q{number:02}", {}, b"", "admin")
+    rows = (
+        await client.get(
+            "queues?sort=messages&sort_reverse=true&columns=name,messages,owner_pid_details.name"
+        )
+    ).json()
+    assert rows[0] == {"name": "q24", "messages": 24}
+    assert (await client.get("queues?sort=messages")).json()[0]["name"] == "q00"
     page = (await client.get("queues?page=3&page_size=10")).json()
     assert (page["item_count"], page["page_count"], page["total_count"]) == (5, 3, 25)
     assert len((await client.get("queues?name=Q1")).json()) == 10
@@ -408,7 +433,7 @@ async def test_listing(connect: Connect, broker: FakeBroker) -> None:
         assert (await client.get(f"queues?{query}")).status_code == 400, query
 
 
-async def test_hostile_filter_ends_in_time(connect: Connect, broker: FakeBroker) -> None:
+async def test_hostile_filter_ends_in_time(connect: Connect, broker: ManagedBroker) -> None:
     await broker.declare_queue("/", "a" * 200 + "!", durable=True, auto_delete=False, arguments={})
     started = time.process_time()
     assert (await connect("admin").get("queues?name=(a|aa)%2B$&use_regex=true")).json() == []

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from amqp_server.cluster.administration import Administration
 from amqp_server.errors import NotFound, PreconditionFailed, Unavailable
+from amqp_server.management.managed_broker import ManagedBroker
 
-from .conftest import Connect, FakeBroker
+from .conftest import Connect
 
 pytestmark = pytest.mark.trio
 
@@ -24,7 +26,7 @@ CHANGES = [
 
 
 class FakeCluster:
-    """Notes what it is asked to do."""
+    """Stands in for Administration; notes what it is asked to do."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
@@ -76,9 +78,9 @@ class FakeCluster:
 
 
 @pytest.fixture
-def cluster(broker: FakeBroker) -> FakeCluster:
+def cluster(broker: ManagedBroker) -> FakeCluster:
     made = FakeCluster()
-    broker.cluster = made
+    broker.cluster = cast(Administration, made)
     return made
 
 

@@ -5,9 +5,10 @@ import pytest
 
 from amqp_server.broker.users import ADMINISTRATOR, MANAGEMENT, MONITORING
 from amqp_server.management.http import HEADERS
+from amqp_server.management.managed_broker import ManagedBroker
 from amqp_server.management.routes import ROUTES
 
-from .conftest import BODY_BYTES_MAX, Connect, FakeBroker
+from .conftest import BODY_BYTES_MAX, Connect, ManagedNode
 
 pytestmark = pytest.mark.trio
 
@@ -45,7 +46,7 @@ async def test_bad_authorization(connect: Connect, header: str) -> None:
 
 
 @pytest.mark.parametrize("user", ["admin", "watcher", "manager", "policies"])
-async def test_whoami(connect: Connect, broker: FakeBroker, user: str) -> None:
+async def test_whoami(connect: Connect, broker: ManagedBroker, user: str) -> None:
     answer = await connect(user).get("whoami")
     assert answer.status_code == 200
     assert answer.json()["name"] == user
@@ -57,7 +58,7 @@ async def test_guest_from_here(connect: Connect) -> None:
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
-async def test_no_route_lets_a_lesser_user_through(connect: Connect, broker: FakeBroker, route: Any) -> None:
+async def test_no_route_lets_a_lesser_user_through(connect: Connect, route: Any) -> None:
     path = route.path.format(**PATH).removeprefix("/api/")
     reached = {MANAGEMENT: "manager", MONITORING: "watcher", ADMINISTRATOR: "admin"}
     for tag, user in reached.items():
@@ -88,10 +89,10 @@ async def test_unknown_paths_and_methods(connect: Connect) -> None:
     assert (await client.get("queues/")).status_code == 404
 
 
-async def test_slashes_in_names(connect: Connect, broker: FakeBroker) -> None:
+async def test_slashes_in_names(connect: Connect, node: ManagedNode) -> None:
     client = connect("admin")
     assert (await client.put("queues/%2F/a%2Fb%20%C3%A4", json={})).status_code == 201
-    assert ("/", "a/b ä") in broker.queues_
+    assert list(node.broker.vhost("/").queues) == ["a/b ä"]
     assert (await client.get("queues/%2F/a%2Fb%20%C3%A4")).json()["name"] == "a/b ä"
     assert (await client.get("queues/%2F/%ff")).status_code == 400
     assert (await client.get("queues/%2F/%00")).status_code == 400
@@ -113,7 +114,7 @@ async def test_body_is_bounded(connect: Connect) -> None:
 
 
 @pytest.mark.parametrize("type_", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
-async def test_forms_of_other_pages_are_refused(connect: Connect, broker: FakeBroker, type_: str) -> None:
+async def test_forms_of_other_pages_are_refused(connect: Connect, broker: ManagedBroker, type_: str) -> None:
     answer = await connect("admin").put("vhosts/v", content=b"{}", headers={"content-type": type_})
     assert answer.status_code == 415
     assert "v" not in broker.vhosts
@@ -122,17 +123,17 @@ async def test_forms_of_other_pages_are_refused(connect: Connect, broker: FakeBr
 @pytest.mark.parametrize(
     "body", [b"{", b"[]", b'{"durable": 7}', b'{"arguments": []}', b"\xff", b"[" * 50_000]
 )
-async def test_bad_json_is_the_clients_fault(connect: Connect, broker: FakeBroker, body: bytes) -> None:
+async def test_bad_json_is_the_clients_fault(connect: Connect, node: ManagedNode, body: bytes) -> None:
     answer = await connect("admin").put(
         "queues/%2F/q", content=body, headers={"content-type": "application/json"}
     )
     assert answer.status_code == 400
     assert answer.json()["error"] == "bad_request"
-    assert not broker.queues_
+    assert not node.broker.vhost("/").queues
 
 
 async def test_our_own_faults_are_logged_and_not_shown(
-    connect: Connect, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    connect: Connect, broker: ManagedBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(vhost: str) -> Any:
         raise RuntimeError("inner canary")
@@ -151,15 +152,15 @@ async def test_long_paths_are_refused(connect: Connect) -> None:
     assert (await connect("admin").get("queues?name=" + "a" * 9000)).status_code == 414
 
 
-async def test_changes_are_settled_before_they_are_answered(connect: Connect, broker: FakeBroker) -> None:
+async def test_changes_are_settled_before_they_are_answered(connect: Connect, node: ManagedNode) -> None:
     client = connect("admin")
     await client.put("queues/%2F/q", json={})
-    assert broker.settled_after == [1]
+    assert node.settled == [["q"]]
     await client.get("queues")
-    assert broker.settled_after == [1]
+    assert node.settled == [["q"]]
 
 
-async def test_requests_at_a_time_are_bounded(broker: FakeBroker) -> None:
+async def test_requests_at_a_time_are_bounded(broker: ManagedBroker) -> None:
     import httpx
 
     from amqp_server.management.http import Api

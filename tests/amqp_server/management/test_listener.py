@@ -7,8 +7,7 @@ import trio
 
 from amqp_server.config import Config
 from amqp_server.management import listener
-
-from .conftest import FakeBroker
+from amqp_server.management.managed_broker import ManagedBroker
 
 
 def listening_socket() -> tuple[socket.socket, str]:
@@ -17,7 +16,7 @@ def listening_socket() -> tuple[socket.socket, str]:
 
 
 @pytest.mark.trio
-async def test_requests_before_the_server_is_imported_wait(broker: FakeBroker) -> None:
+async def test_requests_before_the_server_is_imported_wait(broker: ManagedBroker) -> None:
     listening, url = listening_socket()
     stop = trio.Event()
     async with trio.open_nursery() as nursery:
@@ -35,7 +34,7 @@ async def test_requests_before_the_server_is_imported_wait(broker: FakeBroker) -
 
 
 @pytest.mark.trio
-async def test_broken_server_starts_again(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_broken_server_starts_again(broker: ManagedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     listening, url = listening_socket()
     stop = trio.Event()
     real, calls = listener._serve, []

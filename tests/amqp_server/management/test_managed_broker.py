@@ -12,7 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from amqp_server.broker.permissions import ITSELF
 from amqp_server.errors import Unavailable
-from amqp_server.management.adapter import ManagedBroker
+from amqp_server.management.managed_broker import ManagedBroker
 from amqp_server.management.views import BindingView
 from conformance_tests.patience import PATIENCE_S
 

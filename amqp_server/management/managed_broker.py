@@ -1,4 +1,9 @@
-"""The running broker behind management's port."""
+"""The running broker as the HTTP API uses it.
+
+Reading is quick and never awaits; a change waits until the node, or a majority of the cluster's nodes, has made it.
+A refused change raises the AMQP error that a client would get for it. The handlers check who may call what, before the
+call.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,11 @@ import os
 import resource
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import trio
 from pamqp import base, commands
 
-from amqp_server.broker.broker import Broker
 from amqp_server.broker.failures import describe
 from amqp_server.broker.operations import (
     ClearPermission,
@@ -29,57 +33,39 @@ from amqp_server.config import VERSION, Config
 from amqp_server.connection.session import Session, State
 from amqp_server.errors import PreconditionFailed, Unavailable
 from amqp_server.management.direct import Content, Direct
-from amqp_server.management.port import Cluster, Fate
 from amqp_server.management.views import (
     BindingView,
     ChannelView,
     ConnectionView,
     ConsumerView,
     ExchangeView,
+    Fate,
     ListenerView,
     MessageView,
     NodeView,
     QueueView,
 )
-from amqp_server.resources import ResourceWatch
+from amqp_server.wire import methods
 from amqp_server.wire.content import PROPERTIES, Properties
 from exchanges.registry import EXCHANGE_TYPES
 from exchanges.router import Exchange
 from quorum_queue.ports import ConsumerState, Refused
 
+if TYPE_CHECKING:
+    from amqp_server.app import Node
+
 #: Bodies that one request may get; what is left waits for the next one.
 GET_BYTES_MAX = 32 << 20
 
 
-class Commits(Protocol):
-    async def barrier(self) -> None: ...
-
-
-class Node(Protocol):
-    """What of the running node is needed here."""
-
-    broker: Broker
-    began: float
-    amqp_address: str
-    http_address: str
-
-    @property
-    def administration(self) -> Cluster | None:
-        """None for one that stands alone."""
-
-    @property
-    def resources(self) -> ResourceWatch: ...
-    @property
-    def commits(self) -> Commits: ...
-
-
 class ManagedBroker:
-    """Topology is changed as the broker itself: management has already checked who may."""
+    """Changes the topology as the broker itself."""
 
     def __init__(self, node: Node) -> None:
         broker = node.broker
         self._node = node
         self._broker = broker
+        #: None for a node that stands alone.
         self.cluster = node.administration
         self.name = broker.config.node
         self.product = broker.config.announce_product
@@ -124,9 +110,11 @@ class ManagedBroker:
         return EXCHANGE_TYPES
 
     def set_memory_limit(self, limit: str) -> None:
+        """A share of the machine's memory ("0.6") or an amount of bytes. Raises InvalidOption."""
         self._node.resources.set_memory_limit(Config(memory_limit=limit).memory_limit_bytes)
 
     async def settled(self) -> None:
+        """Return when all changes made until now are on disk."""
         await self._node.commits.barrier()
 
     # -- what there is --------------------------------------------------------------------------------------
@@ -322,20 +310,25 @@ class ManagedBroker:
     async def create_vhost(
         self, name: str, description: str, tags: tuple[str, ...], default_queue_type: str
     ) -> bool:
+        """Return True if it is new. Raises VhostRefused."""
         record = self.vhosts.prepare(name, description, tags, default_queue_type)
         return (await self._propose(PutVhost(record))).changed
 
     async def delete_vhost(self, name: str) -> None:
+        """Delete it with all that is in it; its connections are closed."""
         await self._propose(DeleteVhost(name))
 
     async def put_user(self, name: str, password_hash: str, tags: Iterable[str]) -> bool:
+        """Return True if it is new. Raises UserRefused."""
         user = self.users.prepare(name, password_hash, tags)
         return (await self._propose(PutUser(user))).changed
 
     async def delete_user(self, name: str) -> None:
+        """Delete it with its permissions; its connections are closed."""
         await self._propose(DeleteUser(name))
 
     async def set_permission(self, user: str, vhost: str, configure: str, write: str, read: str) -> bool:
+        """Return True if there were none. Raises InvalidPermission."""
         permission = self.permissions.prepare(user, vhost, configure, write, read)
         return (await self._propose(SetPermission(permission))).changed
 
@@ -345,22 +338,29 @@ class ManagedBroker:
     async def declare_queue(
         self, vhost: str, name: str, *, durable: bool, auto_delete: bool, arguments: Mapping[str, object]
     ) -> bool:
+        """Return True if it is new."""
         new = name not in self._broker.vhost(vhost).queues
         with Direct(self._broker, vhost, ITSELF) as direct:
             await direct.ask(
-                commands.Queue.Declare(
-                    queue=name, durable=durable, auto_delete=auto_delete, arguments=_table(arguments)
+                methods.make(
+                    commands.Queue.Declare,
+                    queue=name,
+                    durable=durable,
+                    auto_delete=auto_delete,
+                    arguments=_table(arguments),
                 )
             )
         return new
 
     async def delete_queue(self, vhost: str, name: str, *, if_unused: bool, if_empty: bool) -> None:
         with Direct(self._broker, vhost, ITSELF) as direct:
-            await direct.ask(commands.Queue.Delete(queue=name, if_unused=if_unused, if_empty=if_empty))
+            await direct.ask(
+                methods.make(commands.Queue.Delete, queue=name, if_unused=if_unused, if_empty=if_empty)
+            )
 
     async def purge_queue(self, vhost: str, name: str) -> int:
         with Direct(self._broker, vhost, ITSELF) as direct:
-            for answer in await direct.ask(commands.Queue.Purge(queue=name)):
+            for answer in await direct.ask(methods.make(commands.Queue.Purge, queue=name)):
                 if isinstance(answer, commands.Queue.PurgeOk):
                     return answer.message_count or 0
         return 0
@@ -376,10 +376,12 @@ class ManagedBroker:
         internal: bool,
         arguments: Mapping[str, object],
     ) -> bool:
+        """Return True if it is new."""
         new = self._broker.vhost(vhost).router.get(name) is None
         with Direct(self._broker, vhost, ITSELF) as direct:
             await direct.ask(
-                commands.Exchange.Declare(
+                methods.make(
+                    commands.Exchange.Declare,
                     exchange=name,
                     exchange_type=type,
                     durable=durable,
@@ -392,7 +394,7 @@ class ManagedBroker:
 
     async def delete_exchange(self, vhost: str, name: str, *, if_unused: bool) -> None:
         with Direct(self._broker, vhost, ITSELF) as direct:
-            await direct.ask(commands.Exchange.Delete(exchange=name, if_unused=if_unused))
+            await direct.ask(methods.make(commands.Exchange.Delete, exchange=name, if_unused=if_unused))
 
     async def bind(self, vhost: str, binding: BindingView) -> bool:
         return await self._change_binding(vhost, binding, commands.Queue.Bind, commands.Exchange.Bind)
@@ -410,18 +412,27 @@ class ManagedBroker:
         key, arguments = binding.routing_key, _table(binding.arguments)
         method: base.Frame
         if binding.destination_type == "queue":
-            method = of_queue(
-                queue=binding.destination, exchange=binding.source, routing_key=key, arguments=arguments
+            method = methods.make(
+                of_queue,
+                queue=binding.destination,
+                exchange=binding.source,
+                routing_key=key,
+                arguments=arguments,
             )
         else:
-            method = of_exchange(
-                destination=binding.destination, source=binding.source, routing_key=key, arguments=arguments
+            method = methods.make(
+                of_exchange,
+                destination=binding.destination,
+                source=binding.source,
+                routing_key=key,
+                arguments=arguments,
             )
         with Direct(self._broker, vhost, ITSELF) as direct:
             await direct.ask(method)
         return True
 
     def close_connection(self, name: str, reason: str) -> bool:
+        """Return True if there was one of this name."""
         found = [session for session in self._sessions() if session.client.name == name]
         for session in found:
             self._broker.turn.run(session.force_close, reason)
@@ -438,12 +449,15 @@ class ManagedBroker:
         body: bytes,
         user: str,
     ) -> bool:
+        """Return True if it reached a queue. Properties have their AMQP names (`content_type`, `headers` …)."""
         if self._broker.alarms.active:
             raise PreconditionFailed(f"publishers are blocked: {self._broker.alarms.reason}")
         told: dict[str, Any] = dict(properties)
         if "type" in told:
             told["message_type"] = told.pop("type")
-        method = commands.Basic.Publish(exchange=exchange, routing_key=routing_key, mandatory=True)
+        method = methods.make(
+            commands.Basic.Publish, exchange=exchange, routing_key=routing_key, mandatory=True
+        )
         with Direct(self._broker, vhost, user) as direct:
             return await direct.publish(method, commands.Basic.Properties(**told), body)
 
@@ -452,7 +466,7 @@ class ManagedBroker:
         size = tag = 0
         with Direct(self._broker, vhost, ITSELF) as direct:
             while len(got) < count and size < GET_BYTES_MAX:
-                answers = await direct.ask(commands.Basic.Get(queue=queue))
+                answers = await direct.ask(methods.make(commands.Basic.Get, queue=queue))
                 if len(answers) != 2:
                     break
                 told, message = answers
