@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from quorum_queue.machine.consumers import Consumer
-from quorum_queue.machine.machine import Command
+from quorum_queue.machine.machine import ENQUEUES, Command
 from quorum_queue.machine.settings import Settings
 from quorum_queue.ports import EXCLUSIVE, Got, Hosted, Refused, Turn
 
@@ -181,7 +181,7 @@ class QueueHost:
 def answer_publishes(commands: list[Command], *, confirm: bool) -> None:
     """Answer for all messages among these commands, which are not going to be applied."""
     for command in commands:
-        if command[0] in ("enqueue", "enqueue_once") and command[2] is not None:
+        if command[0] in ENQUEUES and command[2] is not None:
             last = command[3] + len(command[1].seqs) - 1
             (command[2].confirmed if confirm else command[2].refused)(command[3], last)
 

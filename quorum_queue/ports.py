@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Reason
+from quorum_queue.machine.letters import Letter
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.settings import Settings
 
@@ -106,10 +107,16 @@ class DeadLetters(Protocol):
 
     `done`, where there is one, is told later or at once whether every message has a target and all targets took it;
     then the sender sees to a turn of the queue's host. Without it a dead letter is sent and forgotten.
+    With a `letter` the run is one message, and targets that have taken it already don't take it again.
     """
 
     def dead_letter(
-        self, queue: Any, run: Run, reason: Reason, done: Callable[[bool], None] | None
+        self,
+        queue: Any,
+        run: Run,
+        reason: Reason,
+        done: Callable[[bool], None] | None,
+        letter: Letter | None = None,
     ) -> None: ...
 
 

@@ -15,6 +15,7 @@ from amqp_server.broker.queue import Queue
 from amqp_server.wire import content, tables
 from amqp_server.wire.frames import FRAME_BYTES_MIN, SHORT_STRING_MAX, short_string
 from quorum_queue.machine.effects import Reason
+from quorum_queue.machine.letters import Letter
 from quorum_queue.machine.run import Attributes, Run
 
 #: Deaths counted for one queue and reason.
@@ -62,16 +63,25 @@ class DeadLetterSender:
         self._clock = clock
 
     def dead_letter(
-        self, queue: Queue, run: Run, reason: Reason, done: Callable[[bool], None] | None
+        self,
+        queue: Queue,
+        run: Run,
+        reason: Reason,
+        done: Callable[[bool], None] | None,
+        letter: Letter | None = None,
     ) -> None:
-        """Send each message of the run; tell `done` whether all found a target, and all targets took them."""
+        """Send each message of the run; tell `done` whether all found a target, and all targets took them.
+
+        Targets know a message by its `letter`, if it has one.
+        """
         assert run.contents is not None
         outcome = None if done is None else Outcome(done)
         routed = True
         for index, item in enumerate(run.contents):
             exchange, routing_key = parse_head(run.head_of(index))
             routed = (
-                self._send(queue, item, run.attributes, exchange, routing_key, reason, outcome) and routed
+                self._send(queue, item, run.attributes, exchange, routing_key, reason, outcome, letter)
+                and routed
             )
         if outcome is not None:
             outcome.sent(routed=routed)
@@ -85,6 +95,7 @@ class DeadLetterSender:
         routing_key: str,
         reason: Reason,
         outcome: Outcome | None,
+        letter: Letter | None,
     ) -> bool:
         """Send one message; return whether it has a target."""
         parsed = queue.parsed
@@ -117,7 +128,7 @@ class DeadLetterSender:
         largest = FRAME_BYTES_MIN if size <= FRAME_BYTES_MIN and len(payload) < 2048 else self._frame_max
         sent = Attributes(properties.persistent, attributes.priority, None, 1, largest)
         head = short_string(target) + short_string(keys[0])
-        return _enqueue(targets, framed, head, sent, outcome)
+        return _enqueue(targets, framed, head, sent, outcome, letter)
 
     def _headers(
         self,
@@ -158,7 +169,12 @@ class DeadLetterSender:
 
 
 def _enqueue(
-    targets: list[Queue], framed: bytes, head: bytes, sent: Attributes, outcome: Outcome | None
+    targets: list[Queue],
+    framed: bytes,
+    head: bytes,
+    sent: Attributes,
+    outcome: Outcome | None,
+    letter: Letter | None,
 ) -> bool:
     """Hand the message to its targets; applied at the end of the turn."""
     for target in targets:
@@ -167,7 +183,10 @@ def _enqueue(
             run = content.by_overhead(run)[0]
         if outcome is not None:
             outcome.expect(1)
-        target.host.submit(("enqueue", run, outcome, 1))
+        if letter is None:
+            target.host.submit(("enqueue", run, outcome, 1))
+        else:
+            target.host.submit(("enqueue_letter", run, outcome, 1, letter))
     return bool(targets)
 
 

@@ -36,7 +36,7 @@ from amqp_server.cluster.catalog import GROUP, first_state
 from amqp_server.cluster.errors import ClusterError
 from persistence.group_record import ENTRY_BYTES_MAX
 from quorum_queue.cluster.state import pack_state
-from quorum_queue.machine import codec
+from quorum_queue.machine import codec, versions
 from quorum_queue.machine.entries import encode_batch, encode_entry
 from quorum_queue.machine.machine import Machine
 from quorum_queue.machine.replicated import Replica
@@ -203,6 +203,8 @@ class _Copy:
     ) -> None:
         self.replica = Replica(machine.settings)
         self.replica.machine = machine
+        # The others may be of an earlier version.
+        machine.version = versions.FIRST
         self.replica.now_ms = machine.last_used_ms = now_ms
         self._store = store
         self._record = record

@@ -19,6 +19,7 @@ from amqp_server.broker.records import ExchangeRecord
 from amqp_server.broker.topology import Result, Topology
 from amqp_server.cluster.roster import LAST_BATCH, Roster
 from quorum_queue.boundary import Fatal
+from quorum_queue.machine import versions
 from quorum_queue.raft.members import Members
 
 logger = logging.getLogger("mqd.cluster")
@@ -26,6 +27,7 @@ logger = logging.getLogger("mqd.cluster")
 GROUP = 0
 _ENTRY = struct.Struct(">BQ")
 _VERSION = 1
+_NEWER = "start the version of mqd that the other nodes run"
 _LENGTH = struct.Struct(">I")
 #: A snapshot has brought what was asked for: it is done, and nobody here knows what there was to change.
 UNSEEN = Result(True)
@@ -48,13 +50,19 @@ class Mark(msgspec.Struct, frozen=True, array_like=True, tag=103):
     """Nothing: whoever sees its own applied has applied all that was there before."""
 
 
+class RaiseVersion(msgspec.Struct, frozen=True, array_like=True, tag=104):
+    """All nodes know this version of queues by now; see quorum_queue.machine.versions."""
+
+    version: int
+
+
 class Change(msgspec.Struct, frozen=True, array_like=True, tag=100):
     """A change of the topology."""
 
     operation: bytes
 
 
-Proposal = Change | PutNode | RemoveNode | Mark
+Proposal = Change | PutNode | RemoveNode | Mark | RaiseVersion
 
 
 class _Batch(msgspec.Struct, frozen=True, array_like=True):
@@ -70,6 +78,7 @@ class _State(msgspec.Struct, frozen=True, array_like=True):
     batches: dict[str, tuple[int, int]]
     #: Where in the log the last start of each node had its first word, or the node was removed.
     begun: dict[str, int] = {}
+    version: int = versions.FIRST
 
 
 _encode = msgspec.msgpack.encode
@@ -142,14 +151,13 @@ class Catalog:
         version = data[0]
         if version > _VERSION:
             raise Fatal(
-                f"entry {index} of the topology's log has version {version}, this mqd reads up to {_VERSION}: "
-                "start the version of mqd that the other nodes run"
+                f"entry {index} of the topology's log has version {version}, this mqd reads up to {_VERSION}: {_NEWER}"
             )
         offset = _ENTRY.size
         while offset < len(data):
             (size,) = _LENGTH.unpack_from(data, offset)
             offset += _LENGTH.size
-            self._apply(index, _decode_batch(data[offset : offset + size]))
+            self._apply(index, _batch(index, data[offset : offset + size]))
             offset += size
         self._listener.applied()
 
@@ -179,6 +187,9 @@ class Catalog:
             self._listener.nodes_changed([])
         elif isinstance(proposal, RemoveNode):
             self._listener.nodes_changed(self._remove_node(index, proposal.name))
+        elif isinstance(proposal, RaiseVersion):
+            _check_version(proposal.version)
+            self._roster.version = max(self._roster.version, proposal.version)
         return Result(True)
 
     def _remove_node(self, index: int, name: str) -> list[str]:
@@ -237,7 +248,9 @@ class Catalog:
 
     def snapshot(self) -> bytes:
         roster = self._roster
-        return _encode(_State(self._topology.snapshot(), roster.nodes, roster.batches, roster.begun))
+        return _encode(
+            _State(self._topology.snapshot(), roster.nodes, roster.batches, roster.begun, roster.version)
+        )
 
     def kept(self) -> list[int]:
         return []
@@ -261,14 +274,16 @@ class Catalog:
         A snapshot that came from another node is on disk a commit earlier than the records that it leads to.
         """
         found = _decode_state(state)
-        self._roster.restore(found.nodes, found.batches, found.begun)
+        _check_version(found.version)
+        self._roster.restore(found.nodes, found.batches, found.begun, found.version)
         if self._topology.is_behind(found.topology):
             self._topology.restore(found.topology)
 
     def restore(self, state: bytes) -> None:
         found = _decode_state(state)
+        _check_version(found.version)
         removed = [name for name in self._roster.nodes if name not in found.nodes and self._is_news(name)]
-        self._roster.restore(found.nodes, found.batches, found.begun)
+        self._roster.restore(found.nodes, found.batches, found.begun, found.version)
         landed, begun = self.landed(), self._roster.begun.get(self._own[0])
         if landed and begun is not None:
             # Before the queues come that it says something about.
@@ -287,3 +302,20 @@ class Catalog:
     def failed(self, error: Exception) -> None:
         """Without the topology a node can do nothing."""
         raise Fatal(f"the topology's log could not be applied: {error}") from error
+
+
+def _batch(index: int, data: bytes) -> _Batch:
+    try:
+        return _decode_batch(data)
+    except msgspec.MsgspecError as error:
+        raise Fatal(
+            f"entry {index} of the topology's log can't be read by this version of mqd ({error}): {_NEWER}"
+        ) from error
+
+
+def _check_version(version: int) -> None:
+    """Raises Fatal: who can't do what the queues of this cluster do must not take part."""
+    if version > versions.NEWEST:
+        raise Fatal(
+            f"the queues of this cluster have version {version}, this mqd knows {versions.NEWEST}: {_NEWER}"
+        )

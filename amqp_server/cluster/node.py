@@ -30,6 +30,7 @@ from quorum_queue.cluster.guests import Guests
 from quorum_queue.cluster.handover import HandOver
 from quorum_queue.links.handshake import Hello
 from quorum_queue.links.ports import Peer
+from quorum_queue.machine import versions
 from quorum_queue.machine.codec import CodecError as BatchError
 from quorum_queue.ports import Refused
 from quorum_queue.raft.errors import CodecError
@@ -173,6 +174,16 @@ class ClusterNode:
         removed_at = 0 if self._is_behind else self.roster.removed_at(peer)
         about = self._founding.tell(seen, self.roster.nodes, removed_at)
         self.mesh.send(peer, [bytes((frames.ABOUT,)), msgspec.msgpack.encode(about)])
+
+    def refusal(self, hello: Hello) -> str:
+        """Refuse a node that can't apply what the queues of this cluster do by now: it would serve less than is there."""
+        known, wanted = versions.newest_of(hello.features), self.roster.version
+        if known >= wanted:
+            return ""
+        return (
+            f"node {hello.name} runs a version of mqd that is too old for this cluster, whose queues have version "
+            f"{wanted}: it knows {known}. Start the version that the other nodes run"
+        )
 
     def admits(self, name: str) -> bool:
         """True if a node that is no peer may have a link: it is about to join, or must hear that it was removed."""

@@ -24,6 +24,7 @@ from quorum_queue.cluster.reach import Reach
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.links.mesh import Mesh
 from quorum_queue.links.ports import Peer
+from quorum_queue.machine import versions
 from quorum_queue.ports import Timers
 from quorum_queue.raft.options import Options
 
@@ -72,7 +73,7 @@ def make_mesh(config: Config, environment: Environment, incarnation: int, listen
         secret=settings.secret(config),
         tls=settings.tls(config),
         options=settings.link_options(config),
-        features=(frames.REACH_FEATURE, frames.STOPPED_FEATURE),
+        features=(frames.REACH_FEATURE, frames.STOPPED_FEATURE, *versions.FEATURES),
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from quorum_queue.machine import versions
+
 #: No batch of the same start of a node comes after this one.
 LAST_BATCH = (1 << 63) - 1
 
@@ -18,12 +20,19 @@ class Roster:
         self.batches: dict[str, tuple[int, int]] = {}
         #: Where in the log the last start of each node had its first word, or the node was removed.
         self.begun: dict[str, int] = {}
+        #: The version that all nodes know, and that queues may be raised to; see quorum_queue.machine.versions.
+        self.version = versions.FIRST
 
     def restore(
-        self, nodes: Mapping[str, str], batches: Mapping[str, tuple[int, int]], begun: Mapping[str, int]
+        self,
+        nodes: Mapping[str, str],
+        batches: Mapping[str, tuple[int, int]],
+        begun: Mapping[str, int],
+        version: int,
     ) -> None:
         """Take over a snapshot's."""
         self.nodes, self.batches, self.begun = dict(nodes), dict(batches), dict(begun)
+        self.version = version
 
     @property
     def staying(self) -> list[str]:

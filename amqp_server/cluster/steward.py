@@ -7,11 +7,12 @@ from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING
 
 from amqp_server.broker.operations import NodeDown, SetMembers
-from amqp_server.cluster.catalog import GROUP, PutNode
+from amqp_server.cluster.catalog import GROUP, PutNode, RaiseVersion
 from quorum_queue.cluster import compaction, frames
 from quorum_queue.cluster.group import Group
 from quorum_queue.cluster.handover import transfer
 from quorum_queue.cluster.reach import Reach
+from quorum_queue.machine import versions
 from quorum_queue.raft.errors import MembershipRefused, NotLeader
 from quorum_queue.raft.members import Members
 
@@ -70,6 +71,8 @@ class Steward:
             queue = self._hosts.queues[queue_id]
             self._settle(host.group, queue.members)
             self._grow(queue)
+            if host.replica.machine.version < self._roster.version:
+                host.submit(("version", self._roster.version))
             if not self._replicas.draining and moved < self._replicas.options.rebalance_groups:
                 moved += self._move(host.group, queue.record.leader)
         self._ask_to_leave()
@@ -95,6 +98,19 @@ class Steward:
                 self._replication.propose(NodeDown(node, incarnation - 1))
         for node in nodes:
             self._look_after_lost(node)
+        self._raise_version(nodes)
+
+    def _raise_version(self, nodes: Collection[str]) -> None:
+        """Once all nodes know a version of queues, they may have it. One that is away may come back as it was."""
+        links, own = self._replicas.links, self._replicas.node
+        connected = links.connected()
+        if not nodes or any(name != own and name not in connected for name in nodes):
+            return
+        others = [versions.newest_of(links.features_of(name)) for name in nodes if name != own]
+        known = min(others, default=versions.NEWEST)
+        if known > self._roster.version:
+            logger.info("all nodes know version %d of queues: queues are raised to it", known)
+            self._replication.submit(RaiseVersion(known))
 
     def _look_after_lost(self, node: str) -> None:
         """What goes with a node goes when it has been away for long: clients want to make it anew elsewhere."""

@@ -5,7 +5,8 @@ leader applies entries of the terms before its own, and so does every node that 
 whether the letters left already.
 
 Where they must not be lost (x-dead-letter-strategy: at-least-once) the queue holds them until their targets have them,
-and the log says when that is: so the next leader knows which ones are left.
+and the log says when that is: so the next leader knows which ones are left. It sends those again; where they come from
+goes with them, and a target that has taken one already only confirms it (see quorum_queue.machine.letters).
 """
 
 from __future__ import annotations
@@ -14,9 +15,14 @@ from typing import TYPE_CHECKING
 
 from quorum_queue.cluster import contents
 from quorum_queue.local import DEAD_LETTER_RETRY_MS
+from quorum_queue.machine import versions
 from quorum_queue.machine.effects import Reason
+from quorum_queue.machine.letters import Letter
 from quorum_queue.machine.replicated import Applied
 from quorum_queue.machine.run import Run
+
+#: Among so many letters that are held the lowest position is looked for at each sending.
+LOOK_MAX = 1_000
 
 if TYPE_CHECKING:
     from quorum_queue.cluster.group_host import GroupHost
@@ -53,6 +59,15 @@ def _send_held(host: GroupHost, run: Run, reason: Reason) -> None:
         _send(host, run.every(0, 1), reason, host.replica.find(run.seqs), certain=True)
 
 
+def _letter(host: GroupHost, seq: int) -> Letter | None:
+    """Return what targets know a letter by; nothing as long as a member may be of a version without."""
+    machine = host.replica.machine
+    if machine.version < versions.LETTERS:
+        return None
+    held = machine.dead_lettering
+    return Letter(host.queue_id, seq, min(held, default=seq) if len(held) <= LOOK_MAX else 0)
+
+
 def _send(host: GroupHost, run: Run, reason: Reason, places: contents.Places, *, certain: bool) -> None:
     try:
         found = contents.find(host, places, lambda: _send(host, run, reason, places, certain=certain))
@@ -78,4 +93,4 @@ def _send(host: GroupHost, run: Run, reason: Reason, places: contents.Places, *,
             host.dead_letters_sent.pop(seq, None)
             host.wake_at(host.services.clock() + DEAD_LETTER_RETRY_MS)
 
-    target.dead_letter(host.queue, run, reason, done)
+    target.dead_letter(host.queue, run, reason, done, _letter(host, seq))

@@ -14,7 +14,7 @@ from quorum_queue.cluster.guests import Guest, GuestOrigin
 from quorum_queue.host import DELETED, MOVED, Key, QueueHost, answer_publishes
 from quorum_queue.machine import codec
 from quorum_queue.machine.consumers import Consumer
-from quorum_queue.machine.machine import Command
+from quorum_queue.machine.machine import ENQUEUES, Command
 from quorum_queue.machine.run import Run
 from quorum_queue.ports import Got, Hosted, Refused, Turn
 
@@ -98,7 +98,7 @@ class DeferredHost(QueueHost):
         commands: list[Command] = []
         for command in pending:
             verb = command[0]
-            if verb in ("enqueue", "enqueue_once"):
+            if verb in ENQUEUES:
                 token = None
                 if command[2] is not None:
                     token = self._token()
@@ -206,7 +206,7 @@ class DeferredHost(QueueHost):
         unsent = Unsent([], {}, {}, {}, self._pending_barriers)
         for command in reversed(self.pending):
             verb = command[0]
-            if verb in ("enqueue", "enqueue_once") and isinstance(command[2], GuestOrigin):
+            if verb in ENQUEUES and isinstance(command[2], GuestOrigin):
                 continue
             if verb in ("attach", "get") and isinstance(command[1].sink, Guest):
                 continue
@@ -273,7 +273,7 @@ def cut(commands: Iterable[Command], size_max: int) -> Iterable[list[Command]]:
     batch: list[Command] = []
     size = 0
     for command in commands:
-        if command[0] in ("enqueue", "enqueue_once"):
+        if command[0] in ENQUEUES:
             for part in _pieces(command, size_max):
                 more = codec.size(part[1])
                 if batch and size + more > size_max:

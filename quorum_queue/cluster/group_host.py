@@ -22,6 +22,7 @@ from quorum_queue.machine import replicated
 from quorum_queue.machine.bodies import Bodies
 from quorum_queue.machine.codec import CodecError
 from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.machine import ENQUEUES
 from quorum_queue.machine.replicated import Applied, Replica
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.settings import Settings
@@ -127,7 +128,7 @@ class GroupHost(DeferredHost):
                     self._asked.append((number, verb, command[1].key))
                 elif verb == "purge":
                     self._asked.append((number, verb, command[1]))
-                elif verb in ("enqueue", "enqueue_once") and command[2] is not None:
+                elif verb in ENQUEUES and command[2] is not None:
                     self._publishes[command[2]].batch = number
             group.submit(b"".join(replicated.encode_batch(node, incarnation, number, commands)))
         self._sent(group.next_number - 1, applied=not group.flights)
@@ -193,7 +194,7 @@ class GroupHost(DeferredHost):
         return index > self.group.core.log.snapshot_index or self.replica.locations.holds(index)
 
     def kept_in(self, state: bytes) -> list[int]:
-        return Replica.restore(state).locations.pinned()
+        return _restored(state).locations.pinned()
 
     def released(self) -> list[int]:
         # `apply` has them from every entry.
@@ -205,12 +206,15 @@ class GroupHost(DeferredHost):
         return number if incarnation == self._own[1] else 0
 
     def load(self, state: bytes) -> None:
-        """Start from a snapshot of this node's own."""
-        self.replica = Replica.restore(state)
+        """Start from a snapshot of this node's own. Raises Unreadable."""
+        self.replica = _restored(state)
 
     def restore(self, state: bytes) -> None:
-        """Jump to a snapshot that the leader sent: hand over what was given to this node's consumers meanwhile."""
-        self.replica = Replica.restore(state)
+        """Jump to a snapshot that the leader sent: hand over what was given to this node's consumers meanwhile.
+
+        Raises Unreadable.
+        """
+        self.replica = _restored(state)
         self.replicas.bodies.drop_group(self.queue_id)
         self._held.clear()
         landed = self.landed()
@@ -437,3 +441,10 @@ class GroupHost(DeferredHost):
             known = incarnations.get(node, incarnation)
             if known is None or known > incarnation or node not in members:
                 self.submit(("node_down", node, incarnation))
+
+
+def _restored(state: bytes) -> Replica:
+    try:
+        return Replica.restore(state)
+    except CodecError as error:
+        raise Unreadable(f"its snapshot can't be read by this version of mqd: {error}") from None

@@ -18,6 +18,7 @@ from quorum_queue.machine.bodies import Bodies
 from quorum_queue.machine.codec import CodecError
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.entries import Batch, decode_entry, encode_entry
+from quorum_queue.machine.machine import ENQUEUES
 from quorum_queue.machine.run import Run
 from quorum_queue.ports import Got, Host, Refused
 
@@ -140,7 +141,7 @@ class Guests:
 
     def _take(self, host: Host, guest: Guest, command: Any, bodies: Bodies) -> None:
         verb = command[0]
-        if verb in ("enqueue", "enqueue_once"):
+        if verb in ENQUEUES:
             run: Run = command[1]
             run.contents = bodies.contents(run.seqs)
             run.sizes = None

@@ -59,6 +59,9 @@ class Events(Protocol):
     def admits(self, peer: str) -> bool:
         """True if a node that is no peer may have a session: one that is about to join."""
 
+    def refusal(self, hello: Hello) -> str:
+        """Return why there can be no session with this authenticated node now; nothing if there can."""
+
     def received(self, peer: str, frames: list[memoryview]) -> None:
         """All complete frames of one read, in order. The views are good during this call only."""
 

@@ -110,6 +110,9 @@ class Sessions:
 
     async def authenticated(self, wire: Wire, hello: Hello, standing: Standing) -> None:
         """Agree with the peer whether this is the session, and serve it if so. Raises Refused, OSError."""
+        refusal = self.events.refusal(hello)
+        if refusal:
+            raise Refused(refusal, suspect=True)
         pair = self.pair(hello.name)
         if decides(self.node, hello.name):
             adopted_as = await self._offer(pair, wire, hello, standing)

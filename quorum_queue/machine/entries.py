@@ -17,12 +17,14 @@ from typing import Any
 
 import msgspec
 
+from quorum_queue.machine import versions
 from quorum_queue.machine.arrays import packed
 from quorum_queue.machine.bodies import BATCH, ENTRY, VERSION, Bodies, sections
 from quorum_queue.machine.codec import CodecError, framed, unframed
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.dedup import Names, Sequence, is_name
-from quorum_queue.machine.machine import Command
+from quorum_queue.machine.letters import Letter
+from quorum_queue.machine.machine import ENQUEUES, Command
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
 
@@ -31,7 +33,7 @@ CHANNEL_FIELDS = 4
 
 #: verb, origin + 1 (0 none), first, messages, flags, priority, ttl_ms (-1 none), channel, frame_bytes, overhead, bytes of heads, of ids
 _ENQUEUE = struct.Struct(">BQQIBBqHIIII")
-_MIXED, _PERSISTENT, _WITH_IDS, _WITH_SEQUENCE = 1, 2, 4, 8
+_MIXED, _PERSISTENT, _WITH_IDS, _WITH_SEQUENCE, _WITH_LETTER = 1, 2, 4, 8, 16
 #: verb, key, first and last delivery id
 _RANGE = struct.Struct(">BIQQ")
 #: verb, key, flags, prefetch, window's limit, priority, next delivery id
@@ -41,11 +43,13 @@ _NO_ACK, _EXCLUSIVE, _PAUSED = 1, 2, 4
 _VALUE = struct.Struct(">BIQ")
 #: verb, two numbers
 _NUMBERS = struct.Struct(">BQQ")
+#: source, position, low
+_LETTER = struct.Struct(">QQQ")
 #: verb, bytes that follow
 _BLOB = struct.Struct(">BI")
 
 (_V_ENQUEUE, _V_SETTLE, _V_RETURN, _V_DISCARD, _V_ATTACH, _V_GET, _V_DETACH, _V_PAUSE, _V_PREFETCH, _V_WINDOW,
- _V_PURGE, _V_CONFIGURE, _V_TICK, _V_TOUCH, _V_DEAD_LETTERED, _V_NODE_DOWN) = range(1, 17)  # fmt: skip
+ _V_PURGE, _V_CONFIGURE, _V_TICK, _V_TOUCH, _V_DEAD_LETTERED, _V_NODE_DOWN, _V_VERSION) = range(1, 18)  # fmt: skip
 _RANGES = {"settle": _V_SETTLE, "return": _V_RETURN, "discard": _V_DISCARD}
 _RANGE_NAMES = {verb: name for name, verb in _RANGES.items()}
 _VALUES = {"detach": _V_DETACH, "pause": _V_PAUSE, "prefetch": _V_PREFETCH, "window": _V_WINDOW}
@@ -109,7 +113,7 @@ def encode_batch(node: str, incarnation: int, number: int, commands: Iterable[Co
         verb = command[0]
         if verb in _RANGES:
             parts.append(_RANGE.pack(_RANGES[verb], key_number(command[1]), command[2], command[3]))
-        elif verb == "enqueue" or verb == "enqueue_once":
+        elif verb in ENQUEUES:
             contents = command[1].contents
             assert contents
             sizes.extend(map(len, contents))
@@ -138,7 +142,9 @@ def _encode_enqueue(command: Command) -> list[bytes]:
     routing = run.head if run.heads is None else b"".join(map(framed, run.heads))
     flags = (_MIXED if run.heads is not None else 0) | (_PERSISTENT if attributes.persistent else 0)
     ids = b""
-    if rest:
+    if command[0] == "enqueue_letter":
+        flags, ids = flags | _WITH_LETTER, _LETTER.pack(*rest[0])
+    elif rest:
         named, ids = _encode_names(rest[0])
         flags |= named
     head = _ENQUEUE.pack(
@@ -198,6 +204,8 @@ def _encode_rare(command: Command) -> list[bytes]:
     if verb == "node_down":
         name = command[1].encode()
         return [_NUMBERS.pack(_V_NODE_DOWN, command[2], len(name)), name]
+    if verb == "version":
+        return [_NUMBERS.pack(_V_VERSION, command[1], 0)]
     raise ValueError(f"no command {verb!r}")
 
 
@@ -302,6 +310,8 @@ class _Decoder:
         else:
             run.head = routing
         origin = origin - 1 if origin else None
+        if flags & _WITH_LETTER:
+            return "enqueue_letter", run, origin, first, Letter(*_LETTER.unpack(self._take(ids)))
         if flags & _WITH_SEQUENCE:
             return "enqueue_once", run, origin, first, Sequence.from_first(self._take(ids), count)
         if not flags & _WITH_IDS:
@@ -344,12 +354,18 @@ class _Decoder:
             _, size = _BLOB.unpack_from(self._data, self._offset)
             self._offset += _BLOB.size
             return "configure", _settings_decoder.decode(self._take(size))
-        if verb not in (_V_PURGE, _V_DEAD_LETTERED, _V_NODE_DOWN):
+        if verb not in (_V_PURGE, _V_DEAD_LETTERED, _V_NODE_DOWN, _V_VERSION):
             raise CodecError(f"no command has the number {verb}")
         _, first, second = _NUMBERS.unpack_from(self._data, self._offset)
         self._offset += _NUMBERS.size
         if verb == _V_PURGE:
             return "purge", first - 1 if first else None
+        if verb == _V_VERSION:
+            if first > versions.NEWEST:
+                raise CodecError(
+                    f"from here on the queue has version {first}, this mqd knows {versions.NEWEST}"
+                )
+            return "version", first
         if verb == _V_DEAD_LETTERED:
             return "dead_lettered", first, second
         return "node_down", self._take(second).decode(), first

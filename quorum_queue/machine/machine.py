@@ -7,6 +7,7 @@ raises nothing for outcomes that are to be expected. Compare rabbit_fifo in Rabb
 Commands are tuples whose first field names them:
 
     ("enqueue", run_without_numbers, origin, first)   first is the publisher's number of its first message
+    ("enqueue_letter", run, origin, first, Letter)    one dead letter; from versions.LETTERS on it is taken once
     ("enqueue_once", run, origin, first, names)       names are bytes or None, one for each message, or a Sequence; see dedup
     ("attach", Consumer) ("detach", key, requeue) ("pause", key, paused) ("prefetch", key, count)
     ("window", key, Window)                           on a replica: the window's limit, 0 for none
@@ -17,6 +18,7 @@ Commands are tuples whose first field names them:
     ("purge", token) ("configure", Settings) ("tick",) ("dead_lettered", low, high)
     ("touch",)                                        somebody asked for the queue: its lease starts anew
     ("node_down", node, incarnation)                  its consumers are no more, up to this start of the node
+    ("version", number)                               behave as this version does from now on; see versions
     ("lose", low, high)                               no disk has the bodies at these positions any more
 """
 
@@ -28,14 +30,18 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+from quorum_queue.machine import versions
 from quorum_queue.machine.consumers import UNLIMITED, Checkout, Consumer, Consumers
 from quorum_queue.machine.dedup import Dedup, Sequence
 from quorum_queue.machine.effects import Effects, Reason
+from quorum_queue.machine.letters import Letter, Letters
 from quorum_queue.machine.ready import Ready
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.settings import Settings
 
 Command = tuple[Any, ...]
+#: Verbs of commands that bring messages: (verb, run, origin, first, …).
+ENQUEUES = ("enqueue", "enqueue_once", "enqueue_letter")
 
 #: What one batch hands out at most; the rest waits for the next one, so that a way that fills up is noticed.
 BURST_MESSAGES = 4096
@@ -57,14 +63,17 @@ class Machine:
         "dead_lettering",
         "dedup",
         "last_used_ms",
+        "letters",
         "next_seq",
         "ready",
         "settings",
         "unacked_count",
+        "version",
     )
 
-    def __init__(self, settings: Settings, next_seq: int = 1) -> None:
+    def __init__(self, settings: Settings, next_seq: int = 1, *, version: int = versions.NEWEST) -> None:
         self.settings = settings
+        self.version = version
         self.next_seq = next_seq
         self.ready = Ready(settings.priority_max)
         self.consumers = Consumers(single_active=settings.single_active_consumer)
@@ -74,6 +83,8 @@ class Machine:
         #: When somebody last asked for the queue or consumed from it.
         self.last_used_ms = 0
         self.dedup = _dedup(settings)
+        #: Dead letters of other queues.
+        self.letters = Letters()
 
     def apply(self, meta: Meta, commands: Iterable[Command], effects: Effects) -> None:
         """Apply a batch of commands in order."""
@@ -184,6 +195,24 @@ class Machine:
             if persistent:
                 effects.names.append((name, True))
             dedup.take(name, meta.now_ms, effects.names)
+
+    def _enqueue_letter(self, meta: Meta, command: Command, effects: Effects) -> None:
+        """Take a dead letter unless it was taken before; then confirm it as if it were."""
+        _, run, origin, first, letter = command
+        if self.version < versions.LETTERS:
+            self._enqueue(meta, ("enqueue", run, origin, first), effects)
+        elif self.letters.is_new(letter):
+            next_seq = self.next_seq
+            self._enqueue(meta, ("enqueue", run, origin, first), effects)
+            if self.next_seq > next_seq:
+                # What a full queue refuses is sent again, and is to be taken then.
+                self.letters.take(letter)
+        else:
+            effects.duplicates += 1
+            effects.confirmed.append((origin, first, first, True))
+
+    def _raise_version(self, meta: Meta, command: Command, effects: Effects) -> None:
+        self.version = max(self.version, command[1])
 
     def _accept(self, meta: Meta, run: Run, effects: Effects) -> None:
         """Number the messages, set their deadline, and put them at the end."""
@@ -544,6 +573,7 @@ def _as_accepted(run: Run) -> Run:
 _APPLY: dict[str, Callable[[Machine, Meta, Command, Effects], None]] = {
     "enqueue": Machine._enqueue,
     "enqueue_once": Machine._enqueue_once,
+    "enqueue_letter": Machine._enqueue_letter,
     "attach": Machine._attach,
     "detach": Machine._detach,
     "pause": Machine._pause,
@@ -560,6 +590,7 @@ _APPLY: dict[str, Callable[[Machine, Meta, Command, Effects], None]] = {
     "touch": Machine._touch,
     "node_down": Machine._node_down,
     "lose": Machine._lose,
+    "version": Machine._raise_version,
 }
 
-__all__ = ["Checkout", "Command", "Effects", "Machine", "Meta", "Settings"]
+__all__ = ["ENQUEUES", "Checkout", "Command", "Effects", "Letter", "Machine", "Meta", "Settings"]

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from quorum_queue.machine import snapshot
+from quorum_queue.machine import snapshot, versions
 from quorum_queue.machine.bodies import Bodies, bodies_of, contents_of
 from quorum_queue.machine.codec import CodecError
 from quorum_queue.machine.consumers import Consumer
@@ -26,8 +26,6 @@ from quorum_queue.machine.locations import Locations
 from quorum_queue.machine.machine import Machine, Meta
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.settings import Settings
-
-VERSION = 1
 
 #: (node, incarnation)
 Member = tuple[str, int]
@@ -105,7 +103,7 @@ class Replica:
     __slots__ = ("applied", "batches", "locations", "machine", "now_ms")
 
     def __init__(self, settings: Settings) -> None:
-        self.machine = Machine(settings)
+        self.machine = Machine(settings, version=versions.FIRST)
         #: Index of the last entry applied.
         self.applied = 0
         #: Time of the last entry; it never goes back, whatever the clocks of successive leaders say.
@@ -196,7 +194,7 @@ class Replica:
         """Return everything but bodies. The entries that `locations.pinned()` names are needed beside it."""
         batches = [(node, last[0], last[1]) for node, last in sorted(self.batches.items())]
         state = _State(
-            VERSION,
+            self.machine.version,
             self.applied,
             self.now_ms,
             batches,
@@ -212,8 +210,7 @@ class Replica:
             state = msgspec.msgpack.decode(data, type=_State)
         except msgspec.MsgspecError as error:
             raise CodecError(f"no snapshot of a replica: {error}") from error
-        if state.version != VERSION:
-            raise CodecError(f"a snapshot has version {state.version}, this mqd reads version {VERSION}")
+        snapshot.check_version(state.version)
         machine = snapshot.decode(state.machine)
         replica = cls(machine.settings)
         replica.machine = machine

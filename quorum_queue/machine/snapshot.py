@@ -14,16 +14,16 @@ from typing import Any
 
 import msgspec
 
+from quorum_queue.machine import versions
 from quorum_queue.machine.arrays import packed, unpacked
 from quorum_queue.machine.codec import CodecError
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.dedup import DedupState
 from quorum_queue.machine.effects import Reason
+from quorum_queue.machine.letters import State as LettersState
 from quorum_queue.machine.machine import Machine
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
-
-VERSION = 1
 
 
 class _Run(msgspec.Struct, array_like=True, gc=False):
@@ -67,15 +67,21 @@ class _Machine(msgspec.Struct, array_like=True):
     dedup: DedupState | None
 
 
+class _MachineWithLetters(_Machine, array_like=True):
+    """From versions.LETTERS on."""
+
+    letters: LettersState = []
+
+
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Machine)
+_decoder = msgspec.msgpack.Decoder(_MachineWithLetters)
 
 
 def encode(machine: Machine) -> bytes:
-    """Return everything but bodies, sinks and windows."""
+    """Return everything but bodies, sinks and windows, as the version of the machine has it."""
     consumers = machine.consumers
-    state = _Machine(
-        VERSION,
+    fields = (
+        machine.version,
         machine.settings,
         machine.next_seq,
         machine.last_used_ms,
@@ -84,18 +90,25 @@ def encode(machine: Machine) -> bytes:
         [_plain_consumer(consumer, consumer is consumers.active) for consumer in consumers.in_turn()],
         None if machine.dedup is None else machine.dedup.state(),
     )
-    return _encoder.encode(state)
+    if machine.version < versions.LETTERS:
+        return _encoder.encode(_Machine(*fields))
+    return _encoder.encode(_MachineWithLetters(*fields, machine.letters.state()))
 
 
 def decode(data: bytes | memoryview) -> Machine:
     """Build a machine from what `encode` returned; sinks and windows are the host's to put back. Raises CodecError."""
     try:
         state = _decoder.decode(data)
-        if state.version != VERSION:
-            raise CodecError(f"a snapshot has version {state.version}, this mqd reads version {VERSION}")
+        check_version(state.version)
         return _machine(state)
     except (msgspec.MsgspecError, ValueError, TypeError, OverflowError) as error:
         raise CodecError(f"no snapshot of a queue: {error}") from error
+
+
+def check_version(version: int) -> None:
+    """Raises CodecError for a snapshot of a newer version than this mqd's."""
+    if not versions.FIRST <= version <= versions.NEWEST:
+        raise CodecError(f"a snapshot has version {version}, this mqd reads versions up to {versions.NEWEST}")
 
 
 def digest(machine: Machine) -> bytes:
@@ -115,6 +128,8 @@ def digest(machine: Machine) -> bytes:
             _digest_singly(digest.update, run, first)
     if machine.dedup is not None:
         digest.update(_encoder.encode(machine.dedup.state()))
+    if machine.version >= versions.LETTERS:
+        digest.update(_encoder.encode((machine.version, machine.letters.state())))
     return digest.digest()
 
 
@@ -177,8 +192,9 @@ def _plain_consumer(consumer: Consumer, active: bool) -> _Consumer:
     )
 
 
-def _machine(state: _Machine) -> Machine:
-    machine = Machine(state.settings, state.next_seq)
+def _machine(state: _MachineWithLetters) -> Machine:
+    machine = Machine(state.settings, state.next_seq, version=state.version)
+    machine.letters.restore(state.letters)
     machine.last_used_ms = state.last_used_ms
     for plain in state.ready:
         run = _run(plain)

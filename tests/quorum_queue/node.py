@@ -14,6 +14,7 @@ from persistence.memory import MemoryEnvironment, MemoryStore
 from quorum_queue.local import LocalHost, NodeServices
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Reason
+from quorum_queue.machine.letters import Letter
 from quorum_queue.machine.machine import Machine
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
@@ -55,7 +56,14 @@ class Letters:
         self.taken: list[tuple[bytes, str]] = []
         self.takes = True
 
-    def dead_letter(self, queue: Any, run: Run, reason: Reason, done: Callable[[bool], None] | None) -> None:
+    def dead_letter(
+        self,
+        queue: Any,
+        run: Run,
+        reason: Reason,
+        done: Callable[[bool], None] | None,
+        letter: Letter | None = None,
+    ) -> None:
         assert run.contents is not None
         if self.takes:
             self.taken += [(content, reason) for content in run.contents]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from amqp_server.cluster.store import ASIDE
+from quorum_queue.machine import versions
 from tests.quorum_queue.cluster.broker import Declared
 from tests.quorum_queue.cluster.clients import Holder
 from tests.quorum_queue.cluster.cluster import ROUNDS, Cluster
@@ -21,6 +22,8 @@ def check_at_rest(cluster: Cluster) -> None:
         }
         if len(set(digests.values())) != 1:
             raise ledger.fail(f"replicas differ: {digests}")
+        if ledger.machine.version not in (versions.FIRST, cluster.network.version):
+            raise ledger.fail(f"it has version {ledger.machine.version}")
         for name in declared.members[-1]:
             _check_bodies(cluster.nodes[name], declared)
         if ledger.settings.dead_letter_at_least_once and ledger.dead_lettering:

@@ -12,6 +12,7 @@ from amqp_server.cluster.hosts import ClusterHosts
 from quorum_queue.cluster.group_host import GroupHost
 from quorum_queue.machine import snapshot
 from quorum_queue.machine.effects import Reason
+from quorum_queue.machine.letters import Letter
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
 from tests.quorum_queue.cluster.ledger import DEAD, Ledger
@@ -175,16 +176,26 @@ class Letters:
     def __init__(self, node: SimulatedNode) -> None:
         self._node = node
 
-    def dead_letter(self, queue: Any, run: Run, reason: Reason, done: Callable[[bool], None] | None) -> None:
+    def dead_letter(
+        self,
+        queue: Any,
+        run: Run,
+        reason: Reason,
+        done: Callable[[bool], None] | None,
+        letter: Letter | None = None,
+    ) -> None:
         assert run.contents is not None
         node = self._node
         host = node.queues[queue.declared.target].host
-        origin = None if done is None else Letter(done, len(run.contents))
+        origin = None if done is None else Answer(done, len(run.contents))
         dead = Run(range(len(run.contents)), list(run.contents), DEAD, Attributes(persistent=True))
-        host.submit(("enqueue", dead, origin, 1))
+        if letter is None:
+            host.submit(("enqueue", dead, origin, 1))
+        else:
+            host.submit(("enqueue_letter", dead, origin, 1, letter))
 
 
-class Letter:
+class Answer:
     def __init__(self, done: Callable[[bool], None], count: int) -> None:
         self._done = done
         self._left = count

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from quorum_queue.machine import snapshot
+from quorum_queue.machine import snapshot, versions
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.entries import Batch, DecodedEntry, decode_entry
@@ -41,7 +41,7 @@ class Ledger:
     def __init__(self, name: str, settings: Settings) -> None:
         self.name = name
         self.settings = settings
-        self.machine = Machine(settings)
+        self.machine = Machine(settings, version=versions.FIRST)
         self.index = 0
         self.now_ms = 0
         #: What every replica must have applied and become at each index.
@@ -58,6 +58,8 @@ class Ledger:
         self.returns: dict[int, int] = {}
         self.dead_lettering: dict[int, None] = {}
         self.last_new = 0
+        #: Dead letters that were taken: their queues and positions there.
+        self.letters: dict[tuple[int, int], None] = {}
         #: Positions of each body that was accepted.
         self.accepted: dict[bytes, list[int]] = {}
         self.order: dict[bytes, int] = {}
@@ -236,7 +238,13 @@ class Ledger:
                 sources = [source for source in self.sources if body in source.dead]
                 if not sources:
                     raise self.fail(f"{body!r} came as a dead letter and was none")
-                if any(source.settings.dead_letter_at_least_once for source in sources):
+                if command[0] == "enqueue_letter" and self.machine.version >= versions.LETTERS:
+                    letter = command[4][:2]
+                    if letter in self.letters:
+                        raise self.fail(f"{body!r} was taken twice as the dead letter {letter}")
+                    self.letters[letter] = None
+                    self.note("dead letters taken once")
+                elif any(source.settings.dead_letter_at_least_once for source in sources):
                     if len(before) > 1:
                         self.note("dead letters twice")
                 elif len(before) > sum(source.dead[body] for source in sources):

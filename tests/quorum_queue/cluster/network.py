@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from quorum_queue.machine import versions
+
 NEW, OPEN, CLOSED = range(3)
 
 
@@ -47,6 +49,8 @@ class Network:
         self.sessions: list[Session] = []
         #: (from, to) in which nothing arrives.
         self.blocked: dict[tuple[str, str], None] = {}
+        #: The version that queues may be raised to, as the topology would have it.
+        self.version = versions.FIRST
 
     def connect(self, one: str, two: str) -> None:
         """Begin a session, unless there is one. A handshake needs both directions."""

@@ -25,6 +25,7 @@ from quorum_queue.cluster.options import ReplicationOptions
 from quorum_queue.cluster.reach import Reach
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.local import NodeServices
+from quorum_queue.machine import versions
 from quorum_queue.raft.options import Options
 from tests.quorum_queue.cluster.broker import (
     Declared,
@@ -108,7 +109,7 @@ class SimulatedNode:
         self.restored = 0
         self.incarnation = 0
         #: A node of the version before has none.
-        self.features: tuple[str, ...] = (frames.REACH_FEATURE, frames.STOPPED_FEATURE)
+        self.features: tuple[str, ...] = (frames.REACH_FEATURE, frames.STOPPED_FEATURE, *versions.FEATURES)
         self.environment = MemoryEnvironment(Faults(seed=seed))
         self.sessions: dict[str, Session] = {}
         self.now_ms = 1000 + seed % 977
@@ -153,7 +154,7 @@ class SimulatedNode:
         )  # fmt: skip
         self.groups = Groups(self.replicas, self.store, self.store.recovered())
         self.groups.lost_before = self.lost_before
-        roster = Roster()
+        self.roster = roster = Roster()
         roster.nodes = dict.fromkeys(self.names, "here")
         spread: Any = SimpleNamespace(up=self.connected)
         self.hosts = WatchedHosts(
@@ -288,6 +289,7 @@ class SimulatedNode:
             else:
                 self.silent.pop(peer, None)
         self.replicas.tick([peer for peer in self.sessions if self.silent.get(peer, 0) < 2])
+        self.roster.version = self.network.version
         self.reach.tell()
         self.hand_over.tick()
         self.guests.tick()

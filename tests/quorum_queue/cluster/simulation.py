@@ -11,6 +11,7 @@ from collections.abc import Callable
 from random import Random
 
 from quorum_queue.cluster import compaction
+from quorum_queue.machine import versions
 from tests import seeds
 from tests.quorum_queue.cluster.at_rest import check_at_rest, check_empty, drain
 from tests.quorum_queue.cluster.cluster import QUEUES, Cluster
@@ -37,6 +38,7 @@ class Simulation(Cluster):
         self.wounded = ""
         #: Nothing but a dead link has been amiss since everything worked.
         self.else_well = False
+        self.network.version = random.choice((versions.FIRST, versions.NEWEST))
         self.mend()
 
     def one_step(self) -> None:
@@ -66,6 +68,9 @@ class Simulation(Cluster):
             self.change_members()
         elif action < 0.961:
             self.delete()
+        elif action < 0.9612 and self.network.version < versions.NEWEST:
+            self.network.version = versions.NEWEST
+            self.note("queues are raised to a new version")
         elif random.random() < self.trouble:
             self.make_trouble(random.random(), node)
 

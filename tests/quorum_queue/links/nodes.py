@@ -32,6 +32,8 @@ class Recorder:
         #: Nodes that are let in though they are no peers, and those that wanted to.
         self.welcome: set[str] = set()
         self.wanted: list[str] = []
+        #: Why nodes are refused, by name.
+        self.refusals: dict[str, str] = {}
         self.react: Callable[[str, list[memoryview]], None] = lambda peer, frames: None
         self._changed = trio.Event()
 
@@ -49,6 +51,9 @@ class Recorder:
         self.frames.setdefault(peer, []).extend(map(bytes, frames))
         self.react(peer, frames)
         self._change()
+
+    def refusal(self, hello: Hello) -> str:
+        return self.refusals.get(hello.name, "")
 
     def admits(self, peer: str) -> bool:
         self.wanted.append(peer)

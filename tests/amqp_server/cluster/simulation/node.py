@@ -30,6 +30,7 @@ from persistence.stepped import SteppedCommit
 from quorum_queue.cluster import frames
 from quorum_queue.links.handshake import Hello
 from quorum_queue.local import NodeServices
+from quorum_queue.machine import versions
 from quorum_queue.memory import MemoryBudget
 from tests.amqp_server.cluster.simulation.ledger import Ledger, watching
 from tests.amqp_server.cluster.simulation.marks import Marks
@@ -97,7 +98,7 @@ class SimulatedNode:
         self.out = ""
         self.incarnation = 0
         #: See quorum_queue.links.handshake.Hello. A node of the version before has none.
-        self.features: tuple[str, ...] = (frames.REACH_FEATURE, frames.STOPPED_FEATURE)
+        self.features: tuple[str, ...] = (frames.REACH_FEATURE, frames.STOPPED_FEATURE, *versions.FEATURES)
         self.restored = 0
         self.now_ms = 1_000_000 + seed % 977
         self.rate = rate

@@ -1,0 +1,36 @@
+"""Versions of the queue machine: what a replicated queue does with the same entries, and what its snapshots hold.
+
+All members of a group must do the same with each entry. So whatever changes in what `Machine.apply` does, in the
+commands that an entry may hold, or in a snapshot, belongs to a new version, and a machine does it only from that version
+on. A queue begins with the first one. Its leader raises it by an entry, once the topology says that all nodes of the
+cluster can apply the new one (see amqp_server.cluster.steward). A queue that is on one node only begins with the newest.
+
+    1   mqd 0.1
+    2   mqd 0.2: dead letters that come again are taken once (("enqueue_letter", …))
+
+A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the queue stops
+there, with a line that says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+FIRST = 1
+#: Dead letters are known by the queue that they come from and their position there.
+LETTERS = 2
+NEWEST = 2
+
+#: What a node tells in the handshake of a link that it can apply, beyond the first version.
+FEATURES = tuple(f"machine/{version}" for version in range(FIRST + 1, NEWEST + 1))
+
+
+def newest_of(features: Collection[str]) -> int:
+    """Return the newest version that a node with these features can apply, as far as this one knows versions."""
+    version = FIRST
+    while version < NEWEST and f"machine/{version + 1}" in features:
+        version += 1
+    return version
+
+
+__all__ = ["FEATURES", "FIRST", "LETTERS", "NEWEST", "newest_of"]
