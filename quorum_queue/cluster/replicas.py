@@ -223,6 +223,7 @@ class Replicas:
         self.losses.ask_again()
 
     def link_down(self, peer: str) -> None:
+        self.losses.link_down(peer)
         for group in self.groups.values():
             transfer.peer_gone(group, peer)
             if peer in group.core.members.everyone():
@@ -262,6 +263,14 @@ class Replicas:
             group = self.groups.get(group_id)
             if group is not None:
                 transfer.receive_entries(group, peer, found)
+        elif kind == frames.SEEK:
+            group_id, questions = frames.parse_seek(frame)
+            self.losses.answer(peer, group_id, questions)
+        elif kind == frames.SOUGHT:
+            group_id, leader_term, answers = frames.parse_sought(frame)
+            self.losses.answered(peer, group_id, leader_term, answers)
+        elif kind == frames.PASS:
+            self.losses.pass_over(frames.parse_group(frame))
         else:
             raise frames.FrameError(f"a frame of kind {kind}")
 

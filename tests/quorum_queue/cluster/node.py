@@ -107,7 +107,7 @@ class SimulatedNode:
         self.restored = 0
         self.incarnation = 0
         #: A node of the version before has none.
-        self.features: tuple[str, ...] = (frames.REACH_FEATURE, frames.STOPPED_FEATURE)
+        self.features: tuple[str, ...] = (frames.REACH_FEATURE, frames.STOPPED_FEATURE, frames.LOSSES_FEATURE)
         self.environment = MemoryEnvironment(Faults(seed=seed))
         self.sessions: dict[str, Session] = {}
         self.now_ms = 1000 + seed % 977
