@@ -190,6 +190,7 @@ def test_an_end_of_a_log_that_the_leader_never_had_is_cut_off() -> None:
 
 def close_books(scene: Scene) -> None:
     """The ledger knows what nobody else knows any more."""
+    scene.ledger.closed = True
     nothing: Any = lambda *arguments: None  # noqa: E731
     for name in ("applied", "same", "received", "confirmed"):
         setattr(scene.ledger, name, nothing)
