@@ -65,9 +65,14 @@ class MemoryGroups:
         self.was_damaged = True
         self.groups[group].damaged[index] = "does not match its checksum"
 
-    def flip_any(self) -> tuple[int, int] | None:
-        """The same with an entry that the seed picks. Returns which."""
-        there = [(number, index) for number, group in self.groups.items() for index in group.entries]
+    def flip_any(self, but: "MemoryGroups | None" = None) -> tuple[int, int] | None:
+        """The same with an entry that the seed picks, none that is damaged on a certain other disk. Returns which."""
+        there = [
+            (number, index)
+            for number, group in self.groups.items()
+            for index in group.entries
+            if but is None or index not in but.groups.get(number, MemoryGroup()).damaged
+        ]
         if not there:
             return None
         number, index = self._random.choice(there)

@@ -56,6 +56,10 @@ class Administration:
             "groups_total": len(cluster.hosts.grouped),
             "groups_without_leader": led.get("", 0),
             "disk_stalled": replicas.stalled,
+            "lost_entries": {
+                replicas.groups[group_id].machine.title: len(replicas.losses.lost_on_all(group_id))
+                for group_id in replicas.losses.groups_with_losses()
+            },
             "topology": None if group is None else self._group(group),
         }
 
@@ -100,6 +104,7 @@ class Administration:
             "last_index": core.last_index,
             "snapshot_index": group.snapshot_index,
             "filling": group.receiving is not None or bool(core.amnesiac),
+            "lost_entries": len(cluster.replicas.losses.lost_on_all(group.id)),
             "members": members,
             "in_sync": core.leadership is not None
             and all(peer.match == core.last_index for peer in peers.values())
@@ -116,6 +121,7 @@ class Administration:
                 "leader": self._cluster.hosts.leader(queue),
                 "members": list(queue.members),
                 "online": [name for name in queue.members if name in connected],
+                "lost_entries": len(self._cluster.replicas.losses.lost_on_all(queue.queue_id)),
             }
             for queue in self._quorum_queues()
             if queue.vhost.name in vhosts
@@ -263,6 +269,25 @@ class Administration:
                 f"queue '{name}' in vhost '{vhost}' is on {', '.join(queue.members)}, not on '{to}'"
             )
         await self._set_members(queue, queue.members, to)
+
+    async def accept_loss(self, vhost: str, name: str) -> int:
+        """Have a queue do without the entries of its log that none of its members can read; return how many.
+
+        Raises NotFound, PreconditionFailed.
+        """
+        queue = self._queue(vhost, name)
+        if self._cluster.node not in queue.members:
+            raise PreconditionFailed(
+                f"queue '{name}' in vhost '{vhost}' is not on this node: ask one of {', '.join(queue.members)}"
+            )
+        accepted: list[int] = []
+        self._turn.run(lambda: accepted.append(self._cluster.replicas.losses.accept(queue.queue_id)))
+        if not accepted[0]:
+            raise PreconditionFailed(
+                f"this node does not know of anything in queue '{name}' in vhost '{vhost}' that all members have lost: "
+                "each of them must be up and have looked for it"
+            )
+        return accepted[0]
 
     async def rebalance(self) -> int:
         """Spread the leaders over the nodes that are up; return how many are to move."""

@@ -110,6 +110,7 @@ class Listener(Protocol):
 class Catalog:
     """See quorum_queue.cluster.group.StateMachine."""
 
+    title = "the topology"
     #: A queue's id is the index of its declaration, so there is one batch to an entry.
     single = True
     #: Whoever made a change goes on when all nodes have applied it.
@@ -239,6 +240,11 @@ class Catalog:
 
     def _staying(self, names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name for name in names if self._roster.nodes.get(name)))
+
+    def passed_over(self, index: int) -> None:
+        self.passed(index)
+
+    def lose_bodies(self, indexes: list[int]) -> None: ...
 
     def passed(self, index: int) -> None:
         self._listener.applied()

@@ -106,19 +106,29 @@ class Groups:
             index, term, state = stored
             members, state = unpack_state(state)
             machine.load(state)
-        last_index = min([at - 1 for at in found.lost if at > index], default=found.last_index)
-        if last_index < found.last_index:
+        holes = [at for at in found.lost if at > index]
+        last_index = found.last_index
+        forgotten = found.hard_lost or found.vote.startswith("?")
+        if forgotten and holes:
+            # It has no promise to keep: the log ends before the first hole, and the leader fills it.
+            last_index, holes = holes[0] - 1, []
             self._store.truncate(group_id, last_index + 1)
+        if found.hard_lost:
+            logger.error(
+                "%s: node %s cannot read which vote it gave, so it has none until the leader has filled it. There is "
+                "nothing to be done as long as a majority of the other members is up",
+                *(machine.title, self.replicas.node),
+            )
         log = Log(
             GroupLog(self._store, group_id),
             snapshot_index=index,
             snapshot_term=term,
             last_index=last_index,
             terms=found.terms,
+            holes=holes,
+            # Term and vote are durable no later than the entries of their term.
+            term_bound=found.term,
         )
-        # Without its vote, or a part of its log, it might promise what it has promised otherwise. The others may
-        # have cut off what is missing: the log ends before it, and grows again as that of one who has lost its disk.
-        forgotten = found.hard_lost or last_index < found.last_index
         group = self.replicas.open(
             group_id,
             machine,
@@ -127,7 +137,8 @@ class Groups:
             log=log,
             applied=index,
             changes=self._changes(found, last_index),
-            amnesiac=self.replicas.new_memory(group_id) if forgotten else 0,
+            # Without its vote it might promise what it has promised otherwise.
+            amnesiac=self.replicas.new_memory(group_id) if found.hard_lost else 0,
         )
         self._sweep(group, found, index)
         return group
@@ -147,6 +158,11 @@ class Groups:
     def _emptied(self, machine: StateMachine, group_id: int, members: Members) -> Group:
         """What is left cannot be used: begin without it, and without a vote until the others have filled it."""
         self._store.drop(group_id)
+        logger.error(
+            "%s: node %s cannot read its snapshot: it begins without anything and without a vote, and the leader fills "
+            "it. There is nothing to be done as long as a majority of the other members is up",
+            *(machine.title, self.replicas.node),
+        )
         return self._new(machine, group_id, members, amnesiac=self.replicas.new_memory(group_id))
 
     def _changes(self, found: RecoveredGroup, last_index: int) -> list[tuple[int, Members]]:

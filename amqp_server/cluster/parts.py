@@ -73,7 +73,7 @@ def make_mesh(config: Config, environment: Environment, incarnation: int, listen
         secret=settings.secret(config),
         tls=settings.tls(config),
         options=settings.link_options(config),
-        features=(frames.REACH_FEATURE, frames.STOPPED_FEATURE, *versions.FEATURES),
+        features=(frames.REACH_FEATURE, frames.STOPPED_FEATURE, frames.LOSSES_FEATURE, *versions.FEATURES),
     )
 
 

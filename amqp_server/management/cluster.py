@@ -72,6 +72,10 @@ async def transfer_leader(call: Call) -> Answer:
     return NO_CONTENT
 
 
+async def accept_loss(call: Call) -> Any:
+    return {"entries": await _cluster(call).accept_loss(call.own_vhost(), call.path["name"])}
+
+
 async def quorum_critical(call: Call) -> Any:
     """503 if something would have no majority without this node, as RabbitMQ's check of this name."""
     cluster = call.broker.cluster

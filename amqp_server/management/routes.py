@@ -54,6 +54,7 @@ ROUTES = (
     Route("GET", "/api/cluster/queues/{vhost}", MONITORING, cluster.queues),
     Route("GET", "/api/cluster/queues/{vhost}/{name}", MONITORING, cluster.queue),
     Route("PUT", "/api/cluster/queues/{vhost}/{name}/leader", ADMINISTRATOR, cluster.transfer_leader),
+    Route("POST", "/api/cluster/queues/{vhost}/{name}/accept-loss", ADMINISTRATOR, cluster.accept_loss),
     Route("GET", "/api/users", ADMINISTRATOR, users.users),
     Route("GET", "/api/users/without-permissions", ADMINISTRATOR, users.users_without_permissions),
     Route("POST", "/api/users/bulk-delete", ADMINISTRATOR, users.delete_users),

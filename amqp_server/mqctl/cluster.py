@@ -41,6 +41,10 @@ def status(session: Session) -> None:
         click.echo(f"{one} and {two} are up and do not reach each other")
     if told["groups_without_leader"]:
         click.echo(f"{told['groups_without_leader']} queues have no leader now")
+    for title, count in told.get("lost_entries", {}).items():
+        click.echo(
+            f"LOST: {title} has {count} entries that none of its members can read (mqctl cluster accept-loss)"
+        )
     if told["disk_stalled"]:
         click.echo(f"the disk of {told['node']} does not take what it is given: it leads nothing")
 
@@ -59,10 +63,11 @@ def queues(session: Session) -> None:
             queue["leader"],
             " ".join(queue["members"]),
             " ".join(queue["online"]),
+            f"{queue['lost_entries']} entries lost" if queue.get("lost_entries") else "",
         )
         for queue in session.client.get("cluster", "queues")
     ]
-    show(("vhost", "name", "leader", "members", "online"), rows, session.quiet)
+    show(("vhost", "name", "leader", "members", "online", "note"), rows, session.quiet)
 
 
 @cluster.command(
@@ -99,6 +104,18 @@ def forget(session: Session, name: str) -> None:
 @pass_session
 def transfer_leader(session: Session, vhost: str, queue: str, node: str) -> None:
     session.client.put("cluster", "queues", vhost, queue, "leader", body={"node": node})
+
+
+@cluster.command(
+    "accept-loss",
+    help="Has QUEUE go on without what none of its members can read any more. That is lost then, for good.",
+)
+@in_vhost
+@click.argument("queue")
+@pass_session
+def accept_loss(session: Session, vhost: str, queue: str) -> None:
+    count = session.client.post("cluster", "queues", vhost, queue, "accept-loss", body={})["entries"]
+    click.echo(f"{count} entries are given up")
 
 
 @cluster.command("rebalance", help="Spreads the leaders of the quorum queues over the nodes that are up.")

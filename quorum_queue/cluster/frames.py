@@ -10,9 +10,11 @@
     LEAVING is the sender still a member of a group?  LEFT the receiver is no member of it any more
     REACH   the nodes that the sender has links with  FURTHER how far another node is in the topology's log
     STOPPED the sender's member of a group has failed: consumers up to this start of the sender are no more
+    SEEK    ask for entries that this disk has lost    SOUGHT  such entries, or why there are none
+    PASS    an operator has it that what is lost on all members of a group is passed over
 
-A node of another version may not know a kind, and ends the session over it. So the last three are sent only to nodes
-that have told the feature `REACH_FEATURE` or `STOPPED_FEATURE` in the handshake of the link.
+A node of another version may not know a kind, and ends the session over it. So the last six are sent only to nodes
+that have told the feature `REACH_FEATURE`, `STOPPED_FEATURE` or `LOSSES_FEATURE` in the handshake of the link.
 
 A link is authenticated, so whoever sends broken bytes is a broken node: `FrameError` ends its session, and nothing else.
 """
@@ -24,12 +26,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 (RAFT, BATCH, STATE, FETCH, ENTRIES, ABOUT, QUEUE, EVENTS, APPLIED, REPLY, WRITTEN, LEAVING, LEFT,
- REACH, FURTHER, STOPPED) = range(1, 17)  # fmt: skip
+ REACH, FURTHER, STOPPED, SEEK, SOUGHT, PASS) = range(1, 20)  # fmt: skip
 
 #: A node that tells this feature understands REACH and FURTHER.
 REACH_FEATURE = "reach"
 #: A node that tells this feature understands STOPPED.
 STOPPED_FEATURE = "stopped"
+#: A node that tells this feature understands SEEK, SOUGHT and PASS.
+LOSSES_FEATURE = "losses"
 
 _GROUP = struct.Struct(">BQ")
 _STOPPED = struct.Struct(">BQQ")
@@ -37,6 +41,9 @@ _STATE = struct.Struct(">BQQQQQQH")
 _ENTRY = struct.Struct(">QQBI")
 _EVENTS = struct.Struct(">BQI")
 _REACH = struct.Struct(">BB")
+_QUESTION = struct.Struct(">QQQQ")
+_SOUGHT = struct.Struct(">BQQ")
+_ANSWER = struct.Struct(">QBQQBI")
 #: Flag of a REACH: the sender takes leaders.
 _LEADS = 1
 #: Kind of an entry that the asked node does not hold, and the one byte that it has for data.
@@ -44,6 +51,23 @@ GONE = 255
 LOST = b"\x00"
 #: The asked node has just started, and does not know whether the entry is lost or was settled and deleted since.
 PERHAPS_SETTLED = b"\x01"
+
+
+# What a SOUGHT says of an entry.
+#: Here it is.
+FOUND = 0
+#: It should be on this disk as well, and cannot be read here either.
+LOST_HERE = 1
+#: This node's log has another entry there, or none.
+NOT_HERE = 2
+#: This node has applied the entry and does not keep it, or cannot tell whether it is the same.
+APPLIED_HERE = 3
+#: Here is what the sender, which leads, has there; the asker's next readable entry is not in its log.
+LEADERS = 4
+
+
+#: In place of the anchor's term: the asker knows that the entry is committed.
+COMMITTED = (1 << 64) - 1
 
 
 class FrameError(Exception):
@@ -73,6 +97,28 @@ class ReachWord(NamedTuple):
 
 class StoredEntry(NamedTuple):
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs
+    term: int
+    kind: int
+    data: bytes
+
+
+class Question(NamedTuple):
+    """An entry that is asked for: the one of this term; or the one before the entry `anchor` of `anchor_term`.
+
+    With neither, it is one that the asker has applied, and all have the same.
+    """
+
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs
+    term: int
+    anchor: int
+    anchor_term: int
+
+
+class SoughtEntry(NamedTuple):
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs
+    what: int
+    #: Of the question.
+    anchor: int
     term: int
     kind: int
     data: bytes
@@ -196,8 +242,49 @@ def parse_stopped(frame: memoryview) -> tuple[int, int]:
     return group, incarnation
 
 
+def seek(group: int, questions: Sequence[Question]) -> list[bytes]:
+    return [_GROUP.pack(SEEK, group), *[_QUESTION.pack(*question) for question in questions]]
+
+
+def parse_seek(frame: memoryview) -> tuple[int, list[Question]]:
+    group = _group(frame)
+    if (len(frame) - _GROUP.size) % _QUESTION.size:
+        raise FrameError(f"a list of lost entries of {len(frame)} bytes")
+    return group, [Question._make(fields) for fields in _QUESTION.iter_unpack(frame[_GROUP.size :])]
+
+
+def sought(group: int, leader_term: int, found: Sequence[SoughtEntry]) -> list[bytes]:
+    """`leader_term` is the term that the sender leads in, 0 if it does not."""
+    parts = [_SOUGHT.pack(SOUGHT, group, leader_term)]
+    for index, what, anchor, term, kind, data in found:
+        parts += (_ANSWER.pack(index, what, anchor, term, kind, len(data)), data)
+    return parts
+
+
+def parse_sought(frame: memoryview) -> tuple[int, int, list[SoughtEntry]]:
+    if len(frame) < _SOUGHT.size:
+        raise FrameError(f"a frame of {len(frame)} bytes")
+    _, group, leader_term = _SOUGHT.unpack_from(frame)
+    found: list[SoughtEntry] = []
+    at = _SOUGHT.size
+    while at < len(frame):
+        if at + _ANSWER.size > len(frame):
+            raise FrameError("lost entries end inside a head")
+        index, what, anchor, term, kind, size = _ANSWER.unpack_from(frame, at)
+        at += _ANSWER.size
+        if at + size > len(frame) or what > LEADERS:
+            raise FrameError("lost entries end inside an entry, or say what nobody knows")
+        found.append(SoughtEntry(index, what, anchor, term, kind, bytes(frame[at : at + size])))
+        at += size
+    return group, leader_term, found
+
+
+def pass_over(group: int) -> list[bytes]:
+    return [_GROUP.pack(PASS, group)]
+
+
 def parse_group(frame: memoryview) -> int:
-    """Return the group of `leaving` or `left`."""
+    """Return the group of `leaving`, `left` or `pass_over`."""
     return _group(frame)
 
 

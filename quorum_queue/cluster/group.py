@@ -13,7 +13,7 @@ from quorum_queue.cluster import frames
 from quorum_queue.raft.core import Raft
 from quorum_queue.raft.errors import TransferInProgress
 from quorum_queue.raft.members import Members
-from quorum_queue.raft.messages import MEMBERS, NORMAL, Entry
+from quorum_queue.raft.messages import MEMBERS, NORMAL, PASSED_OVER, Entry
 
 if TYPE_CHECKING:
     from quorum_queue.cluster.replicas import Replicas
@@ -33,6 +33,10 @@ class StateMachine(Protocol):
     single: bool
 
     @property
+    def title(self) -> str:
+        """What operators call it."""
+
+    @property
     def awaited(self) -> bool:
         """Is there anybody on this node who waits for what others do to the machine?"""
 
@@ -43,6 +47,12 @@ class StateMachine(Protocol):
 
     def passed(self, index: int) -> None:
         """An entry without a command for the machine was applied."""
+
+    def passed_over(self, index: int) -> None:
+        """In place of an entry that no member can read any more there was nothing to apply."""
+
+    def lose_bodies(self, indexes: list[int]) -> None:
+        """No member can read these entries any more, which were applied: have the group do without their bodies."""
 
     def settled(self) -> None:
         """Entries were applied, and for now there are no more."""
@@ -252,6 +262,8 @@ class Group:
             self.since_bytes += len(data) + ENTRY_OVERHEAD
             if kind == NORMAL:
                 machine.apply(index, data)
+            elif data == PASSED_OVER:
+                machine.passed_over(index)
             else:
                 machine.passed(index)
                 if kind == MEMBERS:

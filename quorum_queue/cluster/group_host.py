@@ -18,7 +18,7 @@ from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.errors import Unreadable
 from quorum_queue.host import Key
 from quorum_queue.local import NodeServices
-from quorum_queue.machine import replicated
+from quorum_queue.machine import replicated, versions
 from quorum_queue.machine.bodies import Bodies
 from quorum_queue.machine.codec import CodecError
 from quorum_queue.machine.consumers import Consumer
@@ -161,6 +161,10 @@ class GroupHost(DeferredHost):
     # -- the state machine of the group ----------------------------------------------------------------------------
 
     @property
+    def title(self) -> str:
+        return f"queue '{self.queue.name}' in vhost '{self.queue.vhost.name}'"
+
+    @property
     def awaited(self) -> bool:
         return bool(self._sinks)
 
@@ -183,6 +187,22 @@ class GroupHost(DeferredHost):
         self.replica.applied = index
         if self._gone_after:
             self._look_for_gone(index)
+
+    def passed_over(self, index: int) -> None:
+        self.replica.passed_over(index)
+        logger.error("%s: entry %d is passed over, and what it held is lost", self.title, index)
+        self.passed(index)
+
+    def lose_bodies(self, indexes: list[int]) -> None:
+        if self.replica.machine.version < versions.LOSSES:
+            logger.error("%s: nothing can be given up before all nodes run this version of mqd", self.title)
+            return
+        locations = self.replica.locations
+        count = sum(map(locations.count_of, indexes))
+        logger.error("%s: %d messages of %d entries are given up", self.title, count, len(indexes))
+        for index in indexes:
+            for seqs in locations.positions(index):
+                self.submit(("lose", seqs[0], seqs[-1]))
 
     def snapshot(self) -> bytes:
         return self.replica.snapshot()
@@ -302,6 +322,8 @@ class GroupHost(DeferredHost):
 
     def _perform(self, applied: Applied, bodies: Bodies) -> None:
         number = applied.batches[-1] if applied.batches else 0
+        if applied.missed:
+            self._missed(applied.missed)
         if self._asked and number:
             refused = {key[2:]: reason for key, reason in applied.attach_refused}
             for verb, key in self._landed_of_asked(number):
@@ -334,6 +356,21 @@ class GroupHost(DeferredHost):
             self._passed(number)
         if self.pending:
             self._turn.schedule(self)
+
+    def _missed(self, batches: range) -> None:
+        """What clients of this node asked for in these batches is lost: they are told, or ask again."""
+        for token, publish in list(self._publishes.items()):
+            if publish.batch in batches:
+                self._confirmed(token, publish.first, publish.last, refused=True)
+        for verb, key in self._landed_of_asked(batches[-1]):
+            if verb == "purge":
+                self._purged(key, 0)
+            elif verb == "get":
+                self._got(key, None)
+            elif key in self._consumers:
+                self._attach_again(key, self._consumers[key])
+            else:
+                self._attached(key, "the consumer is gone")
 
     def _consumers_gone(self, gone: dict[Key, None]) -> None:
         """What these would have got goes to others; only what needs no ack is theirs for good."""
@@ -404,7 +441,10 @@ class GroupHost(DeferredHost):
                 found = contents.find(self, places, self._deliver_held)
             except contents.BodyGone:
                 del self._held[0]
-                self._got(consumer.key[2:], None)
+                if len(places) > 1:
+                    self._held[:0] = _by_place(consumer, run, first_id, places)
+                else:
+                    self._got(consumer.key[2:], None)
                 continue
             if found is None:
                 return
@@ -448,3 +488,16 @@ def _restored(state: bytes) -> Replica:
         return Replica.restore(state)
     except CodecError as error:
         raise Unreadable(f"its snapshot can't be read by this version of mqd: {error}") from None
+
+
+def _by_place(
+    consumer: Consumer, run: Run, first_id: int, places: contents.Places
+) -> list[tuple[Consumer, Run, int, contents.Places]]:
+    """Cut a run into the parts that lie in one entry each."""
+    parts: list[tuple[Consumer, Run, int, contents.Places]] = []
+    for place in places:
+        count = len(place[1])
+        part = run if count == len(run.seqs) else run.take(count)
+        parts.append((consumer, part, first_id, [place]))
+        first_id += count
+    return parts

@@ -5,8 +5,8 @@ The receiver must have all that is committed, and must reach more of the members
 gains a member at least. Where no node reaches everybody, the best one leads.
 
 Two nodes may judge differently: each knows best which of its own links break again and again, and a peer in a new session
-does not know it at all. So a group that has come back is not handed to the same node again for `steady_ms`, and the moves
-come to an end.
+does not know it at all. So a group that has come back waits longer each time before it is handed to the same node again,
+up to `steady_ms`.
 A leader without a majority does not hand over; elections take care of that.
 """
 
@@ -45,15 +45,16 @@ class HandOver:
         #: Nodes that did not take a group, and until when they get no more, ms; how long that is grows.
         self._paused: dict[str, int] = {}
         self._pause_ms: dict[str, int] = {}
-        #: Until when a group is not handed to a node that has it from here already, ms, by group and node.
-        self._given: dict[tuple[int, str], int] = {}
+        #: Until when a group is not handed to a node that has had it from here, ms, and how long that was, by group and
+        #: node. It is remembered for as long again as links must last to be relied on.
+        self._given: dict[tuple[int, str], tuple[int, int]] = {}
 
     def tick(self) -> None:
         """Begin to hand over groups that are better led elsewhere, a limited number at each tick."""
         self._look_at_begun()
         if self._given:
-            now = self._replicas.clock()
-            self._given = {given: until for given, until in self._given.items() if until > now}
+            since = self._replicas.clock() - self._replicas.options.steady_ms
+            self._given = {given: rest for given, rest in self._given.items() if rest[0] > since}
         lacking = self._reach.lacking()
         if not lacking:
             self._paused.clear()
@@ -88,7 +89,8 @@ class HandOver:
                 gain = gains[members] = self._gains(members)
             best = self._best(leadership, gain)
             if self._given:
-                best = [name for name in best if (group.id, name) not in self._given]
+                now = self._replicas.clock()
+                best = [name for name in best if self._given.get((group.id, name), (0, 0))[0] <= now]
             if best:
                 yield group, best
 
@@ -118,9 +120,15 @@ class HandOver:
             if not there:
                 continue
             if leadership is None:
-                self._given[group.id, to] = self._replicas.clock() + self._replicas.options.steady_ms
+                self._rest(group.id, to)
             elif not leadership.transferring:
                 self._pause(to)
+
+    def _rest(self, group_id: int, to: str) -> None:
+        options = self._replicas.options
+        _, last_ms = self._given.get((group_id, to), (0, options.reach_ms // 2))
+        rest_ms = min(2 * last_ms, options.steady_ms)
+        self._given[group_id, to] = self._replicas.clock() + rest_ms, rest_ms
 
     def _pause(self, to: str) -> None:
         now, options = self._replicas.clock(), self._replicas.options

@@ -1,7 +1,25 @@
 """Entries that this node's disk has lost: they are fetched from other members, or it turns out that nobody has them.
 
-An entry of the log that a follower acknowledged and cannot read any more may be cut off everywhere else. It is then
-as if the disk was lost: the member forgets what follows, and the others fill it (see quorum_queue.raft.readmission).
+*A lost entry is a hole in the log.* What follows on it stays, and the member keeps its vote and what it has promised: it
+acknowledged that entry, and may be one of the majority that committed it. It follows and votes, applies nothing from the
+hole on, and does not stand for election (see quorum_queue.raft.core.Raft.may_campaign): a leader has to send and to
+apply what it has, and the members that a log names last may be in the hole.
+
+*Which entry it was* is mostly known: index and term name one entry, whoever has it and whether it is committed or not.
+The term is known if the readable entries around the hole have the same one. If they have not, the hole is the entry
+before the next readable one (`Question.anchor`): logs that agree there agree in all before. At the end of the log nothing
+follows. There only the present leader can say what belongs there, and until it has, the log counts in elections as one
+that ends with the highest term that the node had seen, which may refuse a candidate that has everything and never elects
+one that lacks something.
+
+*A leader has deleted the entry*, because all who were in contact had it: then this member is filled with a snapshot, as
+one that lost its disk (quorum_queue.raft.readmission). The others must do without its vote meanwhile, so the leader lets
+one member at a time do that.
+
+*All other members say that they cannot read it either*: then it is lost. That is logged now and then, and shown to
+operators, and nothing goes on without it before one of them has decided that the group is to (`pass_over`). In the log an
+empty entry of the same index and term takes the place of the lost one, so that it is the same on all members whoever
+puts it there. Messages of an entry that was applied long ago leave the queue by a command in the log.
 """
 
 from __future__ import annotations
@@ -11,6 +29,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from quorum_queue.cluster import compaction, frames, transfer
+from quorum_queue.cluster.frames import Question, SoughtEntry, StoredEntry
+from quorum_queue.raft.errors import LogDiverged
+from quorum_queue.raft.messages import EMPTY, PASSED_OVER, Entry
 
 if TYPE_CHECKING:
     from quorum_queue.cluster.group import Group
@@ -20,23 +41,39 @@ logger = logging.getLogger("mqd.replication")
 
 #: What nobody has sent yet is asked for again after so long, of another node, ms.
 RETRY_MS = 1_000
+#: That an entry is lost on all members is logged again after so long, ms.
+SAY_MS = 60_000
+#: A member that is to be filled has so long to begin with it, before another one may, ms.
+FORGET_MS = 5_000
+#: Entries named in a line of the log.
+NAMED_MAX = 10
 
 
 class _Loss:
     """One entry that cannot be read."""
 
-    __slots__ = ("told", "waiting")
+    __slots__ = ("said", "told", "waiting")
 
     def __init__(self) -> None:
         self.waiting: list[Callable[[], None]] = []
         #: It was logged, and the other members are asked for it.
         self.told = False
+        #: What the other members have said of it in the present session.
+        self.said: dict[str, int] = {}
 
 
 class Losses:
     """Of all groups of the node."""
 
-    __slots__ = ("_asked_ms", "_replicas", "_rounds", "_waiting", "found_count")
+    __slots__ = (
+        "_asked_ms",
+        "_filled",
+        "_replicas",
+        "_rounds",
+        "_said_ms",
+        "_waiting",
+        "found_count",
+    )
 
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
@@ -46,6 +83,10 @@ class Losses:
         self._rounds = 0
         #: How many entries were found lost since this node started.
         self.found_count = 0
+        #: When it was last logged that all members have lost something of a group.
+        self._said_ms: dict[int, int] = {}
+        #: Of groups led here: the member that may forget its log, and until when no other one may.
+        self._filled: dict[int, tuple[str, int]] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -68,20 +109,49 @@ class Losses:
             loss.waiting.append(then)
 
     def _tell(self, group: Group, index: int, loss: _Loss) -> None:
-        logger.error("group %d: entry %d cannot be read, fetching it from a peer", group.id, index)
+        logger.error(
+            "%s: entry %d of its log cannot be read, fetching it from a peer", group.machine.title, index
+        )
         loss.told = True
         self.found_count += 1
         self._ask(group, [index])
 
+    # -- asking ----------------------------------------------------------------------------------------------------
+
     def _ask(self, group: Group, indexes: list[int]) -> None:
         """Ask one of the other members, each in its turn."""
-        replicas = self._replicas
-        linked = [
-            peer for peer in group.core.members.everyone() if peer != replicas.node and replicas.linked(peer)
-        ]
+        linked = [peer for peer in self._others(group) if self._replicas.linked(peer)]
         if linked:
-            part = indexes[: transfer.FETCH_ENTRIES_MAX]
-            replicas.send(linked[self._rounds % len(linked)], frames.fetch(group.id, part))
+            turn, to = divmod(self._rounds, len(linked))
+            # Of more than fit into one question, others each time.
+            start = turn * transfer.FETCH_ENTRIES_MAX % len(indexes)
+            self._ask_of(linked[to], group, indexes[start:] + indexes[:start])
+
+    def _ask_of(self, peer: str, group: Group, indexes: list[int]) -> None:
+        part = indexes[: transfer.FETCH_ENTRIES_MAX]
+        if self.asks(peer):
+            questions = [self._question(group, index) for index in part]
+            self._replicas.send(peer, frames.seek(group.id, questions))
+        else:
+            self._replicas.send(peer, frames.fetch(group.id, part))
+
+    def asks(self, peer: str) -> bool:
+        """Does a connected peer understand these questions? It may be of the version before."""
+        return frames.LOSSES_FEATURE in self._replicas.links.features_of(peer)
+
+    def _others(self, group: Group) -> list[str]:
+        return [peer for peer in group.core.members.everyone() if peer != self._replicas.node]
+
+    def _question(self, group: Group, index: int) -> Question:
+        log = group.core.log
+        if index <= group.applied:
+            return Question(index, 0, 0, 0)
+        if index not in log.vague:
+            return Question(index, log.term_at(index), 0, 0)
+        anchor = log.anchor(index)
+        if index <= group.core.commit:
+            return Question(index, 0, anchor, frames.COMMITTED)
+        return Question(index, 0, anchor, max(log.term_at(anchor), 0))
 
     def tick(self) -> None:
         if not self._waiting:
@@ -91,6 +161,7 @@ class Losses:
                 self._look_again(group_id, index, loss)
         if self._waiting and self._replicas.clock() - self._asked_ms >= RETRY_MS:
             self.ask_again()
+            self._say()
 
     def _look_again(self, group_id: int, index: int, loss: _Loss) -> None:
         """Find out whether an entry that the snapshot names was lost, or was deleted since."""
@@ -111,13 +182,17 @@ class Losses:
             group = self._replicas.groups.get(group_id)
             if group is None:
                 self._waiting.pop((group_id, index), None)
-            elif not group.machine.wanted(index):
+            elif not group.machine.wanted(index) or self._was_replaced(group, index):
                 self._end(group_id, index)
             elif loss.told:
                 self._without(group, index)
                 wanted.setdefault(group, []).append(index)
         for group, indexes in wanted.items():
             self._ask(group, indexes)
+
+    def _was_replaced(self, group: Group, index: int) -> bool:
+        """The log was cut off before this entry, or has another one there since."""
+        return index > group.applied and index not in group.core.log.lost
 
     def _end(self, group_id: int, index: int) -> None:
         """Nobody needs this entry any more."""
@@ -127,23 +202,155 @@ class Losses:
 
     def _without(self, group: Group, index: int) -> None:
         """See to it that the group can go on if nobody has this entry."""
-        leadership = group.core.leadership
         if group.snapshot_index < index <= group.applied:
             # Once a snapshot stands for it, nobody needs it any more.
             compaction.take_snapshot(group)
-        elif leadership is not None and leadership.has_quorum() and index > group.core.commit:
-            # If a majority had it, it would be committed by now, and nobody can be sent what follows on it.
-            self._forget(group)
-        elif leadership is not None and index == group.applied + 1:
-            # Who cannot apply what is committed cannot lead, and the others may have cut it off.
-            if all(peer.contact for peer in leadership.peers.values()):
-                self._forget(group)
-            else:
-                group.core.step_down()
+        elif group.is_leader and index > group.applied:
+            # A leader that cannot send and apply what it has is of no use. Another member has it, or none has.
+            group.core.step_down()
+            self._replicas.touch(group)
+
+    def link_down(self, peer: str) -> None:
+        """What it said may not hold any more when it comes back."""
+        for loss in self._waiting.values():
+            loss.said.pop(peer, None)
+
+    # -- answering -------------------------------------------------------------------------------------------------
+
+    def answer(self, peer: str, group_id: int, questions: list[Question]) -> None:
+        """Send entries that a peer has lost, as many as fit in one answer; the rest it asks for again."""
+        group = self._replicas.groups.get(group_id)
+        if group is None:
+            return
+        answers: list[SoughtEntry] = []
+        size = 0
+        for question in questions:
+            looked = self._look_for(group, question)
+            if looked is None:
+                continue
+            what, entry = looked
+            of_log = bool(question.term or question.anchor)
+            if what == frames.APPLIED_HERE and of_log and not self._may_fill(group, peer):
+                continue
+            term, kind, data = (entry.term, entry.kind, entry.data) if entry is not None else (0, 0, b"")
+            answers.append(SoughtEntry(question.index, what, question.anchor, term, kind, data))
+            size += len(data)
+            if size >= self._replicas.options.piece_bytes:
+                break
+        leader_term = group.core.term if group.is_leader else 0
+        if answers:
+            self._replicas.send(peer, frames.sought(group_id, leader_term, answers))
+
+    def _look_for(self, group: Group, question: Question) -> tuple[int, StoredEntry | None] | None:
+        """Return what can be said of an entry that a peer has lost, if anything."""
+        core, log, index = group.core, group.core.log, question.index
+        if not question.term and not question.anchor:
+            return self._look_for_body(group, index)
+        if index <= group.applied:
+            entry = transfer.read_entry(self._replicas, group, index)
+        elif index <= log.last_index:
+            found = log.read(index, index, 1)
+            if not found:
                 self._replicas.touch(group)
+                return frames.LOST_HERE, None
+            entry = StoredEntry._make(found[0])
+        else:
+            return frames.NOT_HERE, None
+        if entry is None:
+            return frames.APPLIED_HERE, None
+        if question.term:
+            same = entry.term == question.term
+        elif question.anchor_term == frames.COMMITTED:
+            same = index <= group.applied
+        else:
+            anchor = question.anchor
+            if anchor < log.snapshot_index:
+                # Soon the asker knows that it is committed.
+                return None
+            same = log.term_at(anchor) == question.anchor_term and anchor not in log.vague
+        if same:
+            return frames.FOUND, entry
+        if not question.term and core.leadership is not None:
+            return frames.LEADERS, entry
+        return (frames.APPLIED_HERE if index <= group.applied else frames.NOT_HERE), None
+
+    def _look_for_body(self, group: Group, index: int) -> tuple[int, StoredEntry | None]:
+        """The asker has applied this entry."""
+        if index > group.applied:
+            empty = group.core.amnesiac or group.receiving is not None
+            return (frames.NOT_HERE if empty else frames.APPLIED_HERE), None
+        entry = transfer.read_entry(self._replicas, group, index)
+        if entry is not None:
+            return frames.FOUND, entry
+        if not group.machine.wanted(index) or not group.informed:
+            return frames.APPLIED_HERE, None
+        # By the time it is asked for again it may have come from another member.
+        self.add(group, index)
+        return frames.LOST_HERE, None
+
+    def _may_fill(self, group: Group, peer: str) -> bool:
+        """Return whether a member may forget its log, to be filled by this leader; the others must do without it."""
+        core, now = group.core, self._replicas.clock()
+        leadership = core.leadership
+        if leadership is None:
+            return True
+        name, until_ms = self._filled.get(group.id, (peer, 0))
+        if (name != peer and now < until_ms) or not leadership.could_commit(core.members.demoted(peer)):
+            return False
+        self._filled[group.id] = (peer, now + FORGET_MS)
+        return True
+
+    # -- answers ---------------------------------------------------------------------------------------------------
+
+    def answered(self, peer: str, group_id: int, leader_term: int, answers: list[SoughtEntry]) -> None:
+        group = self._replicas.groups.get(group_id)
+        if group is None:
+            return
+        by_leader = peer == group.core.leader and leader_term == group.core.term
+        count = len(self._waiting)
+        for answer in answers:
+            loss = self._waiting.get((group_id, answer.index))
+            if loss is not None:
+                loss.said[peer] = answer.what
+                self._take(group, answer, by_leader=by_leader)
+        left = [at for owner, at in self._waiting if owner == group_id and self._waiting[owner, at].told]
+        if left and len(self._waiting) < count:
+            # It had some of them, so it may have more.
+            self._ask_of(peer, group, left)
+
+    def _take(self, group: Group, answer: SoughtEntry, *, by_leader: bool) -> None:
+        index, log = answer.index, group.core.log
+        vague = index in log.vague
+        if vague and answer.anchor != log.anchor(index):
+            # What was asked for is not what is missing now.
+            return
+        if answer.what == frames.FOUND:
+            self._put(group, StoredEntry(index, answer.term, answer.kind, answer.data))
+        elif not by_leader or index not in log.lost or index <= group.applied:
+            return
+        elif answer.what == frames.APPLIED_HERE and index == min(at for at in log.lost if at > group.applied):
+            self._forget(group)
+        elif answer.what == frames.LEADERS and vague:
+            if answer.anchor > log.last_index or self._cut(group, answer.anchor):
+                self._put(group, StoredEntry(index, answer.term, answer.kind, answer.data))
+        elif answer.what == frames.NOT_HERE and vague:
+            self._cut(group, index)
+
+    def _cut(self, group: Group, index: int) -> bool:
+        """The leader has nothing of this log from here on."""
+        try:
+            group.core.cut(index)
+        except LogDiverged as error:
+            group.failed(error)
+            return False
+        self._drop_from(group, index)
+        self._replicas.store.truncate(group.id, index)
+        self._replicas.touch(group)
+        return True
 
     def gone_at_leader(self, group: Group, index: int) -> None:
-        """The leader has an entry no more. If it is the next one to be applied here, only a snapshot helps."""
+        """A leader of the version before has an entry no more. If it is the next one to be applied here, only a
+        snapshot helps."""
         core = group.core
         if index == group.applied + 1 and index in core.log.lost and index <= core.commit:
             self._forget(group)
@@ -152,18 +359,104 @@ class Losses:
         if group.receiving is not None:
             return
         first = group.applied + 1
-        logger.error("group %d: the log is forgotten from entry %d on", group.id, first)
-        for place in [place for place in self._waiting if place[0] == group.id and place[1] >= first]:
-            del self._waiting[place]
+        logger.error(
+            "%s: the others have deleted what is missing here, so this node forgets its log from entry %d on, gives up "
+            "its vote, and is filled by the leader",
+            *(group.machine.title, first),
+        )
+        self._drop_from(group, first)
         group.core.forget(self._replicas.new_memory(group.id))
         self._replicas.store.truncate(group.id, first)
         self._replicas.touch(group)
 
-    def found(self, group: Group, entry: frames.StoredEntry) -> None:
-        """An entry came from a peer, perhaps one that was lost here."""
+    def _drop_from(self, group: Group, index: int) -> None:
+        for place in [place for place in self._waiting if place[0] == group.id and place[1] >= index]:
+            del self._waiting[place]
+
+    def found(self, group: Group, entry: StoredEntry) -> None:
+        """An entry came from a peer that knows no more than that it was applied there; perhaps one that was lost here."""
         if (group.id, entry.index) not in self._waiting:
             return
+        if entry.index in group.core.log.vague and entry.index > group.core.commit:
+            return
+        self._put(group, entry)
+
+    def _put(self, group: Group, entry: StoredEntry) -> None:
+        """Put an entry in its place again."""
+        log, index = group.core.log, entry.index
+        if index > group.applied and index not in log.lost:
+            # The log was cut off before it since.
+            return
+        if index > log.snapshot_index and index not in log.vague and log.term_at(index) != entry.term:
+            return
         self._replicas.store.keep(group.id, [entry])
-        group.core.found(entry.index)
+        self._replicas.commits.request()
+        group.core.found(Entry._make(entry))
         self._replicas.touch(group)
-        self._end(group.id, entry.index)
+        self._end(group.id, index)
+
+    # -- what is lost on all members -------------------------------------------------------------------------------
+
+    def lost_on_all(self, group_id: int) -> list[int]:
+        """Return the entries of a group that neither this node nor any other member can read, as they say."""
+        group = self._replicas.groups.get(group_id)
+        if group is None:
+            return []
+        others = self._others(group)
+        return [
+            index
+            for (owner, index), loss in self._waiting.items()
+            if owner == group_id
+            and loss.told
+            and all(loss.said.get(peer) in (frames.LOST_HERE, frames.NOT_HERE) for peer in others)
+            and (not group.leader or index <= max(group.applied, group.core.commit))
+        ]
+
+    def groups_with_losses(self) -> list[int]:
+        """Return the groups that have entries which are lost on all members."""
+        return [
+            group_id
+            for group_id in dict.fromkeys(owner for owner, _ in self._waiting)
+            if self.lost_on_all(group_id)
+        ]
+
+    def _say(self) -> None:
+        now = self._replicas.clock()
+        for group_id in self.groups_with_losses():
+            said_ms = self._said_ms.get(group_id)
+            if said_ms is not None and now - said_ms < SAY_MS:
+                continue
+            self._said_ms[group_id] = now
+            group, lost = self._replicas.groups[group_id], self.lost_on_all(group_id)
+            named = ", ".join(map(str, sorted(lost)[:NAMED_MAX]))
+            logger.critical(
+                "%s: %d entries of its log can be read on none of its members %s (%s%s): what is in them waits, and what "
+                "comes after them may; bring back a disk that has them, or give them up (mqctl cluster accept-loss)",
+                *(group.machine.title, len(lost), ", ".join(group.core.members.everyone()), named),
+                ", …" if len(lost) > NAMED_MAX else "",
+            )
+
+    def accept(self, group_id: int) -> int:
+        """Have the group do without what is lost on all members; return how many entries that is, as known here."""
+        group = self._replicas.groups.get(group_id)
+        if group is None:
+            return 0
+        for peer in self._others(group):
+            if self.asks(peer):
+                self._replicas.send(peer, frames.pass_over(group_id))
+        return self.pass_over(group_id)
+
+    def pass_over(self, group_id: int) -> int:
+        """The same on this member."""
+        lost = self.lost_on_all(group_id)
+        if not lost:
+            return 0
+        group = self._replicas.groups[group_id]
+        given_up = [index for index in lost if index <= group.applied]
+        for index in lost:
+            if index > group.applied:
+                term = group.core.log.term_at(index)
+                self._put(group, StoredEntry(index, term, EMPTY, PASSED_OVER))
+        if given_up:
+            group.machine.lose_bodies(given_up)
+        return len(lost)

@@ -230,6 +230,7 @@ class Replicas:
             self.touch(group)
 
     def link_down(self, peer: str) -> None:
+        self.losses.link_down(peer)
         for group in list(self.groups.values()):
             self.contain(group, self._link_down, group, peer)
 
@@ -276,6 +277,20 @@ class Replicas:
             group = self.groups.get(group_id)
             if group is not None:
                 self.contain(group, transfer.receive_entries, group, peer, found)
+        elif kind == frames.SEEK:
+            group_id, questions = frames.parse_seek(frame)
+            group = self.groups.get(group_id)
+            if group is not None:
+                self.contain(group, self.losses.answer, peer, group_id, questions)
+        elif kind == frames.SOUGHT:
+            group_id, leader_term, answers = frames.parse_sought(frame)
+            group = self.groups.get(group_id)
+            if group is not None:
+                self.contain(group, self.losses.answered, peer, group_id, leader_term, answers)
+        elif kind == frames.PASS:
+            group = self.groups.get(frames.parse_group(frame))
+            if group is not None:
+                self.contain(group, self.losses.pass_over, group.id)
         else:
             raise frames.FrameError(f"a frame of kind {kind}")
 

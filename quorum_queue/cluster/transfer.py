@@ -244,7 +244,7 @@ def receive_entries(group: Group, peer: str, found: list[frames.StoredEntry]) ->
     for entry in found:
         if entry.kind != frames.GONE:
             replicas.losses.found(group, entry)
-        elif peer == group.core.leader:
+        elif peer == group.core.leader and not replicas.losses.asks(peer):
             replicas.losses.gone_at_leader(group, entry.index)
         if receiving is None or entry.index not in receiving.asked:
             continue

@@ -49,7 +49,7 @@ _LETTER = struct.Struct(">QQQ")
 _BLOB = struct.Struct(">BI")
 
 (_V_ENQUEUE, _V_SETTLE, _V_RETURN, _V_DISCARD, _V_ATTACH, _V_GET, _V_DETACH, _V_PAUSE, _V_PREFETCH, _V_WINDOW,
- _V_PURGE, _V_CONFIGURE, _V_TICK, _V_TOUCH, _V_DEAD_LETTERED, _V_NODE_DOWN, _V_VERSION) = range(1, 18)  # fmt: skip
+ _V_PURGE, _V_CONFIGURE, _V_TICK, _V_TOUCH, _V_DEAD_LETTERED, _V_NODE_DOWN, _V_VERSION, _V_LOSE) = range(1, 19)  # fmt: skip
 _RANGES = {"settle": _V_SETTLE, "return": _V_RETURN, "discard": _V_DISCARD}
 _RANGE_NAMES = {verb: name for name, verb in _RANGES.items()}
 _VALUES = {"detach": _V_DETACH, "pause": _V_PAUSE, "prefetch": _V_PREFETCH, "window": _V_WINDOW}
@@ -198,6 +198,8 @@ def _encode_rare(command: Command) -> list[bytes]:
         return [_NUMBERS.pack(_V_PURGE, 0 if token is None else token + 1, 0)]
     if verb == "dead_lettered":
         return [_NUMBERS.pack(_V_DEAD_LETTERED, command[1], command[2])]
+    if verb == "lose":
+        return [_NUMBERS.pack(_V_LOSE, command[1], command[2])]
     if verb == "configure":
         settings = _encode(command[1])
         return [_BLOB.pack(_V_CONFIGURE, len(settings)), settings]
@@ -354,7 +356,7 @@ class _Decoder:
             _, size = _BLOB.unpack_from(self._data, self._offset)
             self._offset += _BLOB.size
             return "configure", _settings_decoder.decode(self._take(size))
-        if verb not in (_V_PURGE, _V_DEAD_LETTERED, _V_NODE_DOWN, _V_VERSION):
+        if verb not in (_V_PURGE, _V_DEAD_LETTERED, _V_NODE_DOWN, _V_VERSION, _V_LOSE):
             raise CodecError(f"no command has the number {verb}")
         _, first, second = _NUMBERS.unpack_from(self._data, self._offset)
         self._offset += _NUMBERS.size
@@ -368,4 +370,6 @@ class _Decoder:
             return "version", first
         if verb == _V_DEAD_LETTERED:
             return "dead_lettered", first, second
+        if verb == _V_LOSE:
+            return "lose", first, second
         return "node_down", self._take(second).decode(), first

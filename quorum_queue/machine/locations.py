@@ -132,6 +132,18 @@ class Locations:
         """Return whether this entry has messages that are not settled."""
         return entry in self._live
 
+    def positions(self, entry: int) -> list[range]:
+        """Return the positions of this entry's messages, of those that are settled, too."""
+        return [
+            range(first, first + count)
+            for first, count, at in zip(self._firsts, self._counts, self._entries, strict=True)
+            if at == entry
+        ]
+
+    def count_of(self, entry: int) -> int:
+        """Return how many messages of this entry are not settled."""
+        return self._live.get(entry, 0)
+
     def _kept(self) -> tuple[array[int], ...]:
         """The columns without the spans of entries that are released."""
         columns = self._firsts, self._counts, self._entries, self._ordinals

@@ -44,6 +44,7 @@ class Applied:
         "deliveries",
         "got_nothing",
         "index",
+        "missed",
         "more",
         "purged",
         "refused",
@@ -60,6 +61,8 @@ class Applied:
         self.batches: list[int] = []
         #: Numbers of own batches that were not: applied before, or out of turn because one before them was lost.
         self.skipped: list[int] = []
+        #: Own batches that were in an entry which no member can read any more.
+        self.missed = range(0)
         #: (consumer, run without bodies, first delivery id) for own consumers.
         self.deliveries: list[tuple[Consumer, Run, int]] = []
         #: (origin, first, last) of own publishers.
@@ -95,12 +98,13 @@ class _State(msgspec.Struct, array_like=True):
     batches: list[tuple[str, int, int]]
     locations: bytes
     machine: bytes
+    gap: list[str] | None = None
 
 
 class Replica:
     """One member's copy of a queue."""
 
-    __slots__ = ("applied", "batches", "locations", "machine", "now_ms")
+    __slots__ = ("applied", "batches", "gap", "locations", "machine", "now_ms")
 
     def __init__(self, settings: Settings) -> None:
         self.machine = Machine(settings, version=versions.FIRST)
@@ -110,7 +114,15 @@ class Replica:
         self.now_ms = 0
         #: Incarnation and number of the last batch applied, by node.
         self.batches: dict[str, tuple[int, int]] = {}
+        #: Once an entry was passed over: the nodes of which a batch was applied since. Of all others the next batch is
+        #: taken though there are some missing before it: they were in that entry.
+        self.gap: dict[str, None] | None = None
         self.locations = Locations()
+
+    def passed_over(self, index: int) -> None:
+        """No member can read the entry with this index any more."""
+        self.applied = index
+        self.gap = {}
 
     def apply(self, index: int, entry: DecodedEntry, own: Member) -> Applied:
         """Apply the entry with this index; return what it means for the node and incarnation `own`."""
@@ -123,10 +135,14 @@ class Replica:
         applied = Applied(index)
         for batch in entry.batches:
             is_own = batch.node == own[0] and batch.incarnation == own[1]
+            before = self.batches.get(batch.node, (0, 0))
             if not self._is_next(batch, meta, effects):
                 if is_own:
                     applied.skipped.append(batch.number)
             elif is_own:
+                last = before[1] if before[0] == batch.incarnation else 0
+                if batch.number != last + 1:
+                    applied.missed = range(last + 1, batch.number)
                 self._run_own(batch, meta, effects, applied)
             else:
                 self.machine.run(meta, batch.commands, effects)
@@ -138,13 +154,20 @@ class Replica:
     def _is_next(self, batch: Batch, meta: Meta, effects: Effects) -> bool:
         """Is it this batch's turn? Then note it. With its first batch a node that started again ends what it was."""
         incarnation, last = self.batches.get(batch.node, (0, 0))
+        may_miss = self.gap is not None and batch.node not in self.gap
         if batch.incarnation > incarnation:
-            if batch.number != 1:
+            if batch.number != 1 and not may_miss:
                 return False
             self.machine.run(meta, [("node_down", batch.node, batch.incarnation - 1)], effects)
-        elif batch.incarnation < incarnation or batch.number != last + 1:
+        elif (
+            batch.incarnation < incarnation
+            or batch.number <= last
+            or (batch.number > last + 1 and not may_miss)
+        ):
             return False
         self.batches[batch.node] = (batch.incarnation, batch.number)
+        if self.gap is not None:
+            self.gap[batch.node] = None
         return True
 
     def _run_own(self, batch: Batch, meta: Meta, effects: Effects, applied: Applied) -> None:
@@ -200,6 +223,7 @@ class Replica:
             batches,
             self.locations.snapshot(),
             snapshot.encode(self.machine),
+            None if self.gap is None else sorted(self.gap),
         )
         return msgspec.msgpack.encode(state)
 
@@ -216,6 +240,7 @@ class Replica:
         replica.machine = machine
         replica.applied, replica.now_ms = state.applied, state.now_ms
         replica.batches = {node: (incarnation, number) for node, incarnation, number in state.batches}
+        replica.gap = None if state.gap is None else dict.fromkeys(state.gap)
         replica.locations = Locations.restore(state.locations)
         return replica
 
@@ -223,6 +248,8 @@ class Replica:
         """16 bytes that are equal on replicas that applied the same entries."""
         digest = blake2b(digest_size=16)
         digest.update(repr((self.applied, self.now_ms, sorted(self.batches.items()))).encode())
+        if self.gap is not None:
+            digest.update(repr(sorted(self.gap)).encode())
         digest.update(self.locations.snapshot())
         digest.update(snapshot.digest(self.machine))
         return digest.digest()

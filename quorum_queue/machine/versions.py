@@ -6,7 +6,8 @@ on. A queue begins with the first one. Its leader raises it by an entry, once th
 cluster can apply the new one (see amqp_server.cluster.steward). A queue that is on one node only begins with the newest.
 
     1   mqd 0.1
-    2   mqd 0.2: dead letters that come again are taken once (("enqueue_letter", …))
+    2   mqd 0.2: dead letters that come again are taken once (("enqueue_letter", …)), and messages whose bodies no
+        member can read leave the queue (("lose", …))
 
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the queue stops
 there, with a line that says so.
@@ -19,6 +20,8 @@ from collections.abc import Collection
 FIRST = 1
 #: Dead letters are known by the queue that they come from and their position there.
 LETTERS = 2
+#: Messages may leave the queue because their bodies are lost on all members.
+LOSSES = 2
 NEWEST = 2
 
 #: What a node tells in the handshake of a link that it can apply, beyond the first version.
@@ -33,4 +36,4 @@ def newest_of(features: Collection[str]) -> int:
     return version
 
 
-__all__ = ["FEATURES", "FIRST", "LETTERS", "NEWEST", "newest_of"]
+__all__ = ["FEATURES", "FIRST", "LETTERS", "LOSSES", "NEWEST", "newest_of"]

@@ -155,8 +155,14 @@ class Raft:
             return self.leadership.quiet
         return bool(self.leader) or not self.may_campaign()
 
+    @property
+    def has_holes(self) -> bool:
+        """Is there an entry, not applied yet, that cannot be read here?"""
+        return bool(self.log.lost) and self.log.lost[-1] > self._applied
+
     def may_campaign(self) -> bool:
-        return not self.amnesiac and self.node in self.members.voters
+        # A leader must be able to send and apply all that it has, and know the members that its log names last.
+        return not self.amnesiac and not self.has_holes and self.node in self.members.voters
 
     # -- time and contact ------------------------------------------------------------------------------------------
 
@@ -300,11 +306,28 @@ class Raft:
         if hard == self.hard and self.role == CANDIDATE:
             election.count(self, self.node, True)
 
-    def found(self, index: int) -> None:
+    def found(self, entry: Entry) -> None:
         """An entry that was reported lost is on disk again."""
-        self.log.found(index)
+        index = entry.index
+        self.log.found(index, entry.term)
+        if entry.kind == MEMBERS and index > self._configs[0][0]:
+            self._configs = [config for config in self._configs if config[0] != index]
+            self._configs.append((index, Members.decode(entry.data)))
+            self._configs.sort(key=lambda config: config[0])
         if self.leadership is not None:
             self.leadership.due = True
+        elif not self.has_holes:
+            self.restart_clock()
+
+    def cut(self, index: int) -> None:
+        """The leader has other entries than this log from here on, or none. The caller truncates what is stored."""
+        if index <= self.commit:
+            raise LogDiverged(f"{self.leader} has no entry {index}, which is committed here")
+        while len(self._configs) > 1 and self._configs[-1][0] >= index:
+            self._configs.pop()
+        self.log.truncate(index)
+        self.verified = min(self.verified, index - 1)
+        self.acked = min(self.acked, index - 1)
 
     def forget(self, amnesiac: int) -> None:
         """The next entry to be applied is lost here, and the others keep it no more.

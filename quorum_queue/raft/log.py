@@ -38,7 +38,9 @@ class Log:
         "snapshot_index",
         "snapshot_term",
         "stable_index",
+        "term_bound",
         "terms",
+        "vague",
     )
 
     def __init__(
@@ -49,8 +51,11 @@ class Log:
         snapshot_term: int = 0,
         last_index: int = 0,
         terms: Iterable[tuple[int, int]] = (),
+        holes: Iterable[int] = (),
+        term_bound: int = 0,
     ) -> None:
-        """`terms`: (first index, term) of each run of entries of one term, as found on disk."""
+        """`terms`: (first index, term) of each run of entries of one term, as found on disk; an entry that cannot be
+        read has its predecessor's. `holes` are those, and no entry has a term above `term_bound`."""
         self._storage = storage
         self.snapshot_index = snapshot_index
         self.snapshot_term = snapshot_term
@@ -60,8 +65,11 @@ class Log:
         self.terms = tuple((first, term) for first, term in terms if first <= self.last_index)
         self._cut_terms()
         #: Entries that could not be read, and those of them that nobody was told of yet.
-        self.lost: tuple[int, ...] = ()
-        self.newly_lost: tuple[int, ...] = ()
+        self.lost: tuple[int, ...] = tuple(sorted(holes))
+        self.newly_lost: tuple[int, ...] = self.lost
+        #: Those of them whose term is not known, because their neighbours have different ones or nothing follows.
+        self.vague: tuple[int, ...] = ()
+        self.term_bound = term_bound
         #: The last entries of the log, without a gap. There may be thousands of logs at rest: what is empty is no
         #: object of its own.
         self._cache: list[Entry] | tuple[()] = ()
@@ -70,11 +78,31 @@ class Log:
         #: to which that write still counts, since truncations).
         self._handed = self.last_index
         self._writing: tuple[tuple[int, int, int], ...] = ()
+        if self.lost:
+            self._find_vague(self.lost)
+
+    def _find_vague(self, holes: tuple[int, ...]) -> None:
+        vague: list[int] = []
+        for index in holes:
+            anchor = self.anchor(index)
+            if anchor > self.last_index or self.term_at(anchor) != self.term_at(index):
+                vague.append(index)
+        self.vague = tuple(vague)
+
+    def anchor(self, index: int) -> int:
+        """Return the first entry behind this one that can be read, or the one behind the last."""
+        index += 1
+        while index in self.lost:
+            index += 1
+        return index
 
     # -- terms -----------------------------------------------------------------------------------------------------
 
     @property
     def last_term(self) -> int:
+        """The last entry's, or the highest that it may have."""
+        if self.vague and self.vague[-1] == self.last_index:
+            return self.term_bound
         return self.terms[-1][1] if self.terms else self.snapshot_term
 
     def term_at(self, index: int) -> int:
@@ -131,6 +159,7 @@ class Log:
         self._writing = tuple((last, term, min(counts, index - 1)) for last, term, counts in self._writing)
         self.lost = tuple(lost for lost in self.lost if lost < index)
         self.newly_lost = tuple(lost for lost in self.newly_lost if lost < index)
+        self.vague = tuple(lost for lost in self.vague if lost < index)
 
     # -- the disk --------------------------------------------------------------------------------------------------
 
@@ -172,6 +201,7 @@ class Log:
             try:
                 return tuple(self._storage.entries(low, min(high, first - 1), max_bytes))
             except EntryLost as error:
+                # Its term is known: it was read when the log began, or came with the entry.
                 self.lost = tuple(sorted((*self.lost, error.index)))
                 self.newly_lost += (error.index,)
                 return self.read(low, error.index - 1, max_bytes)
@@ -185,9 +215,27 @@ class Log:
             found.append(entry)
         return tuple(found)
 
-    def found(self, index: int) -> None:
+    def found(self, index: int, term: int) -> None:
         """A lost entry is on disk again."""
         self.lost = tuple(lost for lost in self.lost if lost != index)
+        self.newly_lost = tuple(lost for lost in self.newly_lost if lost != index)
+        if index in self.vague:
+            self._set_term(index, term)
+            self._find_vague(tuple(other for other in self.vague if other != index))
+
+    def _set_term(self, index: int, term: int) -> None:
+        """The term of an entry has become known: unreadable ones behind it may have it, too."""
+        stop = min(self.anchor(index), self.last_index) + 1
+        runs = [run for run in self.terms if run[0] < index]
+        for at in range(index, stop):
+            known = term if at == index or at in self.vague else self.term_at(at)
+            if not runs or runs[-1][1] != known:
+                runs.append((at, known))
+        self.terms = (*runs, *(run for run in self.terms if run[0] >= stop))
+
+    def is_vague(self, low: int, high: int) -> bool:
+        """Return whether the term of one of these entries is not known."""
+        return any(low <= index <= high for index in self.vague)
 
     def trim(self, needed_after: int, bytes_max: int, needed_at_least_after: int) -> None:
         """Let go of cached entries up to the first index, or up to the last if the cache is too large."""
@@ -216,6 +264,7 @@ class Log:
         self._cut_terms()
         self.lost = tuple(lost for lost in self.lost if lost > index)
         self.newly_lost = tuple(lost for lost in self.newly_lost if lost > index)
+        self.vague = tuple(lost for lost in self.vague if lost > index)
 
     def reset(self, index: int, term: int) -> None:
         """Start after a snapshot that replaces the whole log."""
@@ -223,7 +272,7 @@ class Log:
         self.snapshot_term = term
         self.terms = self._cache = self._writing = ()
         self._cache_bytes = 0
-        self.lost = self.newly_lost = ()
+        self.lost = self.newly_lost = self.vague = ()
 
     def _cut_terms(self) -> None:
         """Let the first run begin right after the snapshot."""

@@ -18,6 +18,8 @@ from quorum_queue.raft.members import Members
 
 # Kinds of entries.
 NORMAL, MEMBERS, EMPTY = range(3)
+#: Data of an EMPTY entry that stands for one which no member can read any more.
+PASSED_OVER = b"lost"
 
 # Kinds of messages.
 #: Entries after (index, log_term); always answered, once they are durable at the receiver.

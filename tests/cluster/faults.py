@@ -203,6 +203,27 @@ def flip_bit(scene: Scene) -> None:
     scene.heal()
 
 
+def flip_two(scene: Scene) -> None:
+    """In different small messages, on the disks of two nodes, while all are down."""
+    scene.strike()
+    scene.load.pause(True)
+    wait_for("a backlog", lambda: all(ledger.waiting() > 100 for ledger in scene.ledgers))
+    ledger = scene.ledgers[0]
+    damaged = ledger.some_waiting(), ledger.some_waiting(3)
+    scene.damaged = True
+    cluster = scene.cluster
+    with scene.killed(*cluster.names):
+        for name, message in zip(cluster.names, damaged, strict=False):
+            stored = body(message, BODY_BYTES)
+            assert disks.flip(cluster.data(name), stored, BODY_BYTES // 2), (
+                f"{message} is not on {name}'s disk"
+            )
+    scene.caught_up()
+    scene.load.pause(False)
+    wait_for("the backlog is consumed", lambda: all(ledger.waiting() < 100 for ledger in scene.ledgers))
+    scene.heal()
+
+
 def wipe(scene: Scene) -> None:
     if scene.cluster.broker != "mqd":
         raise Unsupported("a wiped node has to be forgotten and joined by hand")
@@ -285,6 +306,7 @@ FAULTS: dict[str, Fault] = {
     "slow disk": slow_disk,
     "full disk": full_disk,
     "flipped bit": flip_bit,
+    "flipped bits on two nodes": flip_two,
     "wiped data": wipe,
     "grow and shrink": grow_and_shrink,
     "rolling restart": rolling_restart,

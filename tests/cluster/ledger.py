@@ -140,11 +140,11 @@ class Ledger:
         with self._lock:
             return len(self.confirmed - self._first.keys())
 
-    def some_waiting(self) -> int:
-        """One of these, from the middle."""
+    def some_waiting(self, part: int = 2) -> int:
+        """One of these, from the middle, or after another part of them."""
         with self._lock:
             waiting = sorted(self.confirmed - self._first.keys())
-            return waiting[len(waiting) // 2]
+            return waiting[len(waiting) // part]
 
     def close(self) -> None:
         """The queue was drained: what has not come will not come."""

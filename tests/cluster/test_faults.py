@@ -101,5 +101,9 @@ def test_flapping_link(cluster: Cluster) -> None:
     link_judged(cluster, "flapping link")
 
 
+def test_flipped_bits_on_two_nodes(cluster: Cluster) -> None:
+    judged(cluster, "flipped bits on two nodes")
+
+
 def test_rolling_restart(cluster: Cluster) -> None:
     judged(cluster, "rolling restart")

@@ -22,6 +22,7 @@ CHANGES = [
     ("POST", "cluster/nodes/n4/shrink", {}),
     ("POST", "cluster/rebalance", {}),
     ("PUT", "cluster/queues/%2F/q/leader", {"node": "n2"}),
+    ("POST", "cluster/queues/%2F/q/accept-loss", {}),
 ]
 
 
@@ -72,6 +73,10 @@ class FakeCluster:
     async def transfer_leader(self, vhost: str, name: str, to: str) -> None:
         self._ask("transfer", vhost, name, to)
 
+    async def accept_loss(self, vhost: str, name: str) -> int:
+        self._ask("accept loss", vhost, name)
+        return 4
+
     async def rebalance(self) -> int:
         self._ask("rebalance")
         return 1
@@ -103,7 +108,8 @@ async def test_changes_are_for_administrators(connect: Connect, cluster: FakeClu
         assert (await watcher.request(method, path, json=body)).status_code == 401
     assert cluster.asked == []
     answers = [await admin.request(method, path, json=body) for method, path, body in CHANGES]
-    assert [answer.status_code for answer in answers] == [204, 204, 200, 200, 200, 204]
+    assert [answer.status_code for answer in answers] == [204, 204, 200, 200, 200, 204, 200]
+    assert answers[6].json() == {"entries": 4}
     assert [answer.json() for answer in answers[2:5]] == [{"queues": 3}, {"queues": 2}, {"queues": 1}]
     assert cluster.asked == [
         ("join", "n4", "h:1"),
@@ -112,6 +118,7 @@ async def test_changes_are_for_administrators(connect: Connect, cluster: FakeClu
         ("shrink", "n4"),
         ("rebalance",),
         ("transfer", "/", "q", "n2"),
+        ("accept loss", "/", "q"),
     ]
     assert "/" in cluster.asked[2][2:]
 

@@ -79,6 +79,8 @@ class Ledger:
         self.doubted: dict[tuple[str, int], None] = {}
         #: The queue is deleted, on one node after the other: what is on its way to it goes nowhere, and is confirmed.
         self.deleted = False
+        #: All disks have lost something that is in these books: nothing can be judged by them any more.
+        self.closed = False
         self.count: dict[str, int] = {}
 
     def fail(self, text: str) -> Violation:

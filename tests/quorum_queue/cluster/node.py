@@ -109,7 +109,12 @@ class SimulatedNode:
         self.restored = 0
         self.incarnation = 0
         #: A node of the version before has none.
-        self.features: tuple[str, ...] = (frames.REACH_FEATURE, frames.STOPPED_FEATURE, *versions.FEATURES)
+        self.features: tuple[str, ...] = (
+            frames.REACH_FEATURE,
+            frames.STOPPED_FEATURE,
+            frames.LOSSES_FEATURE,
+            *versions.FEATURES,
+        )
         self.environment = MemoryEnvironment(Faults(seed=seed))
         self.sessions: dict[str, Session] = {}
         self.now_ms = 1000 + seed % 977

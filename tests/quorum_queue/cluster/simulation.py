@@ -36,6 +36,8 @@ class Simulation(Cluster):
         self.steps = steps
         #: The node whose disk has damage, until all of that is mended: more than one at a time is more than Raft bears.
         self.wounded = ""
+        #: And another one that has lost other entries.
+        self.also_wounded = ""
         #: Nothing but a dead link has been amiss since everything worked.
         self.else_well = False
         self.network.version = random.choice((versions.FIRST, versions.NEWEST))
@@ -113,8 +115,10 @@ class Simulation(Cluster):
             node.environment.faults.full = random.choice((1, 2, 5))
         elif which < 0.78:
             self.lose_disk(node)
-        elif which < 0.92:
+        elif which < 0.88:
             self.damage(node)
+        elif which < 0.92:
+            self.damage_two()
         elif node.alive:
             for group in node.replicas.groups.values():
                 compaction.take_snapshot(group)
@@ -168,7 +172,7 @@ class Simulation(Cluster):
         self.declare_anew(declared, self.random.sample(self.names, self.random.choice((3, len(self.names)))))
 
     def may_wound(self, node: SimulatedNode) -> bool:
-        if self.wounded == node.name:
+        if self.wounded == node.name and not self.also_wounded:
             return True
         if self.wounded:
             return False
@@ -204,28 +208,49 @@ class Simulation(Cluster):
         if self.random.random() < 0.4:
             self.crash(node)
 
+    def damage_two(self) -> None:
+        """Bits flip on two nodes, in different entries of each queue: each of them is whole on the others."""
+        names = self.random.sample(self.names, 2)
+        if self.wounded or not self.may_wound(self.nodes[names[0]]):
+            return
+        self.wounded = names[0]
+        self.also_wounded = names[1]
+        stored = [self.nodes[name].environment.groups for name in names]
+        for _ in range(self.random.choice((2, 4))):
+            at = self.random.randrange(2)
+            flipped = stored[at].flip_any(but=stored[1 - at])
+            if flipped is not None:
+                self.note("bits flip on two nodes")
+                self.log(f"{names[at]}: entry {flipped[1]} of group {flipped[0]} is damaged")
+        down = self.random.choice((0, 1, 2, len(self.names)))
+        for name in (names + [name for name in self.names if name not in names])[:down]:
+            self.crash(self.nodes[name])
+
     def look_at_wounded(self) -> None:
         """Disks may be damaged elsewhere once everything on this one is whole again."""
         if not self.wounded:
             return
-        node = self.nodes[self.wounded]
-        if (
-            not node.alive
-            or node.replicas.losses.entries()
-            or any(
-                group.damaged or group.snapshot_damaged for group in node.environment.groups.groups.values()
-            )
-        ):
-            return
+        for name in filter(None, (self.wounded, self.also_wounded)):
+            node = self.nodes[name]
+            if (
+                not node.alive
+                or node.replicas.losses.entries()
+                or any(
+                    group.damaged or group.snapshot_damaged
+                    for group in node.environment.groups.groups.values()
+                )
+            ):
+                return
         for declared in self.declared:
             group = self.leading(declared)
             if group is None or not self.is_settled(declared, group):
                 return
-            own = node.replicas.groups.get(declared.queue_id)
-            if own is not None and (own.core.amnesiac or own.applied < group.core.commit):
-                return
-        self.log(f"{self.wounded} is whole again")
-        self.wounded = ""
+            for name in filter(None, (self.wounded, self.also_wounded)):
+                own = self.nodes[name].replicas.groups.get(declared.queue_id)
+                if own is not None and (own.core.amnesiac or own.applied < group.core.commit):
+                    return
+        self.log(f"{self.wounded} {self.also_wounded} is whole again")
+        self.wounded = self.also_wounded = ""
 
     def run(self) -> None:
         for step in range(self.steps):
@@ -260,7 +285,12 @@ class Simulation(Cluster):
             if self.trouble:
                 node = self.nodes[random.choice(self.names)]
                 random.choice(
-                    (self.change_members, lambda: self.damage(node), lambda: self.lose_disk(node))
+                    (
+                        self.change_members,
+                        lambda: self.damage(node),
+                        self.damage_two,
+                        lambda: self.lose_disk(node),
+                    )
                 )()
         if random.random() < (0.8 if self.else_well else 0.4):
             self.begin_dead_link()

@@ -181,7 +181,7 @@ def test_a_link_that_never_stands_for_long_moves_the_leader_though_it_is_soon_ba
     scene.finish()
 
 
-def test_a_group_that_has_come_back_is_not_handed_to_the_same_node_at_once(
+def test_a_group_that_comes_back_waits_longer_each_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A node whose links have all flapped takes others for better placed; they do not know why."""
@@ -204,7 +204,8 @@ def test_a_group_that_has_come_back_is_not_handed_to_the_same_node_at_once(
     scene.cut("b", "c")
     scene.work(STEADY_TICKS)
     assert moves
-    assert len(moves) == len(dict.fromkeys(moves))
+    # Without a rest each look of the steward would bring it back, and each tick give it away again.
+    assert max(map(moves.count, moves)) <= 3
     scene.finish()
 
 

@@ -41,7 +41,7 @@ def test_deliveries_wait_in_order_for_a_body_that_the_disk_lost() -> None:
         for sender in "abc":
             for to in "abc":
                 if sender != to:
-                    scene.deliver(sender, to, lambda frame: frame[0] != frames.FETCH)
+                    scene.deliver(sender, to, lambda frame: frame[0] != frames.SEEK)
             sync(scene.nodes[sender])
     assert scene.host("b").replica.machine.unacked_count == 4
     # What comes later does not overtake it.
@@ -81,7 +81,7 @@ def test_what_was_settled_while_it_waited_for_its_body_holds_nobody_up() -> None
     scene.finish()
 
 
-def test_a_log_with_a_hole_begins_anew_as_one_that_lost_its_disk() -> None:
+def test_a_log_keeps_what_lies_behind_a_hole() -> None:
     scene = Scene()
     publisher = scene.publisher("a")
     for _ in range(4):
@@ -93,12 +93,13 @@ def test_a_log_with_a_hole_begins_anew_as_one_that_lost_its_disk() -> None:
     node.environment.groups.flip(scene.group_id, last - 1)
     scene.start(node)
     group = scene.host("c").group
-    assert group.core.amnesiac
-    assert group.core.last_index == last - 2
+    assert not group.core.amnesiac
+    assert group.core.last_index == last
+    assert not group.core.may_campaign()
     scene.heal()
     scene.settle()
-    assert not group.core.amnesiac
     assert group.applied == scene.host("a").group.applied
+    assert not node.environment.groups.groups[scene.group_id].damaged
     scene.finish()
 
 
@@ -278,7 +279,7 @@ def test_what_no_peer_has_answered_is_asked_for_again() -> None:
         for sender in "abc":
             for to in "abc":
                 if sender != to:
-                    scene.deliver(sender, to, lambda frame: frame[0] != frames.FETCH)
+                    scene.deliver(sender, to, lambda frame: frame[0] != frames.SEEK)
             sync(scene.nodes[sender])
     # The question is lost, and its link stands.
     for peer in "ac":

@@ -23,6 +23,7 @@ NAMES = ("a", "b", "c")
 class Batches:
     """A state machine that remembers the entries that it was given."""
 
+    title = "a group"
     single = False
     awaited = True
 
@@ -36,6 +37,8 @@ class Batches:
         self.entries.append(data.split(b"|"))
 
     def passed(self, index: int) -> None: ...
+    def passed_over(self, index: int) -> None: ...
+    def lose_bodies(self, indexes: list[int]) -> None: ...
     def settled(self) -> None: ...
     def snapshot(self) -> bytes:
         return b""

@@ -90,7 +90,7 @@ def test_a_lost_entry_is_told_once_and_what_is_before_it_is_read() -> None:
     assert log.newly_lost == ()
     assert [entry.index for entry in log.read(4, 4, ALL)] == [4]
     disk.broken = []
-    log.found(3)
+    log.found(3, log.term_at(3))
     assert [entry.index for entry in log.read(1, 4, ALL)] == [1, 2, 3, 4]
 
 

@@ -175,7 +175,7 @@ def test_an_entry_that_cannot_be_read_is_reported_and_the_rest_goes_on() -> None
     group.propose("a", b"5")
     assert group.applied("b")[-1] == b"5"
     node.disk.broken = []
-    group["a"].found(4)
+    group["a"].found(node.disk.entries(4, 4, 1)[0])
     group.settle()
     assert group.applied("c") == [b"0", b"1", b"2", b"3", b"4", b"5"]
 
@@ -194,7 +194,7 @@ def test_an_entry_that_cannot_be_applied_is_waited_for() -> None:
     assert node.lost == [3]
     assert group.applied("a") == [b"0"]
     node.disk.broken = []
-    group["a"].found(3)
+    group["a"].found(node.disk.entries(3, 3, 1)[0])
     group.settle()
     assert group.applied("a") == [b"0", b"1", b"2"]
 

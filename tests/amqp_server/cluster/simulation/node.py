@@ -98,7 +98,12 @@ class SimulatedNode:
         self.out = ""
         self.incarnation = 0
         #: See quorum_queue.links.handshake.Hello. A node of the version before has none.
-        self.features: tuple[str, ...] = (frames.REACH_FEATURE, frames.STOPPED_FEATURE, *versions.FEATURES)
+        self.features: tuple[str, ...] = (
+            frames.REACH_FEATURE,
+            frames.STOPPED_FEATURE,
+            frames.LOSSES_FEATURE,
+            *versions.FEATURES,
+        )
         self.restored = 0
         self.now_ms = 1_000_000 + seed % 977
         self.rate = rate
