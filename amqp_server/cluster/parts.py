@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from amqp_server.cluster import settings
@@ -17,6 +16,7 @@ from amqp_server.cluster.store import GroupStore
 from amqp_server.cluster.witnesses import Witnesses
 from amqp_server.config import Config
 from persistence.environment import Environment
+from quorum_queue.clock import Clock
 from quorum_queue.cluster import frames
 from quorum_queue.cluster.ports import Commits
 from quorum_queue.cluster.reach import Reach
@@ -71,7 +71,7 @@ def make_mesh(config: Config, environment: Environment, incarnation: int, listen
         secret=settings.secret(config),
         tls=settings.tls(config),
         options=settings.link_options(config),
-        features=(frames.REACH_FEATURE, frames.STOPPED_FEATURE),
+        features=(frames.REACH_FEATURE, frames.STOPPED_FEATURE, frames.TIME_FEATURE),
     )
 
 
@@ -79,7 +79,7 @@ def make_parts(
     config: Config,
     environment: Environment,
     commits: Commits,
-    clock: Callable[[], int],
+    clock: Clock,
     timers: Timers,
     directory: Directory,
     incarnation: int,

@@ -10,9 +10,10 @@
     LEAVING is the sender still a member of a group?  LEFT the receiver is no member of it any more
     REACH   the nodes that the sender has links with  FURTHER how far another node is in the topology's log
     STOPPED the sender's member of a group has failed: consumers up to this start of the sender are no more
+    TIME    the sender's queue time, and what that rests on
 
-A node of another version may not know a kind, and ends the session over it. So the last three are sent only to nodes
-that have told the feature `REACH_FEATURE` or `STOPPED_FEATURE` in the handshake of the link.
+A node of another version may not know a kind, and ends the session over it. So the last four are sent only to nodes
+that have told the feature `REACH_FEATURE`, `STOPPED_FEATURE` or `TIME_FEATURE` in the handshake of the link.
 
 A link is authenticated, so whoever sends broken bytes is a broken node: `FrameError` ends its session, and nothing else.
 """
@@ -23,13 +24,18 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from quorum_queue.clock import KNOWN
+
 (RAFT, BATCH, STATE, FETCH, ENTRIES, ABOUT, QUEUE, EVENTS, APPLIED, REPLY, WRITTEN, LEAVING, LEFT,
  REACH, FURTHER, STOPPED) = range(1, 17)  # fmt: skip
+TIME = 20
 
 #: A node that tells this feature understands REACH and FURTHER.
 REACH_FEATURE = "reach"
 #: A node that tells this feature understands STOPPED.
 STOPPED_FEATURE = "stopped"
+#: A node that tells this feature understands TIME.
+TIME_FEATURE = "time"
 
 _GROUP = struct.Struct(">BQ")
 _STOPPED = struct.Struct(">BQQ")
@@ -37,6 +43,7 @@ _STATE = struct.Struct(">BQQQQQQH")
 _ENTRY = struct.Struct(">QQBI")
 _EVENTS = struct.Struct(">BQI")
 _REACH = struct.Struct(">BB")
+_TIME = struct.Struct(">BBQ")
 #: Flag of a REACH: the sender takes leaders.
 _LEADS = 1
 #: Kind of an entry that the asked node does not hold, and the one byte that it has for data.
@@ -221,6 +228,20 @@ def parse_reach(frame: memoryview) -> ReachWord:
             raise FrameError("a list of nodes ends inside a name, or has an empty one")
         names.append(_name(frame[start:at]))
     return ReachWord(bool(flags & _LEADS), tuple(names))
+
+
+def time(trust: int, queue_ms: int) -> list[bytes]:
+    return [_TIME.pack(TIME, trust, queue_ms)]
+
+
+def parse_time(frame: memoryview) -> tuple[int, int]:
+    """Return what the queue time of the sender rests on, and that time."""
+    if len(frame) != _TIME.size:
+        raise FrameError(f"a frame of {len(frame)} bytes")
+    _, trust, queue_ms = _TIME.unpack(frame)
+    if trust > KNOWN:
+        raise FrameError(f"a queue time that rests on {trust}")
+    return trust, queue_ms
 
 
 def further(node: str, index: int) -> list[bytes]:

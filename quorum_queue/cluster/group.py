@@ -36,8 +36,8 @@ class StateMachine(Protocol):
     def awaited(self) -> bool:
         """Is there anybody on this node who waits for what others do to the machine?"""
 
-    def encode(self, now_ms: int, batches: list[bytes]) -> bytes:
-        """Make an entry of batches that nodes have made."""
+    def encode(self, batches: list[bytes]) -> bytes:
+        """Make an entry of batches that nodes have made. Only a leader does."""
 
     def apply(self, index: int, data: bytes) -> None: ...
 
@@ -215,7 +215,7 @@ class Group:
         if not self.is_leader or not isinstance(inbox, list):
             # Their nodes send them to the new leader as soon as they know of it.
             return
-        limit, now = self.replicas.options.entry_bytes, self.replicas.clock()
+        limit, now = self.replicas.options.entry_bytes, self.replicas.clock.monotonic_ms()
         self.proposed_ms, self.crowded = now, len(inbox) > 1
         if self.machine.single:
             limit = 0
@@ -226,7 +226,7 @@ class Group:
                 size += len(inbox[end])
                 end += 1
             try:
-                self.core.propose(self.machine.encode(now, inbox[at:end]))
+                self.core.propose(self.machine.encode(inbox[at:end]))
             except TransferInProgress:
                 # They go out when the transfer is given up; a new leader gets them from their nodes.
                 self.inbox = inbox[at:]

@@ -83,7 +83,7 @@ class HandOver:
 
     def _gains(self, members: Members) -> dict[str, int]:
         """Return the voters that reach more of these members than this node, and how many more."""
-        now, found = self._replicas.clock(), dict[str, int]()
+        now, found = self._replicas.clock.monotonic_ms(), dict[str, int]()
         for name in members.voters:
             if self._replicas.linked(name) and self._paused.get(name, 0) <= now:
                 gain = self._reach.gain(name, members.everyone())
@@ -108,7 +108,7 @@ class HandOver:
                 self._pause(to)
 
     def _pause(self, to: str) -> None:
-        now, options = self._replicas.clock(), self._replicas.options
+        now, options = self._replicas.clock.monotonic_ms(), self._replicas.options
         if self._paused.get(to, 0) > now:
             return
         pause_ms = min(2 * self._pause_ms.get(to, options.reach_ms), options.steady_ms)

@@ -89,7 +89,7 @@ class Losses:
         for (group_id, index), loss in list(self._waiting.items()):
             if not loss.told:
                 self._look_again(group_id, index, loss)
-        if self._waiting and self._replicas.clock() - self._asked_ms >= RETRY_MS:
+        if self._waiting and self._replicas.clock.monotonic_ms() - self._asked_ms >= RETRY_MS:
             self.ask_again()
 
     def _look_again(self, group_id: int, index: int, loss: _Loss) -> None:
@@ -104,7 +104,7 @@ class Losses:
 
     def ask_again(self) -> None:
         """Ask for what nobody has sent, and give up what is of no use any more."""
-        self._asked_ms = self._replicas.clock()
+        self._asked_ms = self._replicas.clock.monotonic_ms()
         self._rounds += 1
         wanted: dict[Group, list[int]] = {}
         for (group_id, index), loss in list(self._waiting.items()):

@@ -493,7 +493,7 @@ def test_a_queue_that_others_use_is_not_given_up_by_its_last_leader() -> None:
 
 
 def test_a_lease_goes_by_the_clock_of_its_leader_though_the_last_one_was_ahead() -> None:
-    """The queue's time stands still until the leader's clock is where that of the last leader was."""
+    """The queue's time goes on from where that leader left it."""
     scene = Scene(rates={"a": 1.0, "b": 1.5, "c": 1.0})
     client = scene.client("c")
     queue_id = scene.place(client, "lease", "bac")
@@ -508,7 +508,7 @@ def test_a_lease_goes_by_the_clock_of_its_leader_though_the_last_one_was_ahead()
         scene.ticks(15)
         client.get("lease")
         scene.wait_for(client)
-    assert scene.nodes["a"].cluster.hosts.grouped[queue_id].replica.now_ms == time_ms
+    assert scene.nodes["a"].cluster.hosts.grouped[queue_id].replica.now_ms >= time_ms + 1500
     assert client.queue_id("lease") == queue_id
     scene.ticks(80)
     assert not client.queue_id("lease")
