@@ -151,7 +151,7 @@ class Node:
         from amqp_server.cluster.parts import begin, make_mesh, make_parts
 
         config, environment = self.config, self.environment
-        directory, incarnation = begin(environment, clock.wall_ms())
+        directory, incarnation = begin(environment, clock)
         host, port = config.peer_addresses[config.node]
         address = config.cluster_listen or (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         mesh = make_mesh(config, environment, incarnation, listen(address, config.listen_backlog))

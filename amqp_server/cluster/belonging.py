@@ -23,6 +23,7 @@ BEGAN = "began"
 #: From one start of a node to the next at least. In a group that it left and joined again a node counts up from the
 #: number of its start: see quorum_queue.cluster.replicas.Replicas.own_in.
 STARTS_APART = 1_000
+SALTS = 1 << 20
 
 REMOVED = (
     "this node was removed from its cluster. To have it join again, let it (mqctl cluster join), "
@@ -118,12 +119,15 @@ class Directory:
         self._out = notes.get(OUT, b"").decode()
         self._began = BEGAN in notes
 
-    def begin(self, now_ms: int) -> int:
+    def begin(self, now_ms: int, salt: int) -> int:
         """Return a number higher than that of any earlier start with this directory.
 
         It is higher than those with a disk that was lost, too, unless the clock is behind: then others know better.
+        With a clock that is behind `salt` makes it another number than that of a start that this directory has
+        forgotten, because a copy of it was put back.
         """
-        incarnation = max(self.before + STARTS_APART, now_ms)
+        first = self.before + STARTS_APART
+        incarnation = now_ms if now_ms >= first else first + salt % SALTS
         self._metadata.put(TABLE, INCARNATION, b"%d" % incarnation)
         return incarnation
 

@@ -51,10 +51,10 @@ class ClusterParts:
     peers: Peers
 
 
-def begin(environment: Environment, now_ms: int) -> tuple[Directory, int]:
+def begin(environment: Environment, clock: Clock) -> tuple[Directory, int]:
     """Return this node's directory, and the number of this start, which is durable then: others may hear of it."""
     directory = Directory(environment, environment.node_id, environment.written)
-    incarnation = directory.begin(now_ms)
+    incarnation = directory.begin(clock.wall_ms(), salt=clock.monotonic_ms())
     environment.flush()
     return directory, incarnation
 

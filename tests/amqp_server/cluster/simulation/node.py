@@ -151,7 +151,7 @@ class SimulatedNode:
         self.commits = commits = SteppedCommit(self.disk)
         timers, journal = Timers(changed=lambda: None), Journal(self.disk)
         environment: Any = self.disk
-        directory, self.incarnation = parts.begin(environment, self.clock.wall_ms())
+        directory, self.incarnation = parts.begin(environment, self.clock)
         self.mesh = SimulatedMesh(self, self.name, config.peer_addresses)
         mesh: Any = self.mesh
         self.parts = made = parts.make_parts(
