@@ -14,6 +14,7 @@ from amqp_server.broker import operations
 from amqp_server.broker.records import ExchangeRecord, QueueRecord, encoded
 from amqp_server.broker.topology import Result
 from amqp_server.broker.users import User
+from amqp_server.cluster.belonging import STARTS_APART
 from amqp_server.cluster.catalog import PutNode, RemoveNode
 from amqp_server.errors import PreconditionFailed
 from amqp_server.wire import frames
@@ -451,6 +452,8 @@ def test_a_queue_that_is_declared_after_a_disk_was_lost_is_not_among_what_it_has
     scene.crash(node)
     node.replace_disk()
     scene.wiped["c"] = None
+    # Its number is clearly higher than that of its last start, so that it does not start once more.
+    node.clock.now_ms += 2 * STARTS_APART
     scene.start(node)
     scene.connect_all()
     client = scene.client("a")
