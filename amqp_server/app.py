@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from amqp_server.backpressure import Backpressure
-from amqp_server.broker import recovery
+from amqp_server.broker import recovery, time_notes
 from amqp_server.broker.alarms import Alarms
 from amqp_server.broker.broker import Broker
 from amqp_server.broker.dead_letter import DeadLetterSender
@@ -28,9 +28,9 @@ from amqp_server.broker.operations import PutUser, PutVhost, SetPermission
 from amqp_server.broker.permissions import Permission
 from amqp_server.broker.timers import Timers
 from amqp_server.broker.users import hashed
-from amqp_server.clock import Clock
+from amqp_server.clock import SystemClock
 from amqp_server.cluster.belonging import check_alone, drop_copies
-from amqp_server.cluster.errors import ClusterError
+from amqp_server.cluster.errors import ClusterError, StartAgain
 from amqp_server.config import Config
 from amqp_server.connection.listener import ListenError, Server, listen
 from amqp_server.connection.tls import make_context
@@ -95,7 +95,7 @@ class Node:
         self.config = config
         self.environment = environment
         self.began = time.monotonic()
-        clock = Clock()
+        clock = SystemClock()
         alarms = Alarms()
         self._driver = Driver()
         timers = Timers(changed=self._driver.wake)
@@ -110,6 +110,7 @@ class Node:
         turn = Turn(self.commits, peers, self._driver.wake, boundary)
         services = NodeServices(
             clock=clock,
+            queue_time=time_notes.restore(environment, clock),
             turn=turn,
             memory=MemoryBudget(config.body_budget_bytes),
             timers=timers,
@@ -147,12 +148,12 @@ class Node:
 
     # What a node alone has no need of is not imported.
 
-    def _cluster_parts(self, clock: Clock, timers: Timers, boundary: Boundary) -> ClusterParts:
+    def _cluster_parts(self, clock: SystemClock, timers: Timers, boundary: Boundary) -> ClusterParts:
         """Raises ListenError, ClusterError."""
         from amqp_server.cluster.parts import begin, make_mesh, make_parts
 
         config, environment = self.config, self.environment
-        directory, incarnation = begin(environment, clock())
+        directory, incarnation = begin(environment, clock)
         host, port = config.peer_addresses[config.node]
         address = config.cluster_listen or (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         mesh = make_mesh(config, environment, incarnation, listen(address, config.listen_backlog))
@@ -266,6 +267,7 @@ class Node:
                     sock.close()
                 await self._say_goodbye()
                 serving.cancel_scope.cancel()
+            self.broker.time_notes.note()
             self.commits.stop()
             self._spill_commits.stop()
             with trio.move_on_after(STOP_TIMEOUT_S):
@@ -336,18 +338,20 @@ def serve(config: Config) -> int:
 
     def announce(node: Node) -> None:
         http = f" http={node.http_address}" if node.http_address else ""
-        elapsed = time.time() - began
+        elapsed = _uptime() - began
         print(f"mqd ready node={config.node} amqp={node.amqp_address}{http} ({elapsed:.2f} s)", flush=True)
 
     async def run() -> None:
         await Node(config, environment).run(announce)
 
-    code = 0
+    code, again = 0, False
     try:
         trio.run(run)
     except* (ListenError, ClusterError) as group:
         print(f"mqd: {_first(group)}", file=sys.stderr)
         code = 1
+    except* StartAgain:
+        again = True
     except* CommitFailed as group:
         logger.critical("the disk failed, nothing more can be confirmed: %s", _first(group))
         code = 1
@@ -365,6 +369,9 @@ def serve(config: Config) -> int:
         code = INTERNAL_ERROR
     if code == 0:
         environment.close()
+    if again:
+        # Nothing was announced yet, and what was opened is closed by this.
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     return code
 
 
@@ -389,15 +396,20 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def _process_start() -> float:
-    """Return when this process began, so that what it took to import counts."""
+    """Return when this process began, by `_uptime`, so that what it took to import counts."""
     try:
         with open("/proc/self/stat") as stat:
-            ticks = int(stat.read().rpartition(")")[2].split()[19])
-        with open("/proc/uptime") as uptime:
-            boot = time.time() - float(uptime.read().split()[0])
-        return boot + ticks / os.sysconf("SC_CLK_TCK")
+            return int(stat.read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
     except OSError:
-        return time.time()
+        return _uptime()
+
+
+def _uptime() -> float:
+    try:
+        with open("/proc/uptime") as uptime:
+            return float(uptime.read().split()[0])
+    except OSError:
+        return time.monotonic()
 
 
 main = command_line(serve)

@@ -1,20 +1,24 @@
-"""The node's clock: wall time in ms that never goes back. Deadlines on disk outlive the process, so it is wall time."""
+"""The system's two clocks. Intervals go by the monotonic one, what users see by the wall clock.
+
+The wall clock may be set forward or back at any time, by hours; the monotonic one never is. It counts the time in which
+the machine was suspended, too: the other nodes have gone on meanwhile.
+"""
 
 from __future__ import annotations
 
 import time
 
+#: Not on every system.
+_SINCE_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
-class Clock:
-    """Call it for the time. Between two turns of the loop time may stand still; it never runs backwards."""
 
-    __slots__ = ("_last",)
+class SystemClock:
+    """See quorum_queue.clock.Clock."""
 
-    def __init__(self) -> None:
-        self._last = 0
+    __slots__ = ()
 
-    def __call__(self) -> int:
-        now = time.time_ns() // 1_000_000
-        if now > self._last:
-            self._last = now
-        return self._last
+    def monotonic_ms(self) -> int:
+        return time.clock_gettime_ns(_SINCE_BOOT) // 1_000_000
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import trio
 
 from amqp_server.broker.timers import Timers
 from amqp_server.turn import Turn
+from quorum_queue.clock import Clock
 
 
 class Driver:
@@ -20,15 +19,15 @@ class Driver:
         """Run a turn soon, and look again when the next timer is due."""
         self._woken.set()
 
-    async def run(self, turn: Turn, timers: Timers, clock: Callable[[], int]) -> None:
+    async def run(self, turn: Turn, timers: Timers, clock: Clock) -> None:
         """Run turns until cancelled."""
         while True:
-            turn.run(timers.run, clock())
+            turn.run(timers.run, clock.monotonic_ms())
             # What woke it within its own turn is done.
             self._woken = trio.Event()
             due = timers.next_ms
             if due is None:
                 await self._woken.wait()
             else:
-                with trio.move_on_after(max(0.0, (due - clock()) / 1000)):
+                with trio.move_on_after(max(0.0, (due - clock.monotonic_ms()) / 1000)):
                     await self._woken.wait()

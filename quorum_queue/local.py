@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from quorum_queue.clock import Clock, QueueTime
 from quorum_queue.host import DELETED, QueueHost, answer_publishes
 from quorum_queue.machine import codec
 from quorum_queue.machine.effects import Effects, Reason
@@ -47,6 +48,7 @@ class NodeServices:
         "marks",
         "memory",
         "pages",
+        "queue_time",
         "spill",
         "timers",
         "turn",
@@ -55,7 +57,8 @@ class NodeServices:
     def __init__(
         self,
         *,
-        clock: Callable[[], int],
+        clock: Clock,
+        queue_time: QueueTime,
         turn: Turn,
         memory: MemoryBudget,
         timers: Timers,
@@ -66,6 +69,7 @@ class NodeServices:
         marks: Marks,
     ) -> None:
         self.clock = clock
+        self.queue_time = queue_time
         self.turn = turn
         self.memory = memory
         self.timers = timers
@@ -164,7 +168,7 @@ class LocalHost(Paging):
             commands, self.pending = self.pending, []
             self._unanswered = commands
             effects = Effects(wants_enqueued=self.journalled)
-            now_ms = self.services.clock()
+            now_ms = self.services.queue_time.now_ms()
             self.machine.apply(Meta(now_ms), commands, effects)
             self._perform(effects, now_ms)
             count = self.machine.consumers.count
@@ -274,9 +278,8 @@ class LocalHost(Paging):
             self._purged(token, count)
         if effects.more:
             services.timers.wake(self, 0)
-        if effects.wake_at is not None and (self._wake_at is None or effects.wake_at < self._wake_at):
-            self._wake_at = effects.wake_at
-            services.timers.wake(self, effects.wake_at)
+        if effects.wake_at is not None:
+            self._wake_by(effects.wake_at - services.queue_time.ahead_ms)
         if services.memory.used > services.memory.budget_bytes:
             services.memory.relieve()
         self._read_ahead()
@@ -412,7 +415,10 @@ class LocalHost(Paging):
                 self._send_certainly(run, reason)
 
     def _wake_later(self) -> None:
-        at = self.services.clock() + DEAD_LETTER_RETRY_MS
-        if self._wake_at is None or self._wake_at > at:
-            self._wake_at = at
-            self.services.timers.wake(self, at)
+        self._wake_by(self.services.clock.monotonic_ms() + DEAD_LETTER_RETRY_MS)
+
+    def _wake_by(self, at_ms: int) -> None:
+        """Have a timer set for this time of the monotonic clock, or one before it."""
+        if self._wake_at is None or self._wake_at > at_ms:
+            self._wake_at = at_ms
+            self.services.timers.wake(self, at_ms)

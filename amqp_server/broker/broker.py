@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from amqp_server.broker.alarms import Alarms
 from amqp_server.broker.failures import Failures
@@ -14,6 +14,7 @@ from amqp_server.broker.queue import Queue
 from amqp_server.broker.replication import Done, LocalReplication, Replication
 from amqp_server.broker.reply import Replies
 from amqp_server.broker.sessions import Sessions
+from amqp_server.broker.time_notes import TimeNotes
 from amqp_server.broker.timers import Timers
 from amqp_server.broker.topology import Topology
 from amqp_server.broker.users import Users
@@ -21,6 +22,7 @@ from amqp_server.broker.vhost import VHost
 from amqp_server.broker.vhosts import Vhosts
 from amqp_server.config import Config
 from amqp_server.turn import Turn
+from quorum_queue.clock import Clock
 from quorum_queue.local import NodeServices
 
 
@@ -40,7 +42,7 @@ class Broker:
         self,
         config: Config,
         metadata: Metadata,
-        clock: Callable[[], int],
+        clock: Clock,
         *,
         turn: Turn,
         timers: Timers,
@@ -81,6 +83,7 @@ class Broker:
         self.topology = Topology(self)
         self.replication: Replication = replication or LocalReplication(config.node, self.topology)
         self.failures = Failures(config, clock, timers, hosts)
+        self.time_notes = TimeNotes(metadata, services.queue_time, clock, timers, services.commits)
         alarms.subscribe(lambda: turn.run(self._tell_sessions))
 
     def changed(self) -> None:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from amqp_server.broker.queue import Queue
 from amqp_server.wire import content, tables
 from amqp_server.wire.frames import FRAME_BYTES_MIN, SHORT_STRING_MAX, short_string
+from quorum_queue.clock import Clock
 from quorum_queue.machine.effects import Reason
 from quorum_queue.machine.letters import Letter
 from quorum_queue.machine.run import Attributes, Run
@@ -57,7 +58,7 @@ class Outcome:
 class DeadLetterSender:
     """Sends dead letters on. See quorum_queue.ports.DeadLetters."""
 
-    def __init__(self, frame_max: int, clock: Callable[[], int]) -> None:
+    def __init__(self, frame_max: int, clock: Clock) -> None:
         """`frame_max` is what frames are cut to, in bytes."""
         self._frame_max = frame_max
         self._clock = clock
@@ -148,7 +149,7 @@ class DeadLetterSender:
             fields: dict[str, object] = {
                 "reason": reason,
                 "queue": queue.name,
-                "time": datetime.fromtimestamp(self._clock() // 1000, tz=UTC),
+                "time": datetime.fromtimestamp(self._clock.wall_ms() // 1000, tz=UTC),
                 "exchange": exchange,
                 "routing-keys": routing_keys,
             }

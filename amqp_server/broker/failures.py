@@ -9,10 +9,10 @@ or the node is started again. So no single message can keep a node from starting
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from amqp_server.config import Config
+from quorum_queue.clock import Clock
 from quorum_queue.errors import Unreadable
 from quorum_queue.ports import Timers
 
@@ -51,7 +51,7 @@ class Failure:
 class Failures:
     """All failed queues of the node."""
 
-    def __init__(self, config: Config, clock: Callable[[], int], timers: Timers, hosts: Hosts) -> None:
+    def __init__(self, config: Config, clock: Clock, timers: Timers, hosts: Hosts) -> None:
         self._revivals_max = config.queue_revivals_max
         self._forget_ms = config.queue_failure_memory_ms
         self._clock = clock
@@ -63,7 +63,7 @@ class Failures:
     def add(self, queue: Queue, error: Exception) -> None:
         """A queue's host raised. Raises nothing."""
         failure = self._known.get(queue.queue_id)
-        now = self._clock()
+        now = self._clock.monotonic_ms()
         if failure is None or (failure.serving_since_ms and now - failure.serving_since_ms > self._forget_ms):
             failure = self._known[queue.queue_id] = Failure(self, queue)
         failure.reason = str(error) or type(error).__name__
@@ -97,7 +97,7 @@ class Failures:
         self._hosts.revive(queue, failure.attempts, lambda: self._revived(failure))
 
     def _revived(self, failure: Failure) -> None:
-        failure.serving_since_ms = self._clock()
+        failure.serving_since_ms = self._clock.monotonic_ms()
         failure.set_aside = False
 
     def retry(self, queue: Queue) -> bool:

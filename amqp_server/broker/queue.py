@@ -111,7 +111,7 @@ class Queue:
         expires_ms = self.parsed.expires_ms
         if expires_ms is not None:
             broker = self.vhost.broker
-            self.last_used_ms = broker.clock()
+            self.last_used_ms = broker.clock.monotonic_ms()
             if not self._timer_set:
                 self._timer_set = True
                 broker.timers.wake(self, self.last_used_ms + expires_ms)
@@ -147,7 +147,7 @@ class Queue:
             # Only the leader knows of all that use it; this node was the leader once.
             return
         ends_at = self.last_used_ms + expires_ms
-        if broker.clock() >= ends_at:
+        if broker.clock.monotonic_ms() >= ends_at:
             self.delete()
         else:
             self._timer_set = True

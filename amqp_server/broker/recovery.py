@@ -69,6 +69,7 @@ def recover(broker: Broker, journal: RecoverableJournal) -> None:
             queue.host_failed(error)
     broker.turn.apply()
     broker.topology.recovered()
+    broker.time_notes.wake()
     broker.changed()
     logger.info(
         "recovered %d queues with %d messages", len(queues), sum(m.ready.count for m in machines.values())

@@ -108,7 +108,7 @@ class Adoption:
         )
         drop_copies(self._store)
         yield
-        now_ms = self._broker.clock()
+        now_ms = self._broker.services.queue_time.now_ms()
         replicas: dict[int, Replica] = {}
         for record, _, machine in moving:
             copy = _Copy(self._store, self._journal, record, machine, self._node, now_ms)

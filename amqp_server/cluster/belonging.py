@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from persistence.groups import Groups
 
 TABLE, FOUNDED, INCARNATION, OUT = "cluster", "founded", "incarnation", "out"
+BEGAN = "began"
+
+#: From one start of a node to the next at least. In a group that it left and joined again a node counts up from the
+#: number of its start: see quorum_queue.cluster.replicas.Replicas.own_in.
+STARTS_APART = 1_000
+SALTS = 1 << 20
 
 REMOVED = (
     "this node was removed from its cluster. To have it join again, let it (mqctl cluster join), "
@@ -111,12 +117,29 @@ class Directory:
         self.before = int(notes.get(INCARNATION, b"0"))
         self.founded = msgspec.json.decode(notes[FOUNDED], type=Founded) if FOUNDED in notes else None
         self._out = notes.get(OUT, b"").decode()
+        self._began = BEGAN in notes
 
-    def begin(self, now_ms: int) -> int:
-        """Return a number higher than that of any earlier start, also of those on a disk that was lost."""
-        incarnation = max(self.before + 1, now_ms)
+    def begin(self, now_ms: int, salt: int) -> int:
+        """Return a number higher than that of any earlier start with this directory.
+
+        It is higher than those with a disk that was lost, too, unless the clock is behind: then others know better.
+        With a clock that is behind `salt` makes it another number than that of a start that this directory has
+        forgotten, because a copy of it was put back.
+        """
+        first = self.before + STARTS_APART
+        incarnation = now_ms if now_ms >= first else first + salt % SALTS
         self._metadata.put(TABLE, INCARNATION, b"%d" % incarnation)
         return incarnation
+
+    def note_later_start(self, incarnation: int) -> None:
+        """The cluster knows of this start, made with another directory: the next one has to come after it."""
+        self._metadata.put(TABLE, INCARNATION, b"%d" % incarnation)
+
+    def note_began(self) -> None:
+        """A start of the node with this directory has had its first word in the cluster."""
+        if not self._began:
+            self._began = True
+            self._metadata.put(TABLE, BEGAN, b"1")
 
     def note_founded(self, founded: Founded) -> None:
         self.founded = founded
@@ -135,9 +158,12 @@ class Directory:
                 f"the data directory {data_dir} belongs to node '{self.founded.name}' of a cluster, not to '{name}'"
             )
 
-    def turned_back(self, seen: Seen, incarnation: int) -> bool:
-        """Has another node seen more of this directory than is in it?"""
-        if self.before and self.before < seen.incarnation != incarnation:
+    def turned_back(self, node: str, founded: Founded, seen: Seen, incarnation: int) -> bool:
+        """Has another node of this cluster seen more of this directory than is in it?"""
+        # A disk that came new to the cluster, and has had no word there yet, need not know of earlier starts.
+        own = founded.nodes.get(node) == self.identity
+        begun = own or self._began or (self.founded is not None and self.founded.lost_before > 0)
+        if begun and self.before and self.before < seen.incarnation != incarnation:
             return True
         return seen.identity == self.identity and seen.said_in != incarnation and seen.written > self.written
 

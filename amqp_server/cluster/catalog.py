@@ -25,6 +25,7 @@ from quorum_queue.raft.members import Members
 logger = logging.getLogger("mqd.cluster")
 
 GROUP = 0
+#: Version, and a time that nothing goes by.
 _ENTRY = struct.Struct(">BQ")
 _VERSION = 1
 _NEWER = "start the version of mqd that the other nodes run"
@@ -142,8 +143,8 @@ class Catalog:
 
     # -- quorum_queue.cluster.group.StateMachine -------------------------------------------------------------------
 
-    def encode(self, now_ms: int, batches: list[bytes]) -> bytes:
-        parts = [_ENTRY.pack(_VERSION, now_ms)]
+    def encode(self, batches: list[bytes]) -> bytes:
+        parts = [_ENTRY.pack(_VERSION, 0)]
         for batch in batches:
             parts += (_LENGTH.pack(len(batch)), batch)
         return b"".join(parts)

@@ -16,6 +16,7 @@ import msgspec
 from amqp_server.cluster.belonging import (
     CHOOSE_ONE,
     REMOVED,
+    STARTS_APART,
     TOO_LATE,
     TURNED_BACK,
     About,
@@ -39,6 +40,9 @@ class Fate(Protocol):
 
     def complete(self) -> None:
         """All others are there, and empty: the cluster may begin with the data of this node."""
+
+    def overtaken(self, incarnation: int) -> None:
+        """The cluster knows of such a start of this node, and would take this one for an earlier one."""
 
     def go(self, why: str) -> None:
         """It is not to be a part of the cluster any more, nor to begin again as if it were."""
@@ -71,9 +75,14 @@ class Founding:
 
     def heard(self, peer: str, about: About) -> None:
         # Who has not been in any cluster with this directory has promised nothing.
-        promised = self.founded is not None or (about.founded is not None and not self.brings)
-        if promised and self._directory.turned_back(about.seen, self._incarnation):
-            self._fate.go(TURNED_BACK)
+        cluster = self.founded or (None if self.brings else about.founded)
+        if cluster is not None:
+            seen, own = about.seen, self._incarnation
+            if self._directory.turned_back(self._node, cluster, seen, own):
+                self._fate.go(TURNED_BACK)
+            elif own < seen.incarnation + STARTS_APART and own != seen.incarnation:
+                self._fate.overtaken(seen.incarnation)
+                return
         self._abouts[peer] = about
         # Whoever leads the topology may have joined later than this node was configured.
         self.expected = about.nodes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 import trio
@@ -16,10 +16,11 @@ from amqp_server.cluster.administration import Administration
 from amqp_server.cluster.adoption import Adoption
 from amqp_server.cluster.belonging import REMOVED, About, Founded
 from amqp_server.cluster.catalog import GROUP, Catalog, Mark
-from amqp_server.cluster.errors import ClusterError
+from amqp_server.cluster.errors import ClusterError, StartAgain
 from amqp_server.cluster.founding import Founding
 from amqp_server.cluster.hosts import ClusterHosts
 from amqp_server.cluster.parts import TICK_S, ClusterParts
+from amqp_server.cluster.readiness import obstacle
 from amqp_server.cluster.removed_nodes import RemovedNodes
 from amqp_server.cluster.steward import Steward
 from amqp_server.config import parse_address
@@ -40,6 +41,8 @@ logger = logging.getLogger("mqd.cluster")
 
 #: Between two words of a node that waits for others before it can serve, s.
 WAITING_S = 5.0
+#: After such a change of the queue time the hosts of queues look what is due, ms.
+TIME_CHANGED_MS = 500
 #: When the node has to go, clients have so long to take their last bytes, s.
 GOODBYE_S = 1.0
 
@@ -79,11 +82,15 @@ class ClusterNode:
         #: Why this node has to go, once it has.
         self._out = trio.Event()
         self._why_out = ""
+        self._again = False
+        #: The first word of this start is in the log.
+        self._began = False
         #: When links broke, for nodes that are not taken for down yet, ms.
         self._broken_at: dict[str, int] = {}
         self._joined = trio.Event()
         #: When this process was last seen running, and peers whose present session is from before it stood still.
-        self._awake_ms = broker.clock()
+        self._awake_ms = broker.clock.monotonic_ms()
+        self._queue_time = broker.services.queue_time
         self._from_before: dict[str, None] = {}
         broker.alarms.subscribe(self._alarm_changed)
         founded = self._founding.founded
@@ -137,7 +144,7 @@ class ClusterNode:
 
     def start(self) -> None:
         """Go on as the member that this node was before, if it was one. After the topology's records were read."""
-        now, up = self._broker.clock(), {self.node, *self.mesh.connected()}
+        now, up = self._broker.clock.monotonic_ms(), {self.node, *self.mesh.connected()}
         self._broken_at = {name: now for name in self._config.peer_addresses if name not in up}
         self.replicas.topology_came(self._broker.topology.applied)
         if self._founding.founded is not None:
@@ -222,10 +229,15 @@ class ClusterNode:
     def began(self, index: int) -> None:
         """This node's first word is in the log: no disk can have forgotten a queue that is declared after it."""
         founded, groups = self._founding.founded, self._parts.groups
+        self._began = True
+        self._parts.directory.note_began()
         if founded is not None and founded.lost and not founded.lost_before:
             groups.lost_before = min(index, groups.lost_before)
 
     def applied(self) -> None:
+        known = self.roster.incarnation_of(self.node)
+        if known > self.incarnation:
+            self.overtaken(known)
         self.replicas.early.topology_index = self._broker.topology.applied
         self._turn.gather(self)
 
@@ -254,9 +266,25 @@ class ClusterNode:
             self._why_out = why
             self._out.set()
 
+    def overtaken(self, incarnation: int) -> None:
+        """Begin again with a higher number than this: what has to be higher is all over the process by now."""
+        if self._began or self._why_out:
+            # Or it is another process that goes by this node's name.
+            return
+        self._why_out = (
+            f"the cluster knows start {incarnation} of this node, and this one has the number {self.incarnation}: "
+            "its disk is new, and its clock is behind. The process starts again with a higher number"
+        )
+        logger.warning("%s", self._why_out)
+        self._again = True
+        self._parts.directory.note_later_start(incarnation)
+        self._parts.commits.request(self._out.set)
+
     async def _leave(self) -> None:
-        """Raises ClusterError when this node has to go."""
+        """Raises ClusterError when this node has to go, StartAgain when it has to come back."""
         await self._out.wait()
+        if self._again:
+            raise StartAgain(self._why_out)
         self._turn.run(self._close_sessions)
         await trio.sleep(GOODBYE_S)
         raise ClusterError(self._why_out)
@@ -273,6 +301,7 @@ class ClusterNode:
     def _link_up(self, peer: str, hello: Hello) -> None:
         self._broken_at.pop(peer, None)
         self._tell_about(peer)
+        self._tell_time([peer])
         self.reach.link_up(peer, hello.features)
         self._parts.spread.link_up(peer)
         self._parts.witnesses.link_up(peer, hello)
@@ -286,7 +315,7 @@ class ClusterNode:
     def _link_down(self, peer: str) -> None:
         self._removed.link_down(peer)
         self._from_before.pop(peer, None)
-        self._broken_at[peer] = self._broker.clock()
+        self._broken_at[peer] = self._broker.clock.monotonic_ms()
         self.reach.link_down(peer)
         self.replicas.link_down(peer)
         self._guests.link_down(peer)
@@ -300,7 +329,7 @@ class ClusterNode:
         What waits in its sockets then is the past. It might be handed to clients as news: messages that others have
         got and acked meanwhile. So all sessions begin anew, and this node leads nothing until it is told how things are.
         """
-        now = self._broker.clock()
+        now = self._broker.clock.monotonic_ms()
         asleep_ms, self._awake_ms = now - self._awake_ms, now
         if asleep_ms < self._config.cluster_dead_ms + self._config.node_down_ms // 2:
             return
@@ -344,6 +373,8 @@ class ClusterNode:
             self._parts.spread.reach_changed(peer)
         elif kind == frames.WRITTEN:
             self._parts.witnesses.heard(peer, frames.parse_written(frame))
+        elif kind == frames.TIME:
+            self._heard_time(*frames.parse_time(frame))
         elif kind == frames.ABOUT:
             self._founding.heard(peer, msgspec.msgpack.decode(frame[1:], type=About))
         else:
@@ -358,7 +389,7 @@ class ClusterNode:
 
     async def run(self) -> None:
         """Keep the links and the clocks of the groups until cancelled."""
-        self._awake_ms = self._broker.clock()
+        self._awake_ms = self._broker.clock.monotonic_ms()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.mesh.run, self)
             nursery.start_soon(self._tick)
@@ -368,7 +399,7 @@ class ClusterNode:
         looked = 0
         while True:
             await trio.sleep(TICK_S)
-            now = self._broker.clock()
+            now = self._broker.clock.monotonic_ms()
             founding = self.leads_topology and not self._knows_nodes
             look = founding or now - looked >= self._config.rebalance_ms
             if look:
@@ -393,8 +424,22 @@ class ClusterNode:
                 self._node_is(node, None)
         if look:
             self._parts.witnesses.tell(self.mesh.connected())
+            self._tell_time(self.mesh.connected())
             self._settle_memory()
             self.steward.look()
+
+    def _tell_time(self, peers: Iterable[str]) -> None:
+        time = self._queue_time
+        for peer in peers:
+            if frames.TIME_FEATURE in self.mesh.features_of(peer):
+                self.mesh.send(peer, frames.time(time.trust, time.now_ms()))
+
+    def _heard_time(self, trust: int, queue_ms: int) -> None:
+        if abs(self._queue_time.heard(trust, queue_ms)) >= TIME_CHANGED_MS:
+            self._broker.time_notes.note()
+            # What expires next is due at another time.
+            for queue in self._broker.all_queues():
+                queue.host.wake()
 
     def _settle_memory(self) -> None:
         """Once the topology is known again, a disk that was lost is a thing of the past."""
@@ -415,6 +460,8 @@ class ClusterNode:
     async def joined(self) -> None:
         """Wait until this node belongs to the cluster and knows all that was decided before."""
         await self._patiently(self._join)
+        self._queue_time.serves()
+        self._tell_time(self.mesh.connected())
 
     async def _join(self) -> None:
         await self._joined.wait()
@@ -436,17 +483,24 @@ class ClusterNode:
                 await wait()
                 waiting = False
             if waiting:
-                missing = [
-                    name
-                    for name in self.roster.nodes or self._config.peer_addresses
-                    if name != self.node and name not in self.mesh.connected()
-                ]
-                bringing = list(self._founding.bringing())
-                if missing or not bringing:
-                    what = "nodes that cannot be reached: " + ", ".join(missing)
-                else:
-                    what = f"node {bringing[0]} makes its data that of the cluster"
-                logger.warning("waiting for the cluster; %s", what)
+                logger.warning("waiting for the cluster; %s", "; ".join(self._awaits()))
+
+    def _awaits(self) -> list[str]:
+        """Return what this node waits for before it can serve."""
+        known, connected = self.roster.nodes or self._config.peer_addresses, self.mesh.connected()
+        missing = [name for name in known if name != self.node and name not in connected]
+        reasons = ["nodes that cannot be reached: " + ", ".join(missing)] if missing else []
+        group, bringing = self.replication.group, list(self._founding.bringing())
+        if bringing and not missing:
+            reasons.append(f"node {bringing[0]} makes its data that of the cluster")
+        elif group is not None and (reason := obstacle(group)):
+            reasons.append(reason)
+        elif group is not None:
+            last = max(group.core.leader_commit, group.core.last_index)
+            reasons.append(
+                f"the topology is read up to entry {group.applied} of {last}, and this start has no word in it yet"
+            )
+        return reasons or ["the nodes do not agree yet on what cluster this is"]
 
     async def mark(self) -> None:
         """Wait until a proposal of this node has been applied here."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from amqp_server.cluster import settings
@@ -18,6 +17,7 @@ from amqp_server.cluster.witnesses import Witnesses
 from amqp_server.config import Config
 from persistence.environment import Environment
 from quorum_queue.boundary import Boundary
+from quorum_queue.clock import Clock
 from quorum_queue.cluster import frames
 from quorum_queue.cluster.ports import Commits
 from quorum_queue.cluster.reach import Reach
@@ -30,6 +30,16 @@ from quorum_queue.raft.options import Options
 
 #: One tick of the election clock, s.
 TICK_S = 0.05
+
+
+#: What this version of mqd tells the others in the handshake of each link.
+FEATURES = (
+    frames.REACH_FEATURE,
+    frames.STOPPED_FEATURE,
+    frames.LOSSES_FEATURE,
+    frames.TIME_FEATURE,
+    *versions.FEATURES,
+)
 
 
 @dataclass(frozen=True)
@@ -53,10 +63,10 @@ class ClusterParts:
     peers: Peers
 
 
-def begin(environment: Environment, now_ms: int) -> tuple[Directory, int]:
+def begin(environment: Environment, clock: Clock) -> tuple[Directory, int]:
     """Return this node's directory, and the number of this start, which is durable then: others may hear of it."""
     directory = Directory(environment, environment.node_id, environment.written)
-    incarnation = directory.begin(now_ms)
+    incarnation = directory.begin(clock.wall_ms(), salt=clock.monotonic_ms())
     environment.flush()
     return directory, incarnation
 
@@ -73,7 +83,7 @@ def make_mesh(config: Config, environment: Environment, incarnation: int, listen
         secret=settings.secret(config),
         tls=settings.tls(config),
         options=settings.link_options(config),
-        features=(frames.REACH_FEATURE, frames.STOPPED_FEATURE, frames.LOSSES_FEATURE, *versions.FEATURES),
+        features=FEATURES,
     )
 
 
@@ -81,7 +91,7 @@ def make_parts(
     config: Config,
     environment: Environment,
     commits: Commits,
-    clock: Callable[[], int],
+    clock: Clock,
     timers: Timers,
     directory: Directory,
     incarnation: int,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from amqp_server.cluster.roster import Roster
+from quorum_queue.clock import Clock
 from quorum_queue.links.mesh import Mesh
 
 #: Links with a node that was taken out stay so long, ms.
@@ -16,7 +17,7 @@ REMIND_MS = 10_000
 class RemovedNodes:
     """Whom this node has still to tell that they were removed."""
 
-    def __init__(self, mesh: Mesh, roster: Roster, clock: Callable[[], int]) -> None:
+    def __init__(self, mesh: Mesh, roster: Roster, clock: Clock) -> None:
         self._mesh = mesh
         self._roster = roster
         self._clock = clock
@@ -29,14 +30,14 @@ class RemovedNodes:
 
     def add(self, name: str) -> None:
         """A node was taken out just now."""
-        self._leaving[name] = self._clock() + LEAVE_MS
+        self._leaving[name] = self._clock.monotonic_ms() + LEAVE_MS
 
     def link_down(self, name: str) -> None:
         self._told.pop(name, None)
 
     def may_link(self, name: str) -> bool:
         """True if a removed node may have a link for a while, because it has yet to hear of it."""
-        return self._roster.removed_at(name) > 0 and self._reminded.get(name, 0) <= self._clock()
+        return self._roster.removed_at(name) > 0 and self._reminded.get(name, 0) <= self._clock.monotonic_ms()
 
     def tell(self, tell: Callable[[str], None]) -> None:
         """Call `tell` for the removed nodes that there is a link with: nobody else may tell them."""
@@ -44,11 +45,11 @@ class RemovedNodes:
             if name not in self._told and self._roster.removed_at(name):
                 self._told[name] = None
                 tell(name)
-                self._leaving.setdefault(name, self._clock() + LEAVE_MS)
+                self._leaving.setdefault(name, self._clock.monotonic_ms() + LEAVE_MS)
 
     def end_links(self) -> None:
         """End the links with those that had time to hear of it."""
-        now = self._clock()
+        now = self._clock.monotonic_ms()
         for name in [name for name, at in self._leaving.items() if at <= now]:
             del self._leaving[name]
             if name not in self._roster.nodes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import NamedTuple
 
 from amqp_server.broker import operations
@@ -11,6 +10,7 @@ from amqp_server.broker.operations import Operation
 from amqp_server.broker.replication import Done
 from amqp_server.cluster.catalog import Catalog, Change, Proposal
 from amqp_server.cluster.readiness import obstacle
+from quorum_queue.clock import Clock
 from quorum_queue.cluster.group import Group
 from quorum_queue.ports import Refused
 
@@ -27,7 +27,7 @@ class _Waiting(NamedTuple):
 class ClusterReplication:
     clustered = True
 
-    def __init__(self, node: str, incarnation: int, *, clock: Callable[[], int], timeout_ms: int) -> None:
+    def __init__(self, node: str, incarnation: int, *, clock: Clock, timeout_ms: int) -> None:
         self.node = node
         self.incarnation = incarnation
         self._clock = clock
@@ -50,7 +50,7 @@ class ClusterReplication:
         number = group.next_number
         if done is not None:
             catalog.wait(number, done)
-            self._waiting.append(_Waiting(self._clock() + self._timeout_ms, number, done))
+            self._waiting.append(_Waiting(self._clock.monotonic_ms() + self._timeout_ms, number, done))
         group.submit(catalog.batch(number, proposal))
 
     def start(self, group: Group, catalog: Catalog) -> None:
@@ -62,7 +62,7 @@ class ClusterReplication:
 
     def tick(self) -> None:
         """Tell those who have waited too long, and forget those who were told."""
-        waiting, now, catalog = self._waiting, self._clock(), self._catalog
+        waiting, now, catalog = self._waiting, self._clock.monotonic_ms(), self._catalog
         while (
             catalog is not None
             and waiting

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from quorum_queue.clock import Clock
 from quorum_queue.cluster import frames
 from quorum_queue.cluster.reach import Reach
 from quorum_queue.links.mesh import Mesh
@@ -17,7 +18,7 @@ SPREAD_MS = 1_000
 
 
 class Spread:
-    def __init__(self, mesh: Mesh, clock: Callable[[], int], reach: Reach) -> None:
+    def __init__(self, mesh: Mesh, clock: Clock, reach: Reach) -> None:
         self._mesh = mesh
         self._clock = clock
         self._reach = reach
@@ -32,7 +33,7 @@ class Spread:
 
     def wait(self, index: int, then: Callable[[], None]) -> None:
         """Call back when the nodes that are alive have applied this: a client may go on at any of them."""
-        self._waiting.append((index, self._clock() + SPREAD_MS, then))
+        self._waiting.append((index, self._clock.monotonic_ms() + SPREAD_MS, then))
         self.go_on()
 
     def go_on(self) -> None:
@@ -41,7 +42,7 @@ class Spread:
             index, deadline_ms, then = self._waiting[0]
             awaited = [*self._mesh.connected(), *self._reach.apart()]
             lag = any(applied.get(node, 0) < index for node in awaited)
-            if lag and self._clock() < deadline_ms:
+            if lag and self._clock.monotonic_ms() < deadline_ms:
                 return
             self._waiting.popleft()
             then()

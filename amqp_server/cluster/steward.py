@@ -118,7 +118,7 @@ class Steward:
             self._down_since.pop(node, None)
             self._lost.pop(node, None)
             return
-        now = self._replicas.clock()
+        now = self._replicas.clock.monotonic_ms()
         since = self._down_since.setdefault(node, now)
         if node not in self._lost and now - since >= LOST_FACTOR * self._replicas.options.node_down_ms:
             self._lost[node] = None

@@ -154,7 +154,7 @@ class Server:
         session, handshake_s = transport.session, self.config.handshake_timeout_s
         if session.state in (State.CLOSING, State.CLOSED):
             # The goodbye may still wait for the disk, or for the client to take it.
-            if self.broker.clock() - session.closing_since_ms > 1000 * handshake_s:
+            if self.broker.clock.monotonic_ms() - session.closing_since_ms > 1000 * handshake_s:
                 transport.close()
             return
         if session.state is not State.RUNNING:

@@ -79,7 +79,7 @@ class Session:
         self.turn = broker.turn
         self.outbox = outbox
         self._edge = edge
-        self.client = Client(peer, name, broker.clock())
+        self.client = Client(peer, name, broker.clock.wall_ms())
         self.limits = Limits(self.config.handshake_frame_bytes_max)
         self.number = broker.sessions.next_number()
         self.state = State.HEADER
@@ -394,7 +394,7 @@ class Session:
         self._release()
         self.send(commands.Connection.Close(error.code, error.reply_text(), class_id, method_id))
         self.state = State.CLOSING
-        self.closing_since_ms = self.broker.clock()
+        self.closing_since_ms = self.broker.clock.monotonic_ms()
         self.limits.frame_max = max(self.limits.frame_max, frames.FRAME_BYTES_MIN)
 
     def force_close(self, reason: str) -> None:
@@ -420,7 +420,7 @@ class Session:
         queues, self.exclusive_queues = self.exclusive_queues, {}
         self._release()
         self.state = State.CLOSING
-        self.closing_since_ms = self.broker.clock()
+        self.closing_since_ms = self.broker.clock.monotonic_ms()
         left = len(queues)
 
         def gone(queue: Queue, result: Result | Refused) -> None:

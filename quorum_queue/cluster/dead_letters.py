@@ -91,6 +91,6 @@ def _send(host: GroupHost, run: Run, reason: Reason, places: contents.Places, *,
             host.submit(("dead_lettered", seq, seq))
         else:
             host.dead_letters_sent.pop(seq, None)
-            host.wake_at(host.services.clock() + DEAD_LETTER_RETRY_MS)
+            host.wake_at(host.services.clock.monotonic_ms() + DEAD_LETTER_RETRY_MS)
 
     target.dead_letter(host.queue, run, reason, done, _letter(host, seq))

@@ -12,9 +12,10 @@
     STOPPED the sender's member of a group has failed: consumers up to this start of the sender are no more
     SEEK    ask for entries that this disk has lost    SOUGHT  such entries, or why there are none
     PASS    an operator has it that what is lost on all members of a group is passed over
+    TIME    the sender's queue time, and what that rests on
 
-A node of another version may not know a kind, and ends the session over it. So the last six are sent only to nodes
-that have told the feature `REACH_FEATURE`, `STOPPED_FEATURE` or `LOSSES_FEATURE` in the handshake of the link.
+A node of another version may not know a kind, and ends the session over it. So the last seven are sent only to nodes
+that have told the feature for it (`REACH_FEATURE` …) in the handshake of the link.
 
 A link is authenticated, so whoever sends broken bytes is a broken node: `FrameError` ends its session, and nothing else.
 """
@@ -25,8 +26,10 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from quorum_queue.clock import KNOWN
+
 (RAFT, BATCH, STATE, FETCH, ENTRIES, ABOUT, QUEUE, EVENTS, APPLIED, REPLY, WRITTEN, LEAVING, LEFT,
- REACH, FURTHER, STOPPED, SEEK, SOUGHT, PASS) = range(1, 20)  # fmt: skip
+ REACH, FURTHER, STOPPED, SEEK, SOUGHT, PASS, TIME) = range(1, 21)  # fmt: skip
 
 #: A node that tells this feature understands REACH and FURTHER.
 REACH_FEATURE = "reach"
@@ -34,6 +37,8 @@ REACH_FEATURE = "reach"
 STOPPED_FEATURE = "stopped"
 #: A node that tells this feature understands SEEK, SOUGHT and PASS.
 LOSSES_FEATURE = "losses"
+#: A node that tells this feature understands TIME.
+TIME_FEATURE = "time"
 
 _GROUP = struct.Struct(">BQ")
 _STOPPED = struct.Struct(">BQQ")
@@ -44,6 +49,7 @@ _REACH = struct.Struct(">BB")
 _QUESTION = struct.Struct(">QQQQ")
 _SOUGHT = struct.Struct(">BQQ")
 _ANSWER = struct.Struct(">QBQQBI")
+_TIME = struct.Struct(">BBQ")
 #: Flag of a REACH: the sender takes leaders.
 _LEADS = 1
 #: Kind of an entry that the asked node does not hold, and the one byte that it has for data.
@@ -308,6 +314,20 @@ def parse_reach(frame: memoryview) -> ReachWord:
             raise FrameError("a list of nodes ends inside a name, or has an empty one")
         names.append(_name(frame[start:at]))
     return ReachWord(bool(flags & _LEADS), tuple(names))
+
+
+def time(trust: int, queue_ms: int) -> list[bytes]:
+    return [_TIME.pack(TIME, trust, queue_ms)]
+
+
+def parse_time(frame: memoryview) -> tuple[int, int]:
+    """Return what the queue time of the sender rests on, and that time."""
+    if len(frame) != _TIME.size:
+        raise FrameError(f"a frame of {len(frame)} bytes")
+    _, trust, queue_ms = _TIME.unpack(frame)
+    if trust > KNOWN:
+        raise FrameError(f"a queue time that rests on {trust}")
+    return trust, queue_ms
 
 
 def further(node: str, index: int) -> list[bytes]:

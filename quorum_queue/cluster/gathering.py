@@ -28,7 +28,7 @@ def waits(group: Group) -> bool:
         return False
     replicas = group.replicas
     due_ms = group.proposed_ms + replicas.options.gather_ms
-    if replicas.clock() >= due_ms:
+    if replicas.clock.monotonic_ms() >= due_ms:
         return False
     if not group.wakes:
         group.wakes = True

@@ -40,8 +40,8 @@ class StateMachine(Protocol):
     def awaited(self) -> bool:
         """Is there anybody on this node who waits for what others do to the machine?"""
 
-    def encode(self, now_ms: int, batches: list[bytes]) -> bytes:
-        """Make an entry of batches that nodes have made."""
+    def encode(self, batches: list[bytes]) -> bytes:
+        """Make an entry of batches that nodes have made. Only a leader does."""
 
     def apply(self, index: int, data: bytes) -> None: ...
 
@@ -232,7 +232,7 @@ class Group:
         if term not in self.proposed_terms:
             done = self.core.log.term_at(self.applied)
             self.proposed_terms = (*(led for led in self.proposed_terms if led >= done), term)
-        limit, now = self.replicas.options.entry_bytes, self.replicas.clock()
+        limit, now = self.replicas.options.entry_bytes, self.replicas.clock.monotonic_ms()
         self.proposed_ms, self.crowded = now, len(inbox) > 1
         if self.machine.single:
             limit = 0
@@ -243,7 +243,7 @@ class Group:
                 size += len(inbox[end])
                 end += 1
             try:
-                self.core.propose(self.machine.encode(now, inbox[at:end]))
+                self.core.propose(self.machine.encode(inbox[at:end]))
             except TransferInProgress:
                 # They go out when the transfer is given up; a new leader gets them from their nodes.
                 self.inbox = inbox[at:]

@@ -36,6 +36,7 @@ class GroupHost(DeferredHost):
     """The host of a quorum queue, and the state machine of its group."""
 
     __slots__ = (
+        "_ahead_ms",
         "_asked",
         "_configured",
         "_gone_after",
@@ -70,6 +71,9 @@ class GroupHost(DeferredHost):
         #: What the queue is to do; what it does now is the machine's.
         self._configured = settings
         self._own = replicas.own_in(queue_id)
+        #: How far the group's time is ahead of the monotonic clock, at least.
+        self._ahead_ms = -(1 << 62)
+        #: By the monotonic clock.
         self._wake_at: int | None = None
         #: Attaches, gets and purges on their way: batch, verb, key or token.
         self._asked: list[tuple[int, str, Any]] = []
@@ -168,8 +172,20 @@ class GroupHost(DeferredHost):
     def awaited(self) -> bool:
         return bool(self._sinks)
 
-    def encode(self, now_ms: int, batches: list[bytes]) -> bytes:
-        return replicated.encode_entry(now_ms, batches)
+    def encode(self, batches: list[bytes]) -> bytes:
+        self._keep_time()
+        now_ms = self.services.clock.monotonic_ms()
+        return replicated.encode_entry(now_ms + self._time_ahead_ms, batches)
+
+    def _keep_time(self) -> None:
+        """The group's time goes on from its last entry, also where this node's queue time is behind that."""
+        ahead_ms = self.replica.now_ms - self.services.clock.monotonic_ms()
+        if ahead_ms > self._ahead_ms:
+            self._ahead_ms = ahead_ms
+
+    @property
+    def _time_ahead_ms(self) -> int:
+        return max(self._ahead_ms, self.services.queue_time.ahead_ms)
 
     def apply(self, index: int, data: bytes) -> None:
         try:
@@ -181,6 +197,7 @@ class GroupHost(DeferredHost):
         if entry.bodies.count:
             self.replicas.bodies.put(self.queue_id, index, entry.bodies, len(data))
         applied = self.replica.apply(index, entry, self._own)
+        self._keep_time()
         self._perform(applied, entry.bodies)
 
     def passed(self, index: int) -> None:
@@ -228,6 +245,7 @@ class GroupHost(DeferredHost):
     def load(self, state: bytes) -> None:
         """Start from a snapshot of this node's own. Raises Unreadable."""
         self.replica = _restored(state)
+        self._keep_time()
 
     def restore(self, state: bytes) -> None:
         """Jump to a snapshot that the leader sent: hand over what was given to this node's consumers meanwhile.
@@ -235,6 +253,7 @@ class GroupHost(DeferredHost):
         Raises Unreadable.
         """
         self.replica = _restored(state)
+        self._keep_time()
         self.replicas.bodies.drop_group(self.queue_id)
         self._held.clear()
         landed = self.landed()
@@ -306,7 +325,7 @@ class GroupHost(DeferredHost):
         self.dead_letters_sent.clear()
         dead_letters.send_held(self)
         if machine.due_ms is not None:
-            self.wake_at(machine.due_ms)
+            self.wake_at(self._due_ms(machine.due_ms))
         self.queue.renew()
         self.gone_members()
         self._configure()
@@ -396,9 +415,8 @@ class GroupHost(DeferredHost):
         if applied.more:
             self.pending.append(("tick",))
         if applied.wake_at is not None:
-            self.wake_at(applied.wake_at)
+            self.wake_at(self._due_ms(applied.wake_at))
         if applied.used:
-            # Not by the time of the entry: that stands still while the clock of this leader is behind another's.
             self.queue.renew()
         if self._gone_after:
             self._look_for_gone(applied.index)
@@ -412,7 +430,12 @@ class GroupHost(DeferredHost):
                 consumer.next_id = first_id + len(run.seqs)
         self.submit(("attach", consumer))
 
+    def _due_ms(self, at_ms: int) -> int:
+        """Return when a time of the group comes, by the monotonic clock."""
+        return at_ms - self._time_ahead_ms
+
     def wake_at(self, at_ms: int) -> None:
+        """Be woken at this time of the monotonic clock, or before it."""
         if self._wake_at is None or at_ms < self._wake_at:
             self._wake_at = at_ms
             self.services.timers.wake(self, at_ms)

@@ -53,7 +53,7 @@ class HandOver:
         """Begin to hand over groups that are better led elsewhere, a limited number at each tick."""
         self._look_at_begun()
         if self._given:
-            since = self._replicas.clock() - self._replicas.options.steady_ms
+            since = self._replicas.clock.monotonic_ms() - self._replicas.options.steady_ms
             self._given = {given: rest for given, rest in self._given.items() if rest[0] > since}
         lacking = self._reach.lacking()
         if not lacking:
@@ -89,14 +89,14 @@ class HandOver:
                 gain = gains[members] = self._gains(members)
             best = self._best(leadership, gain)
             if self._given:
-                now = self._replicas.clock()
+                now = self._replicas.clock.monotonic_ms()
                 best = [name for name in best if self._given.get((group.id, name), (0, 0))[0] <= now]
             if best:
                 yield group, best
 
     def _gains(self, members: Members) -> dict[str, int]:
         """Return the voters that reach more of these members than this node, and how many more."""
-        now, found = self._replicas.clock(), dict[str, int]()
+        now, found = self._replicas.clock.monotonic_ms(), dict[str, int]()
         for name in members.voters:
             if self._replicas.linked(name) and self._paused.get(name, 0) <= now:
                 gain = self._reach.gain(name, members.everyone())
@@ -128,10 +128,10 @@ class HandOver:
         options = self._replicas.options
         _, last_ms = self._given.get((group_id, to), (0, options.reach_ms // 2))
         rest_ms = min(2 * last_ms, options.steady_ms)
-        self._given[group_id, to] = self._replicas.clock() + rest_ms, rest_ms
+        self._given[group_id, to] = self._replicas.clock.monotonic_ms() + rest_ms, rest_ms
 
     def _pause(self, to: str) -> None:
-        now, options = self._replicas.clock(), self._replicas.options
+        now, options = self._replicas.clock.monotonic_ms(), self._replicas.options
         if self._paused.get(to, 0) > now:
             return
         pause_ms = min(2 * self._pause_ms.get(to, options.reach_ms), options.steady_ms)

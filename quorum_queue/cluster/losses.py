@@ -159,7 +159,7 @@ class Losses:
         for (group_id, index), loss in list(self._waiting.items()):
             if not loss.told:
                 self._look_again(group_id, index, loss)
-        if self._waiting and self._replicas.clock() - self._asked_ms >= RETRY_MS:
+        if self._waiting and self._replicas.clock.monotonic_ms() - self._asked_ms >= RETRY_MS:
             self.ask_again()
             self._say()
 
@@ -175,7 +175,7 @@ class Losses:
 
     def ask_again(self) -> None:
         """Ask for what nobody has sent, and give up what is of no use any more."""
-        self._asked_ms = self._replicas.clock()
+        self._asked_ms = self._replicas.clock.monotonic_ms()
         self._rounds += 1
         wanted: dict[Group, list[int]] = {}
         for (group_id, index), loss in list(self._waiting.items()):
@@ -290,7 +290,7 @@ class Losses:
 
     def _may_fill(self, group: Group, peer: str) -> bool:
         """Return whether a member may forget its log, to be filled by this leader; the others must do without it."""
-        core, now = group.core, self._replicas.clock()
+        core, now = group.core, self._replicas.clock.monotonic_ms()
         leadership = core.leadership
         if leadership is None:
             return True
@@ -421,7 +421,7 @@ class Losses:
         ]
 
     def _say(self) -> None:
-        now = self._replicas.clock()
+        now = self._replicas.clock.monotonic_ms()
         for group_id in self.groups_with_losses():
             said_ms = self._said_ms.get(group_id)
             if said_ms is not None and now - said_ms < SAY_MS:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from quorum_queue.clock import Clock
 from quorum_queue.cluster import frames
 from quorum_queue.cluster.frames import ReachWord
 from quorum_queue.cluster.options import ReplicationOptions
@@ -73,7 +74,7 @@ class Reach:
         self,
         node: str,
         links: Links,
-        clock: Callable[[], int],
+        clock: Clock,
         *,
         leads: Callable[[], bool],
         options: ReplicationOptions,
@@ -104,7 +105,7 @@ class Reach:
     def link_down(self, peer: str) -> None:
         self._told.pop(peer, None)
         self._said.pop(peer, None)
-        self._breaks.note(peer, self._clock())
+        self._breaks.note(peer, self._clock.monotonic_ms())
         self.tell()
 
     def tell(self) -> None:
@@ -119,7 +120,7 @@ class Reach:
         told = self._told.get(peer)
         if told is None:
             return
-        told.hear(word, self._clock())
+        told.hear(word, self._clock.monotonic_ms())
         self._look()
 
     def understands(self, peer: str) -> bool:
@@ -128,7 +129,7 @@ class Reach:
 
     def _look(self) -> None:
         """Note which nodes are alive and not reached from here."""
-        now, connected = self._clock(), self._links.connected()
+        now, connected = self._clock.monotonic_ms(), self._links.connected()
         alive = {
             node: None
             for told in self._told.values()
@@ -190,7 +191,7 @@ class Reach:
 
     def lacking(self) -> list[str]:
         """Return the nodes that others may reach and this node has not reached for long, or not reliably."""
-        since = self._clock() - self.options.reach_ms
+        since = self._clock.monotonic_ms() - self.options.reach_ms
         lost = [node for node, at_ms in self._apart_since.items() if at_ms <= since]
         return lost + [node for node in self._links.connected() if self._flaps(node)]
 
@@ -209,17 +210,17 @@ class Reach:
         return gain
 
     def _reaches(self, peer: str, told: Told, node: str) -> bool:
-        flaps = told.breaks.count(node, self._clock() - self.options.steady_ms) >= FLAPS
+        flaps = told.breaks.count(node, self._clock.monotonic_ms() - self.options.steady_ms) >= FLAPS
         return self.linked(peer, node) and not flaps
 
     def _flaps(self, node: str) -> bool:
-        return self._breaks.count(node, self._clock() - self.options.steady_ms) >= FLAPS
+        return self._breaks.count(node, self._clock.monotonic_ms() - self.options.steady_ms) >= FLAPS
 
     def may_return(self, peer: str, members: Iterable[str]) -> bool:
         """Does a peer reach as many of the members as this node, and for long enough to be relied on?"""
         if not self.takes_leaders(peer):
             return False
-        since = self._clock() - self.options.steady_ms
+        since = self._clock.monotonic_ms() - self.options.steady_ms
         told, connected = self._told.get(peer), self._links.connected()
         there = here = 0
         for member in members:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from quorum_queue.boundary import Boundary
+from quorum_queue.clock import Clock
 from quorum_queue.cluster import compaction, frames, gathering, transfer
 from quorum_queue.cluster.bodies import BodyCache
 from quorum_queue.cluster.early import Early
@@ -68,7 +69,7 @@ class Replicas:
         store: Store,
         commits: Commits,
         links: Links,
-        clock: Callable[[], int],
+        clock: Clock,
         timers: Timers,
         options: ReplicationOptions,
         raft: Options,
@@ -170,7 +171,7 @@ class Replicas:
     def others_go_on(self, group_id: int) -> bool:
         """True if the other members have gone on beyond the entry at which a group stopped here."""
         stopped = self._stopped.get(group_id)
-        return stopped is not None and self.clock() - stopped.heard_ms < OTHERS_HEARD_MS
+        return stopped is not None and self.clock.monotonic_ms() - stopped.heard_ms < OTHERS_HEARD_MS
 
     def new_memory(self, group_id: int) -> int:
         """Return a number that no earlier memory of this node for this group had: it has forgotten what it promised.
@@ -297,7 +298,7 @@ class Replicas:
     def _watch(self, stopped: Stopped, message: Message) -> None:
         # Only leaders tell what they have committed.
         if message.kind in (APPEND, COMMIT) and message.hint_term > stopped.applied:
-            stopped.heard_ms = self.clock()
+            stopped.heard_ms = self.clock.monotonic_ms()
 
     def _step(self, group: Group, message: Message) -> None:
         """Raises LogDiverged: it is safer to stop than to guess which of two logs is right."""
@@ -341,7 +342,9 @@ class Replicas:
             self.touch(group)
 
     def _watch_disk(self) -> None:
-        slow = bool(self._writing) and self.clock() - self._writing[0] > self.options.disk_stall_ms
+        slow = (
+            bool(self._writing) and self.clock.monotonic_ms() - self._writing[0] > self.options.disk_stall_ms
+        )
         self._set_stalled(slow or self._full)
 
     @property
@@ -440,7 +443,7 @@ class Replicas:
         if not self._written:
             return
         written, self._written = self._written, []
-        self._writing.append(self.clock())
+        self._writing.append(self.clock.monotonic_ms())
 
         def done() -> None:
             self._writing.popleft()

@@ -94,7 +94,7 @@ def begin(group: Group, to: str) -> None:
         core.log.term_at(index),
         core.members_at(index).encode(),
         group.machine.snapshot(),
-        group.replicas.clock(),
+        group.replicas.clock.monotonic_ms(),
     )
     group.replicas._transfers[group] = None
     logger.info("group %d: sending a snapshot at %d to %s", group.id, index, to)
@@ -104,7 +104,7 @@ def begin(group: Group, to: str) -> None:
 def go_on(group: Group) -> None:
     """Send more pieces as far as the links take them; give up what does not move."""
     replicas = group.replicas
-    now = replicas.clock()
+    now = replicas.clock.monotonic_ms()
     options = replicas.options
     for to, sending in list((group.sending or {}).items()):
         while sending.offset < len(sending.state) or not sending.state:
@@ -185,7 +185,7 @@ def answer_fetch(replicas: Replicas, peer: str, group_id: int, indexes: list[int
             break
     moves = any(entry.kind != frames.GONE for entry in found)
     if group is not None and group.sending and peer in group.sending and moves:
-        group.sending[peer].moved_at = replicas.clock()
+        group.sending[peer].moved_at = replicas.clock.monotonic_ms()
     replicas.send(peer, frames.entries(group_id, found))
 
 
@@ -208,12 +208,14 @@ def receive_state(group: Group, peer: str, piece: frames.StatePiece) -> None:
     if receiving is None or (receiving.leader, receiving.index) != (peer, piece.index):
         if piece.offset or (receiving is not None and receiving.storing):
             return
-        receiving = group.receiving = Receiving(peer, piece, group.core.last_index, replicas.clock())
+        receiving = group.receiving = Receiving(
+            peer, piece, group.core.last_index, replicas.clock.monotonic_ms()
+        )
         replicas._transfers[group] = None
     if piece.offset != len(receiving.state):
         return
     receiving.state += piece.data
-    receiving.moved_at = replicas.clock()
+    receiving.moved_at = replicas.clock.monotonic_ms()
     if len(receiving.state) < piece.total:
         return
     for index in group.machine.kept_in(bytes(receiving.state)):
@@ -264,7 +266,7 @@ def receive_entries(group: Group, peer: str, found: list[frames.StoredEntry]) ->
         replicas.store.keep_aside(group.id, [entry])
     if receiving is None or not answered:
         return
-    receiving.moved_at = replicas.clock()
+    receiving.moved_at = replicas.clock.monotonic_ms()
     # An answer holds as many as fit: ask again for the others.
     receiving.wanted.extendleft(reversed(list(receiving.asked)))
     receiving.asked = {}

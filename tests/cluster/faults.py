@@ -21,6 +21,8 @@ ABSENT_S = 12.0
 LINK_S = 20.0
 LINK_FLAPS = 12
 FLAPS = 6
+CLOCK_S = 20.0
+CLOCK_WRONG_S = 3600.0
 FLAP_S = 0.6
 SLOW_SYNC_MS = 400
 SMALL_DISK_BYTES = 128 << 20
@@ -224,6 +226,25 @@ def flip_two(scene: Scene) -> None:
     scene.heal()
 
 
+def _set_leaders_clock(scene: Scene, wrong_s: float) -> None:
+    """Nobody is cut off, so all clients must go on; also when the clock is right again."""
+    name = scene.leader()
+    scene.strike()
+    scene.cluster.set_clock(name, wrong_s)
+    scene.hold(CLOCK_S / 2)
+    scene.cluster.set_clock(name, 0)
+    scene.hold(CLOCK_S / 2)
+    scene.heal()
+
+
+def set_clock_back(scene: Scene) -> None:
+    _set_leaders_clock(scene, -CLOCK_WRONG_S)
+
+
+def set_clock_forward(scene: Scene) -> None:
+    _set_leaders_clock(scene, CLOCK_WRONG_S)
+
+
 def wipe(scene: Scene) -> None:
     if scene.cluster.broker != "mqd":
         raise Unsupported("a wiped node has to be forgotten and joined by hand")
@@ -232,6 +253,17 @@ def wipe(scene: Scene) -> None:
     with scene.killed(name):
         scene.cluster.wipe(name)
         scene.hold(HOLD_S / 3)
+
+
+def wipe_and_set_clock_back(scene: Scene) -> None:
+    """The other nodes know of starts of this one that are later than the present time there."""
+    name = scene.followers()[0]
+    scene.cluster.set_clock(name, -CLOCK_WRONG_S)
+    scene.caught_up()
+    with scene.killed(name):
+        scene.cluster.wipe(name)
+    scene.caught_up()
+    scene.cluster.set_clock(name, 0)
 
 
 def grow_and_shrink(scene: Scene) -> None:
@@ -308,6 +340,9 @@ FAULTS: dict[str, Fault] = {
     "flipped bit": flip_bit,
     "flipped bits on two nodes": flip_two,
     "wiped data": wipe,
+    "clock back": set_clock_back,
+    "clock forward": set_clock_forward,
+    "wiped data, clock back": wipe_and_set_clock_back,
     "grow and shrink": grow_and_shrink,
     "rolling restart": rolling_restart,
     "mixed": mixed,

@@ -9,6 +9,7 @@ import os
 import secrets
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from conformance_tests.ports import free_port
+from tests.cluster import shifted_clock
 from tests.cluster.links import ProxiedLinks
 from tests.cluster.nodes import Cluster, Member, wait_for
 from tests.reliability.node import Node
@@ -55,13 +57,17 @@ class MqdCluster(Cluster):
         }
         place = self._directory / name
         place.mkdir()
-        return Node(
+        shifted_clock.set_clock(place / "clock", 0)
+        node = Node(
             place,
             *("--node", name, "--cluster-secret-file", str(self._secret)),
             *("--disk-free-min-bytes", str(DISK_FLOOR_BYTES)),
             *("--peers", ",".join(f"{peer}={HOST}:{port}" for peer, port in dialled.items())),
             *self._options,
         )
+        node.program = [sys.executable, "-m", shifted_clock.__name__]
+        node.environment = {shifted_clock.VARIABLE: str(place / "clock")}
+        return node
 
     # -- processes -------------------------------------------------------------------------------------------------
 
@@ -124,7 +130,10 @@ class MqdCluster(Cluster):
 
     def preload(self, library: Path, environment: Callable[[str], dict[str, str]]) -> None:
         for name, node in self._nodes.items():
-            node.environment = {"LD_PRELOAD": str(library)} | environment(name)
+            node.environment |= {"LD_PRELOAD": str(library)} | environment(name)
+
+    def set_clock(self, name: str, wrong_s: float) -> None:
+        shifted_clock.set_clock(self._directory / name / "clock", wrong_s)
 
     # -- management ------------------------------------------------------------------------------------------------
 

@@ -125,6 +125,10 @@ class Cluster(ABC):
         """Take a dead node's data away."""
         shutil.rmtree(self.data(name))
 
+    def set_clock(self, name: str, wrong_s: float) -> None:
+        """Set a node's wall clock to be wrong by so much."""
+        raise Unsupported(f"clocks of {self.broker} are not set here")
+
     def grow(self) -> str:
         """Start one more node and make it a member of the cluster and of all queues; its name."""
         raise Unsupported(f"membership of {self.broker} is not changed here")

@@ -20,6 +20,8 @@ LINK_S = 12.0
 LINK_FLAPS = 8
 #: Much less than that, and much more than it takes: machines are slow at times.
 LINK_SILENT_MAX_S = 6.0
+CLOCK_S = 8.0
+CLOCK_SILENT_MAX_S = 2.5
 
 
 def judged(cluster: Cluster, name: str) -> Outcome:
@@ -35,6 +37,7 @@ def shorter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faults, "HOLD_S", HOLD_S)
     monkeypatch.setattr(faults, "ABSENT_S", ABSENT_S)
     monkeypatch.setattr(faults, "LINK_S", LINK_S)
+    monkeypatch.setattr(faults, "CLOCK_S", CLOCK_S)
     monkeypatch.setattr(faults, "LINK_FLAPS", LINK_FLAPS)
 
 
@@ -103,6 +106,21 @@ def test_flapping_link(cluster: Cluster) -> None:
 
 def test_flipped_bits_on_two_nodes(cluster: Cluster) -> None:
     judged(cluster, "flipped bits on two nodes")
+
+
+def clock_judged(cluster: Cluster, name: str) -> None:
+    outcome = judged(cluster, name)
+    assert outcome.silent_s is not None and outcome.silent_s < CLOCK_SILENT_MAX_S, outcome
+    assert outcome.starved_s is not None and outcome.starved_s < CLOCK_SILENT_MAX_S, outcome
+
+
+def test_clock_of_the_leader_is_set(cluster: Cluster) -> None:
+    clock_judged(cluster, "clock back")
+    clock_judged(cluster, "clock forward")
+
+
+def test_wiped_while_the_clock_is_behind(cluster: Cluster) -> None:
+    judged(cluster, "wiped data, clock back")
 
 
 def test_rolling_restart(cluster: Cluster) -> None:

@@ -11,6 +11,7 @@ from amqp_server.broker.records import QueueRecord, encoded
 from amqp_server.broker.settings import effective_settings
 from persistence.journal import Journal
 from persistence.memory import MemoryEnvironment, MemoryStore
+from quorum_queue.clock import QueueTime
 from quorum_queue.local import LocalHost, NodeServices
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Reason
@@ -20,17 +21,10 @@ from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
 from quorum_queue.memory import MemoryBudget
 from tests import turns
+from tests.clocks import ManualClock
 
 QUEUE_ID = 7
 PERSISTENT = Attributes(persistent=True)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0
-
-    def __call__(self) -> int:
-        return self.now
 
 
 class Wakes:
@@ -198,7 +192,7 @@ class HostedQueue:
 class Node:
     def __init__(self, budget_bytes: int = 1 << 30) -> None:
         self.environment = MemoryEnvironment()
-        self.clock = Clock()
+        self.clock = ManualClock()
         self.wakes = Wakes()
         self.letters = Letters()
         self.marks = Marks()
@@ -209,6 +203,7 @@ class Node:
         commits = Requests(self.environment)
         return NodeServices(
             clock=self.clock,
+            queue_time=QueueTime(self.clock),
             turn=turns.at_once(commits),
             memory=MemoryBudget(self.budget_bytes),
             timers=self.wakes,

@@ -194,14 +194,14 @@ class DedupOnDisk(RuleBasedStateMachine):
     @rule(batches=st.lists(publishes, min_size=1, max_size=3))
     def publish(self, batches: list[list[Said]]) -> None:
         """Batches of one turn."""
-        self.memory.expire(self.node.clock.now)
+        self.memory.expire(self.node.clock.now_ms)
         for batch in batches:
             first = self.number
             self.number += len(batch)
             contents = [b"%d" % number for number in range(first, self.number)]
             for message, content in zip(batch, contents, strict=True):
                 if self.memory.is_new(message):
-                    self.memory.take(message, self.node.clock.now)
+                    self.memory.take(message, self.node.clock.now_ms)
                     self.ready.append(content)
             run = Run(range(len(batch)), contents, b"head", PERSISTENT)
             self.host.pending.append(("enqueue_once", run, self.publisher, first, names_of(batch)))
@@ -228,7 +228,7 @@ class DedupOnDisk(RuleBasedStateMachine):
 
     @rule(elapsed=st.sampled_from([1, 7, WINDOW_MS, IDLE_MS]))
     def wait(self, elapsed: int) -> None:
-        self.node.clock.now += elapsed
+        self.node.clock.now_ms += elapsed
 
     @rule()
     def crash(self) -> None:

@@ -261,7 +261,7 @@ def test_purge_and_expiry_give_memory_back() -> None:
     assert node.services.memory.used == host.resident_bytes == 0
     publish(host, numbered(4, 6, 100))
     assert node.services.memory.used > 300
-    node.clock.now = 10
+    node.clock.now_ms = 10
     node.wakes.run(10)
     assert host.machine.ready.count == 0
     assert node.services.memory.used == host.resident_bytes == 0
@@ -296,11 +296,11 @@ def test_dead_letters_leave_at_once_or_when_they_are_taken() -> None:
     node.commit()
     assert records(node) == [(1, 3)]
     assert node.services.memory.used > 0
-    node.clock.now = 1_000
+    node.clock.now_ms = 1_000
     node.wakes.run(1_000)
     assert records(node) == [(1, 3)]
     node.letters.takes = True
-    node.clock.now = 2_000
+    node.clock.now_ms = 2_000
     node.wakes.run(2_000)
     node.commit()
     assert node.letters.taken == [(content, "rejected") for content in numbered(1, 3, 10)]
@@ -506,7 +506,7 @@ def test_a_dead_letter_that_is_lost_is_not_sent() -> None:
     host = node.crash({"x-dead-letter-exchange": "", "x-message-ttl": 10})
     host.machine.settings = settings
     node.environment.flip(QUEUE_ID, 1)
-    node.clock.now = 100
+    node.clock.now_ms = 100
     host.submit(("tick",))
     assert node.letters.taken == [(content, "expired") for content in numbered(3, 4, 1000)]
     assert (host.ready_count, len(host.machine.dead_lettering)) == (0, 0)

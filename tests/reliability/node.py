@@ -35,6 +35,8 @@ class Node:
         self._options = options
         self._process: subprocess.Popen[str] | None = None
         self._log: IO[str] | None = None
+        #: What is run.
+        self.program = [command("mqd")]
         #: Beside our own.
         self.environment: dict[str, str] = {}
         self.port = self.http = 0
@@ -58,7 +60,7 @@ class Node:
         self._log = self._errors.open("a")
         self._process = subprocess.Popen(
             [
-                *(command("mqd"), "--data-dir", str(self.data)),
+                *(*self.program, "--data-dir", str(self.data)),
                 *("--amqp", "127.0.0.1:0", "--http", "127.0.0.1:0", *self._options),
             ],
             stdout=subprocess.PIPE,

@@ -58,8 +58,8 @@ def ready(node: MemoryNode, name: str) -> int:
 
 
 def later(node: MemoryNode) -> None:
-    node.now_ms += DEAD_LETTER_RETRY_MS
-    node.turn.run(node.broker.timers.run, node.now_ms)
+    node.clock.now_ms += DEAD_LETTER_RETRY_MS
+    node.turn.run(node.broker.timers.run, node.clock.now_ms)
     node.sync()
 
 
@@ -69,7 +69,7 @@ def test_it_is_held_until_it_is_on_disk_at_every_target(node: MemoryNode, peer: 
     reject(node, peer)
     assert (ready(node, "a"), ready(node, "b"), held(node)) == (1, 1, 1)
     # A retry while the answer is awaited sends nothing twice.
-    node.now_ms += DEAD_LETTER_RETRY_MS
+    node.clock.now_ms += DEAD_LETTER_RETRY_MS
     node.broker.vhost("/").queues["source"].host.wake()
     node.turn.end()
     assert (ready(node, "a"), ready(node, "b"), held(node)) == (1, 1, 1)

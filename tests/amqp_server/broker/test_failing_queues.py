@@ -81,8 +81,8 @@ def publish(peer: Peer, *sent: tuple[str, bytes]) -> list[Any]:
 
 
 def later(node: MemoryNode, ms: int) -> None:
-    node.now_ms += ms
-    node.turn.run(node.broker.timers.run, node.now_ms)
+    node.clock.now_ms += ms
+    node.turn.run(node.broker.timers.run, node.clock.now_ms)
     node.sync()
 
 

@@ -22,6 +22,7 @@ from amqp_server.broker.vhosts import VhostRecord
 from amqp_server.config import Config
 from persistence.journal import Journal
 from persistence.memory import MemoryEnvironment
+from tests.clocks import ManualClock
 
 from ..connection.node import Commits, make_broker
 
@@ -49,7 +50,7 @@ class Member:
         self.broker = make_broker(
             Config(node=node),
             self.environment,
-            lambda: 0,
+            ManualClock(),
             Commits(self.environment),
             replication=self.replication,
         )

@@ -41,6 +41,7 @@ from quorum_queue.machine.replicated import Replica
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.raft.members import Members
 from tests import turns
+from tests.clocks import ManualClock
 
 from ..connection.node import Commits, Marks, make_broker
 
@@ -100,7 +101,7 @@ class Disk:
         return make_broker(
             Config(node=node),
             self.environment,
-            lambda: NOW_MS,
+            ManualClock(NOW_MS),
             commits,
             marks=self.marks,
             turn=turns.at_once(commits),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from amqp_server.cluster.belonging import Directory, Founded, Seen, check_alone
+from amqp_server.cluster.belonging import SALTS, STARTS_APART, Directory, Founded, Seen, check_alone
 from amqp_server.cluster.errors import ClusterError
 
 
@@ -29,10 +30,17 @@ FOUNDED = Founded({"n1": "d1", "n2": "d2"}, name="n1")
 
 def test_incarnations_rise_whatever_the_clock_says() -> None:
     notes = Notes()
-    assert Directory(notes, "d1", 1).begin(1_000) == 1_000
-    assert Directory(notes, "d1", 1).begin(1_000) == 1_001
-    assert Directory(notes, "d1", 1).begin(5) == 1_002
-    assert Directory(notes, "d1", 1).begin(9_000) == 9_000
+    assert Directory(notes, "d1", 1).begin(1_000, salt=0) == 1_000
+    assert Directory(notes, "d1", 1).begin(1_000, salt=0) == 1_000 + STARTS_APART
+    assert Directory(notes, "d1", 1).begin(5, salt=0) == 1_000 + 2 * STARTS_APART
+    assert Directory(notes, "d1", 1).begin(9_000, salt=0) == 9_000
+    # A copy that is put back does not come to a number that it has had and has forgotten.
+    copy = notes.rows.copy()
+    numbers: list[int] = []
+    for salt in (3, SALTS + 7, 11):
+        notes.rows = copy.copy()
+        numbers.append(Directory(notes, "d1", 1).begin(5, salt))
+    assert numbers == [9_003 + STARTS_APART, 9_007 + STARTS_APART, 9_011 + STARTS_APART]
 
 
 def test_whose_directory_it_is() -> None:
@@ -77,10 +85,30 @@ BEFORE, NOW = 1_000, 2_000
 )
 def test_turned_back(seen: Seen, expected: bool) -> None:
     notes = Notes()
-    Directory(notes, "d1", 1).begin(BEFORE)
-    assert Directory(notes, "d1", 50).turned_back(seen, NOW) is expected
+    Directory(notes, "d1", 1).begin(BEFORE, salt=0)
+    assert Directory(notes, "d1", 50).turned_back("n1", FOUNDED, seen, NOW) is expected
 
 
 def test_an_empty_directory_is_not_turned_back() -> None:
     """It remembers nothing and says so, which is another matter."""
-    assert not Directory(Notes(), "d9", 3).turned_back(Seen(900, "d1", 900, 51), NOW)
+    assert not Directory(Notes(), "d9", 3).turned_back("n1", FOUNDED, Seen(900, "d1", 900, 51), NOW)
+
+
+def test_a_new_disk_is_not_turned_back_before_it_has_had_a_word() -> None:
+    """Its clock was behind, so that its first start came too early, and was stopped; then it had a word."""
+    notes, seen = Notes(), Seen(incarnation=1_500)
+    Directory(notes, "d9", 1).begin(BEFORE, salt=0)
+    Directory(notes, "d9", 1).note_founded(msgspec.structs.replace(FOUNDED, lost=True))
+    directory = Directory(notes, "d9", 2)
+    assert not directory.turned_back("n1", FOUNDED, seen, NOW)
+    directory.note_began()
+    assert directory.turned_back("n1", FOUNDED, seen, NOW)
+    assert Directory(notes, "d9", 3).turned_back("n1", FOUNDED, seen, NOW)
+
+
+def test_the_next_start_comes_after_one_that_the_cluster_knows() -> None:
+    notes = Notes()
+    directory = Directory(notes, "d9", 1)
+    assert directory.begin(2_000, salt=0) == 2_000
+    directory.note_later_start(50_000)
+    assert Directory(notes, "d9", 1).begin(2_001, salt=0) == 50_000 + STARTS_APART

@@ -17,6 +17,7 @@ from amqp_server.broker.records import BindingRecord, key
 from amqp_server.broker.topology import Topology
 from amqp_server.broker.vhost import VHost
 from amqp_server.cluster.administration import Administration
+from amqp_server.cluster.belonging import Directory
 from amqp_server.cluster.catalog import Catalog
 from amqp_server.cluster.groups import Groups
 from amqp_server.cluster.hosts import ClusterHosts
@@ -30,10 +31,13 @@ from quorum_queue.cluster.dispatch import Dispatch
 from quorum_queue.cluster.handover import HandOver
 from quorum_queue.cluster.reach import Reach
 from quorum_queue.cluster.replicas import Replicas
+from tests.amqp_server.cluster import test_belonging
+from tests.amqp_server.cluster import test_clocks as clocks
 from tests.amqp_server.cluster import test_dead_links as dead_links
 from tests.amqp_server.cluster import test_simulation_scenes as scenes
 from tests.amqp_server.cluster.simulation import simulation
 from tests.amqp_server.cluster.simulation.cluster import by_hand
+from tests.clocks import ManualClock
 from tests.turns import Violation
 
 #: Seeds within which a bug must be found.
@@ -119,6 +123,26 @@ def to_everybody() -> Callable[..., None]:
     return mutant
 
 
+def as_it_is(self: Directory, incarnation: int) -> None: ...
+
+
+def by_wall_time(self: ManualClock) -> int:
+    return self.wall_ms()
+
+
+def by_the_clock(self: Directory, now_ms: int, salt: int) -> int:
+    self._metadata.put("cluster", "incarnation", b"%d" % now_ms)
+    return now_ms
+
+
+def never_noted(self: Directory) -> None: ...
+
+
+def looks_at_no_start(self: ClusterNode) -> None:
+    self.replicas.early.topology_index = self._broker.topology.applied
+    self._turn.gather(self)
+
+
 def itself(self: ClusterHosts, queue: Any) -> str:
     return self._groups.replicas.node
 
@@ -161,6 +185,18 @@ MUTATIONS = [
              dead_links.test_exclusive_queues_of_a_node_at_an_end_stay),
     Mutation("a node is told words that it may not know", Reach, "link_up", to_everybody(),
              lambda: dead_links.test_a_node_of_the_version_before_is_told_nothing_that_it_does_not_know("b")),
+    Mutation("a start that the cluster takes for an early one goes on", ClusterNode, "overtaken", nothing),
+    Mutation("a node that starts again does not know why", Directory, "note_later_start", as_it_is,
+             clocks.test_a_wiped_node_whose_clock_is_behind_joins_and_serves),
+    Mutation("starts are numbered by the clock", Directory, "begin", by_the_clock),
+    Mutation("only peers tell of later starts, and the log does not", ClusterNode, "applied", looks_at_no_start,
+             lambda: clocks.test_a_node_learns_of_its_later_start_from_the_log(pytest.MonkeyPatch())),
+    Mutation("a copy that is put back may have had no word yet", Directory, "note_began", never_noted,
+             test_belonging.test_a_new_disk_is_not_turned_back_before_it_has_had_a_word),
+    Mutation("intervals go by the wall clock", ManualClock, "monotonic_ms", by_wall_time,
+             lambda: clocks.test_a_clock_is_set_and_nobody_notices(clocks.HOUR_MS)),
+    Mutation("a node that starts keeps its own time", ClusterNode, "_heard_time", nothing,
+             clocks.test_a_node_takes_over_the_time_of_the_cluster_and_keeps_it),
     Mutation("bindings of an exchange that is deleted stay on the disk", VHost, "_forget_bindings", nothing),
 ]  # fmt: skip
 

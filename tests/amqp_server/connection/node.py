@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from pamqp import base, body, commands, frame, header
 
+from amqp_server.broker import time_notes
 from amqp_server.broker.alarms import Alarms
 from amqp_server.broker.broker import Broker
 from amqp_server.broker.dead_letter import DeadLetterSender
@@ -19,9 +20,11 @@ from amqp_server.turn import Turn
 from amqp_server.wire import frames
 from persistence.journal import Journal
 from persistence.memory import MemoryEnvironment
+from quorum_queue.clock import Clock
 from quorum_queue.local import LocalHost, NodeServices
 from quorum_queue.memory import MemoryBudget
 from tests import turns
+from tests.clocks import ManualClock
 
 CAPABILITIES = {
     "consumer_cancel_notify": True,
@@ -76,7 +79,7 @@ class Commits:
 def make_broker(
     config: Config,
     environment: MemoryEnvironment,
-    clock: Callable[[], int],
+    clock: Clock,
     commits: Any,
     *,
     marks: Any = None,
@@ -88,6 +91,7 @@ def make_broker(
     timers = Timers(changed=lambda: None)
     services = NodeServices(
         clock=clock,
+        queue_time=time_notes.restore(environment, clock),
         turn=turn,
         memory=MemoryBudget(1 << 30),
         timers=timers,
@@ -115,16 +119,13 @@ class MemoryNode:
 
     def __init__(self, **options: Any) -> None:
         self.environment = environment = MemoryEnvironment()
-        self.now_ms = 1_700_000_000_000
+        self.clock = ManualClock(5_000_000, 1_700_000_000_000)
         self.broker = broker = make_broker(Config(**options), environment, self.clock, self._commits())
         self.turn = broker.turn
         broker.add_vhost("/")
         for user in ("guest", "other"):
             broker.permissions.set(user, "/", ".*", ".*", ".*")
         self.peers: list[Peer] = []
-
-    def clock(self) -> int:
-        return self.now_ms
 
     def _commits(self) -> Any:
         return Commits(self.environment)

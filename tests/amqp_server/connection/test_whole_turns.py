@@ -129,8 +129,8 @@ async def test_a_dead_letter_to_several_queues(monkeypatch: pytest.MonkeyPatch, 
             peer.send(message("", "other", delivery_mode=b"\x02").encode(1))
             await trio.testing.wait_all_tasks_blocked()
         if why == "expired":
-            node.now_ms += 2000
-            node.turn.run(node.broker.timers.run, node.now_ms)
+            node.clock.now_ms += 2000
+            node.turn.run(node.broker.timers.run, node.clock.now_ms)
         else:
             for tag in range(1, 9):
                 peer.send(method(1, commands.Basic.Get(queue="source")))

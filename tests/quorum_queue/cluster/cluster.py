@@ -57,8 +57,8 @@ class Cluster:
         self.declared: list[Declared] = []
         self.events: list[Event] = []
         self.ledgers: dict[str, Ledger] = {}
-        self._declare(queues)
         self.nodes: dict[str, SimulatedNode] = {}
+        self._declare(queues)
         for name in self.names:
             rate = rates[name] if rates is not None else 1.0
             node = SimulatedNode(
@@ -79,7 +79,7 @@ class Cluster:
 
     def _new(self, name: str, members: tuple[str, ...]) -> Declared:
         parsed, target = QUEUES[name]
-        ledger = self.ledgers[name] = Ledger(name, effective_settings(parsed))
+        ledger = self.ledgers[name] = Ledger(name, effective_settings(parsed), self.elapsed)
         declared = Declared(len(self.events) + 1, name, parsed, target, ledger)
         declared.members.append(members)
         self.declared.append(declared)
@@ -138,6 +138,10 @@ class Cluster:
     def step_disk(self, node: SimulatedNode) -> None:
         if node.alive and node.step_disk():
             self.log(f"{node.name}: a commit {'begins' if node.disk.running else 'ends'}")
+
+    def elapsed(self) -> dict[str, int]:
+        """Return what each node's monotonic clock says."""
+        return {node.name: node.now_ms for node in self.nodes.values()}
 
     def tick(self, node: SimulatedNode) -> None:
         if node.alive:

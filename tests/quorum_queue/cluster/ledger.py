@@ -7,7 +7,7 @@ with the books.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from quorum_queue.machine import snapshot, versions
@@ -35,15 +35,24 @@ class Delivery:
         self.attempts = attempts
 
 
+#: Entries are applied some time after they were proposed.
+TIME_SLACK_MS = 10_000
+
+
 class Ledger:
     """One queue's books."""
 
-    def __init__(self, name: str, settings: Settings) -> None:
+    def __init__(self, name: str, settings: Settings, elapsed: Callable[[], dict[str, int]]) -> None:
+        """`elapsed` returns what the monotonic clock of each node says."""
         self.name = name
+        self._elapsed = elapsed
+        self._began: dict[str, int] = {}
         self.settings = settings
         self.machine = Machine(settings, version=versions.FIRST)
         self.index = 0
         self.now_ms = 0
+        #: Time of the first entry.
+        self.first_ms = 0
         #: What every replica must have applied and become at each index.
         self.entries: dict[int, bytes | None] = {}
         self.machine_digests: dict[int, bytes] = {0: snapshot.digest(self.machine)}
@@ -117,6 +126,7 @@ class Ledger:
 
     def _apply(self, entry: DecodedEntry) -> None:
         self.now_ms = max(self.now_ms, entry.now_ms)
+        self._check_time()
         meta = Meta(self.now_ms)
         effects = Effects(wants_places=True)
         for batch in entry.batches:
@@ -226,6 +236,17 @@ class Ledger:
             del self.held[key]
         del self.holder[seq]
         return seq
+
+    def _check_time(self) -> None:
+        """However clocks are set: the queue's time goes no faster than that of the node with the fastest clock."""
+        now, began = self._elapsed(), self._began
+        if not began:
+            began.update(now)
+            self.first_ms = self.now_ms
+        passed = max(now[name] - began[name] for name in now)
+        spread = max(now.values()) - min(now.values())
+        if self.now_ms - self.first_ms > passed + spread + TIME_SLACK_MS:
+            raise self.fail(f"it is {self.now_ms - self.first_ms} ms later, and {passed} ms have passed")
 
     def _accept(self, first_seq: int, bodies: Iterable[bytes], command: Command | None) -> None:
         assert command is not None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from amqp_server.cluster.groups import Groups
+from amqp_server.cluster.parts import FEATURES
 from amqp_server.cluster.roster import Roster
 from amqp_server.cluster.steward import Steward
 from amqp_server.cluster.store import GroupStore
@@ -16,6 +17,7 @@ from amqp_server.turn import Turn
 from persistence.errors import StorageFull
 from persistence.memory import Faults, MemoryEnvironment
 from persistence.stepped import SteppedCommit
+from quorum_queue.clock import KNOWN, QueueTime, TimeNote
 from quorum_queue.cluster import frames
 from quorum_queue.cluster.dispatch import Dispatch
 from quorum_queue.cluster.group import Group
@@ -25,8 +27,8 @@ from quorum_queue.cluster.options import ReplicationOptions
 from quorum_queue.cluster.reach import Reach
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.local import NodeServices
-from quorum_queue.machine import versions
 from quorum_queue.raft.options import Options
+from tests.clocks import ManualClock
 from tests.quorum_queue.cluster.broker import (
     Declared,
     Event,
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
     from tests.quorum_queue.cluster.clients import Client
 
 TICK_MS = 50
+#: Of all wall clocks at first.
+WALL_MS = 1_000_000_000
 #: Ticks of silence after which a session ends.
 DEAD_TICKS = 3
 #: Numbers from one start of a node to the next.
@@ -109,15 +113,12 @@ class SimulatedNode:
         self.restored = 0
         self.incarnation = 0
         #: A node of the version before has none.
-        self.features: tuple[str, ...] = (
-            frames.REACH_FEATURE,
-            frames.STOPPED_FEATURE,
-            frames.LOSSES_FEATURE,
-            *versions.FEATURES,
-        )
+        self.features: tuple[str, ...] = FEATURES
         self.environment = MemoryEnvironment(Faults(seed=seed))
         self.sessions: dict[str, Session] = {}
-        self.now_ms = 1000 + seed % 977
+        self.clock = ManualClock(1000 + seed % 977, WALL_MS)
+        #: Of the queue time, on its disk: the cluster has been there for a while.
+        self.time_note: TimeNote | None = QueueTime(self.clock).note()
         self.rate = rate
         self.replication = REPLICATION
         #: See amqp_server.cluster.groups.Groups.
@@ -144,6 +145,9 @@ class SimulatedNode:
         self.timers = Timers()
         nothing: Any = None
         boundary = StrictBoundary()
+        self.queue_time = QueueTime(self.clock, self.time_note)
+        #: Nodes that have told theirs since this start.
+        self.told_time: dict[str, None] = {}
         self.replicas = Replicas(
             self.name, self.incarnation, store=self.store, commits=self.disk, links=self, clock=self.clock,
             timers=self.timers, options=self.replication, raft=RAFT, boundary=boundary,
@@ -154,7 +158,7 @@ class SimulatedNode:
         self.hand_over = HandOver(self.replicas, self.reach)
         self.turn = Turn(self.disk, Peers(self.replicas), lambda: None, boundary)
         services = NodeServices(
-            clock=self.clock, turn=self.turn, memory=nothing, timers=self.timers, dead_letters=Letters(self),
+            clock=self.clock, queue_time=self.queue_time, turn=self.turn, memory=nothing, timers=self.timers, dead_letters=Letters(self),
             journal=nothing, spill=nothing, commits=self.disk, marks=nothing,
         )  # fmt: skip
         self.groups = Groups(self.replicas, self.store, self.store.recovered())
@@ -209,6 +213,7 @@ class SimulatedNode:
     def lose_disk(self) -> None:
         self.environment = MemoryEnvironment(self.environment.faults)
         self.lost_before = self.last_id
+        self.time_note = None
 
     # -- links -----------------------------------------------------------------------------------------------------
 
@@ -232,6 +237,7 @@ class SimulatedNode:
     def _link_up(self, peer: str, incarnation: int) -> None:
         self.broken_at.pop(peer, None)
         self.silent.pop(peer, None)
+        self._tell_time([peer])
         self._node_is(peer, incarnation)
         self.reach.link_up(peer, self.features_of(peer))
         self.replicas.link_up(peer)
@@ -240,7 +246,7 @@ class SimulatedNode:
         self.turn.run(self._link_down, peer)
 
     def _link_down(self, peer: str) -> None:
-        self.broken_at[peer] = self.clock()
+        self.broken_at[peer] = self.now_ms
         self.reach.link_down(peer)
         self.replicas.link_down(peer)
         self.guests.link_down(peer)
@@ -267,13 +273,18 @@ class SimulatedNode:
                 if not self.features:
                     raise Violation(f"{peer} sent what a node of the version before does not know")
                 self.reach.heard(peer, frames.parse_reach(memoryview(frame)))
+            elif frame[0] == frames.TIME:
+                self.told_time[peer] = None
+                self._heard_time(*frames.parse_time(memoryview(frame)))
             else:
                 self.dispatch.frame(peer, memoryview(frame))
 
     # -- turns, time, disk -----------------------------------------------------------------------------------------
 
-    def clock(self) -> int:
-        return self.now_ms
+    @property
+    def now_ms(self) -> int:
+        """By the monotonic clock."""
+        return self.clock.now_ms
 
     def end_turn(self) -> None:
         self.turn.end()
@@ -284,8 +295,9 @@ class SimulatedNode:
         self.turn.run(self._tick)
 
     def _tick(self) -> None:
-        self.now_ms += round(TICK_MS * self.rate)
+        self.clock.now_ms += round(TICK_MS * self.rate)
         self.ticks += 1
+        self._keep_time()
         for peer, session in list(self.sessions.items()):
             if (peer, self.name) in self.network.blocked:
                 self.silent[peer] = self.silent.get(peer, 0) + 1
@@ -304,7 +316,38 @@ class SimulatedNode:
                 self._node_is(node, None)
         if self.ticks % LOOK_TICKS == 0:
             self.steward.look()
+            self._tell_time(self.sessions)
         self.timers.run(self.now_ms)
+
+    def _keep_time(self) -> None:
+        """See amqp_server.broker.time_notes, and amqp_server.cluster.node."""
+        self.time_note = self.queue_time.note()
+        heard = self.told_time if self.features else self.sessions
+        if self.queue_time.trust < KNOWN and 2 * (1 + len(heard)) > len(self.names):
+            self.queue_time.serves()
+            self._tell_time(self.sessions)
+
+    def set_clock(self, shift_ms: int) -> None:
+        """The wall clock is set. While the node runs it makes a note of that; see amqp_server.broker.time_notes."""
+        self.clock.shift_ms += shift_ms
+        if self.alive:
+            self.time_note = self.queue_time.note()
+
+    def had_clock(self, shift_ms: int) -> None:
+        """Its wall clock is so much ahead, and has always been."""
+        assert self.time_note is not None and not self.alive
+        self.clock.shift_ms += shift_ms
+        self.time_note = TimeNote(self.time_note.queue_ms, self.clock.wall_ms())
+
+    def _tell_time(self, peers: Iterable[str]) -> None:
+        for peer in peers:
+            if frames.TIME_FEATURE in self.features_of(peer):
+                self.send(peer, frames.time(self.queue_time.trust, self.queue_time.now_ms()))
+
+    def _heard_time(self, trust: int, queue_ms: int) -> None:
+        if self.queue_time.heard(trust, queue_ms):
+            for host in self.hosts.grouped.values():
+                host.wake()
 
     def step_disk(self) -> bool:
         """Begin a commit or end the one under way; return whether there was anything to do."""

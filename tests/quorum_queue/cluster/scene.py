@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from quorum_queue.cluster.group_host import GroupHost
+from quorum_queue.machine import versions
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.run import Attributes, Run
 from tests.quorum_queue.cluster.at_rest import check_at_rest, check_empty, drain
@@ -41,6 +42,16 @@ class Scene(Cluster):
             self.elect(everyone[0])
             self.settle()
         self.doubt_all()
+
+    def raise_version(self) -> None:
+        """Have the queues do all that this version of mqd can."""
+        self.network.version = versions.NEWEST
+        for node in self.running:
+            self.tick(node)
+            node.turn.run(node.steward.look)
+        self.settle()
+        for declared in self.declared:
+            assert declared.ledger.machine.version == versions.NEWEST
 
     def host(self, node: str, queue: str = "") -> GroupHost:
         host = self.nodes[node].queues[queue or self.name].host

@@ -15,13 +15,17 @@ from quorum_queue.machine import versions
 from tests import seeds
 from tests.quorum_queue.cluster.at_rest import check_at_rest, check_empty, drain
 from tests.quorum_queue.cluster.cluster import QUEUES, Cluster
-from tests.quorum_queue.cluster.node import SimulatedNode
+from tests.quorum_queue.cluster.node import TICK_MS, SimulatedNode
 from tests.turns import Violation
 
 STEPS = 1600
 #: Rounds within which clients of all nodes have their answers though one link is dead: in each, everybody's clock ticks
 #: once. The slowest one goes at 0.6 of real time.
 DEAD_LINK_ROUNDS = 40
+#: A wall clock is set by so much, back or forward.
+CLOCK_STEPS_MS = (5_000, 600_000, 3 * 3_600_000)
+#: Rounds in which a queue's time must go on.
+TIME_ROUNDS = 20
 #: Steps between two moments at which the cluster may be mended, to go on from there.
 EPOCH = 400
 
@@ -41,6 +45,8 @@ class Simulation(Cluster):
         #: Nothing but a dead link has been amiss since everything worked.
         self.else_well = False
         self.network.version = random.choice((versions.FIRST, versions.NEWEST))
+        for node in self.nodes.values():
+            node.had_clock(random.choice((-1, 0, 0, 0, 1)) * random.choice(CLOCK_STEPS_MS))
         self.mend()
 
     def one_step(self) -> None:
@@ -91,7 +97,9 @@ class Simulation(Cluster):
     def make_trouble(self, which: float, node: SimulatedNode) -> None:
         random, network = self.random, self.network
         pair = random.choice(self.pairs)
-        if which < 0.15:
+        if which < 0.05:
+            self.set_clock(node)
+        elif which < 0.15:
             self.crash(node)
         elif which < 0.27:
             self.break_session()
@@ -123,6 +131,13 @@ class Simulation(Cluster):
             for group in node.replicas.groups.values():
                 compaction.take_snapshot(group)
             node.end_turn()
+
+    def set_clock(self, node: SimulatedNode) -> None:
+        """What a clock gains while its node is down counts as time in which it was down: then it is only set back."""
+        shift_ms = self.random.choice(CLOCK_STEPS_MS) * self.random.choice((-1, 1 if node.alive else -1))
+        self.note("clocks are set")
+        self.log(f"{node.name}: its clock is set by {shift_ms} ms")
+        node.set_clock(shift_ms)
 
     def break_session(self) -> None:
         if self.network.sessions:
@@ -266,8 +281,35 @@ class Simulation(Cluster):
         self.mend()
         self.settle()
         check_at_rest(self)
+        self.check_time()
         drain(self)
         check_empty(self)
+
+    def check_time(self) -> None:
+        """Whatever the clocks were set to: the time of each queue goes on."""
+        before = self._times()
+        for _ in range(TIME_ROUNDS):
+            for node in self.running:
+                self.tick(node)
+            self.work_off()
+        after = self._times()
+        for declared in self.declared:
+            passed = after[declared.name] - before[declared.name]
+            slowest = min(node.rate for node in self.nodes.values())
+            if passed < TIME_ROUNDS * TICK_MS * slowest / 2:
+                raise declared.ledger.fail(f"its time has gone on by {passed} ms")
+
+    def _times(self) -> dict[str, int]:
+        """Return what time it is in each queue, which an entry tells."""
+        client = self.new_client(self.running[0])
+        for queue in client.node.queues.values():
+            client.get(queue)
+        client.node.end_turn()
+        self.settle()
+        client.close()
+        client.node.end_turn()
+        self.settle()
+        return {declared.name: declared.ledger.now_ms for declared in self.declared}
 
     def next_epoch(self) -> None:
         """Perhaps have everything work for a while, and then something happen that needs it to have worked."""

@@ -16,6 +16,7 @@ from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.raft.log import Log
 from quorum_queue.raft.members import HardState, Members
 from quorum_queue.raft.options import Options
+from tests.clocks import ManualClock
 
 NAMES = ("a", "b", "c")
 
@@ -30,7 +31,7 @@ class Batches:
     def __init__(self) -> None:
         self.entries: list[list[bytes]] = []
 
-    def encode(self, now_ms: int, batches: list[bytes]) -> bytes:
+    def encode(self, batches: list[bytes]) -> bytes:
         return b"|".join(batches)
 
     def apply(self, index: int, data: bytes) -> None:
@@ -72,7 +73,7 @@ class Node:
     def __init__(self, name: str, wire: list[tuple[str, str, bytes]]) -> None:
         self.name = name
         self._wire = wire
-        self.now_ms = 1_000
+        self.clock = ManualClock(1_000)
         self.timers = Timers(lambda: None)
         environment = MemoryEnvironment()
         self.disk = SteppedCommit(environment)
@@ -84,7 +85,7 @@ class Node:
             store=store,
             commits=self.disk,
             links=self,
-            clock=lambda: self.now_ms,
+            clock=self.clock,
             timers=self.timers,
             options=ReplicationOptions(),
             raft=Options(),
@@ -183,7 +184,7 @@ def test_where_more_come_than_entries_an_entry_waits_for_the_one_before_it() -> 
     cluster.deliver()
     last = leader.group.core.last_index
     assert leader.group.core.commit == last - 1
-    leader.now_ms += leader.replicas.options.gather_ms
+    leader.clock.now_ms += leader.replicas.options.gather_ms
     cluster.take(b"five")
     assert leader.group.core.last_index == last
     cluster.settle()
@@ -198,9 +199,9 @@ def test_and_follows_it_no_sooner_than_a_moment_later() -> None:
     cluster.take(b"six")
     assert leader.group.core.last_index == last
     due = leader.timers.next_ms
-    assert due == leader.now_ms + leader.replicas.options.gather_ms
+    assert due == leader.clock.now_ms + leader.replicas.options.gather_ms
     # Nothing else comes.
-    leader.now_ms = due
+    leader.clock.now_ms = due
     leader.timers.run(due)
     cluster.settle()
     assert leader.machine.entries[-1] == [b"five", b"six"]

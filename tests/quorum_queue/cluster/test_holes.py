@@ -30,6 +30,7 @@ def begin(messages: int = 3, *, elections: int = 1) -> tuple[Scene, Publisher]:
     scene = Scene()
     for node in scene.nodes.values():
         node.steward._cut_logs = lambda: None  # type: ignore[method-assign]
+    scene.raise_version()
     publisher = scene.publisher("a")
     for at in range(elections):
         if at:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from amqp_server.cluster.groups import Groups
+from quorum_queue.clock import KNOWN, Clock, QueueTime, TimeNote
 from quorum_queue.cluster import dead_letters, transfer
 from quorum_queue.cluster.deferred_host import DeferredHost
 from quorum_queue.cluster.early import Early
@@ -25,6 +26,8 @@ from quorum_queue.cluster.reach import Reach
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.cluster.transfer import Receiving
 from quorum_queue.machine.replicated import Applied, Replica
+from tests.clocks import ManualClock
+from tests.quorum_queue import test_clock
 from tests.quorum_queue.cluster import (
     simulation,
     test_dead_letters,
@@ -33,6 +36,7 @@ from tests.quorum_queue.cluster import (
     test_groups,
     test_guests,
     test_snapshots,
+    test_time,
 )
 from tests.turns import Violation
 
@@ -134,6 +138,29 @@ def at_once(self: Reach) -> list[str]:
     return [*self._apart_since, *filter(self._flaps, self._links.connected())]
 
 
+def by_the_wall_clock(self: QueueTime) -> int:
+    return self._clock.wall_ms() - self._clock.monotonic_ms()
+
+
+def by_wall_time(self: ManualClock) -> int:
+    return self.wall_ms()
+
+
+def by_its_own_time(self: GroupHost) -> int:
+    return self.services.queue_time.ahead_ms
+
+
+def takes_it_over(self: QueueTime, trust: int, queue_ms: int) -> int:
+    self.ahead_ms = queue_ms - self._clock.monotonic_ms()
+    return 1
+
+
+def later_counts(self: QueueTime, clock: Clock, note: TimeNote | None = None) -> None:
+    self._clock, self._slewed_ms = clock, clock.monotonic_ms()
+    self.ahead_ms = clock.wall_ms() - clock.monotonic_ms()
+    self.trust = KNOWN
+
+
 MUTATIONS = [
     Mutation("a batch is applied whenever it comes", Replica, "_is_next", applies_out_of_turn),
     Mutation("a publish is confirmed before it is committed", GroupHost, "_send_pending", confirms_at_once()),
@@ -179,6 +206,15 @@ MUTATIONS = [
              test_dead_links.test_a_node_that_is_dead_moves_no_leader),
     Mutation("a node that does not take over is asked again at once", HandOver, "_pause", nothing,
              test_dead_links.test_a_receiver_that_does_not_take_over_is_not_asked_all_the_time),
+    Mutation("messages expire by the wall clock", QueueTime, "ahead_ms", property(by_the_wall_clock, nothing)),
+    Mutation("intervals go by the wall clock", ManualClock, "monotonic_ms", by_wall_time),
+    Mutation("a leader does not go on from where the last one was", GroupHost, "_time_ahead_ms", property(by_its_own_time),
+             test_time.test_time_goes_on_from_a_leader_of_the_version_before_that_is_ahead),
+    Mutation("a queue's time stands still while its leader changes all the time", GroupHost, "_keep_time", nothing),
+    Mutation("a node believes any time that it is told", QueueTime, "heard", takes_it_over,
+             test_clock.test_a_node_that_serves_catches_up_slowly_and_never_goes_back),
+    Mutation("a node that starts believes its wall clock", QueueTime, "__init__", later_counts,
+             lambda: test_time.test_a_node_starts_with_another_clock_and_leads(test_time.HOUR_MS)),
     Mutation("leftovers of a snapshot are not swept at a start", Groups, "_sweep", nothing),
 ]  # fmt: skip
 

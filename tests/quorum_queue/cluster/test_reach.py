@@ -10,6 +10,7 @@ from quorum_queue.cluster import frames
 from quorum_queue.cluster.frames import REACH_FEATURE, FrameError, ReachWord
 from quorum_queue.cluster.options import ReplicationOptions
 from quorum_queue.cluster.reach import FLAPS, Reach
+from tests.clocks import ManualClock
 
 OPTIONS = ReplicationOptions(reach_ms=500, steady_ms=10_000)
 TELLS = (REACH_FEATURE,)
@@ -39,9 +40,9 @@ class World:
 
     def __init__(self) -> None:
         self.links = Links()
-        self.now_ms = 100_000
+        self.clock = ManualClock(100_000)
         self.leads = True
-        self.reach = Reach("a", self.links, lambda: self.now_ms, leads=lambda: self.leads, options=OPTIONS)
+        self.reach = Reach("a", self.links, self.clock, leads=lambda: self.leads, options=OPTIONS)
 
     def up(self, *peers: str, features: tuple[str, ...] = TELLS) -> None:
         for peer in peers:
@@ -57,7 +58,7 @@ class World:
         self.reach.heard(peer, ReachWord(leads, tuple(linked)))
 
     def wait(self, ms: int) -> None:
-        self.now_ms += ms
+        self.clock.now_ms += ms
         self.reach.tell()
 
 

@@ -142,6 +142,10 @@ class Cluster:
             self.log(f"{node.name}: {node.out}")
             self.note("goes")
             self.crash(node)
+        elif node.wants_start:
+            self.note("starts again with a higher number")
+            self.crash(node)
+            self.start(node)
         for what, at, task in list(self.asked):
             if at == node.name and task.done:
                 self.asked.remove((what, at, task))

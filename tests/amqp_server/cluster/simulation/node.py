@@ -6,7 +6,7 @@ from collections.abc import Collection, Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from amqp_server.broker import recovery
+from amqp_server.broker import recovery, time_notes
 from amqp_server.broker.alarms import Alarms
 from amqp_server.broker.broker import Broker
 from amqp_server.broker.dead_letter import DeadLetterSender
@@ -17,9 +17,10 @@ from amqp_server.broker.topology import Topology
 from amqp_server.broker.users import User
 from amqp_server.broker.vhosts import VhostRecord
 from amqp_server.cluster import parts
-from amqp_server.cluster.errors import ClusterError
+from amqp_server.cluster.errors import ClusterError, StartAgain
 from amqp_server.cluster.hosts import ClusterHosts
 from amqp_server.cluster.node import ClusterNode
+from amqp_server.cluster.parts import FEATURES
 from amqp_server.config import Config
 from amqp_server.turn import Turn
 from persistence.errors import StorageFull
@@ -30,12 +31,12 @@ from persistence.stepped import SteppedCommit
 from quorum_queue.cluster import frames
 from quorum_queue.links.handshake import Hello
 from quorum_queue.local import NodeServices
-from quorum_queue.machine import versions
 from quorum_queue.memory import MemoryBudget
 from tests.amqp_server.cluster.simulation.ledger import Ledger, watching
 from tests.amqp_server.cluster.simulation.marks import Marks
 from tests.amqp_server.cluster.simulation.mesh import SimulatedMesh
 from tests.amqp_server.cluster.simulation.waiting import Task, sleep
+from tests.clocks import ManualClock
 from tests.quorum_queue.cluster.network import Network, Session
 from tests.turns import StrictBoundary, Violation
 
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from tests.amqp_server.cluster.simulation.clients import Client
 
 TICK_MS = 50
+#: Of all wall clocks at first.
+WALL_MS = 1_000_000_000
 #: Ticks of silence after which a session ends.
 DEAD_TICKS = 6
 USER = "guest"
@@ -94,18 +97,15 @@ class SimulatedNode:
         self.network = network
         self.ledger = ledger
         self.alive = self.serving = False
+        #: It is to be stopped, and started again.
+        self.wants_start = False
         #: Why it has to go, once it is told so: then it needs an empty disk.
         self.out = ""
         self.incarnation = 0
         #: See quorum_queue.links.handshake.Hello. A node of the version before has none.
-        self.features: tuple[str, ...] = (
-            frames.REACH_FEATURE,
-            frames.STOPPED_FEATURE,
-            frames.LOSSES_FEATURE,
-            *versions.FEATURES,
-        )
+        self.features: tuple[str, ...] = FEATURES
         self.restored = 0
-        self.now_ms = 1_000_000 + seed % 977
+        self.clock = ManualClock(1_000_000 + seed % 977, WALL_MS)
         self.rate = rate
         self.sessions: dict[str, Session] = {}
         self.silent: dict[str, int] = {}
@@ -126,22 +126,32 @@ class SimulatedNode:
     def topology(self) -> Topology:
         return self.broker.topology
 
-    def clock(self) -> int:
-        return self.now_ms
+    @property
+    def now_ms(self) -> int:
+        """By the monotonic clock."""
+        return self.clock.now_ms
+
+    def set_clock(self, shift_ms: int) -> None:
+        """The wall clock is set."""
+        self.clock.shift_ms += shift_ms
+        if self.alive:
+            # It would notice soon.
+            self.turn.run(self.broker.time_notes.note)
 
     # -- life ------------------------------------------------------------------------------------------------------
 
     def start(self, peers: Collection[str]) -> bool:
         """Start from what is on disk; return whether that can be."""
-        self.now_ms += 1
+        self.clock.now_ms += 1
         self.disk.faults.full = 0
         self.alive, self.serving, self.full = True, False, False
+        self.wants_start = False
         self.silent = {}
         config = Config(node=self.name, peers=tuple(f"{name}=127.0.0.1:1" for name in peers), **LIMITS)
         self.commits = commits = SteppedCommit(self.disk)
         timers, journal = Timers(changed=lambda: None), Journal(self.disk)
         environment: Any = self.disk
-        directory, self.incarnation = parts.begin(environment, self.clock())
+        directory, self.incarnation = parts.begin(environment, self.clock)
         self.mesh = SimulatedMesh(self, self.name, config.peer_addresses)
         mesh: Any = self.mesh
         boundary = StrictBoundary()
@@ -158,7 +168,7 @@ class SimulatedNode:
         )
         self.turn = Turn(commits, made.peers, lambda: None, boundary)
         services = NodeServices(
-            clock=self.clock, turn=self.turn, memory=MemoryBudget(1 << 30), timers=timers,
+            clock=self.clock, queue_time=time_notes.restore(self.disk, self.clock), turn=self.turn, memory=MemoryBudget(1 << 30), timers=timers,
             dead_letters=DeadLetterSender(config.frame_max_bytes, self.clock), journal=journal,
             spill=Journal(self.disk.spill), commits=commits, marks=self.marks,
         )  # fmt: skip
@@ -208,7 +218,7 @@ class SimulatedNode:
         broker.propose(SetPermission(Permission(USER, "/", ".*", ".*", ".*")))
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Task:
-        task = Task(coroutine, self.clock)
+        task = Task(coroutine, self.clock.monotonic_ms)
         self.tasks.append(task)
         return task
 
@@ -249,7 +259,12 @@ class SimulatedNode:
     def received(self, peer: str, found: list[bytes]) -> None:
         self.silent.pop(peer, None)
         for frame in found:
-            if not self.features and frame[0] in (frames.REACH, frames.FURTHER, frames.STOPPED):
+            if not self.features and frame[0] in (
+                frames.REACH,
+                frames.FURTHER,
+                frames.STOPPED,
+                frames.TIME,
+            ):
                 raise AssertionError(f"{peer} sent what a node of the version before does not know")
         self.cluster.received(peer, [memoryview(frame) for frame in found])
         self.end_turn()
@@ -276,7 +291,7 @@ class SimulatedNode:
                 self.network.close(session, self.name)
 
     def tick(self) -> None:
-        self.now_ms += round(TICK_MS * self.rate)
+        self.clock.now_ms += round(TICK_MS * self.rate)
         for peer, session in list(self.sessions.items()):
             if (peer, self.name) in self.network.blocked:
                 self.silent[peer] = self.silent.get(peer, 0) + 1
@@ -291,6 +306,8 @@ class SimulatedNode:
             self.tasks.remove(task)
             if isinstance(task.error, ClusterError):
                 self.out = str(task.error)
+            elif isinstance(task.error, StartAgain):
+                self.wants_start = True
         self.end_turn()
 
     def step_disk(self) -> bool:

@@ -39,6 +39,9 @@ DEAD_LINK_ROUNDS = 60
 VHOSTS = ("/", "v")
 USERS = ("ann", "bob")
 
+#: A wall clock is set by so much, back or forward.
+CLOCK_STEPS_MS = (5_000, 600_000, 3 * 3_600_000)
+
 
 class Simulation(Cluster):
     def __init__(self, seed: int, *, steps: int = STEPS, trace: Callable[[str], None] | None = None) -> None:
@@ -51,6 +54,9 @@ class Simulation(Cluster):
         self.steps = steps
         #: Nothing but a dead link has been amiss since everything worked.
         self.else_well = False
+        for node in self.nodes.values():
+            if random.random() < 0.3:
+                self.set_clock(node)
         self.mend()
         if random.random() < 0.8:
             self.settle()
@@ -181,29 +187,31 @@ class Simulation(Cluster):
         pair = tuple(random.sample(self.names, 2))
         if which < 0.25:
             self.crash(node)
-        elif which < 0.40:
+        elif which < 0.38:
             self.break_session()
-        elif which < 0.52:
+        elif which < 0.50:
             self.note("one way is blocked")
             self.doubt_all()
             network.blocked[pair[0], pair[1]] = None
-        elif which < 0.66:
+        elif which < 0.63:
             self.note("partitions")
             self.doubt_all()
             for other in self.names:
                 if other != node.name and random.random() < 0.8:
                     network.blocked[node.name, other] = network.blocked[other, node.name] = None
-        elif which < 0.78:
+        elif which < 0.74:
             self.hand_over(node)
-        elif which < 0.86:
+        elif which < 0.82:
             self.note("the disk is full")
             node.disk.faults.full = random.choice((1, 2, 5))
-        elif which < 0.92:
+        elif which < 0.89:
             self.lose_disk(node)
-        elif which < 0.955 and node.alive:
+        elif which < 0.92 and node.alive:
             self.note("stands still")
             self.doubt_all()
-            node.now_ms += random.choice((500, 3000))
+            node.clock.now_ms += random.choice((500, 3000))
+        elif which < 0.96:
+            self.set_clock(node)
         elif node.alive:
             self.plant(node)
 
@@ -217,6 +225,13 @@ class Simulation(Cluster):
             self.log(f"{node.name}: queue {queue_id} is to fail {count} times, {after=}")
             plants_of(node.cluster.replicas).plant(queue_id, count, after=after)
             self.note("queues fail")
+
+    def set_clock(self, node: SimulatedNode) -> None:
+        """Nobody but users, and a start, may go by a wall clock."""
+        shift_ms = self.random.choice(CLOCK_STEPS_MS) * self.random.choice((-1, 1))
+        self.note("clocks are set")
+        self.log(f"{node.name}: its clock is set by {shift_ms} ms")
+        node.set_clock(shift_ms)
 
     def break_session(self) -> None:
         if self.network.sessions:
@@ -249,6 +264,8 @@ class Simulation(Cluster):
         self.wounded = node.name
         self.wiped[node.name] = None
         node.replace_disk()
+        if self.random.random() < 0.5:
+            self.set_clock(node)
 
     def look_at_wounded(self) -> None:
         if self.wounded and (self.wounded not in self.belonging or not self.unrest()):

@@ -1,0 +1,78 @@
+"""Time, as data: an interval is measured by the monotonic clock, and a date is wall time.
+
+Messages expire by neither of them but by the queue time (QueueTime), which has to outlive a process, and to be about
+the same on all nodes. It begins as wall time, and from then on it goes with the monotonic clock, whatever happens to
+the wall clock. Only what passed while no process was there to measure it is told by the wall clock: at a start the
+queue time goes on from what was noted on disk, plus the wall time since, which is never less than nothing.
+
+The nodes of a cluster tell each other their queue time. A node that starts takes it over from one that serves. Where
+all start at once, those that have a note take the earliest of theirs: rather late than early. Between nodes that serve
+the later one counts, as with any logical clock; a node that is behind catches up slowly (SLEW), so that nothing expires
+all at once.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+#: What a queue time rests on: on the wall clock alone; on a note on the disk; on a cluster that serves by it.
+GUESSED, RESTORED, KNOWN = range(3)
+#: A node that is behind the others makes time go faster by one part in so many.
+SLEW = 10
+
+
+class Clock(Protocol):
+    def monotonic_ms(self) -> int:
+        """For intervals: it is never set, and begins anywhere."""
+
+    def wall_ms(self) -> int:
+        """For what users see: ms since 1970. It may be set forward or back."""
+
+
+class TimeNote(NamedTuple):
+    """What a disk remembers: a queue time, and the wall time of that moment."""
+
+    queue_ms: int
+    wall_ms: int
+
+
+class QueueTime:
+    """The time by which messages expire, ms."""
+
+    __slots__ = ("_clock", "_slewed_ms", "ahead_ms", "trust")
+
+    def __init__(self, clock: Clock, note: TimeNote | None = None) -> None:
+        self._clock = clock
+        now, wall = clock.monotonic_ms(), clock.wall_ms()
+        #: How far it is ahead of the monotonic clock.
+        self.ahead_ms = wall - now
+        self.trust = GUESSED
+        if note is not None:
+            self.ahead_ms = note.queue_ms + max(0, wall - note.wall_ms) - now
+            self.trust = RESTORED
+        self._slewed_ms = now
+
+    def now_ms(self) -> int:
+        return self._clock.monotonic_ms() + self.ahead_ms
+
+    def note(self) -> TimeNote:
+        return TimeNote(self.now_ms(), self._clock.wall_ms())
+
+    def serves(self) -> None:
+        """The node serves from now on: others may rely on its time."""
+        self.trust = KNOWN
+        self._slewed_ms = self._clock.monotonic_ms()
+
+    def heard(self, trust: int, queue_ms: int) -> int:
+        """Another node has told its queue time, and what that rests on. Return by how much time here has changed."""
+        now, before = self._clock.monotonic_ms(), self.ahead_ms
+        ahead = queue_ms - now
+        if trust > self.trust:
+            self.trust = trust
+            self.ahead_ms, self._slewed_ms = ahead, now
+        elif trust == self.trust == KNOWN:
+            self.ahead_ms += max(0, min(ahead - before, (now - self._slewed_ms) // SLEW))
+            self._slewed_ms = now
+        elif trust == self.trust:
+            self.ahead_ms = min(ahead, before)
+        return self.ahead_ms - before
