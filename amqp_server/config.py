@@ -210,6 +210,13 @@ class Config:
     transfer_bytes_max: int = option(
         8 * MIB, "Snapshot on its way to one node at a time.", unit="bytes", low=MIB, high=GIB
     )
+    transfer_timeout_ms: int = option(
+        10_000,
+        "A snapshot on its way to a node of which nothing moves for so long is begun anew.",
+        unit="ms",
+        low=100,
+        high=3_600_000,
+    )
     bodies_bytes: int = option(
         64 * MIB, "Bodies of quorum queues kept in memory.", unit="bytes", low=MIB, high=1 << 40
     )
@@ -285,6 +292,12 @@ class Config:
         choices=("classic", "quorum"),
     )
     consumers_per_channel_max: int = option(10_000, "Consumers of one channel.", low=1, high=1_000_000)
+    deduplication_producers_max: int = option(
+        100_000,
+        "Producers with a sequence that a queue declared through this node remembers; the idlest are forgotten first.",
+        low=1,
+        high=1_000_000,
+    )
     topic_hashes_max: int = option(16, "Words # in one topic binding key.", low=1, high=64)
     queue_revivals_max: int = option(
         3, "How often a queue that failed is begun anew before it is set aside.", low=0, high=1_000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import struct
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from amqp_server.config import Config
 from amqp_server.connection.state import State
 from amqp_server.management.adapter import ManagedBroker
 from amqp_server.management.answer import plain
+from amqp_server.wire import tables
 from conformance_tests.patience import PATIENCE_S
 
 from ..wire.published import long, message, method, raw, short
@@ -293,3 +295,32 @@ async def test_headers_that_are_too_deep_close_the_connection(
         await user.send(method(1, commands.Basic.Consume(queue="q", no_ack=True)))
         for delivery in await user.deliveries(2):
             assert delivery.body == b"ab"
+
+
+@pytest.mark.parametrize("queue_type", ["classic", "quorum"])
+async def test_a_queue_remembers_as_many_producers_as_where_it_was_declared(
+    tmp_path: Path, queue_type: str
+) -> None:
+    arguments: Any = {"x-queue-type": queue_type, "x-deduplication": True}
+    declare = commands.Queue.Declare(queue="q", durable=True, arguments=arguments)
+
+    async def say(user: Client, *producers: str) -> None:
+        for producer in producers:
+            headers = tables.encode({"x-producer": producer, "x-sequence": 1})
+            await user.send(message(headers=headers).encode(1))
+
+    async with served(tmp_path, deduplication_producers_max=2) as node, client(node) as user:
+        await user.ask(1, declare, commands.Queue.DeclareOk)
+        await say(user, "a", "b", "a", "b")
+        assert (await user.ask(1, declare, commands.Queue.DeclareOk)).message_count == 2
+        # The third one pushes the first one out, which then is new.
+        await say(user, "c", "a")
+        assert (await user.ask(1, declare, commands.Queue.DeclareOk)).message_count == 4
+    # The configuration is for queues that are declared under it.
+    async with served(tmp_path, deduplication_producers_max=10) as node, client(node) as user:
+        settings = node.broker.vhost("/").queues["q"].settings
+        assert settings.deduplication_producers == 2
+        await user.ask(
+            1, commands.Queue.Declare(queue="r", durable=True, arguments=arguments), commands.Queue.DeclareOk
+        )
+        assert node.broker.vhost("/").queues["r"].settings.deduplication_producers == 10

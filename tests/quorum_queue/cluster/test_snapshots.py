@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from quorum_queue.cluster import compaction, frames
-from quorum_queue.cluster.transfer import TRANSFER_TIMEOUT_MS
 from tests.quorum_queue.cluster.network import OPEN
 from tests.quorum_queue.cluster.node import TICK_MS
 from tests.quorum_queue.cluster.scene import Scene, sync
@@ -125,7 +125,10 @@ def test_a_snapshot_that_was_dropped_begins_anew_though_its_receiver_asks_for_wh
     assert receiver.receiving is not None
     receiver.receiving = None
     gone = scene.host("a").replica.locations.pinned()[-1] + 1000
-    for _ in range(TRANSFER_TIMEOUT_MS // TICK_MS + 20):
+    timeout_ms = 1_000
+    for node in scene.nodes.values():
+        node.replicas.options = replace(node.replicas.options, transfer_timeout_ms=timeout_ms)
+    for _ in range(timeout_ms // TICK_MS + 20):
         scene.nodes["a"].received("c", [b"".join(frames.fetch(scene.group_id, [gone]))])
         scene.work(1)
     assert scene.nodes["c"].restored == 1
