@@ -275,6 +275,13 @@ class Config:
     message_bytes_max: int = option(
         16 * MIB, "Largest message body.", unit="bytes", low=1, high=128 * MIB, section="Messages and queues"
     )
+    tx_bytes_max: int = option(
+        128 * MIB,
+        "Messages of a transaction that is not committed yet; more of them close the channel.",
+        unit="bytes",
+        low=KIB,
+        high=1 << 40,
+    )
     table_depth_max: int = option(
         32,
         "Tables and arrays nested within a field table of a client's; a deeper one closes the connection.",
