@@ -238,6 +238,36 @@ def test_a_publisher_is_not_told_that_a_full_queue_took_it() -> None:
     scene.finish()
 
 
+def test_a_nack_may_mean_that_nobody_knows() -> None:
+    """The same where the queue had room: the messages are there, and their publisher's node cannot know it."""
+    scene = Scene("full")
+    publisher, filler = scene.publisher("c"), scene.publisher("a")
+    scene.publish("c", publisher, 2)
+    scene.deliver("c", "a")
+    scene.isolate("c")
+    for _ in range(30):
+        scene.publish("a", filler, size=200)
+        scene.work(1)
+    scene.heal()
+    scene.settle()
+    assert scene.nodes["c"].restored == 1
+    assert not publisher.waiting
+    assert len(publisher.refusals) == 2
+    assert all(scene.ledger.accepted.get(body) for body in publisher.bodies[1:])
+    scene.finish()
+
+
+def test_a_nack_for_its_length_means_that_a_message_is_not_there() -> None:
+    scene = Scene("full")
+    publisher = scene.publisher("c")
+    scene.publish("c", publisher, 8)
+    scene.work(2)
+    assert not publisher.waiting
+    assert len(publisher.refusals) == 3
+    assert list(scene.ledger.accepted) == publisher.bodies[1:6]
+    scene.finish()
+
+
 def test_a_consumer_gets_what_a_snapshot_says_that_it_holds() -> None:
     scene = Scene()
     holder = scene.consume("c", prefetch=3)
