@@ -210,6 +210,13 @@ class Config:
     transfer_bytes_max: int = option(
         8 * MIB, "Snapshot on its way to one node at a time.", unit="bytes", low=MIB, high=GIB
     )
+    transfer_timeout_ms: int = option(
+        10_000,
+        "A snapshot on its way to a node of which nothing moves for so long is begun anew.",
+        unit="ms",
+        low=100,
+        high=3_600_000,
+    )
     bodies_bytes: int = option(
         64 * MIB, "Bodies of quorum queues kept in memory.", unit="bytes", low=MIB, high=1 << 40
     )
@@ -268,6 +275,13 @@ class Config:
     message_bytes_max: int = option(
         16 * MIB, "Largest message body.", unit="bytes", low=1, high=128 * MIB, section="Messages and queues"
     )
+    tx_bytes_max: int = option(
+        128 * MIB,
+        "Messages of a transaction that is not committed yet; more of them close the channel.",
+        unit="bytes",
+        low=KIB,
+        high=1 << 40,
+    )
     table_depth_max: int = option(
         32,
         "Tables and arrays nested within a field table of a client's; a deeper one closes the connection.",
@@ -285,6 +299,12 @@ class Config:
         choices=("classic", "quorum"),
     )
     consumers_per_channel_max: int = option(10_000, "Consumers of one channel.", low=1, high=1_000_000)
+    deduplication_producers_max: int = option(
+        100_000,
+        "Producers with a sequence that a queue declared through this node remembers; the idlest are forgotten first.",
+        low=1,
+        high=1_000_000,
+    )
     topic_hashes_max: int = option(16, "Words # in one topic binding key.", low=1, high=64)
     queue_revivals_max: int = option(
         3, "How often a queue that failed is begun anew before it is set aside.", low=0, high=1_000

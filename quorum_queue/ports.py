@@ -121,7 +121,7 @@ class DeadLetters(Protocol):
 
 
 class Timers(Protocol):
-    """Calls `wake()` of a host at a time in ms, once for each call."""
+    """Calls `wake()` of a host at the earliest time in ms that it asked for since it was last called; then it asks again."""
 
     def wake(self, host: Any, at_ms: int) -> None: ...
 

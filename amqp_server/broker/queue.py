@@ -89,7 +89,7 @@ class Queue:
     @property
     def settings(self) -> Settings:
         """What the queue is to do."""
-        return effective_settings(self.parsed)
+        return effective_settings(self.parsed, self.record.deduplication_producers)
 
     def owned_by(self, session_number: int) -> bool:
         """True if this is an exclusive queue of that session of this node."""

@@ -44,6 +44,9 @@ class QueueRecord(msgspec.Struct, frozen=True):
     members: tuple[str, ...] = ()
     #: Where its leader is thought to be.
     leader: str = ""
+    #: Producers with a sequence that it remembers, by the configuration of the node where it was declared: all nodes
+    #: must remember the same.
+    deduplication_producers: int = 100_000
 
 
 def shared(record: QueueRecord) -> QueueRecord:

@@ -25,6 +25,7 @@ from amqp_server.broker.settings import effective_settings
 from amqp_server.broker.stored_queues import RecoveredQueue
 from amqp_server.wire import tables
 from quorum_queue.machine.machine import Machine
+from quorum_queue.machine.settings import Settings
 
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
@@ -120,7 +121,7 @@ def read_queues(broker: Broker, journal: RecoverableJournal) -> StoredQueues:
     marks = broker.services.marks
 
     def read(record: QueueRecord, recovered: RecoveredQueue) -> None:
-        settings, own = effective_settings(parsed_of(record)), slots.get(record.queue_id, [])
+        settings, own = settings_of(record), slots.get(record.queue_id, [])
         machines[record.queue_id] = stored_queues.fill(record, settings, recovered, own, marks)
 
     for recovered in journal.recover():
@@ -136,7 +137,7 @@ def read_queues(broker: Broker, journal: RecoverableJournal) -> StoredQueues:
         if own and queue_id not in errors:
             machine = machines.get(queue_id)
             if machine is None:
-                machine = machines[queue_id] = Machine(effective_settings(parsed_of(record)))
+                machine = machines[queue_id] = Machine(settings_of(record))
             stored_queues.skip_marked(machine, own, marks)
     return StoredQueues(queues, slots, machines, errors)
 
@@ -153,6 +154,11 @@ def _move_marks(broker: Broker, key: str, value: bytes, slots: dict[int, list[in
     if record.marks and record.queue_id not in slots:
         slots[record.queue_id] = record.marks
         broker.metadata.put(MARKS, str(record.queue_id), encode(MarksRecord(record.marks)))
+
+
+def settings_of(record: QueueRecord) -> Settings:
+    """Return what the machine of a stored queue is to do."""
+    return effective_settings(parsed_of(record), record.deduplication_producers)
 
 
 def parsed_of(record: QueueRecord) -> QueueArguments:

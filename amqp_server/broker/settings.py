@@ -10,11 +10,12 @@ from quorum_queue.machine.settings import Settings
 #: What a queue remembers of the messages it took, unless it was declared otherwise.
 DEDUPLICATION_WINDOW_MS = 600_000
 DEDUPLICATION_COUNT = 100_000
+DEDUPLICATION_PRODUCERS = 100_000
 
 
 @lru_cache(maxsize=SHARED_MAX)
-def effective_settings(parsed: QueueArguments) -> Settings:
-    """Return the machine's settings. A host is given them when it is made, and by `configure` when they change."""
+def effective_settings(parsed: QueueArguments, producers: int = DEDUPLICATION_PRODUCERS) -> Settings:
+    """Return the machine's settings, with the number of producers that the queue's record has. A host is given them when it is made, and by `configure` when they change."""
     dead_letter = parsed.dead_letter_exchange is not None
     return Settings(
         message_ttl_ms=parsed.message_ttl_ms,
@@ -32,6 +33,7 @@ def effective_settings(parsed: QueueArguments) -> Settings:
         delivery_limit=_delivery_limit(parsed),
         deduplication_window_ms=_deduplication_window_ms(parsed),
         deduplication_count=parsed.deduplication_count or DEDUPLICATION_COUNT,
+        deduplication_producers=producers,
     )
 
 

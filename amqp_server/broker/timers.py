@@ -5,35 +5,73 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
+
+#: Times in the heap that count no more are swept out when there are so many more than those that count.
+SPARE_MAX = 64
 
 
 class Wakeable(Protocol):
     def wake(self) -> None: ...
 
 
+class _Call(NamedTuple):
+    at_ms: int
+    order: int
+    host: Wakeable
+
+
 class Timers:
-    """Times are in ms of the node's clock. What was closed meanwhile sees to that itself in `wake`."""
+    """Times are in ms of the node's clock. Each host has one call pending, the earliest that it asked for: when it is
+    woken it asks again for what is left. So the heap is as long as there are hosts, however often they ask.
+    """
 
     def __init__(self, changed: Callable[[], None]) -> None:
         """`changed` is called when the next wake-up has become earlier."""
-        self._heap: list[tuple[int, int, Wakeable]] = []
+        self._heap: list[_Call] = []
+        #: The call that counts, by the identity of its host, which it keeps alive.
+        self._pending: dict[int, _Call] = {}
         self._order = count()
         self._changed = changed
 
+    def __len__(self) -> int:
+        return len(self._heap)
+
     def wake(self, host: Any, at_ms: int) -> None:
-        """Call `host.wake()` at `at_ms`."""
+        """Call `host.wake()` at `at_ms`, unless it is to be called before."""
+        pending = self._pending.get(id(host))
+        if pending is not None and pending.at_ms <= at_ms:
+            return
         earliest = self.next_ms
-        heapq.heappush(self._heap, (at_ms, next(self._order), host))
+        call = self._pending[id(host)] = _Call(at_ms, next(self._order), host)
+        heapq.heappush(self._heap, call)
+        self._sweep()
         if earliest is None or at_ms < earliest:
             self._changed()
 
+    def forget(self, host: Any) -> None:
+        """The host is gone for good."""
+        if self._pending.pop(id(host), None) is not None:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        if len(self._heap) > 2 * len(self._pending) + SPARE_MAX:
+            self._heap = list(self._pending.values())
+            heapq.heapify(self._heap)
+
     @property
     def next_ms(self) -> int | None:
-        return self._heap[0][0] if self._heap else None
+        heap, pending = self._heap, self._pending
+        while heap and pending.get(id(heap[0].host)) is not heap[0]:
+            heapq.heappop(heap)
+        return heap[0].at_ms if heap else None
 
     def run(self, now_ms: int) -> None:
         """Wake all that is due."""
-        while self._heap and self._heap[0][0] <= now_ms:
-            _, _, host = heapq.heappop(self._heap)
+        while True:
+            next_ms = self.next_ms
+            if next_ms is None or next_ms > now_ms:
+                return
+            host = heapq.heappop(self._heap).host
+            del self._pending[id(host)]
             host.wake()

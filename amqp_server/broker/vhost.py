@@ -346,6 +346,9 @@ class VHost:
         queue.host.close()
         broker.hosts.gone(queue)
         broker.failures.forget(queue)
+        # A lease may last for years.
+        broker.timers.forget(queue)
+        broker.timers.forget(queue.host)
         for subscription in list(queue.subscriptions.values()):
             subscription.queue_gone()
         queue.subscriptions.clear()

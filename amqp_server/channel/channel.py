@@ -15,11 +15,14 @@ from amqp_server.channel.subscription import Getter, Subscription
 from amqp_server.channel.tx import Transaction
 from amqp_server.channel.unacked import Piece, Unacked, UnknownTag
 from amqp_server.channel.window import ChannelWindow
+from amqp_server.errors import PreconditionFailed
 from amqp_server.wire.frames import method_frame
 from amqp_server.wire.intake import Route, Segment
 
 if TYPE_CHECKING:
     from amqp_server.broker.vhost import VHost
+
+_PUBLISH = (60, 40)
 
 
 class Assembly:
@@ -82,9 +85,22 @@ class Channel:
     def publish(self, segment: Segment) -> None:
         """Publish now, or at the commit of the transaction."""
         if self.tx is not None:
-            self.tx.segments.append(segment)
+            self._publish_in(self.tx, segment)
         else:
             publish(segment)
+
+    def _publish_in(self, transaction: Transaction, segment: Segment) -> None:
+        if self.closed:
+            # It became too large; this came with the same read.
+            return
+        transaction.add(segment)
+        bytes_max = self.connection.config.tx_bytes_max
+        if transaction.published_bytes > bytes_max:
+            error = PreconditionFailed(
+                f"a transaction may have {bytes_max} bytes of messages (tx_bytes_max): commit more often"
+            )
+            self.connection.close_channel(self, error, _PUBLISH)
+            self.tx = transaction
 
     # -- settling --------------------------------------------------------------------------------------------------
 

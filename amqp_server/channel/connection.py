@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from amqp_server.broker.queue import Queue
 from amqp_server.config import Config
+from amqp_server.errors import SoftError
 
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
     from amqp_server.broker.operations import Operation
     from amqp_server.broker.queue import Target
+    from amqp_server.channel.channel import Channel
     from amqp_server.wire.intake import Publisher
 
 
@@ -73,6 +75,9 @@ class Connection(Protocol):
 
     def synced(self) -> None:
         """What is answered from here on waits until all that was changed is on disk."""
+
+    def close_channel(self, channel: Channel, error: SoftError, where: tuple[int, int]) -> None:
+        """Close a channel for an error that the method with this class and method id has met."""
 
     def pause(self) -> None:
         """The outbox is full: the client's consumers get no more for now."""

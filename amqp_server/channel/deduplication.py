@@ -14,6 +14,8 @@ PRODUCER, SEQUENCE = "x-producer", "x-sequence"
 
 #: Beginnings of content headers that are remembered, of all connections.
 KNOWN_MAX = 4096
+#: Longer ones are not.
+KNOWN_BYTES_MAX = 1024
 #: The entry x-sequence of a long, up to its eight bytes.
 _MARK = b"\x0ax-sequencel"
 _NUMBER_BYTES = 8
@@ -84,6 +86,8 @@ def _sequence_of(items: list[bytes]) -> Sequence | None:
 def _producer(header: bytes, at: int) -> bytes | None:
     """Return whose number stands at a place, if it is the last of the headers and the one that a parse finds."""
     beginning = header[_FLAGS_AT:at]
+    if len(beginning) > KNOWN_BYTES_MAX:
+        return _found_producer(header, at)
     if beginning not in _known:
         if len(_known) >= KNOWN_MAX:
             _known.clear()

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 #: Routes remembered for one publish frame of an exchange that looks at headers.
 RESOLVED_MAX = 4096
+#: Longer headers are not remembered.
+RESOLVED_BYTES_MAX = 1024
 
 
 def make_route(channel: Channel, key: bytes, method: commands.Basic.Publish) -> Route:
@@ -86,7 +88,7 @@ class _Resolver:
         found = vhost.router.route(self._route.exchange, self._route.routing_key, view, vhost.next_nonce())
         targets = tuple(vhost.queues[name] for name in found.queues)
         route = derived(self._route, channel.connection.incoming.targets(targets))
-        if not self._depends & Depends.NONCE:
+        if not self._depends & Depends.NONCE and len(memo_key) <= RESOLVED_BYTES_MAX:
             if len(self._known) >= RESOLVED_MAX:
                 self._known.clear()
             self._known[memo_key] = route

@@ -175,6 +175,7 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
         incarnation=0 if durable else replication.incarnation,
         members=members,
         leader=members[0] if members else "",
+        deduplication_producers=broker.config.deduplication_producers_max,
     )
 
     def applied(error: str) -> None:

@@ -24,6 +24,8 @@ class Transaction:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self.segments: list[Segment] = []
+        #: Of the messages in them, with their frames.
+        self.published_bytes = 0
         #: (settle, return or discard; the deliveries)
         self.settlements: list[tuple[str, list[Piece]]] = []
         self._published_count = 0
@@ -43,9 +45,15 @@ class Transaction:
     def refused(self, first: int, last: int) -> None:
         self.partial = True
 
+    def add(self, segment: Segment) -> None:
+        """Keep what is published until the commit."""
+        self.segments.append(segment)
+        self.published_bytes += sum(map(len, segment.contents))
+
     def commit(self) -> list[Recipient]:
         """Hand everything to the queues; return the hosts that have a part in it."""
         segments, self.segments = self.segments, []
+        self.published_bytes = 0
         settlements, self.settlements = self.settlements, []
         hosts: dict[Recipient, None] = {}
         for segment in segments:
@@ -58,6 +66,7 @@ class Transaction:
     def rollback(self) -> None:
         """Forget the publishes; the acked deliveries are unacked again, under their old tags."""
         self.segments = []
+        self.published_bytes = 0
         settlements, self.settlements = self.settlements, []
         for _, pieces in settlements:
             for piece in pieces:

@@ -30,7 +30,6 @@ from amqp_server.broker.records import (
     QueueRecord,
     key,
 )
-from amqp_server.broker.settings import effective_settings
 from amqp_server.cluster.belonging import Directory, Founded, drop_copies
 from amqp_server.cluster.catalog import GROUP, first_state
 from amqp_server.cluster.errors import ClusterError
@@ -99,7 +98,7 @@ class Adoption:
         for queue_id, record in sorted(stored.queues.items()):
             parsed = recovery.parsed_of(record)
             if parsed.type.replicated:
-                machine = stored.machines.get(queue_id) or Machine(effective_settings(parsed))
+                machine = stored.machines.get(queue_id) or Machine(recovery.settings_of(record))
                 moving.append((record, parsed, machine))
         self._check([(record, machine) for record, _, machine in moving])
         logger.warning(

@@ -59,6 +59,7 @@ def replication_options(config: Config) -> ReplicationOptions:
         snapshot_bytes=config.snapshot_bytes,
         log_bytes_max=config.log_bytes_max,
         transfer_bytes_max=config.transfer_bytes_max,
+        transfer_timeout_ms=config.transfer_timeout_ms,
         node_down_ms=config.node_down_ms,
         disk_stall_ms=config.disk_stall_ms,
         change_timeout_ms=config.change_timeout_ms,

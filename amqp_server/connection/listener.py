@@ -170,8 +170,8 @@ class Server:
         session, interval = transport.session, transport.session.limits.heartbeat_s
         if not interval:
             return
-        if session.incoming.stalled:
-            # A blocked publisher is not read from, so nobody can tell whether it sends heartbeats. It gets ours.
+        if session.incoming.stalled or transport.waits_for_disk:
+            # A publisher that is not read from may send heartbeats or not: nobody can tell. It gets ours.
             transport.last_received = now
         if now - transport.last_received > 2 * interval:
             logger.info(

@@ -10,7 +10,7 @@ from amqp_server.turn import Sender, Turn
 class Outbox:
     """Chunks in order. The first chunk has the turn send them."""
 
-    __slots__ = ("_chunks", "_sender", "_turn", "_withheld", "high_bytes", "size")
+    __slots__ = ("_beats", "_chunks", "_sender", "_turn", "_withheld", "high_bytes", "size")
 
     def __init__(self, turn: Turn, sender: Sender, high_bytes: int) -> None:
         self._turn = turn
@@ -18,6 +18,8 @@ class Outbox:
         self._chunks: list[bytes | memoryview] = []
         #: Answers that wait for the disk.
         self._withheld = 0
+        #: Heartbeats that leave before them.
+        self._beats: list[bytes | memoryview] = []
         self.size = 0
         #: Above this size its consumers get no more.
         self.high_bytes = high_bytes
@@ -28,6 +30,15 @@ class Outbox:
             self._turn.send(self._sender)
         self._chunks.append(data)
         self.size += len(data)
+
+    def beat(self, frame: bytes) -> None:
+        """Add a heartbeat. It waits for nobody's answer: the disk may be full for long."""
+        if not self._withheld:
+            self.put(frame)
+        elif not self._beats:
+            self._beats.append(frame)
+            self.size += len(frame)
+            self._turn.send(self._sender)
 
     def withhold(self) -> Callable[[], None]:
         """Send nothing until the returned function is called: an answer waits for the disk."""
@@ -42,7 +53,10 @@ class Outbox:
 
     def take(self) -> list[bytes | memoryview]:
         """Remove and return all that may be sent now, in chunks."""
-        if self._withheld or not self._chunks:
+        if self._withheld:
+            chunks, self._beats = self._beats, []
+            return chunks
+        if not self._chunks:
             return []
         chunks, self._chunks = self._chunks, []
         return chunks

@@ -303,7 +303,7 @@ class Session:
 
     def heartbeat(self) -> None:
         """Send a heartbeat."""
-        self.outbox.put(frames.HEARTBEAT_FRAME)
+        self.outbox.beat(frames.HEARTBEAT_FRAME)
 
     def synced(self) -> None:
         """What is answered from here on waits until all that was changed is on disk."""

@@ -50,6 +50,8 @@ class Transport:
         self._draining = False
         self._resumed = trio.Event()
         self._drained = trio.Event()
+        #: It has published, and is not read until the disk has caught up.
+        self.waits_for_disk = False
         self.began = self.last_received = self.last_sent = trio.current_time()
         self._scope = trio.CancelScope()
         self._nursery: trio.Nursery | None = None
@@ -121,7 +123,10 @@ class Transport:
 
     async def _wait_for_room(self) -> None:
         if self._ahead_of_disk():
+            self.waits_for_disk = True
             await self._server.backpressure.wait()
+            self.waits_for_disk = False
+            self.last_received = trio.current_time()
             return
         self._resumed = trio.Event()
         with trio.move_on_after(0.25):
@@ -150,6 +155,9 @@ class Transport:
             return
         outbox = self.outbox
         chunks = self._unsent or outbox.take()
+        if not chunks and not self._wire.pending_bytes:
+            # What there is waits for the disk.
+            return
         try:
             while chunks:
                 sent = self._wire.send(chunks)

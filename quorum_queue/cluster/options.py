@@ -26,6 +26,8 @@ class ReplicationOptions:
     piece_bytes: int = MIB
     #: Pieces of snapshots on the way to one peer.
     transfer_bytes_max: int = 8 * MIB
+    #: A snapshot of which nothing moves for so long is given up, and begun anew, ms.
+    transfer_timeout_ms: int = 10_000
     #: A node that broke off is given so long to come back before its consumers are taken for gone, ms.
     node_down_ms: int = 1_500
     #: A write that takes longer makes this node give up leadership, ms.

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mqd.replication")
 
-#: A transfer that has not moved for so long is given up, and begun anew by the core, ms.
-TRANSFER_TIMEOUT_MS = 10_000
 #: Entries asked for at once.
 FETCH_ENTRIES_MAX = 128
 
@@ -125,12 +123,16 @@ def go_on(group: Group) -> None:
                 break
             sending.offset += len(data)
             sending.moved_at = now
-        if not group.is_leader or now - sending.moved_at > TRANSFER_TIMEOUT_MS:
+        if not group.is_leader or now - sending.moved_at > options.transfer_timeout_ms:
             ended(group, to, ok=False)
         elif group.core.leadership is not None and _matched(group, to) >= sending.index:
             ended(group, to, ok=True)
     receiving = group.receiving
-    if receiving is not None and not receiving.storing and now - receiving.moved_at > TRANSFER_TIMEOUT_MS:
+    if (
+        receiving is not None
+        and not receiving.storing
+        and now - receiving.moved_at > options.transfer_timeout_ms
+    ):
         group.receiving = None
     if not group.sending and group.receiving is None:
         replicas._transfers.pop(group, None)

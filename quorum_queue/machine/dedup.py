@@ -20,8 +20,6 @@ from quorum_queue.machine.settings import Settings
 
 #: A producer that sent nothing for this long is forgotten.
 PRODUCER_IDLE_MS = 7 * 24 * 3_600_000
-#: Producers remembered for one queue.
-PRODUCERS_MAX = 100_000
 #: Longer ids and names of producers are remembered by their hash.
 NAME_BYTES_MAX = 128
 #: A sequence is any signed long; bytes have it without sign.
@@ -102,7 +100,15 @@ class Dedup:
     added to `changes` for a host that has a journal: (name, True) taken, (key, False) forgotten.
     """
 
-    __slots__ = ("_count", "_ids", "_producers", "_window_ms", "next_position", "positions")
+    __slots__ = (
+        "_count",
+        "_ids",
+        "_producer_count",
+        "_producers",
+        "_window_ms",
+        "next_position",
+        "positions",
+    )
 
     def __init__(self, settings: Settings) -> None:
         #: Time at which each was taken, oldest first.
@@ -112,7 +118,7 @@ class Dedup:
         #: Where a host has each key in its journal. No part of the state.
         self.positions: dict[bytes, int] = {}
         self.next_position = 0
-        self._window_ms = self._count = 0
+        self._window_ms = self._count = self._producer_count = 0
         self.configure(settings)
 
     def __len__(self) -> int:
@@ -122,6 +128,7 @@ class Dedup:
         """Take new limits. What is too much for them goes with the next message."""
         self._window_ms = settings.deduplication_window_ms or 0
         self._count = settings.deduplication_count
+        self._producer_count = settings.deduplication_producers
 
     def is_new(self, name: bytes | None) -> bool:
         """Was this message not taken yet? One without a name never was."""
@@ -149,7 +156,7 @@ class Dedup:
             return
         self._producers.pop(key, None)
         self._producers[key] = _sequence(name), now_ms
-        _bound(self._producers, PRODUCERS_MAX, changes)
+        _bound(self._producers, self._producer_count, changes)
 
     def expire(self, now_ms: int, changes: list[Change]) -> None:
         """Forget what is too old."""

@@ -29,6 +29,8 @@ class Settings:
     deduplication_window_ms: int | None = None
     #: How many ids are remembered at most.
     deduplication_count: int = 100_000
+    #: How many producers with a sequence are remembered at most.
+    deduplication_producers: int = 100_000
 
     @property
     def deduplicates(self) -> bool:

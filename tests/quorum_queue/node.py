@@ -8,7 +8,6 @@ from typing import Any
 
 from amqp_server.broker import recovery, stored_queues
 from amqp_server.broker.records import QueueRecord, encoded
-from amqp_server.broker.settings import effective_settings
 from persistence.journal import Journal
 from persistence.memory import MemoryEnvironment, MemoryStore
 from quorum_queue.clock import QueueTime
@@ -225,14 +224,14 @@ class Node:
         self.environment.flush()
         self.environment.spill.flush()
 
-    def crash(self, arguments: dict[str, object]) -> LocalHost:
+    def crash(self, arguments: dict[str, object], producers: int = 100_000) -> LocalHost:
         """Kill -9 and start again: what was not committed is gone, the marks are not."""
         self.environment.crash()
         self.wakes = Wakes()
         self.services = self._services()
-        record = QueueRecord("/", "q", QUEUE_ID, False, encoded(arguments))
+        record = QueueRecord("/", "q", QUEUE_ID, False, encoded(arguments), deduplication_producers=producers)
         slots = list(self.marks.slots)
-        settings = effective_settings(recovery.parsed_of(record))
+        settings = recovery.settings_of(record)
         machine = stored_queues.read_queue(record, settings, slots, self.services)
         return LocalHost(HostedQueue(), QUEUE_ID, machine, self.services, journalled=True, marks=slots)
 

@@ -34,7 +34,9 @@ WINDOW_MS = 20
 IDLE_MS = 50
 PRODUCERS_MAX = 3
 ARGUMENTS: dict[str, object] = {"x-deduplication-window-ms": WINDOW_MS, "x-deduplication-count": 4}
-DECLARED = Settings(deduplication_window_ms=WINDOW_MS, deduplication_count=4)
+DECLARED = Settings(
+    deduplication_window_ms=WINDOW_MS, deduplication_count=4, deduplication_producers=PRODUCERS_MAX
+)
 
 #: What a publisher says of a message: nothing, its id, or its producer and sequence.
 Said = str | tuple[str, int] | None
@@ -106,7 +108,6 @@ class Memory:
 def small_limits() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dedup_module, "PRODUCER_IDLE_MS", IDLE_MS)
-        patch.setattr(dedup_module, "PRODUCERS_MAX", PRODUCERS_MAX)
         patch.setattr(names_module, "RECORD_NAMES_MAX", 3)
         yield
 
@@ -119,6 +120,7 @@ class DedupComparison(RuleBasedStateMachine):
     def start(self, count: int, max_length: int | None, overflow: Any) -> None:
         self.machine = Machine(
             Settings(
+                deduplication_producers=PRODUCERS_MAX,
                 deduplication_window_ms=WINDOW_MS,
                 deduplication_count=count,
                 max_length=max_length,
@@ -232,7 +234,7 @@ class DedupOnDisk(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        self.host = self.node.crash(ARGUMENTS)
+        self.host = self.node.crash(ARGUMENTS, PRODUCERS_MAX)
         self.memory, self.ready = self.durable_memory.copy(), list(self.durable_ready)
         self.publisher = Publisher()
         self.publisher.confirms = set(range(1, self.number))
@@ -285,7 +287,7 @@ def test_a_transient_message_and_its_id_go_with_the_node() -> None:
     once(host, [id_of(b"a"), sequence_of(b"P", 5)], publisher, 1)
     once(host, [id_of(b"b"), sequence_of(b"P", 6)], publisher, 3, Attributes(persistent=False))
     node.commit()
-    host = node.crash(ARGUMENTS)
+    host = node.crash(ARGUMENTS, PRODUCERS_MAX)
     once(host, [id_of(b"a"), id_of(b"b"), sequence_of(b"P", 5), sequence_of(b"P", 6)], publisher, 5)
     assert host.machine.ready.count == 2 + 2
 
@@ -308,7 +310,7 @@ def test_what_is_forgotten_leaves_the_disk() -> None:
     node.commit()
     records = host.services.journal.read(7, names_module.FIRST_POSITION, 1 << 63)
     assert sum(record.count for record in records) <= 5 + 4
-    before, after = host.machine.dedup, node.crash(ARGUMENTS).machine.dedup
+    before, after = host.machine.dedup, node.crash(ARGUMENTS, PRODUCERS_MAX).machine.dedup
     assert before is not None
     assert after is not None
     assert after.state() == before.state()

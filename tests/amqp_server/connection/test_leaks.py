@@ -96,7 +96,7 @@ def _figures(node: Node) -> dict[str, int]:
         "open": node.server._open,
         "bodies": broker.services.memory.used,
         "queues with bodies": len(broker.services.memory._queues),
-        "timers": len(broker.timers._heap),
+        "timers": len(broker.timers),
     }
 
 

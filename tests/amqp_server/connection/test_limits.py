@@ -5,19 +5,23 @@ from __future__ import annotations
 import signal
 import struct
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import trio
+import trio.lowlevel
 from pamqp import commands
 
 from amqp_server.config import Config
 from amqp_server.connection.state import State
 from amqp_server.management.answer import plain
 from amqp_server.management.managed_broker import ManagedBroker
+from amqp_server.wire import tables
 from conformance_tests.patience import PATIENCE_S
 
 from ..wire.published import long, message, method, raw, short
+from .authority import Authority, connect_tls
 from .served import Client, client, connect, handshakes_take, served, until
 
 HEARTBEAT = raw(8, 0, b"")
@@ -168,6 +172,155 @@ async def test_heartbeats_are_read_while_blocked(tmp_path: Path) -> None:
         node.broker.alarms.set("test", False)
 
 
+async def _hear(user: Client, count: int, seconds: float) -> None:
+    """Fail unless so many heartbeats come within this time. Our own are sent meanwhile."""
+    heard = user.heartbeats
+    with trio.fail_after(seconds + PATIENCE_S / 10):
+        began = trio.current_time()
+        while user.heartbeats < heard + count:
+            await user.send(HEARTBEAT)
+            assert await user.read(), "the connection was closed"
+        assert trio.current_time() - began < seconds
+
+
+@pytest.mark.parametrize("messages", [1, 30], ids=["read", "stalled"])
+async def test_a_blocked_publisher_gets_heartbeats(tmp_path: Path, messages: int) -> None:
+    """As long as the alarm stands, whether it is read from or not, and without sending anything itself."""
+    async with served(tmp_path) as node, client(node, heartbeat_s=1) as blocked:
+        await blocked.ask(1, commands.Confirm.Select(), commands.Confirm.SelectOk)
+        await blocked.ask(1, commands.Queue.Declare(queue="q", durable=True), commands.Queue.DeclareOk)
+        node.broker.alarms.set("test", True)
+        published = message(routing_key="q", body=b"x" * 65_000, delivery_mode=b"\2").encode(1)
+        await blocked.send(published * messages)
+        await blocked.wait_for(commands.Connection.Blocked)
+        [transport] = node.server.transports
+        await until(lambda: transport.session.incoming.stalled is (messages > 1))
+        await _hear(blocked, 4, 6)
+        node.broker.alarms.set("test", False)
+        await blocked.wait_for(commands.Connection.Unblocked)
+        queue = node.broker.vhost("/").queues["q"]
+        await until(lambda: queue.host.ready_count == messages)
+
+
+async def test_who_waits_for_the_disk_gets_heartbeats(tmp_path: Path) -> None:
+    """An answer that waits until a full disk has room does not hold back the heartbeats behind it."""
+    async with served(tmp_path) as node, client(node, heartbeat_s=1) as waiting:
+        [transport] = node.server.transports
+        release = transport.outbox.withhold()
+        await waiting.send(method(1, commands.Queue.Declare(queue="q", durable=True)))
+        await _hear(waiting, 4, 6)
+        assert not waiting.received
+        release()
+        await waiting.wait_for(commands.Queue.DeclareOk)
+
+
+async def test_a_publisher_that_waits_for_the_disk_is_not_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not read from, so its heartbeats cannot be missed."""
+    async with served(tmp_path) as node, client(node, heartbeat_s=1) as publisher:
+        await publisher.ask(1, commands.Queue.Declare(queue="q", durable=True), commands.Queue.DeclareOk)
+        written = trio.Event()
+
+        class Behind:
+            @property
+            def ahead(self) -> bool:
+                return not written.is_set()
+
+            async def wait(self) -> None:
+                await written.wait()
+
+        monkeypatch.setattr(node.server, "backpressure", Behind())
+        await publisher.send(message(routing_key="q").encode(1))
+        [transport] = node.server.transports
+        await until(lambda: transport.waits_for_disk)
+        await _hear(publisher, 4, 6)
+        written.set()
+        await publisher.ask(1, commands.Queue.Declare(queue="q", durable=True), commands.Queue.DeclareOk)
+
+
+async def test_acks_of_a_blocked_publisher_are_read_up_to_a_bound(tmp_path: Path) -> None:
+    """See docs/reliability.md: blocked_input_bytes_max."""
+    async with (
+        served(tmp_path, blocked_input_bytes_max=200_000) as node,
+        client(node) as both,
+        client(node) as other,
+    ):
+        await both.ask(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
+        await both.ask(1, commands.Queue.Declare(queue="other"), commands.Queue.DeclareOk)
+        await both.ask(1, commands.Basic.Qos(prefetch_count=1), commands.Basic.QosOk)
+        await both.send(message(routing_key="q").encode(1) * 5)
+        await both.ask(1, commands.Basic.Consume(queue="q"), commands.Basic.ConsumeOk)
+        node.broker.alarms.set("test", True)
+        published = message(routing_key="other", body=b"x" * 60_000).encode(1)
+        # Three times this much is held back, and acks behind it are taken.
+        for tag in range(1, 4):
+            await both.deliveries(1)
+            await both.send(published, method(1, commands.Basic.Ack(tag)))
+        await both.deliveries(1)
+        # Once more is too much: what comes behind it is not read until the alarm is over.
+        await both.send(published)
+        [stalled] = [each for each in node.server.transports if each.session.incoming.segments]
+        await until(lambda: stalled.session.incoming.stalled)
+        await both.send(method(1, commands.Basic.Ack(4)))
+        # Those that only consume go on.
+        await other.ask(1, commands.Basic.Consume(queue="q", no_ack=True), commands.Basic.ConsumeOk)
+        await other.deliveries(1)
+        assert stalled.session.channels[1].unacked.count == 1
+        node.broker.alarms.set("test", False)
+        await until(lambda: stalled.session.channels[1].unacked.count == 0)
+
+
+# -- octets --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])
+async def test_octets_received_are_those_that_the_client_sent(
+    tmp_path: Path, secure: bool, authority: Authority
+) -> None:
+    """However they are cut, whatever waits for an answer or an alarm, and through TLS."""
+    async with served(tmp_path, **(authority.options if secure else {})) as node:
+        user = Counted(await (connect_tls(node, authority.trusting) if secure else connect(node)))
+        await user.log_in()
+        [transport] = node.server.transports
+        name = transport.session.client.name
+
+        def told() -> int:
+            found = [each for each in ManagedBroker(node).connections() if each.name == name]
+            return found[0].recv_oct
+
+        await until(lambda: told() == user.sent)
+        await user.ask(1, commands.Queue.Declare(queue="q", durable=True), commands.Queue.DeclareOk)
+        small, large = (message(body=b"x" * size).encode(1) for size in (10, 100_000))
+        for cut in (1, 7, 4096):
+            data = small * 3
+            for start in range(0, len(data), cut):
+                await user.send(data[start : start + cut])
+        await user.send(small * 100)
+        for start in range(0, len(large), 10_000):
+            await user.send(large[start : start + 10_000])
+            await trio.lowlevel.checkpoint()
+        await user.send(method(1, commands.Queue.Declare(queue="r", durable=True)), small * 10, HEARTBEAT)
+        node.broker.alarms.set("test", True)
+        await user.send(small * 10)
+        node.broker.alarms.set("test", False)
+        await user.ask(1, commands.Queue.Declare(queue="q", durable=True), commands.Queue.DeclareOk)
+        await until(lambda: told() == user.sent)
+        await user.stream.aclose()
+
+
+class Counted(Client):
+    """Counts the bytes that it sends."""
+
+    def __init__(self, user: Client) -> None:
+        super().__init__(user.stream)
+        self.sent = 0
+
+    async def send(self, *data: bytes) -> None:
+        self.sent += sum(map(len, data))
+        await super().send(*data)
+
+
 # -- the end -------------------------------------------------------------------------------------------------------
 
 
@@ -293,3 +446,32 @@ async def test_headers_that_are_too_deep_close_the_connection(
         await user.send(method(1, commands.Basic.Consume(queue="q", no_ack=True)))
         for delivery in await user.deliveries(2):
             assert delivery.body == b"ab"
+
+
+@pytest.mark.parametrize("queue_type", ["classic", "quorum"])
+async def test_a_queue_remembers_as_many_producers_as_where_it_was_declared(
+    tmp_path: Path, queue_type: str
+) -> None:
+    arguments: Any = {"x-queue-type": queue_type, "x-deduplication": True}
+    declare = commands.Queue.Declare(queue="q", durable=True, arguments=arguments)
+
+    async def say(user: Client, *producers: str) -> None:
+        for producer in producers:
+            headers = tables.encode({"x-producer": producer, "x-sequence": 1})
+            await user.send(message(headers=headers).encode(1))
+
+    async with served(tmp_path, deduplication_producers_max=2) as node, client(node) as user:
+        await user.ask(1, declare, commands.Queue.DeclareOk)
+        await say(user, "a", "b", "a", "b")
+        assert (await user.ask(1, declare, commands.Queue.DeclareOk)).message_count == 2
+        # The third one pushes the first one out, which then is new.
+        await say(user, "c", "a")
+        assert (await user.ask(1, declare, commands.Queue.DeclareOk)).message_count == 4
+    # The configuration is for queues that are declared under it.
+    async with served(tmp_path, deduplication_producers_max=10) as node, client(node) as user:
+        settings = node.broker.vhost("/").queues["q"].settings
+        assert settings.deduplication_producers == 2
+        await user.ask(
+            1, commands.Queue.Declare(queue="r", durable=True, arguments=arguments), commands.Queue.DeclareOk
+        )
+        assert node.broker.vhost("/").queues["r"].settings.deduplication_producers == 10

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from quorum_queue.cluster import compaction, frames
-from quorum_queue.cluster.transfer import TRANSFER_TIMEOUT_MS
 from tests.quorum_queue.cluster.network import OPEN
 from tests.quorum_queue.cluster.node import TICK_MS
 from tests.quorum_queue.cluster.scene import Scene, sync
@@ -125,7 +125,10 @@ def test_a_snapshot_that_was_dropped_begins_anew_though_its_receiver_asks_for_wh
     assert receiver.receiving is not None
     receiver.receiving = None
     gone = scene.host("a").replica.locations.pinned()[-1] + 1000
-    for _ in range(TRANSFER_TIMEOUT_MS // TICK_MS + 20):
+    timeout_ms = 1_000
+    for node in scene.nodes.values():
+        node.replicas.options = replace(node.replicas.options, transfer_timeout_ms=timeout_ms)
+    for _ in range(timeout_ms // TICK_MS + 20):
         scene.nodes["a"].received("c", [b"".join(frames.fetch(scene.group_id, [gone]))])
         scene.work(1)
     assert scene.nodes["c"].restored == 1
@@ -232,6 +235,36 @@ def test_a_publisher_is_not_told_that_a_full_queue_took_it() -> None:
     assert scene.nodes["c"].restored == 1
     assert not publisher.waiting
     assert len(publisher.refusals) == 2
+    scene.finish()
+
+
+def test_a_nack_may_mean_that_nobody_knows() -> None:
+    """The same where the queue had room: the messages are there, and their publisher's node cannot know it."""
+    scene = Scene("full")
+    publisher, filler = scene.publisher("c"), scene.publisher("a")
+    scene.publish("c", publisher, 2)
+    scene.deliver("c", "a")
+    scene.isolate("c")
+    for _ in range(30):
+        scene.publish("a", filler, size=200)
+        scene.work(1)
+    scene.heal()
+    scene.settle()
+    assert scene.nodes["c"].restored == 1
+    assert not publisher.waiting
+    assert len(publisher.refusals) == 2
+    assert all(scene.ledger.accepted.get(body) for body in publisher.bodies[1:])
+    scene.finish()
+
+
+def test_a_nack_for_its_length_means_that_a_message_is_not_there() -> None:
+    scene = Scene("full")
+    publisher = scene.publisher("c")
+    scene.publish("c", publisher, 8)
+    scene.work(2)
+    assert not publisher.waiting
+    assert len(publisher.refusals) == 3
+    assert list(scene.ledger.accepted) == publisher.bodies[1:6]
     scene.finish()
 
 

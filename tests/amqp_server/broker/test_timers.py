@@ -1,0 +1,67 @@
+"""Wake-up calls: each host has one, and the heap does not grow with their number."""
+
+from __future__ import annotations
+
+from random import Random
+
+from amqp_server.broker.timers import SPARE_MAX, Timers
+
+
+class Host:
+    def __init__(self) -> None:
+        self.woken = 0
+
+    def wake(self) -> None:
+        self.woken += 1
+
+
+def test_the_earliest_call_counts() -> None:
+    changes: list[int | None] = []
+    timers = Timers(changed=lambda: changes.append(timers.next_ms))
+    host, other = Host(), Host()
+    timers.wake(host, 50)
+    timers.wake(other, 40)
+    timers.wake(host, 60)
+    timers.wake(host, 30)
+    assert changes == [50, 40, 30]
+    timers.run(29)
+    assert (host.woken, other.woken) == (0, 0)
+    timers.run(35)
+    assert (host.woken, other.woken) == (1, 0)
+    timers.run(100)
+    assert (host.woken, other.woken) == (1, 1)
+    assert timers.next_ms is None
+
+
+def test_a_host_may_ask_again_while_it_is_woken() -> None:
+    timers = Timers(changed=lambda: None)
+
+    class Again(Host):
+        def wake(self) -> None:
+            super().wake()
+            if self.woken < 3:
+                timers.wake(self, 10 * self.woken)
+
+    host = Again()
+    timers.wake(host, 0)
+    timers.run(100)
+    assert host.woken == 3
+    assert not len(timers)
+
+
+def test_the_heap_is_as_long_as_there_are_hosts() -> None:
+    random = Random(1)
+    timers = Timers(changed=lambda: None)
+    hosts = [Host() for _ in range(10)]
+    for number in range(100_000):
+        timers.wake(random.choice(hosts), 1_000_000 - number // 2)
+    assert len(timers) <= 2 * len(hosts) + SPARE_MAX
+    # Hosts come and go.
+    for _ in range(100_000):
+        host = Host()
+        timers.wake(host, 10**12)
+        timers.forget(host)
+    assert len(timers) <= 2 * len(hosts) + SPARE_MAX
+    timers.run(2_000_000)
+    assert [host.woken for host in hosts] == [1] * len(hosts)
+    assert timers.next_ms is None
