@@ -229,7 +229,7 @@ class Losses:
             if looked is None:
                 continue
             what, entry = looked
-            of_log = bool(question.term or question.anchor)
+            of_log = bool(question.term or question.anchor) and question.index <= group.applied
             if what == frames.APPLIED_HERE and of_log and not self._may_fill(group, peer):
                 continue
             term, kind, data = (entry.term, entry.kind, entry.data) if entry is not None else (0, 0, b"")
@@ -272,7 +272,10 @@ class Losses:
             return frames.FOUND, entry
         if not question.term and core.leadership is not None:
             return frames.LEADERS, entry
-        return (frames.APPLIED_HERE if index <= group.applied else frames.NOT_HERE), None
+        if question.term and index > group.applied:
+            return frames.NOT_HERE, None
+        # It may be the same. Nobody is to take it for lost.
+        return frames.APPLIED_HERE, None
 
     def _look_for_body(self, group: Group, index: int) -> tuple[int, StoredEntry | None]:
         """The asker has applied this entry."""

@@ -305,3 +305,18 @@ def test_a_body_that_all_have_lost_leaves_the_queue_when_an_operator_says_so(sna
     for name in "abc":
         assert not scene.nodes[name].replicas.losses.entries()
         assert scene.host(name).replica.machine.unacked_count == 3
+
+
+def test_what_another_member_can_read_is_not_lost_though_it_cannot_say_that_it_is_the_same() -> None:
+    """The last entry of two logs; the third member is no leader, and does not come to be one."""
+    scene, _ = begin()
+    index = log_of(scene)[-1]
+    restart(scene, {"a": [index], "b": [index]})
+    # As if elections had failed before: the logs of these may end with a later term.
+    for name in "ab":
+        scene.host(name).group.core.log.term_bound += 10
+    scene.heal()
+    scene.work(5 * ROUND_TICKS)
+    assert not scene.leaders()
+    for name in "abc":
+        assert not scene.nodes[name].replicas.losses.lost_on_all(scene.group_id)

@@ -157,3 +157,37 @@ def test_against_a_list(steps: list[tuple[str, int]]) -> None:
             found += log.read(low + len(found), log.last_index, 3)
         assert found == model[log.snapshot_index :]
         assert log.lost == ()
+
+
+def a_log_with(*holes: int) -> Log:
+    return Log(a_disk(), last_index=8, terms=[(1, 1), (4, 2), (7, 5)], holes=holes, term_bound=6)
+
+
+def test_the_term_of_a_hole_is_known_between_entries_of_one_term() -> None:
+    assert a_log_with(2, 5).vague == ()
+    assert a_log_with(1).vague == ()
+    assert (a_log_with(3).vague, a_log_with(3).last_term) == ((3,), 5)
+    # 6 is read, so 4 and 5 have its term or an earlier one.
+    assert a_log_with(2, 3).vague == (2, 3)
+    assert (a_log_with(8).vague, a_log_with(8).last_term) == ((8,), 6)
+
+
+def test_what_is_found_tells_the_terms_around_it() -> None:
+    log = a_log_with(2, 3)
+    log.found(3, 2)
+    assert [log.term_at(index) for index in range(1, 9)] == [1, 1, 2, 2, 2, 2, 5, 5]
+    assert (log.lost, log.vague) == ((2,), (2,))
+    log.found(2, 1)
+    assert (log.lost, log.vague) == ((), ())
+    log = a_log_with(2, 3)
+    log.found(3, 1)
+    assert (log.lost, log.vague) == ((2,), ())
+
+
+def test_the_end_of_a_log_that_cannot_be_read() -> None:
+    log = a_log_with(7, 8)
+    assert (log.anchor(7), log.last_term) == (9, 6)
+    log.found(7, 6)
+    assert (log.vague, log.last_term, log.term_at(7)) == ((8,), 6, 6)
+    log.truncate(8)
+    assert (log.vague, log.last_index, log.last_term) == ((), 7, 6)

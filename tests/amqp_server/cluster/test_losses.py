@@ -1,0 +1,80 @@
+"""What the disks of real nodes lose: one of them, all of them, and what an operator does then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from amqp_server.mqctl.client import Failure
+from tests.amqp_server.cluster.ring import NAMES, QUORUM, Ring, publish, take
+from tests.cluster import disks
+from tests.reliability.node import wait_until
+
+MESSAGES = [
+    b"message %d of those that are small, %s" % (number, bytes([97 + number]) * 60) for number in range(6)
+]
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Ring]:
+    with Ring(tmp_path) as ring:
+        yield ring
+
+
+def fill(ring: Ring, queue: str) -> None:
+    with ring.channel("n1") as channel:
+        channel.queue_declare(queue, durable=True, arguments=QUORUM)
+        publish(channel, queue, *MESSAGES)
+    ring.equal(queue, *NAMES)
+
+
+def damage(ring: Ring, where: dict[str, bytes]) -> None:
+    """While all are down."""
+    for name in NAMES:
+        ring.nodes[name].kill()
+    for name, message in where.items():
+        assert disks.flip(ring.directory / name, message, len(message) // 2), f"{message!r} is not on {name}"
+
+
+@pytest.mark.parametrize("rest", [False, True], ids=["in the log", "below the snapshot"])
+def test_what_all_nodes_have_lost_is_given_up_by_an_operator(own: Ring, *, rest: bool) -> None:
+    ring = own
+    fill(ring, "holed")
+    if rest:
+        wait_until(
+            "logs are cut",
+            lambda: all(
+                (told := ring.queue(name, "holed"))["snapshot_index"] == told["applied"] for name in NAMES
+            ),
+        )
+    with pytest.raises(Failure, match="does not know of anything"):
+        ring.mqctl("n1", "cluster", "accept-loss", "holed")
+    damage(ring, dict.fromkeys(NAMES, MESSAGES[2]))
+    ring.start(*NAMES)
+    wait_until(
+        "all nodes say what is lost",
+        lambda: all(
+            "LOST: queue 'holed' in vhost '/' has 1 entries" in ring.mqctl(name, "cluster", "status")
+            for name in NAMES
+        ),
+        state=ring.logs,
+    )
+    assert "1 entries lost" in ring.mqctl("n2", "cluster", "queues")
+    wait_until(
+        "the log says so",
+        lambda: (
+            "queue 'holed' in vhost '/': 1 entries of its log can be read on none" in ring.nodes["n3"].log()
+        ),
+    )
+    assert "1 entries are given up" in ring.mqctl("n3", "cluster", "accept-loss", "holed")
+    ring.leader("holed")
+    ring.equal("holed", *NAMES)
+    wait_until(
+        "nothing is lost any more", lambda: not any(ring.status(name)["lost_entries"] for name in NAMES)
+    )
+    with ring.channel("n2") as channel:
+        publish(channel, "holed", b"one more")
+        expected = [message for message in MESSAGES if message != MESSAGES[2]]
+        assert take(channel, "holed", 6) == [*expected, b"one more"]
