@@ -23,7 +23,7 @@ BEGAN = "began"
 #: From one start of a node to the next at least. In a group that it left and joined again a node counts up from the
 #: number of its start: see quorum_queue.cluster.replicas.Replicas.own_in.
 STARTS_APART = 1_000
-SALTS = 1 << 20
+SALTS = 1 << 16
 
 REMOVED = (
     "this node was removed from its cluster. To have it join again, let it (mqctl cluster join), "

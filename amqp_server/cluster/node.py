@@ -273,7 +273,7 @@ class ClusterNode:
             return
         self._why_out = (
             f"the cluster knows start {incarnation} of this node, and this one has the number {self.incarnation}: "
-            "its disk is new, and its clock is behind. The process starts again with a higher number"
+            "its disk is new, and by its clock this is an earlier time. The process starts again with a higher number"
         )
         logger.warning("%s", self._why_out)
         self._again = True

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from quorum_queue.cluster.frames import StatePiece
 from quorum_queue.raft.messages import Message
 
+#: The group that is the log of the topology.
+TOPOLOGY = 0
+
 
 class Early:
     """First words to new groups, and pieces of the snapshots with which a node that lost its disk is filled."""
@@ -21,8 +24,11 @@ class Early:
         self.topology_index = 0
 
     def may_come(self, group_id: int) -> bool:
-        """True if a group may still come into being here: its declaration is not applied yet."""
-        return group_id > self.topology_index
+        """True if a group may still come into being here: its declaration is not applied yet.
+
+        The topology's own group has none, and opens when the node has noted which cluster it belongs to.
+        """
+        return group_id > self.topology_index or group_id == TOPOLOGY
 
     @property
     def groups_with_pieces(self) -> list[int]:
