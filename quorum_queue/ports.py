@@ -215,8 +215,6 @@ class Host(Recipient, Protocol):
 
     #: Why the host serves the queue no more; see quorum_queue.host.Ended.
     ended: Literal["", "deleted", "moved", "failed"]
-    published_count: int
-    delivered_count: int
 
     @property
     def certain(self) -> bool:

@@ -63,9 +63,6 @@ class Channel:
         #: The consumer of direct replies and its tag.
         self.reply_host: ReplyHost | None = None
         self.reply_tag = ""
-        self.published_count = 0
-        self.delivered_count = 0
-        self.acked_count = 0
         #: Payload of the method frame being handled, for what pamqp does not tell.
         self.raw = b""
         #: We have sent channel.close and wait for the answer.
@@ -116,7 +113,6 @@ class Channel:
             host = holder.queue.host
             host.pending.append((verb, holder.key, low, high))
             scheduled[host] = None
-            self.acked_count += high - low + 1
         if self.window.limit:
             # Room in the window is room for all consumers of the channel, on whatever queue.
             for subscription in self.subscriptions.values():

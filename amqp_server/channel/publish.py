@@ -193,7 +193,6 @@ def publish(segment: Segment, transaction: Transaction | None = None) -> Sequenc
     channel: Channel = route.publisher
     contents = segment.contents
     count = len(contents)
-    channel.published_count += count
     confirms = channel.confirms if transaction is None else transaction
     first = confirms.number(count) if confirms is not None else 0
     hosts = _hosts(channel, route)

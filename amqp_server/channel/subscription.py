@@ -60,7 +60,6 @@ class Subscription:
             channel.unacked.add(tag, count, self, first_id)
         if run.attempts and self.queue.type.counts_deliveries:
             count_deliveries(run, channel.connection.limits.frame_max)
-        channel.delivered_count += count
         outbox = channel.connection.outbox
         if run.size >= LARGE_BYTES * count:
             for part in self.template.parts(tag, run):

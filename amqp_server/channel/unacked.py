@@ -95,10 +95,6 @@ class Unacked:
         self._runs.insert(index, (count, piece.holder, piece.low))
         self.count += count
 
-    @property
-    def empty(self) -> bool:
-        return not self._starts
-
     def holds(self, tag: int) -> bool:
         """Is this tag unacked?"""
         index = bisect_right(self._starts, tag) - 1

@@ -10,7 +10,7 @@ from amqp_server.turn import Sender, Turn
 class Outbox:
     """Chunks in order. The first chunk has the turn send them."""
 
-    __slots__ = ("_chunks", "_sender", "_turn", "_withheld", "high_bytes", "size")
+    __slots__ = ("_chunks", "_sender", "_turn", "_withheld", "high_bytes", "sent_bytes", "size")
 
     def __init__(self, turn: Turn, sender: Sender, high_bytes: int) -> None:
         self._turn = turn
@@ -19,6 +19,7 @@ class Outbox:
         #: Answers that wait for the disk.
         self._withheld = 0
         self.size = 0
+        self.sent_bytes = 0
         #: Above this size its consumers get no more.
         self.high_bytes = high_bytes
 
@@ -50,3 +51,4 @@ class Outbox:
     def sent(self, count: int) -> None:
         """`count` bytes have left."""
         self.size -= count
+        self.sent_bytes += count

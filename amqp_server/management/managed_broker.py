@@ -96,8 +96,12 @@ class ManagedBroker:
         )
 
     def listeners(self) -> Iterable[ListenerView]:
-        config, node = self._broker.config, self._node
-        told = (("amqp", node.amqp_address), ("amqp/ssl", config.amqps), ("http", node.http_address))
+        node = self._node
+        told = (
+            ("amqp", node.amqp_address),
+            ("amqp/ssl", node.amqps_address),
+            ("http", node.http_address),
+        )
         for protocol, address in told:
             if address:
                 host, _, port = address.rpartition(":")
@@ -145,6 +149,7 @@ class ManagedBroker:
             node=leader or queue.node or record.leader or self.name,
             leader=leader,
             members=list(queue.members),
+            state="running" if self._broker.failures.find(queue) is None else "crashed",
             consumers=host.consumer_count,
             messages=ready + unacked,
             messages_ready=ready,
@@ -217,6 +222,7 @@ class ManagedBroker:
             connected_at=client.connected_at_ms,
             client_properties=client.properties,
             recv_oct=incoming.received_bytes,
+            send_oct=session.outbox.sent_bytes,
             send_pend=session.outbox.size,
         )
 
@@ -234,6 +240,9 @@ class ManagedBroker:
                 transactional=channel.tx is not None,
                 consumer_count=len(channel.subscriptions),
                 messages_unacknowledged=channel.unacked.count,
+                messages_unconfirmed=0 if channel.confirms is None else channel.confirms.unconfirmed_count,
+                messages_uncommitted=0 if channel.tx is None else channel.tx.published_count,
+                acks_uncommitted=0 if channel.tx is None else channel.tx.settled_count,
                 prefetch_count=channel.prefetch,
                 global_prefetch_count=channel.window.limit,
             )

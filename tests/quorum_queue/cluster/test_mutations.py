@@ -15,7 +15,6 @@ from amqp_server.cluster.groups import Groups
 from quorum_queue.cluster import transfer
 from quorum_queue.cluster.deferred_host import DeferredHost
 from quorum_queue.cluster.early import Early
-from quorum_queue.cluster.frames import StatePiece
 from quorum_queue.cluster.group import Group
 from quorum_queue.cluster.group_host import GroupHost
 from quorum_queue.cluster.guests import Guest
@@ -91,18 +90,6 @@ def asks_for_no_bodies(group: Group, receiving: Receiving) -> None:
     receiving.wanted.clear()
     receiving.asked = {}
     transfer._store(group, receiving)
-
-
-def trusts_its_own_log() -> Callable[..., None]:
-    receive = transfer.receive_state
-
-    def mutant(group: Group, peer: str, piece: StatePiece) -> None:
-        receive(group, peer, piece)
-        receiving = group.receiving
-        if receiving is not None:
-            receiving.wanted.clear()
-
-    return mutant
 
 
 def answers_across_sessions(self: Guest, *event: Any) -> None:
