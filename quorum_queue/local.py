@@ -188,10 +188,6 @@ class LocalHost(Paging):
         else:
             done()
 
-    def configure(self, settings: Settings) -> None:
-        if settings != self.machine.settings:
-            self.submit(("configure", settings))
-
     def wake(self) -> None:
         """A time that the machine asked for has come."""
         self._wake_at = None

@@ -8,7 +8,6 @@ from typing import Any, Literal, NamedTuple, Protocol
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Reason
 from quorum_queue.machine.run import Run
-from quorum_queue.machine.settings import Settings
 
 
 class Origin(Protocol):
@@ -240,9 +239,6 @@ class Host(Recipient, Protocol):
     def consumers(self) -> list[ConsumerState]: ...
 
     def wake(self) -> None: ...
-
-    def configure(self, settings: Settings) -> None:
-        """The queue is to do this from now on."""
 
     def close(self) -> None:
         """The queue is deleted, with all that it holds."""

@@ -14,7 +14,11 @@ DEDUPLICATION_COUNT = 100_000
 
 @lru_cache(maxsize=SHARED_MAX)
 def effective_settings(parsed: QueueArguments) -> Settings:
-    """Return the machine's settings. A host is given them when it is made, and by `configure` when they change."""
+    """Return the machine's settings.
+
+    A host is given them when it is made. What a group's machine does comes with its log: where that says something
+    else, as after a change of version, the leader submits `configure`.
+    """
     dead_letter = parsed.dead_letter_exchange is not None
     return Settings(
         message_ttl_ms=parsed.message_ttl_ms,
