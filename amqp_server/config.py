@@ -268,6 +268,7 @@ class Config:
     message_bytes_max: int = option(
         16 * MIB, "Largest message body.", unit="bytes", low=1, high=128 * MIB, section="Messages and queues"
     )
+    table_depth_max: int = option(32, "Depth of nested tables and arrays.", low=1, high=128)
     vhosts_max: int = option(1_000, "Virtual hosts.", low=1, high=1_000_000)
     queues_max: int = option(100_000, "Queues of the node.", low=1, high=10_000_000)
     exchanges_max: int = option(100_000, "Exchanges of the node.", low=1, high=10_000_000)
