@@ -13,7 +13,7 @@ class Wakeable(Protocol):
 
 
 class Timers:
-    """Times are in ms of the node's clock. What was closed meanwhile sees to that itself in `wake`."""
+    """Times are in ms of the node's clock. An object that was closed meanwhile does nothing in `wake`."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
         """`changed` is called when the next wake-up has become earlier."""

@@ -40,7 +40,7 @@ class Transaction:
         """Acks that wait for the commit."""
         return sum(piece.high - piece.low + 1 for _, pieces in self.settlements for piece in pieces)
 
-    # What the origin of publishes is asked and told; see Confirms. Only refusals are of interest here.
+    # A transaction is an origin of publishes, like Confirms. Only refusals matter to it.
 
     def number(self, count: int) -> int:
         first = self._numbered_count + 1

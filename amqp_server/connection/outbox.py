@@ -1,4 +1,4 @@
-"""What waits to be sent on one connection. Filled by any part of the broker, emptied by the connection's transport."""
+"""Bytes that wait to be sent on one connection. Any part of the broker fills it, the transport empties it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Outbox:
         self._withheld = 0
         self.size = 0
         self.sent_bytes = 0
-        #: Above this size its consumers get no more.
+        #: Above this size the connection's consumers are paused.
         self.high_bytes = high_bytes
 
     def put(self, data: bytes) -> None:

@@ -256,7 +256,7 @@ class ManagedBroker:
                 yield self._consumer(queue, consumer)
 
     def _consumer(self, queue: Queue, consumer: ConsumerState) -> ConsumerView:
-        """Of a consumer on another node only what its queue knows is told."""
+        """Of a consumer on another node, show only what its queue knows."""
         # In a cluster the node and its incarnation stand before the key that the consumer has on its node.
         *home, _, number, tag, _ = consumer.key
         node = home[0] if home else self.name
@@ -446,7 +446,10 @@ class ManagedBroker:
         body: bytes,
         user: str,
     ) -> bool:
-        """Return True if it reached a queue. Properties have their AMQP names (`content_type`, `headers` …)."""
+        """Return True if it reached a queue.
+
+        Properties have their AMQP names (`content_type`, `headers` …).
+        """
         if self._broker.alarms.active:
             raise PreconditionFailed(f"publishers are blocked: {self._broker.alarms.reason}")
         told: dict[str, Any] = dict(properties)
@@ -481,7 +484,7 @@ class ManagedBroker:
                     )
                 )
             if tag and fate != "requeue":
-                # What is not settled goes back to its place with the session.
+                # Messages that are not settled go back to their place when the session ends.
                 ack, reject = commands.Basic.Ack(tag, True), commands.Basic.Nack(tag, True, False)
                 await direct.ask(ack if fate == "ack" else reject)
         return got
