@@ -29,7 +29,7 @@ from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.run import Run
 from quorum_queue.ports import Recipient, Sink
 
-#: Errors of the disk, which no unit can be blamed for.
+#: What the disk may do to whoever reads or writes, which no unit can be blamed for.
 DISK_ERRORS = (CommitFailed,)
 
 
@@ -116,7 +116,7 @@ class NoPeers:
 
 
 class Turn:
-    """Owns the work that is to be done before the node waits again. All calls on the loop's thread."""
+    """What is to be done before the node waits again. All calls on the loop's thread."""
 
     __slots__ = (
         "_answered",
@@ -221,10 +221,7 @@ class Turn:
             self.failed(sink, error)
 
     def failed(self, unit: Unit, error: Exception) -> None:
-        """A unit raised: it takes no part in anything any more.
-
-        Raises Fatal if it is not the unit that is broken.
-        """
+        """A unit raised: it takes no part in anything any more. Raises Fatal if it is not the unit that is broken."""
         if isinstance(error, DISK_ERRORS):
             # The disk is everybody's.
             raise Fatal(str(error)) from error
@@ -254,10 +251,7 @@ class Turn:
             self.contain(session, session.go_on)
 
     def apply(self) -> None:
-        """Apply what is pending, and what that makes pending.
-
-        A method that answers with counts calls this, too.
-        """
+        """Apply what is pending, and what that makes pending. A method that answers with counts calls this, too."""
         if self._applying:
             return
         self._applying = True

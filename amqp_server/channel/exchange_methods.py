@@ -39,7 +39,7 @@ def existing(channel: Channel, name: str) -> Exchange:
 
 
 def argument_types(channel: Channel) -> dict[str, str]:
-    """Return the field types of the arguments of the declare being handled, which pamqp drops.
+    """Return the field types of the arguments of the declare being handled, which pamqp does not tell.
 
     queue.declare and exchange.declare begin with a ticket and short strings, then one octet of bits, then the table.
     """
@@ -69,8 +69,7 @@ def declare(channel: Channel, method: commands.Exchange.Declare) -> None:
 
 
 def _check_deduplication(channel: Channel, name: str) -> None:
-    """As of a queue (see queue_methods), of all queues that messages may go to from here, as they are bound
-    now.
+    """As of a queue (see queue_methods), of all queues that messages may go to from here, as they are bound now.
 
     Raises PreconditionFailed, also if there is none.
     """
@@ -248,7 +247,7 @@ def _check_ends(channel: Channel, binding: Binding, *, add: bool) -> None:
 
 
 def _check_queue(channel: Channel, binding: Binding, *, add: bool) -> None:
-    """Raises NotFound, ResourceLocked. As in RabbitMQ, an unbind of a missing binding is not checked."""
+    """Raises NotFound, ResourceLocked. As in RabbitMQ nothing is checked for an unbind of what is not bound."""
     vhost = channel.vhost
     queue = vhost.queues.get(binding.destination)
     if queue is None:

@@ -39,8 +39,7 @@ class TableError(ValueError):
 
 
 def entries(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
-    """Yield (name, offset of the value's type octet, offset after the value) of each field in
-    data[start:end].
+    """Yield (name, offset of the value's type octet, offset after the value) of each field in data[start:end].
 
     `start` points behind the table's length. Values are checked for their length and depth, not decoded.
     """
@@ -163,10 +162,7 @@ def _timestamp(seconds: int) -> object:
 
 
 def encode(table: Mapping[str, object]) -> bytes:
-    """Encode a table with its length in front.
-
-    Takes whatever `decode` returns, so it never fails on a client's values.
-    """
+    """Encode a table with its length in front. Takes whatever `decode` returns, so it never fails on a client's values."""
     parts: list[bytes] = []
     for name, item in table.items():
         raw = name.encode(errors="replace")[:NAME_BYTES_MAX]
@@ -175,7 +171,7 @@ def encode(table: Mapping[str, object]) -> bytes:
 
 
 def encode_value(item: object) -> bytes:
-    """Encode a value behind its type octet; numbers get the narrowest type that RabbitMQ's clients use."""
+    """Encode a value behind its type octet; a number gets the narrowest type that RabbitMQ's clients use for it."""
     match item:
         case None:
             return b"V"
