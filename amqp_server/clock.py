@@ -1,7 +1,4 @@
-"""The node's clock: wall time in ms that never goes back.
-
-Deadlines on disk outlive the process, so it is wall time.
-"""
+"""The node's clock: wall time in ms that never goes back. Deadlines on disk outlive the process, so it is wall time."""
 
 from __future__ import annotations
 

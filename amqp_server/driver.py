@@ -1,4 +1,4 @@
-"""The task that runs turns without a socket: when work was scheduled outside of a turn, or a timer is due."""
+"""The task that runs the turns which no socket begins: when something was scheduled outside of one, or a timer is due."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Driver:
         """Run turns until cancelled."""
         while True:
             turn.run(timers.run, clock())
-            # Work that was scheduled within this turn is done.
+            # What woke it within its own turn is done.
             self._woken = trio.Event()
             due = timers.next_ms
             if due is None:
