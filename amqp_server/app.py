@@ -1,4 +1,4 @@
-"""The composition root: builds the node out of its parts, runs it, and stops it. The one place that knows everybody."""
+"""The composition root: builds the node out of its parts, runs it, and stops it. It alone knows all parts."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ INTERNAL_ERROR = 70
 
 
 class SpillJournal(Journal):
-    """Bodies of transient messages that did not fit in memory; written in the background, forgotten at a restart."""
+    """Transient bodies that did not fit in memory: written in the background, forgotten at a restart."""
 
     def __init__(self, environment: Environment, commits: Commit) -> None:
         super().__init__(environment.spill)
@@ -146,7 +146,7 @@ class Node:
         self.resources = ResourceWatch(config, alarms, Path(environment.directory), environment.free_bytes)
         self.amqp_address = self.amqps_address = self.http_address = ""
 
-    # What a node alone has no need of is not imported.
+    # A node that stands alone does not import the cluster.
 
     def _cluster_parts(self, clock: SystemClock, timers: Timers, boundary: Boundary) -> ClusterParts:
         """Raises ListenError, ClusterError."""
@@ -293,7 +293,7 @@ class Node:
 
 
 def _settle_collector() -> None:
-    """What is there now stays: it is not to be looked at again and again."""
+    """Objects that exist now stay: the collector need not look at them again."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_FIRST_THRESHOLD, 50, 100)
@@ -324,7 +324,8 @@ def serve(config: Config) -> int:
     faulthandler.enable()
     _raise_file_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    # What was imported stays, and so does what is read back now: to look through it while it grows finds no garbage.
+    # Modules stay, and so do the objects that are read back now: a collection while they grow finds no
+    # garbage.
     gc.freeze()
     gc.disable()
     try:

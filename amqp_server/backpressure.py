@@ -1,4 +1,4 @@
-"""What clients have published and is not safe yet: above a mark, the connections that publish are not read."""
+"""Bounds what is published and not safe yet: above a mark, connections that publish are not read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from amqp_server.config import Config
 from persistence.commit import Commit
 from persistence.journal import Journal
 
-#: With however small a memory budget, so much may wait for the disk, or publishers would wait for each sync.
+#: This much may wait for the disk however small the memory budget is, or publishers would wait for each sync.
 UNSYNCED_MIN_BYTES = 1 << 20
 #: Between two looks at whether what was sent to other nodes has arrived, s.
 FLIGHT_WAIT_S = 0.005

@@ -466,7 +466,7 @@ def parse_address(text: str) -> tuple[str, int] | None:
 
 
 def allowed_values(declared: Field[Any]) -> str:
-    """What a field may hold, in words: `4096 to 16777216 bytes`."""
+    """Return the range of a field in words: `4096 to 16777216 bytes`."""
     about = declared.metadata
     if about["choices"]:
         return " or ".join(about["choices"])

@@ -41,10 +41,6 @@ class HardError(AMQPError):
     """Closes the connection."""
 
 
-class ContentTooLarge(SoftError):
-    code, name = 311, "CONTENT_TOO_LARGE"
-
-
 class AccessRefused(SoftError):
     code, name = 403, "ACCESS_REFUSED"
 
@@ -73,10 +69,6 @@ class LoginRefused(HardError):
 
 class ConnectionForced(HardError):
     code, name = 320, "CONNECTION_FORCED"
-
-
-class InvalidPath(HardError):
-    code, name = 402, "INVALID_PATH"
 
 
 class FrameError(HardError):

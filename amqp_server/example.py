@@ -1,4 +1,4 @@
-"""The example configuration, made from the fields of `Config`: `python -m amqp_server.example > deploy/mqd.example.toml`."""
+"""The example configuration: `python -m amqp_server.example > deploy/mqd.example.toml`."""
 
 from __future__ import annotations
 

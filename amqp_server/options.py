@@ -139,7 +139,7 @@ def _show_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> N
 
 
 def _source(ctx: click.Context, name: str) -> str:
-    """Where the value came from, in words, unless the user has just typed it."""
+    """Return the origin of a value in words; nothing if the user has just typed it."""
     source = ctx.get_parameter_source(name)
     if source is ParameterSource.ENVIRONMENT:
         return f" (MQD_{name.upper()} in the environment)"

@@ -13,7 +13,8 @@ from amqp_server.broker.alarms import Alarms
 from amqp_server.config import Config
 
 INTERVAL_S = 0.5
-#: From this share of the memory limit on, what the allocator keeps is given back each time it has grown by the other.
+#: Above TRIM_FROM of the memory limit, free heap is given back each time it has grown by TRIM_STEP of the
+#: limit.
 TRIM_FROM = 0.4
 TRIM_STEP = 0.04
 _PAGE = os.sysconf("SC_PAGE_SIZE")

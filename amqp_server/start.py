@@ -6,8 +6,9 @@ import signal
 
 
 def main() -> None:
-    # Until the node waits for signals, Ctrl-C ends the process at once, as SIGTERM does. As an exception it would be lost
-    # where Python ignores exceptions, in callbacks of its imports above all, and the node would serve all the same.
+    # Until the node waits for signals, Ctrl-C ends the process at once, as SIGTERM does. As an exception it
+    # would be lost where Python ignores exceptions, in callbacks of its imports above all, and the node would
+    # serve all the same.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from amqp_server import app

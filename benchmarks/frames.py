@@ -20,7 +20,6 @@ FRAME_OVERHEAD = FRAME_HEAD.size + 1
 FRAME_END = 0xCE
 
 BASIC_ACK = 0x003C_0050
-BASIC_NACK = 0x003C_0078
 
 # basic.ack and basic.nack have one layout: delivery tag, then one octet of bits, the lowest being `multiple`.
 SETTLEMENT = numpy.dtype(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pika
@@ -206,7 +206,3 @@ def exchange_exists(ch: BlockingChannel, exchange: str) -> bool:
 def sync(ch: BlockingChannel) -> None:
     """One round trip on the channel: what was sent before is handled, a refusal of it is raised here."""
     ch.exchange_declare("amq.direct", passive=True)
-
-
-def headers_of(deliveries: Iterable[Delivery]) -> list[dict[str, Any]]:
-    return [delivery.headers for delivery in deliveries]

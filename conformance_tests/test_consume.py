@@ -99,7 +99,7 @@ def test_no_wait_consume_is_answered_by_deliveries_only(ch: BlockingChannel, raw
     client.send_method(Basic.Consume(queue=queue, consumer_tag="t", no_ack=True, nowait=True))
     assert client.read_content().body == b"m"
     client.send_method(Basic.Cancel(consumer_tag="t", nowait=True))
-    client.expect_silence()
+    client.expect_answer_first()
 
 
 def test_no_local_is_accepted_and_means_nothing(raw: Raw, queue: str) -> None:
@@ -301,10 +301,13 @@ def test_a_deleted_queue_cancels_the_deleters_own_consumer(raw: Raw, queue: str)
 
 
 def test_no_cancel_for_a_client_that_did_not_announce_it(ch: BlockingChannel, raw: Raw, queue: str) -> None:
-    client = raw(capabilities={"consumer_cancel_notify": False})
-    client.call(Basic.Consume(queue=queue, consumer_tag="t"), Basic.ConsumeOk)
+    client, told = raw(capabilities={"consumer_cancel_notify": False}), raw()
+    for each in (client, told):
+        each.call(Basic.Consume(queue=queue, consumer_tag="t"), Basic.ConsumeOk)
     ch.queue_delete(queue)
-    client.expect_silence()
+    # By then the one that announced it has been told.
+    told.read(Basic.Cancel)
+    client.expect_answer_first()
 
 
 def test_a_tag_is_free_after_the_brokers_cancel(ch: BlockingChannel, raw: Raw, name: Name) -> None:

@@ -177,7 +177,7 @@ def test_no_wait_declare_is_answered_by_nothing(raw: Raw, ch: BlockingChannel, n
     client.call(
         commands.Exchange.Declare(exchange=exchange, exchange_type="direct"), commands.Exchange.DeclareOk
     )
-    client.expect_silence()
+    client.expect_answer_first()
     assert exchange_exists(ch, exchange)
 
 

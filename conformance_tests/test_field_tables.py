@@ -199,4 +199,4 @@ def test_header_frame_on_the_wire_has_no_weight(raw: Raw) -> None:
     assert client.read(commands.Basic.GetOk).message_count == 0
     frame = client.read_frame()
     assert (frame.type, frame.payload) == (HEADER, header_payload(0))
-    client.expect_silence()
+    client.expect_answer_first()

@@ -179,7 +179,7 @@ def test_no_wait_methods_are_answered_by_nothing(ch: BlockingChannel, raw: Raw, 
     got = client.read_content(commands.Basic.GetOk)
     assert got.body == b"2"
     client.send_method(commands.Queue.Delete(queue=queue, nowait=True))
-    client.expect_silence()
+    client.expect_answer_first()
     wait_for(lambda: not queue_exists(ch, queue), "the queue to be deleted")
 
 

@@ -289,7 +289,7 @@ def test_recover_async_has_no_answer(ch: BlockingChannel, raw: Raw, queue: str) 
     again = client.read_content()
     assert isinstance(again.method, Basic.Deliver)
     assert (again.body, again.method.redelivered) == (b"m", True)
-    client.expect_silence()
+    client.expect_answer_first()
 
 
 def test_recover_async_without_requeue_is_refused(raw: Raw) -> None:

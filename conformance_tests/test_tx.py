@@ -159,7 +159,7 @@ def test_a_mandatory_message_comes_back_at_commit(raw: Raw, name: Name) -> None:
     client = raw()
     client.call(Tx.Select(), Tx.SelectOk)
     client.publish(b"m", routing_key=name("nowhere"), mandatory=True)
-    client.expect_silence()
+    client.expect_answer_first()
     client.send_method(Tx.Commit())
     assert client.read_content(Basic.Return).body == b"m"
     client.read(Tx.CommitOk)

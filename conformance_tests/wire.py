@@ -277,6 +277,11 @@ class RawClient:
             return
         raise AssertionError(f"unexpected {describe(frame.method) if frame.type == METHOD else frame}")
 
+    def expect_answer_first(self, channel: int = 1) -> None:
+        """Nothing comes before the answer to a method sent now: nothing that was to be answered earlier, or returned."""
+        self.send_method(commands.Exchange.Declare(exchange="amq.direct", passive=True), channel)
+        self.read(commands.Exchange.DeclareOk, channel)
+
     def expect_eof(self, timeout_s: float | None = None) -> None:
         """The broker closes the socket, sending nothing more."""
         self.running = False

@@ -98,13 +98,6 @@ class Router:
         self._reachable_depends.clear()
         return exchange
 
-    def set_policy_alternate(self, name: str, alternate: str | None) -> None:
-        """What a policy says about the alternate exchange; an argument of the exchange goes before it."""
-        exchange = self._exchanges[name]
-        argument = exchange.arguments.get("alternate-exchange")
-        exchange.alternate = argument if isinstance(argument, str) else alternate
-        self._reachable_depends.clear()
-
     def get(self, name: str) -> Exchange | None:
         return self._exchanges.get(name)
 

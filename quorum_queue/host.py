@@ -38,10 +38,8 @@ class QueueHost:
         "_last_token",
         "_purging",
         "_turn",
-        "delivered_count",
         "ended",
         "pending",
-        "published_count",
         "queue",
     )
 
@@ -51,7 +49,6 @@ class QueueHost:
         self._turn = turn
         self.pending: list[Command] = []
         self.ended: Ended = ""
-        self.published_count = self.delivered_count = 0
         #: Who waits for what, by consumer key or by token.
         self._attaching: dict[Key, Callable[[str | None], None]] = {}
         self._getting: dict[Key, deque[Callable[[Got | Refused | None], None]]] = {}

@@ -192,10 +192,6 @@ class LocalHost(Paging):
         else:
             done()
 
-    def configure(self, settings: Settings) -> None:
-        if settings != self.machine.settings:
-            self.submit(("configure", settings))
-
     def wake(self) -> None:
         """A time that the machine asked for has come."""
         self._wake_at = None
@@ -296,7 +292,6 @@ class LocalHost(Paging):
         for consumer, run, first_id in effects.deliveries:
             if self.journalled and run.attributes.persistent and not run.redelivered:
                 self._mark(run)
-            self.delivered_count += len(run.seqs)
             if consumer.key in getting:
                 getting.remove(consumer.key)
                 self._got(consumer.key, Got(run, first_id))
@@ -341,7 +336,6 @@ class LocalHost(Paging):
         """Confirm at once what is not durable anyway, and the rest after the sync."""
         waiting: list[tuple[Any, int, int]] = []
         for origin, first, last, persistent in effects.confirmed:
-            self.published_count += last - first + 1
             if origin is None:
                 continue
             if self.journalled and persistent:

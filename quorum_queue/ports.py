@@ -9,7 +9,6 @@ from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Reason
 from quorum_queue.machine.letters import Letter
 from quorum_queue.machine.run import Run
-from quorum_queue.machine.settings import Settings
 
 
 class Origin(Protocol):
@@ -222,8 +221,6 @@ class Host(Recipient, Protocol):
 
     #: Why the host serves the queue no more; see quorum_queue.host.Ended.
     ended: Literal["", "deleted", "moved", "failed"]
-    published_count: int
-    delivered_count: int
 
     @property
     def certain(self) -> bool:
@@ -249,9 +246,6 @@ class Host(Recipient, Protocol):
     def consumers(self) -> list[ConsumerState]: ...
 
     def wake(self) -> None: ...
-
-    def configure(self, settings: Settings) -> None:
-        """The queue is to do this from now on."""
 
     def close(self) -> None:
         """The queue is deleted, with all that it holds."""

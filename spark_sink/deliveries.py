@@ -26,7 +26,6 @@ BODY_SIZE_AT, FLAGS_AT = 4, 12
 HEADERS_BIT, MESSAGE_ID_BIT = 0x20, 0x80
 DIGEST_BYTES, FINGERPRINT_BYTES = 16, 8
 
-U16 = struct.Struct(">H")
 U32 = struct.Struct(">I")
 U64 = struct.Struct(">Q")
 

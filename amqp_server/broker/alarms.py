@@ -22,7 +22,7 @@ class Alarms:
 
     @property
     def reason(self) -> str:
-        """What connection.blocked says, in RabbitMQ's words."""
+        """Text of connection.blocked, in RabbitMQ's words."""
         return "low on " + " & ".join(sorted(self._raised)) if self._raised else ""
 
     def names(self) -> list[str]:

@@ -18,7 +18,7 @@ NO_TYPES: Mapping[str, str] = {}
 # Ten years: what RabbitMQ takes for the longest time that somebody can mean.
 TIME_MS_MAX = 315_360_000_000
 PRIORITY_MAX = 255
-# What one queue may be asked to remember: about 250 MB.
+# Most ids that one queue may be asked to remember: about 250 MB.
 DEDUPLICATION_COUNT_MAX = 1_000_000
 
 #: Sets of arguments that are kept once for all queues that have them.
@@ -38,9 +38,9 @@ class QueueArguments:
     dead_letter_strategy: Literal["at-most-once", "at-least-once"] = "at-most-once"
     max_priority: int | None = None
     single_active_consumer: bool = False
-    # As declared; below zero stands for no limit at all, None for the queue type's own.
+    # As declared; below zero is no limit at all, None is the default of the queue type.
     delivery_limit: int | None = None
-    # None where nothing was said; a window or a count says yes.
+    # None if it was not given; a window or a count means yes.
     deduplication: bool | None = None
     deduplication_window_ms: int | None = None
     deduplication_count: int | None = None
@@ -49,7 +49,7 @@ class QueueArguments:
     queue_version: int | None = None
     max_in_memory_length: int | None = None
     max_in_memory_bytes: int | None = None
-    # Where the nodes of a quorum queue are chosen; no more than wishes.
+    # Used when the nodes of a quorum queue are chosen, as far as possible.
     initial_group_size: int | None = None
     target_group_size: int | None = None
     leader_locator: str | None = None
@@ -257,7 +257,7 @@ def _check_durable(place: str, *, durable: bool, exclusive: bool, auto_delete: b
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """What a client asked for, or what is there, for the comparison of the two."""
+    """The arguments that a client asked for, or those of the queue that exists: both are compared."""
 
     durable: bool
     auto_delete: bool

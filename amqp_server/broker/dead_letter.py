@@ -1,4 +1,5 @@
-"""Dead letters: what a queue discards goes, with its history in the headers, through the dead-letter exchange.
+"""Dead letters: what a queue discards goes, with its history in the headers, through the dead-letter
+exchange.
 
 The headers and the rule for cycles are RabbitMQ's (https://www.rabbitmq.com/docs/dlx): each (queue, reason) has one
 x-death entry with a count, the newest first; a message that comes to a queue a second time without having been

@@ -1,4 +1,5 @@
-"""Queues that failed on this node: an exception while they applied commands left them in a state nobody can trust.
+"""Queues that failed on this node: an exception while they applied commands left them in a state nobody can
+trust.
 
 Such a queue stops at once: it neither votes, leads, delivers nor takes anything, and what it has stored is kept. All
 other queues go on. It is begun anew from what is stored, a few times with growing pauses. One that fails each time is

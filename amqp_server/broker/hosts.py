@@ -1,4 +1,4 @@
-"""Where queues run: which host a queue gets, and what this node alone knows of its own."""
+"""Chooses the host of a queue, and keeps what only this node knows of the queue."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Hosts(Protocol):
         """Return the host of a queue; `machine` has what was on disk of one that runs here."""
 
     def place(self, parsed: QueueArguments) -> tuple[str, ...]:
-        """Choose the nodes of a new queue: several, its leader first, or none for one that is not replicated."""
+        """Choose the nodes of a new queue, its leader first; none if it is not replicated."""
 
     def changed(self, queue: Queue) -> None:
         """The queue's members are others now; it may need another host."""
@@ -40,7 +40,7 @@ class Hosts(Protocol):
         """Return the one node that the queue is on if it cannot be reached, else nothing."""
 
     def reply(self, token: str) -> Target | None:
-        """Return what takes direct replies to a client of another node that can be reached; see broker.reply."""
+        """Return the target for direct replies to a client of another node in reach; see broker.reply."""
 
     def stop(self, queue: Queue, reason: str) -> None:
         """The queue's host has failed: end it, keep what is stored, and have another one stand in for it."""
@@ -102,7 +102,7 @@ class LocalHosts:
     # -- queues that failed ----------------------------------------------------------------------------------------
 
     def stop(self, queue: Queue, reason: str) -> None:
-        # None if it could not even be made.
+        # None if the host could not even be made.
         before = getattr(queue, "host", None)
         why = failure_text(queue)
         queue.host = FailedHost(
@@ -118,7 +118,7 @@ class LocalHosts:
             self._services.commits.request()
 
     def revive(self, queue: Queue, attempt: int, done: Callable[[], None]) -> None:
-        """What was on its way to the journal has to be there first. A queue that is not in the journal begins empty."""
+        """Wait until all its writes are in the journal. A queue that is not in the journal begins empty."""
         failed = queue.host
 
         def stored() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 
 class Logins:
-    """What is remembered is a keyed digest of the hash and the password, never either of them.
+    """Remembers a keyed digest of the hash and the password, never either of them.
 
     The stored hash is part of the digest: a changed password finds nothing here, and nothing has to be
     forgotten. Refusals are remembered as well: a client with a wrong password reconnects just as often.

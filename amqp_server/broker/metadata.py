@@ -1,4 +1,4 @@
-"""Where users, permissions and vhosts are kept: a store of named records, all of them read at start."""
+"""A store of named records for users, permissions and vhosts, all of them read at start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Record = TypeVar("Record", bound=msgspec.Struct)
 
 
 class Metadata(Protocol):
-    """Tables of records. What is put or deleted reaches the disk with the next commit."""
+    """Tables of records. A put or delete reaches the disk with the next commit."""
 
     def put(self, table: str, key: str, value: bytes) -> None: ...
 

@@ -25,7 +25,7 @@ class PutVhost(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class DeleteVhost(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """With all that is in it, and the permissions for it."""
+    """Deletes it with all that is in it, and the permissions for it."""
 
     name: str
 
@@ -77,7 +77,7 @@ class PutUser(msgspec.Struct, frozen=True, array_like=True, tag=10):
 
 
 class DeleteUser(msgspec.Struct, frozen=True, array_like=True, tag=11):
-    """With its permissions."""
+    """Deletes the user with its permissions."""
 
     name: str
 
@@ -92,7 +92,7 @@ class ClearPermission(msgspec.Struct, frozen=True, array_like=True, tag=13):
 
 
 class NodeDown(msgspec.Struct, frozen=True, array_like=True, tag=14):
-    """What goes with a node goes: its transient and exclusive queues and its transient exchanges.
+    """A node is down: its transient and exclusive queues and its transient exchanges are deleted.
 
     Those of later incarnations stay.
     """

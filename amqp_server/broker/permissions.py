@@ -20,7 +20,7 @@ from amqp_server.errors import AccessRefused, NotAllowed
 TABLE = "permissions"
 #: The broker itself, which may do anything. No user can have this name, so nobody logs in with it.
 ITSELF = "\0mqd"
-#: What the default exchange, whose name is empty, is called in patterns and refusals.
+#: Name of the default exchange in patterns and refusals; its own name is empty.
 DEFAULT_EXCHANGE = "amq.default"
 
 Access = Literal["configure", "write", "read"]

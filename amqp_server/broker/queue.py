@@ -1,4 +1,4 @@
-"""A queue as the topology knows it: its name, what it was declared to be, and the host that runs its machine."""
+"""A queue as the topology knows it: its name, its declaration, and the host that runs its machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Target(Protocol):
-    """What a route leads to: a queue, or a client that waits for direct replies."""
+    """Target of a route: a queue, or a client that waits for direct replies."""
 
     name: str
     #: It is gone; a queue of its name may have been declared since.
@@ -83,12 +83,12 @@ class Queue:
 
     @property
     def node(self) -> str:
-        """Where a queue that is not replicated lives."""
+        """Home node of a queue that is not replicated."""
         return self.record.node
 
     @property
     def settings(self) -> Settings:
-        """What the queue is to do."""
+        """Settings of its machine."""
         return effective_settings(self.parsed, self.record.deduplication_producers)
 
     def owned_by(self, session_number: int) -> bool:
@@ -119,7 +119,7 @@ class Queue:
     def consumers_lost(self) -> None:
         """The way to the queue's home broke: its consumers here are cancelled, as if it had been deleted."""
         for key, subscription in list(self.subscriptions.items()):
-            # Whoever waits to be attached gets an answer of its own.
+            # A consumer that waits to be attached gets an answer of its own.
             if subscription.attached:
                 del self.subscriptions[key]
                 subscription.queue_gone()

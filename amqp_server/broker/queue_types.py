@@ -1,4 +1,4 @@
-"""The types of queues: what each allows, and how it is hosted. A new type is one more object here."""
+"""The types of queues: what each allows, and how it is hosted. To add a type, add an object here."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ class QueueType:
     """One type of queue."""
 
     name: str
-    #: Arguments that other types know and this one does not. What nobody knows is accepted and ignored.
+    #: Arguments that other types know and this one does not. An argument that no type knows is accepted and
+    #: ignored.
     unsupported: frozenset[str]
     #: Arguments that a second declare must repeat, in the order in which RabbitMQ compares them.
     compared: tuple[str, ...]
-    #: Queues of this type are durable, neither exclusive nor auto-delete, and keep every message whatever its mode.
+    #: Queues of this type are durable, neither exclusive nor auto-delete, and keep every message whatever its
+    #: mode.
     always_durable: bool
     #: A cluster keeps them on several nodes, by Raft.
     replicated: bool

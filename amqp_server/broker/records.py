@@ -14,9 +14,9 @@ from amqp_server.errors import PreconditionFailed
 from amqp_server.wire import tables
 
 QUEUES, EXCHANGES, BINDINGS = "queues", "exchanges", "bindings"
-#: What only this node knows of a queue: its slots of the delivered marks.
+#: Table of what only this node knows of a queue: its slots of the delivered marks.
 MARKS = "marks"
-#: What thousands of queues may have alike is kept once, if it is not too large, bytes…
+#: Arguments that thousands of queues share are kept once, if they are not larger than this, bytes…
 SHARED_BYTES_MAX = 1024
 #: …or too diverse.
 SHARED_MAX = 1024
@@ -36,13 +36,13 @@ class QueueRecord(msgspec.Struct, frozen=True):
     owner: int = 0
     #: classic or quorum, where the arguments do not say it.
     type: str = "classic"
-    #: Where a queue that is not replicated lives.
+    #: Home node of a queue that is not replicated.
     node: str = ""
-    #: Of that node, for a queue that goes with it.
+    #: Incarnation of that node, for a queue that goes with it.
     incarnation: int = 0
     #: Nodes of a replicated queue.
     members: tuple[str, ...] = ()
-    #: Where its leader is thought to be.
+    #: Node that is to lead it.
     leader: str = ""
     #: Producers with a sequence that it remembers, by the configuration of the node where it was declared: all nodes
     #: must remember the same.

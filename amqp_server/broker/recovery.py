@@ -1,4 +1,4 @@
-"""What is on disk, back into a broker at start: the topology, and the messages without their bodies."""
+"""Reads the disk into a broker at start: the topology, and the messages without their bodies."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def recover(broker: Broker, journal: RecoverableJournal) -> None:
 
 
 class StoredQueues(NamedTuple):
-    """What is on disk of queues, by their ids."""
+    """What the disk has of queues, by their ids."""
 
     queues: dict[int, QueueRecord]
-    #: Of the delivered marks.
+    #: Slots of the delivered marks.
     slots: dict[int, list[int]]
     #: Filled, without bodies. Queues that have nothing in the journal and no marks have none.
     machines: dict[int, Machine]

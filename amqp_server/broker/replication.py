@@ -29,7 +29,8 @@ class Replication(Protocol):
     def clustered(self) -> bool: ...
 
     def propose(self, operation: Operation, done: Done | None = None) -> None:
-        """`done` is called when the operation was applied on this node, or with Refused when it could not be in time.
+        """`done` is called when the operation was applied on this node, or with Refused when it could not be
+        in time.
 
         Without it nobody waits: the operation is proposed again until it is applied.
         """

@@ -20,7 +20,10 @@ def home_of(token: str) -> str:
 
 
 class ReplyHost:
-    """What is published to the token goes straight to the consumer. See queue.Target, and quorum_queue.ports.Recipient."""
+    """Messages to the token go straight to the consumer.
+
+    See queue.Target and quorum_queue.ports.Recipient.
+    """
 
     counts_bytes = False
     wants_ids = False

@@ -17,7 +17,7 @@ class Client(Protocol):
 
 
 class Session(Protocol):
-    """What the broker knows of a connection; see amqp_server.connection.session."""
+    """The broker's view of a connection; see amqp_server.connection.session."""
 
     @property
     def client(self) -> Client: ...

@@ -1,4 +1,4 @@
-"""What a queue is to do: derived in one place, from its declaration."""
+"""Settings of a queue's machine, derived in one place from the declaration."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import lru_cache
 from amqp_server.broker.arguments import SHARED_MAX, QueueArguments
 from quorum_queue.machine.settings import Settings
 
-#: What a queue remembers of the messages it took, unless it was declared otherwise.
+#: How long a queue remembers ids of messages, and how many, unless it was declared otherwise.
 DEDUPLICATION_WINDOW_MS = 600_000
 DEDUPLICATION_COUNT = 100_000
 DEDUPLICATION_PRODUCERS = 100_000
@@ -15,7 +15,11 @@ DEDUPLICATION_PRODUCERS = 100_000
 
 @lru_cache(maxsize=SHARED_MAX)
 def effective_settings(parsed: QueueArguments, producers: int = DEDUPLICATION_PRODUCERS) -> Settings:
-    """Return the machine's settings, with the number of producers that the queue's record has. A host is given them when it is made, and by `configure` when they change."""
+    """Return the machine's settings, with the number of producers that the queue's record has.
+
+    A host is given them when it is made. A group's machine takes them from snapshot and log: if they are other ones,
+    as after a change of version, the leader submits `configure`.
+    """
     dead_letter = parsed.dead_letter_exchange is not None
     return Settings(
         message_ttl_ms=parsed.message_ttl_ms,
@@ -38,7 +42,7 @@ def effective_settings(parsed: QueueArguments, producers: int = DEDUPLICATION_PR
 
 
 def _delivery_limit(parsed: QueueArguments) -> int | None:
-    """Return how often a message may come back; None for as often as it likes, which is declared by a limit below 0."""
+    """Return how often a message may come back; None without limit, which a declared limit below 0 means."""
     default, declared = parsed.type.delivery_limit, parsed.delivery_limit
     if default is None or (declared is not None and declared < 0):
         return None

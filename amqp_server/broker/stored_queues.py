@@ -56,7 +56,7 @@ class RecoverableJournal(Protocol):
 
 
 def read_queue(record: QueueRecord, settings: Settings, slots: list[int], services: NodeServices) -> Machine:
-    """Return the machine of one queue as the journal has it, for a queue that is begun anew while the node runs."""
+    """Return the machine of one queue from the journal, to begin the queue anew while the node runs."""
     found = services.journal.recover_queue(record.queue_id)
     machine = Machine(settings) if found is None else fill(record, settings, found, slots, services.marks)
     skip_marked(machine, slots, services.marks)
@@ -115,10 +115,13 @@ def fill(
 
 
 def _restore_names(machine: Machine, record: QueueRecord, entry: RecoveredRecord) -> None:
-    """Put back what the queue's deduplication remembers. All of the record is read: a wrong name loses a message."""
+    """Put back what the queue's deduplication remembers.
+
+    All of the record is read: a wrong name loses a message.
+    """
     if machine.dedup is None:
         return
-    # What is damaged still lies on the disk: its positions are not to be used again.
+    # Damaged messages still lie on the disk: their positions must not be used again.
     machine.dedup.next_position = max(machine.dedup.next_position, entry.first_seq + entry.count)
     try:
         if entry.corrupt:

@@ -22,8 +22,10 @@ class _Call(NamedTuple):
 
 
 class Timers:
-    """Times are in ms of the node's clock. Each host has one call pending, the earliest that it asked for: when it is
-    woken it asks again for what is left. So the heap is as long as there are hosts, however often they ask.
+    """Times are in ms of the node's clock. An object that was closed meanwhile does nothing in `wake`.
+
+    Each host has one call pending, the earliest that it asked for: when it is woken it asks again for what is left. So
+    the heap is as long as there are hosts, however often they ask.
     """
 
     def __init__(self, changed: Callable[[], None]) -> None:

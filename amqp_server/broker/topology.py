@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 #: First byte of a snapshot.
 SNAPSHOT_VERSION = 1
-#: Where a node of a cluster notes how far its records have come.
+#: Record in which a node of a cluster notes the last index that its records have.
 TABLE, APPLIED = "topology", "applied"
 
 Record = TypeVar("Record", bound=msgspec.Struct)
 
 
 class Result(NamedTuple):
-    """What became of an operation; the same on every node."""
+    """Outcome of an operation; the same on every node."""
 
     #: Was there anything to change?
     changed: bool
@@ -72,14 +72,20 @@ class Topology:
         self._queue_ids = count(1)
 
     def queue_ids_from(self, first: int) -> None:
-        """Queues that are declared on a node alone have these ids from now on. In a cluster the log has the ids."""
+        """Queues that are declared on a node alone have these ids from now on.
+
+        In a cluster the log has the ids.
+        """
         self._queue_ids = count(first)
 
     def next_queue_id(self) -> int:
         return next(self._queue_ids)
 
     def apply(self, index: int, operation: Operation) -> Result:
-        """Apply what stands at `index` of the log. Raises Fatal: nobody knows what half a change has left behind."""
+        """Apply what stands at `index` of the log.
+
+        Raises Fatal: nobody knows what half a change has left behind.
+        """
         try:
             result = _APPLY[type(operation)](self, index, operation)
         except Exception as error:
@@ -233,7 +239,8 @@ class Topology:
         return self.applied < _decoded(snapshot).applied
 
     def restore(self, snapshot: bytes) -> None:
-        """Change this node's topology to the snapshot's, and no more than has to change. Raises UnreadableSnapshot.
+        """Change this node's topology to the snapshot's, and no more than has to change. Raises
+        UnreadableSnapshot.
 
         What is gone is closed and its consumers are cancelled; a queue that is still there keeps its host.
         """

@@ -131,12 +131,6 @@ class Users:
             raise UserRefused(f'User "{name}" already exists')
         return self.put(name, hashed(password), tags)
 
-    def set_password_hash(self, name: str, password_hash: str) -> None:
-        self.store(msgspec.structs.replace(self.require(name), password_hash=password_hash))
-
-    def set_tags(self, name: str, tags: Iterable[str]) -> None:
-        self.store(msgspec.structs.replace(self.require(name), tags=checked_tags(tags)))
-
     def delete(self, name: str) -> None:
         self.require(name)
         del self._users[name]

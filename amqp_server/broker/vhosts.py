@@ -1,4 +1,4 @@
-"""Which virtual hosts there are. What is in one belongs to `vhost`."""
+"""The records of virtual hosts. The queues and exchanges of one are in `vhost`."""
 
 from __future__ import annotations
 

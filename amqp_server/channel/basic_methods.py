@@ -1,4 +1,4 @@
-"""basic.qos, consume, cancel, get, ack, nack, reject, recover, and the modes of a channel: confirm, tx, flow."""
+"""basic.qos, consume, cancel, get, ack, nack, reject, recover; confirm, tx and flow of a channel."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _limit_window(channel: Channel, limit: int) -> None:
         return
     channel.window.limit = limit
     for subscription in channel.subscriptions.values():
-        # A queue on several nodes cannot share the window: there its limit is one of each consumer.
+        # A queue on several nodes cannot share the window: there the limit holds for each consumer.
         subscription.queue.host.submit(("window", subscription.key, channel.window), ("tick",))
 
 
@@ -185,7 +185,7 @@ def cancel(channel: Channel, method: commands.Basic.Cancel) -> None:
     subscription = channel.subscriptions.get(method.consumer_tag or "")
     if subscription is not None:
         channel.cancel(subscription)
-        # What was on its way to it comes before the answer.
+        # Deliveries that were on their way to it come before the answer.
         channel.connection.after(subscription.queue.host.barrier, cancelled)
         return
     if channel.reply_host is not None and channel.reply_tag == method.consumer_tag:

@@ -66,14 +66,11 @@ class Channel:
         #: The consumer of direct replies and its tag.
         self.reply_host: ReplyHost | None = None
         self.reply_tag = ""
-        self.published_count = 0
-        self.delivered_count = 0
-        self.acked_count = 0
-        #: Payload of the method frame being handled, for what pamqp does not tell.
+        #: Payload of the method frame being handled. It has the types of table fields, which pamqp drops.
         self.raw = b""
         #: We have sent channel.close and wait for the answer.
         self.closing = False
-        #: What still comes for its consumers goes back to the queues.
+        #: Deliveries that still come for its consumers go back to the queues.
         self.closed = False
 
     def send(self, method: base.Frame) -> None:
@@ -132,7 +129,6 @@ class Channel:
             host = holder.queue.host
             host.pending.append((verb, holder.key, low, high))
             scheduled[host] = None
-            self.acked_count += high - low + 1
         if self.window.limit:
             # Room in the window is room for all consumers of the channel, on whatever queue.
             for subscription in self.subscriptions.values():
@@ -163,8 +159,8 @@ class Channel:
         for subscription in self.subscriptions.values():
             queue = subscription.queue
             queue.subscriptions.pop(subscription.key, None)
-            # First among the host's commands, so that nothing that comes back is handed to it again; and last, for
-            # what is still on its way here from a queue on another node.
+            # First among the host's commands, so that nothing that comes back is handed to it again; and
+            # last, for what is still on its way here from a queue on another node.
             queue.host.pending.insert(0, ("detach", subscription.key, False))
             queue.host.submit(("detach", subscription.key, True))
         for getter in self.getters.values():

@@ -112,7 +112,7 @@ class Confirms:
 
 
 class Copies:
-    """The origin of messages that go to several queues: taken when all took them, refused when one refused."""
+    """Origin of messages to several queues: confirmed when all took them, refused when one refused."""
 
     __slots__ = ("_first", "_left", "_origin", "_refused")
 

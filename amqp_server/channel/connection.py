@@ -1,4 +1,4 @@
-"""What a channel needs of its connection, declared here so that no channel reaches up into it."""
+"""A channel's view of its connection, declared here so that no channel reaches up into it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Client(Protocol):
-    """Who is at the other end; see amqp_server.connection.client."""
+    """The client at the other end; see amqp_server.connection.client."""
 
     username: str
     name: str
@@ -32,7 +32,7 @@ class Limits(Protocol):
 
 
 class Outbox(Protocol):
-    """What waits to be sent; see amqp_server.connection.outbox."""
+    """Bytes that wait to be sent; see amqp_server.connection.outbox."""
 
     size: int
     high_bytes: int
@@ -74,7 +74,7 @@ class Connection(Protocol):
         """Have a change made, then go on with the text of what is wrong with it, mostly none."""
 
     def synced(self) -> None:
-        """What is answered from here on waits until all that was changed is on disk."""
+        """Later answers wait until all changes so far are on disk."""
 
     def close_channel(self, channel: Channel, error: SoftError, where: tuple[int, int]) -> None:
         """Close a channel for an error that the method with this class and method id has met."""

@@ -1,4 +1,4 @@
-"""How messages are called for deduplication: from their headers to the names of quorum_queue.machine.dedup."""
+"""Names of messages for deduplication: from their headers to quorum_queue.machine.dedup."""
 
 from __future__ import annotations
 
@@ -26,14 +26,17 @@ _HEADER_AT = 7
 _FLAGS_AT = 12
 _CONTENT_TYPE, _CONTENT_ENCODING, _HEADERS, _MORE_FLAGS = 1 << 15, 1 << 14, 1 << 13, 1
 
-# A producer's messages differ in the number and in what follows the headers. What stands before the number is remembered
-# with the producer that it was parsed to: equal bytes are parsed equally, and the table's size, which is among them,
-# says that the number ends it. None where the number there is not the one that counts.
+# A producer's messages differ in the number and in what follows the headers. What stands before the number is
+# remembered with the producer that it was parsed to: equal bytes are parsed equally, and the table's size,
+# which is among them, says that the number ends it. None where the number there is not the one that counts.
 _known: dict[bytes, bytes | None] = {}
 
 
 def name_of(item: bytes) -> bytes | None:
-    """Return the name of a message as its frames have it. An id is stronger than a sequence; other types say nothing."""
+    """Return the name of a message as its frames have it.
+
+    An id is stronger than a sequence; other types say nothing.
+    """
     _, _, size = frames.prefix.unpack_from(item)
     header = item[_HEADER_AT : _HEADER_AT + size]
     at = header.find(_MARK) + len(_MARK)
@@ -84,7 +87,7 @@ def _sequence_of(items: list[bytes]) -> Sequence | None:
 
 
 def _producer(header: bytes, at: int) -> bytes | None:
-    """Return whose number stands at a place, if it is the last of the headers and the one that a parse finds."""
+    """Return the producer of the number at a place, if the number ends the headers and a parse finds it."""
     beginning = header[_FLAGS_AT:at]
     if len(beginning) > KNOWN_BYTES_MAX:
         return _found_producer(header, at)

@@ -1,4 +1,4 @@
-"""Publishing: routes for the intake, the slow path for messages that need a look, and handing over to the queues."""
+"""Publishing: routes for the intake, the slow path for single messages, and handing over to the queues."""
 
 from __future__ import annotations
 
@@ -195,7 +195,6 @@ def publish(segment: Segment, transaction: Transaction | None = None) -> Sequenc
     channel: Channel = route.publisher
     contents = segment.contents
     count = len(contents)
-    channel.published_count += count
     confirms = channel.confirms if transaction is None else transaction
     first = confirms.number(count) if confirms is not None else 0
     hosts = _hosts(channel, route)
@@ -241,7 +240,7 @@ def _hosts(channel: Channel, route: Route) -> list[Recipient]:
 
 
 def enqueue_counted(host: Recipient, run: Run, origin: Any, first: int) -> None:
-    """Put messages to a queue with a limit in bytes, which counts bodies: in runs with frames of the same length."""
+    """Put messages to a queue that counts the bytes of bodies: in runs with frames of the same length."""
     for part in content.by_overhead(run):
         count = len(part.seqs)
         host.pending.append(("enqueue", part, origin, first))

@@ -76,7 +76,7 @@ def declare(channel: Channel, method: commands.Queue.Declare) -> None:
 
 
 def _awaits_replies(channel: Channel, token: str) -> bool:
-    """Is there a client behind this? Of one on another node it is known only whether the node can be reached."""
+    """True if a client waits there. Of another node, only whether it can be reached is known."""
     return channel.broker.replies.get(token) is not None or channel.broker.hosts.reply(token) is not None
 
 
@@ -105,8 +105,10 @@ def _declared(channel: Channel, method: commands.Queue.Declare, queue: Queue) ->
 
 
 def _check_deduplication(channel: Channel, queue: Queue, arguments: dict[str, object]) -> None:
-    """The one argument that even a passive declare compares: a publisher cannot learn otherwise whether its duplicates are
-    dropped (capability publisher_deduplication). Raises PreconditionFailed."""
+    """Compare the one argument that even a passive declare compares. Raises PreconditionFailed.
+
+    A publisher cannot learn otherwise whether its duplicates are dropped (capability publisher_deduplication).
+    """
     if arguments.get("x-deduplication") is True and not queue.settings.deduplicates:
         raise PreconditionFailed(
             f"inequivalent arg 'x-deduplication' for queue '{queue.name}' in vhost '{channel.vhost.name}': "
@@ -127,7 +129,7 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
     name = check_name("queue", method.queue) or _generated_name()
     arguments = dict(method.arguments or {})
     auto_delete, exclusive = bool(method.auto_delete), bool(method.exclusive)
-    # What goes with its connection cannot outlive the node.
+    # An exclusive queue goes with its connection, so it cannot outlive the node.
     durable = bool(method.durable) and not exclusive
     types = argument_types(channel)
     default_type = vhost.default_queue_type if durable and not auto_delete else "classic"

@@ -44,7 +44,8 @@ class Subscription:
         #: The queue has taken the consumer, and its client knows.
         self.attached = False
         self.arguments: dict[str, object] = {}
-        # A tag may be used again while deliveries of its last use are unacked; those moved the delivery tag on.
+        # A tag may be used again while deliveries of its last use are unacked; those moved the delivery tag
+        # on.
         self.key = (channel.connection.number, channel.number, tag, channel.next_tag)
         self.template = DeliverTemplate(channel.number, tag, channel.connection.limits.frame_max)
 
@@ -60,7 +61,6 @@ class Subscription:
             channel.unacked.add(tag, count, self, first_id)
         if run.attempts and self.queue.type.counts_deliveries:
             count_deliveries(run, channel.connection.limits.frame_max)
-        channel.delivered_count += count
         outbox = channel.connection.outbox
         if run.size >= LARGE_BYTES * count:
             for part in self.template.parts(tag, run):
@@ -74,7 +74,7 @@ class Subscription:
         """The queue was deleted: tell the client, if it can be told."""
         channel = self.channel
         known = channel.subscriptions.pop(self.tag, None) is not None
-        # Whoever still waits for consume-ok gets an error instead.
+        # A client that still waits for consume-ok gets an error instead.
         if known and self.attached and channel.connection.client.can("consumer_cancel_notify"):
             channel.send(commands.Basic.Cancel(self.tag, True))
 
@@ -84,7 +84,7 @@ class Subscription:
 
 
 class Getter:
-    """What holds the deliveries of `basic.get` on one queue of a channel."""
+    """Holds the deliveries of `basic.get` on one queue of a channel."""
 
     __slots__ = ("channel", "key", "no_ack", "queue")
 

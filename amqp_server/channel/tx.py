@@ -28,15 +28,25 @@ class Transaction:
         self.published_bytes = 0
         #: (settle, return or discard; the deliveries)
         self.settlements: list[tuple[str, list[Piece]]] = []
-        self._published_count = 0
+        self._numbered_count = 0
         #: Queues have refused messages of the commit that is under way (x-overflow=reject-publish).
         self.partial = False
 
-    # What the origin of publishes is asked and told; see Confirms. Only refusals are of interest here.
+    @property
+    def published_count(self) -> int:
+        """Messages that wait for the commit."""
+        return sum(len(segment.contents) for segment in self.segments)
+
+    @property
+    def settled_count(self) -> int:
+        """Acks that wait for the commit."""
+        return sum(piece.high - piece.low + 1 for _, pieces in self.settlements for piece in pieces)
+
+    # A transaction is an origin of publishes, like Confirms. Only refusals matter to it.
 
     def number(self, count: int) -> int:
-        first = self._published_count + 1
-        self._published_count += count
+        first = self._numbered_count + 1
+        self._numbered_count += count
         return first
 
     def confirmed(self, first: int, last: int) -> None:

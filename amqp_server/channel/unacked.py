@@ -1,4 +1,4 @@
-"""Deliveries of a channel that wait for an ack: delivery tags to queues and their consumers' own delivery ids."""
+"""Deliveries of a channel that wait for an ack: from delivery tags to consumers and their delivery ids."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ class Unacked:
         self.count += count
 
     def take(self, low: int, high: int, *, strict: bool) -> list[Piece]:
-        """Remove tags low … high. `strict`: each of them must be unacked, else PreconditionFailed for the first."""
+        """Remove tags low … high.
+
+        `strict`: each of them must be unacked, else PreconditionFailed for the first.
+        """
         starts, runs = self._starts, self._runs
         index = bisect_right(starts, low) - 1
         if index < 0:
@@ -94,10 +97,6 @@ class Unacked:
         self._starts.insert(index, piece.tag)
         self._runs.insert(index, (count, piece.holder, piece.low))
         self.count += count
-
-    @property
-    def empty(self) -> bool:
-        return not self._starts
 
     def holds(self, tag: int) -> bool:
         """Is this tag unacked?"""

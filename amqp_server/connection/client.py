@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection, and what was agreed with it."""
+"""The client of a connection, and the limits agreed with it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Client:
-    """What is known of the client; filled during the handshake."""
+    """The client, as far as it is known; filled during the handshake."""
 
     __slots__ = ("capabilities", "connected_at_ms", "mechanism", "name", "peer", "properties", "username")
 
@@ -27,7 +27,7 @@ class Client:
 
 
 class Limits:
-    """What connection.tune and tune-ok have settled."""
+    """Limits that connection.tune and tune-ok have settled."""
 
     __slots__ = ("channel_max", "frame_max", "heartbeat_s")
 

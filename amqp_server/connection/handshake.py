@@ -15,7 +15,7 @@ from amqp_server.wire.frames import FRAME_BYTES_MIN
 if TYPE_CHECKING:
     from amqp_server.connection.session import Session
 
-#: What RabbitMQ announces and what holds here, and the one that is ours.
+#: Those of RabbitMQ's capabilities that hold here, and one of our own.
 CAPABILITIES: dict[str, object] = {
     "publisher_confirms": True,
     "exchange_exchange_bindings": True,

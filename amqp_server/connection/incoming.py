@@ -1,4 +1,4 @@
-"""What comes from one client: bytes to frames, and runs of publishes and acks to what they mean.
+"""Reads what comes from one client: bytes become frames, runs of publishes and acks become commands.
 
 The buffer is walked by offset and trimmed once. Publishes and acks, which are nearly all frames, go to `wire.intake` and
 `wire.acks` in runs; other content is put together here frame by frame; every other frame is the session's.
@@ -81,18 +81,18 @@ class Incoming:
         #: One tuple for each combination of queues that routes lead to.
         self._targets: dict[tuple[Target, ...], tuple[Target, ...]] = {}
         self._generation = session.broker.generation
-        #: What was published and not yet handed to the queues.
+        #: Messages that were published and not yet handed to the queues.
         self.segments: list[Segment] = []
         #: The client has published something.
         self.published = False
         #: connection.blocked was sent: an alarm stands, and what is published is held back.
         self.blocked = False
         self._held_bytes = 0
-        #: So much is held back that nothing more is read until the alarm is over.
+        #: Too much is held back: nothing more is read until the alarm is over.
         self.stalled = False
 
     def receive(self, data: bytes) -> None:
-        """Handle what came from the client. What is wrong with it becomes a close method."""
+        """Handle what came from the client. Errors in it become close methods."""
         self.received_bytes += len(data)
         if self._body_left:
             data = self._more_body(data)
@@ -128,7 +128,7 @@ class Incoming:
         return data[taken:]
 
     def _begin_body(self, data: bytes, pos: int, number: int, size: int, end: int) -> bool:
-        """Take the beginning of a large body frame without waiting for its end; False if it is not as expected."""
+        """Take the beginning of a large body frame before its end has come; False if it is unexpected."""
         channel = self._session.channels.get(number)
         assembly = channel.assembly if channel is not None and not channel.closing else None
         if assembly is None or assembly.header is None or assembly.received + size > assembly.body_size:
@@ -168,7 +168,7 @@ class Incoming:
         self.flush()
 
     def _rest(self, data: bytes, error: AMQPError) -> int:
-        """The client may have closed the connection itself behind what was wrong: look, if frames can be told apart."""
+        """Look for a connection.close of the client behind the error, if frames can be told apart."""
         if isinstance(error, FrameError):
             return len(data)
         try:
@@ -388,7 +388,7 @@ class Incoming:
             self.stalled = True
 
     def _must_wait(self, data: bytes, pos: int, kind: int) -> bool:
-        """While publishes are held back only acks, heartbeats and content pass: the rest could overtake them."""
+        """While publishes are held back, only acks, heartbeats and content pass: others would overtake."""
         if kind != frames.METHOD:
             return False
         return data[pos + 7 : pos + 11] not in _PASS_WHILE_BLOCKED

@@ -73,7 +73,7 @@ class Server:
         self.half_open = 0
 
     async def serve(self, listening: socket.socket, tls: ssl.SSLContext | None = None) -> None:
-        """Accept connections until cancelled, or until the socket is closed, and then serve those that are there."""
+        """Accept until cancelled. If the socket is closed, go on serving the connections that are there."""
         async with trio.open_nursery() as nursery:
             # It may be closed before this task first runs.
             while listening.fileno() >= 0:

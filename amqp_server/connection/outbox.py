@@ -1,4 +1,4 @@
-"""What waits to be sent on one connection. Filled by any part of the broker, emptied by the connection's transport."""
+"""Bytes that wait to be sent on one connection. Any part of the broker fills it, the transport empties it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from amqp_server.turn import Sender, Turn
 class Outbox:
     """Chunks in order. The first chunk has the turn send them."""
 
-    __slots__ = ("_beats", "_chunks", "_sender", "_turn", "_withheld", "high_bytes", "size")
+    __slots__ = ("_beats", "_chunks", "_sender", "_turn", "_withheld", "high_bytes", "sent_bytes", "size")
 
     def __init__(self, turn: Turn, sender: Sender, high_bytes: int) -> None:
         self._turn = turn
@@ -21,7 +21,8 @@ class Outbox:
         #: Heartbeats that leave before them.
         self._beats: list[bytes | memoryview] = []
         self.size = 0
-        #: Above this size its consumers get no more.
+        self.sent_bytes = 0
+        #: Above this size the connection's consumers are paused.
         self.high_bytes = high_bytes
 
     def put(self, data: bytes) -> None:
@@ -64,3 +65,4 @@ class Outbox:
     def sent(self, count: int) -> None:
         """`count` bytes have left."""
         self.size -= count
+        self.sent_bytes += count

@@ -61,17 +61,20 @@ _CHANNEL_CLOSE_OK = b"\x00\x14\x00\x29"
 
 
 class Edge(Protocol):
-    """What a session tells whoever moves its bytes."""
+    """Moves a session's bytes, and is told of its state."""
 
     def opened(self) -> None:
         """The client has logged in and opened a vhost."""
 
     def resumed(self) -> None:
-        """What the session waited for has come: more may be read."""
+        """The session has the answer that it waited for: more may be read."""
 
 
 class Session:
-    """The server's side of one connection. See amqp_server.turn.Session, and channel.connection.Connection."""
+    """The server's side of one connection.
+
+    See amqp_server.turn.Session, and channel.connection.Connection.
+    """
 
     def __init__(self, broker: Broker, outbox: Outbox, edge: Edge, peer: str, name: str) -> None:
         self.broker = broker
@@ -87,7 +90,7 @@ class Session:
         self.vhost: VHost | None = None
         self.channels: dict[int, Channel] = {}
         self.exclusive_queues: dict[Queue, None] = {}
-        #: What the client wants to log in with; the edge verifies it and calls `login_done`.
+        #: User and password of a login; the edge verifies them and calls `login_done`.
         self.login: Credentials | None = None
         #: The client's consumers get nothing until the outbox has drained.
         self.paused = False
@@ -123,7 +126,7 @@ class Session:
     # -- in --------------------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
-        """Handle what came from the client. What is wrong with it becomes a close method."""
+        """Handle what came from the client. Errors in it become close methods."""
         self.incoming.receive(data)
 
     def protocol_header(self, data: bytes) -> int:
@@ -191,7 +194,8 @@ class Session:
         method = methods.decode(payload, self.config.table_depth_max)
         self.incoming.flush_segments()
         if not isinstance(method, (commands.Basic.Publish, commands.Basic.Ack)):
-            # Answers count what was published before them. An ack has none, and the fast path runs nothing for it either.
+            # Answers count what was published before them. An ack has none, and the fast path runs nothing
+            # for it either.
             self.turn.apply()
         channel.raw = payload
         self._handling = channel, where
@@ -306,7 +310,7 @@ class Session:
         self.outbox.beat(frames.HEARTBEAT_FRAME)
 
     def synced(self) -> None:
-        """What is answered from here on waits until all that was changed is on disk."""
+        """Later answers wait until all changes so far are on disk."""
         commits = self.broker.services.commits
         if commits.unsynced:
             commits.request(self.outbox.withhold())
@@ -314,7 +318,7 @@ class Session:
     # -- flow ------------------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """The outbox is full: its consumers get no more for now."""
+        """The outbox is full: the connection's consumers get nothing for now."""
         if not self.paused:
             self.paused = True
             self._tell_consumers(paused=True)
@@ -379,7 +383,7 @@ class Session:
         """Close a channel for an error; frames for it are skipped until the client has answered."""
         self.incoming.flush_segments()
         if channel.tx is not None:
-            # What an alarm holds back of a transaction is rolled back with the rest.
+            # Messages of a transaction that an alarm holds back are rolled back with the rest.
             self.incoming.drop_segments(channel)
         channel.close()
         channel.closing = True
@@ -458,7 +462,8 @@ class Session:
             if not channel.closing:
                 channel.close()
             self._drop_channel(channel)
-        # First it is no session any more: an exclusive queue whose declaration is still under way goes then, too.
+        # First it is no session any more: an exclusive queue whose declaration is still under way goes then,
+        # too.
         self.broker.sessions.remove(self)
         queues, self.exclusive_queues = self.exclusive_queues, {}
         for queue in queues:

@@ -1,4 +1,4 @@
-"""Where a connection stands (spec 2.2.4)."""
+"""The states of a connection (spec 2.2.4)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class State(Enum):
-    """Where the connection stands."""
+    """State of a connection."""
 
     HEADER = "header"
     STARTING = "starting"

@@ -1,4 +1,4 @@
-"""What a connection waits for when a method's answer does not come at once: a majority of nodes, or another node."""
+"""A method whose answer comes later: its connection waits for a majority of nodes, or for another node."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ class Suspension:
         return self._answer is not None
 
     def answer(self, *answer: Any) -> None:
-        """Take the answer. The rest of the method runs later, as a part of the session and not of who answers."""
+        """Take the answer.
+
+        The rest of the method runs later, as a part of the session and not of who answers.
+        """
         if self._answer is None:
             self._answer = answer
             if self.waiting:

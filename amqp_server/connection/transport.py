@@ -26,7 +26,7 @@ GATHER_BYTES_MIN = 8192
 
 
 class ClientWire(PlainWire):
-    """A client's socket. What a consumer gets is many small chunks, for which copying is cheaper than gathering."""
+    """A client's socket. Deliveries are many small chunks, for which copying is cheaper than gathering."""
 
     __slots__ = ()
 
@@ -37,7 +37,10 @@ class ClientWire(PlainWire):
 
 
 class Transport:
-    """Moves bytes between a socket and a session. See connection.session.Edge, and amqp_server.turn.Sender."""
+    """Moves bytes between a socket and a session.
+
+    See connection.session.Edge, and amqp_server.turn.Sender.
+    """
 
     def __init__(self, server: Server, wire: Wire, peer: str, name: str) -> None:
         self._server = server
@@ -88,7 +91,7 @@ class Transport:
             while True:
                 self.flush()
                 if not self._draining:
-                    # Whatever waits now is held until the disk has answered, or there is nothing.
+                    # The outbox is empty, or its bytes wait for the disk.
                     if not self.outbox.size:
                         return
                     await trio.sleep(0.001)
@@ -113,12 +116,12 @@ class Transport:
                 await self._wait_for_room()
 
     def _full(self) -> bool:
-        """True if there is no point in reading more: the client does not take what is sent, or publishes against an alarm."""
+        """True if the client does not take what is sent, or publishes against an alarm: it is not read."""
         incoming = self.session.incoming
         return incoming.stalled or incoming.backlogged or self.outbox.size > 2 * self.outbox.high_bytes
 
     def _ahead_of_disk(self) -> bool:
-        """True if this client has published, and more waits for the disk than may wait. Consumers are always read."""
+        """True if this client has published, and too much waits for the disk. Consumers are always read."""
         return self.session.incoming.published and self._server.backpressure.ahead
 
     async def _wait_for_room(self) -> None:
@@ -131,8 +134,8 @@ class Transport:
         self._resumed = trio.Event()
         with trio.move_on_after(0.25):
             await self._resumed.wait()
-        # Its heartbeats stand unread meanwhile. A blocked publisher is not watched; that a consumer takes what it is
-        # sent is a sign of life, too.
+        # Its heartbeats stand unread meanwhile. A blocked publisher is not watched; that a consumer takes
+        # what it is sent is a sign of life, too.
         unread = self.session.incoming.stalled or self.session.suspended is not None
         alive = trio.current_time() if unread else self.last_sent
         self.last_received = max(self.last_received, alive)

@@ -1,4 +1,4 @@
-"""What a handler answers, and the refusals that it may raise instead. All of it leaves as JSON."""
+"""Answers of handlers, and refusals that they may raise instead. All of them leave as JSON."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def not_authorised(reason: str) -> Refusal:
 
 
 def refusal_of(error: AMQPError) -> Refusal:
-    """What a client would be told over AMQP, over HTTP."""
+    """Return the HTTP refusal for an AMQP error."""
     if isinstance(error, NotFound):
         return Refusal(404, "Object Not Found", error.text)
     if isinstance(error, AccessRefused):

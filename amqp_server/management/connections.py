@@ -1,4 +1,4 @@
-"""Connections, channels and consumers. Who may not see all of them sees his own."""
+"""Connections, channels and consumers. A user who may not see all of them sees their own."""
 
 from __future__ import annotations
 

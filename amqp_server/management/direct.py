@@ -31,7 +31,7 @@ class Content(NamedTuple):
 
 
 class _Answers(Outbox):
-    """Answers are read at once; waiting for the disk is the business of whoever asked."""
+    """Answers are read at once; the caller waits for the disk."""
 
     __slots__ = ()
 
@@ -67,7 +67,7 @@ class Direct:
         self._answered.set()
 
     def flush(self) -> None:
-        """What was answered stays in the outbox until it is asked for."""
+        """Answers stay in the outbox until `ask` takes them."""
 
     def __enter__(self) -> Direct:
         self._turn.receive(self._session, _encoded(commands.Channel.Open()))
@@ -92,7 +92,7 @@ class Direct:
     async def publish(
         self, method: commands.Basic.Publish, properties: commands.Basic.Properties, body: bytes
     ) -> bool:
-        """Whether it was routed; the method has to be mandatory."""
+        """Return True if it was routed; the method has to be mandatory."""
         header = _HEADER.pack(60, 0, len(body)) + _marshalled(properties)
         framed = content.build(header, body, CHANNEL, self._frame_max)
         answers = await self.ask(method, framed)

@@ -1,7 +1,7 @@
-"""What serves the management listener: imported and started after its socket is bound.
+"""Serves the management listener: imported and started after its socket is bound.
 
-Hypercorn and Starlette take 100 ms to import, which nobody who waits for `mqd ready` needs to wait for:
-requests that come meanwhile wait in the socket's backlog.
+Hypercorn and Starlette take 100 ms to import, and `mqd ready` does not wait for that: requests that come meanwhile
+wait in the socket's backlog.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RESTART_S = 1.0
 async def serve(
     listening: socket.socket, broker: ManagedBroker, config: Config, stop: Callable[[], Awaitable[None]]
 ) -> None:
-    """Answers until `stop` returns. What breaks the server breaks nothing else: it is started again."""
+    """Answers until `stop` returns. If the server breaks, it is started again and nothing else suffers."""
     for module in ("hypercorn.trio", "amqp_server.management.http"):
         await trio.to_thread.run_sync(importlib.import_module, module)
     with listening:

@@ -1,4 +1,4 @@
-"""Who sends a request: HTTP's basic authentication against the broker's users."""
+"""Finds the user who sent a request: HTTP's basic authentication against the broker's users."""
 
 from __future__ import annotations
 

@@ -97,8 +97,12 @@ class ManagedBroker:
         )
 
     def listeners(self) -> Iterable[ListenerView]:
-        config, node = self._broker.config, self._node
-        told = (("amqp", node.amqp_address), ("amqp/ssl", config.amqps), ("http", node.http_address))
+        node = self._node
+        told = (
+            ("amqp", node.amqp_address),
+            ("amqp/ssl", node.amqps_address),
+            ("http", node.http_address),
+        )
         for protocol, address in told:
             if address:
                 host, _, port = address.rpartition(":")
@@ -157,6 +161,7 @@ class ManagedBroker:
             node=leader or queue.node or record.leader or self.name,
             leader=leader,
             members=list(queue.members),
+            state="running" if self._broker.failures.find(queue) is None else "crashed",
             consumers=host.consumer_count,
             messages=ready + unacked,
             messages_ready=ready,
@@ -229,6 +234,7 @@ class ManagedBroker:
             connected_at=client.connected_at_ms,
             client_properties=client.properties,
             recv_oct=incoming.received_bytes,
+            send_oct=session.outbox.sent_bytes,
             send_pend=session.outbox.size,
         )
 
@@ -246,6 +252,9 @@ class ManagedBroker:
                 transactional=channel.tx is not None,
                 consumer_count=len(channel.subscriptions),
                 messages_unacknowledged=channel.unacked.count,
+                messages_unconfirmed=0 if channel.confirms is None else channel.confirms.unconfirmed_count,
+                messages_uncommitted=0 if channel.tx is None else channel.tx.published_count,
+                acks_uncommitted=0 if channel.tx is None else channel.tx.settled_count,
                 prefetch_count=channel.prefetch,
                 global_prefetch_count=channel.window.limit,
             )
@@ -259,7 +268,7 @@ class ManagedBroker:
                 yield self._consumer(queue, consumer)
 
     def _consumer(self, queue: Queue, consumer: ConsumerState) -> ConsumerView:
-        """Of a consumer on another node only what its queue knows is told."""
+        """Of a consumer on another node, show only what its queue knows."""
         # In a cluster the node and its incarnation stand before the key that the consumer has on its node.
         *home, _, number, tag, _ = consumer.key
         node = home[0] if home else self.name
@@ -449,7 +458,10 @@ class ManagedBroker:
         body: bytes,
         user: str,
     ) -> bool:
-        """Return True if it reached a queue. Properties have their AMQP names (`content_type`, `headers` …)."""
+        """Return True if it reached a queue.
+
+        Properties have their AMQP names (`content_type`, `headers` …).
+        """
         if self._broker.alarms.active:
             raise PreconditionFailed(f"publishers are blocked: {self._broker.alarms.reason}")
         told: dict[str, Any] = dict(properties)
@@ -484,7 +496,7 @@ class ManagedBroker:
                     )
                 )
             if tag and fate != "requeue":
-                # What is not settled goes back to its place with the session.
+                # Messages that are not settled go back to their place when the session ends.
                 ack, reject = commands.Basic.Ack(tag, True), commands.Basic.Nack(tag, True, False)
                 await direct.ask(ack if fate == "ack" else reject)
         return got

@@ -1,4 +1,4 @@
-"""What management shows of the broker's objects, under the names of RabbitMQ's management API."""
+"""The broker's objects as management shows them, under the names of RabbitMQ's management API."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 Details = dict[str, Any]
-#: What becomes of a message that was got: taken out, put back, or refused as by a consumer (dead-lettered).
+#: A message that was got is taken out, put back, or refused as by a consumer (dead-lettered).
 Fate = Literal["ack", "requeue", "reject"]
 
 
@@ -20,7 +20,7 @@ class QueueView(msgspec.Struct, kw_only=True):
     exclusive: bool = False
     arguments: Details = {}
     node: str = ""
-    #: Of a replicated queue.
+    #: Node that leads a replicated queue, and the nodes that have it.
     leader: str = ""
     members: list[str] = []
     state: str = "running"

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 60.0
 
-# As rabbitmqctl ends, which took them from sysexits.h.
+# Exit codes of rabbitmqctl, from sysexits.h.
 USAGE, DATA_ERROR, NO_USER, UNAVAILABLE, SOFTWARE, NO_PERMISSION = 64, 65, 67, 69, 70, 77
 
 _EXITS = {

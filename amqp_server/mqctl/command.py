@@ -1,4 +1,4 @@
-"""What all commands share: the group that holds them, the connection to the broker, their common options."""
+"""Shared by all commands: the group that holds them, the connection to the broker, common options."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from amqp_server.mqctl.client import USAGE, Failure
 
 
 def show(columns: Sequence[str], rows: Iterable[Sequence[object]], quiet: bool) -> None:
-    """As rabbitmqctl, nothing at all for no rows; and without its header if it is to be quiet."""
+    """As rabbitmqctl: prints nothing for no rows, and no header with --quiet."""
     lines = ["\t".join(map(text, row)) for row in rows]
     if lines and not quiet:
         lines.insert(0, "\t".join(columns))

@@ -22,7 +22,7 @@ _flatten = chain.from_iterable
 
 
 class DeliverTemplate:
-    """What all deliveries of one consumer share."""
+    """The parts that all deliveries of one consumer share."""
 
     __slots__ = ("_prefixes", "channel", "frame_max", "_tag")
 
@@ -30,7 +30,7 @@ class DeliverTemplate:
         self.channel = channel
         self.frame_max = frame_max
         self._tag = short_string(consumer_tag)
-        #: By the length of the routing; at most 511 entries.
+        #: Prefixes by the length of the routing; at most 511 entries.
         self._prefixes: dict[int, bytes] = {}
 
     def prefix(self, head_bytes: int) -> bytes:

@@ -46,7 +46,7 @@ class Outcome(Enum):
 
 
 class Route:
-    """Where the messages of one publish frame go, as of one generation of the topology."""
+    """Targets of the messages of one publish frame, for one generation of the topology."""
 
     __slots__ = (
         "channel",
@@ -121,7 +121,7 @@ class Segment:
 
 
 class Publisher:
-    """What the scanner knows of the connection."""
+    """The connection as the scanner knows it."""
 
     __slots__ = (
         "_interned",
@@ -409,7 +409,7 @@ def _switch(
 
 
 def _may_be_header(data: bytes, at: int, end: int, channel: int, size_max: int) -> bool:
-    """Can the few bytes at `at` be the beginning of a content header of this channel, more of which is to come?"""
+    """True if the few bytes at `at` may be the beginning of a content header of this channel."""
     known = min(end - at, 3)
     if data[at : at + known] != (b"\x02" + channel.to_bytes(2, "big"))[:known]:
         return False

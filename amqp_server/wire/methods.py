@@ -1,4 +1,5 @@
-"""Method frames: their arguments out of bytes and into bytes, by the field types that pamqp lists for each method.
+"""Method frames: their arguments out of bytes and into bytes, by the field types that pamqp lists for each
+method.
 
 pamqp's own `unmarshal` overlooks bytes that are missing or left over, and its `validate` refuses names that RabbitMQ
 takes (longer than 127 bytes, or not ASCII), so only its classes are used here.
@@ -48,7 +49,7 @@ def decode(payload: bytes, depth: int = tables.DEPTH_MAX) -> base.Frame:
     except tables.TableTooDeep as error:
         raise FrameError(str(error), where) from None
     except (_Misfit, tables.TableError, IndexError, struct.error):
-        # What was to log somebody in is not repeated.
+        # The octets of a login are not repeated in a text.
         octets = "..." if where in _SECRETS else ",".join(map(str, payload[4:]))
         raise FrameError(f"cannot decode <<{octets}>>", where) from None
     return method

@@ -18,7 +18,7 @@ _LENGTH_ONLY = (
     "app_id",
     "cluster_id",
 )
-#: As much of reply-to as tells direct reply-to from others.
+#: Bytes of reply-to that tell direct reply-to from others.
 _REPLY_PREFIX = 4
 _FIXED_TAGS = {ord("t"): 1, ord("b"): 1, ord("B"): 1, ord("s"): 2, ord("u"): 2, ord("I"): 4, ord("i"): 4}
 _FIXED_TAGS |= {ord("l"): 8, ord("L"): 8, ord("f"): 4, ord("d"): 8, ord("T"): 8, ord("D"): 5}

@@ -150,7 +150,6 @@ class DeferredHost(QueueHost):
         if refused:
             publish.origin.refused(first, last)
         else:
-            self.published_count += last - first + 1
             publish.origin.confirmed(first, last)
 
     @property
@@ -167,7 +166,6 @@ class DeferredHost(QueueHost):
             return
         count = len(run.seqs)
         self._next_ids[key] = first_id + count
-        self.delivered_count += count
         if key in self._getting:
             self._got(key, Got(run, first_id))
         else:

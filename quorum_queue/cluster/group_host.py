@@ -137,12 +137,8 @@ class GroupHost(DeferredHost):
             group.submit(b"".join(replicated.encode_batch(node, incarnation, number, commands)))
         self._sent(group.next_number - 1, applied=not group.flights)
 
-    def configure(self, settings: Settings) -> None:
-        """The leader says it in the log, so that it holds for all members from the same entry on."""
-        self._configured = settings
-        self._configure()
-
     def _configure(self) -> None:
+        """The leader says it in the log, so that it holds for all members from the same entry on."""
         if self.group.is_leader and self._configured != self.settings:
             self.submit(("configure", self._configured))
 

@@ -143,10 +143,6 @@ class RemoteHost(DeferredHost):
     def touch(self) -> None:
         self.submit(("touch",))
 
-    def configure(self, settings: Settings) -> None:
-        """The queue's home tells its machine."""
-        self._settings = settings
-
     def wake(self) -> None:
         """It asks for no times: its home does."""
 

@@ -148,8 +148,8 @@ def test_all_queues_behind_an_exchange() -> None:
     assert router.reachable_queues("apart") == ["4"]
     assert router.reachable_queues("default") == router.reachable_queues("missing") == []
     router.predeclare()
-    router.set_policy_alternate("default", "")
-    assert router.reachable_queues("default") is None
+    router.declare("anything", "fanout", arguments={"alternate-exchange": ""})
+    assert router.reachable_queues("anything") is None
 
 
 def test_a_binding_that_leads_nowhere_is_still_a_match_for_the_alternate_exchange() -> None:
@@ -157,18 +157,6 @@ def test_a_binding_that_leads_nowhere_is_still_a_match_for_the_alternate_exchang
     router.bind(to_queue("spare", "q"))
     assert router.route("a", "k").queues == ("q",)
     router.bind(to_exchange("a", "empty"))
-    assert router.route("a", "k").queues == ()
-
-
-def test_a_policy_gives_an_alternate_exchange_where_no_argument_does() -> None:
-    router = router_of("a:direct", "b:direct>argument", "policy:fanout", "argument:fanout")
-    router.bind(to_queue("policy", "by policy"))
-    router.bind(to_queue("argument", "by argument"))
-    for name in "ab":
-        router.set_policy_alternate(name, "policy")
-    assert router.route("a", "k").queues == ("by policy",)
-    assert router.route("b", "k").queues == ("by argument",)
-    router.set_policy_alternate("a", None)
     assert router.route("a", "k").queues == ()
 
 

@@ -12,7 +12,6 @@ from persistence.journal import Journal
 from tests.persistence.histories import IN_LMDB, IN_MEMORY, Histories, InLmdb, InMemory
 
 QUEUES = st.integers(1, 3)
-LENGTHS = st.integers(1, 5) | st.integers(1, 60)
 PAYLOADS = st.binary(max_size=40) | st.integers(0, 3000).map(lambda size: bytes(size))
 
 

@@ -78,6 +78,9 @@ def test_texts_of_refusals(permissions: Permissions) -> None:
 def test_default_exchange_has_a_name_in_patterns(permissions: Permissions) -> None:
     permissions.set("ann", "/", "", "^amq\\.default$", "")
     permissions.check("ann", "/", "exchange", "", "write")
+    permissions.set("ann", "/", "", "^$", "")
+    with pytest.raises(AccessRefused):
+        permissions.check("ann", "/", "exchange", "", "write")
 
 
 def test_change_counts_at_once_and_is_told(metadata: Metadata) -> None:

@@ -70,7 +70,7 @@ def test_changed_password_counts_at_once(metadata: Metadata) -> None:
     users = Users(metadata)
     users.add("ann", "old")
     assert users.verify("ann", "old")
-    users.set_password_hash("ann", passwords.hash_password("new"))
+    users.put("ann", passwords.hash_password("new"))
     assert users.recall("ann", "old") is None
     assert not users.verify("ann", "old")
     assert users.verify("ann", "new")
@@ -189,12 +189,12 @@ def test_refusals(metadata: Metadata) -> None:
     with pytest.raises(UserRefused, match="users_max"):
         users.put("bob", "")
     with pytest.raises(NoSuchUser, match='User "bob" does not exist'):
-        users.set_tags("bob", [])
+        users.require("bob")
     for name in ("", "x" * 256, "two\nlines"):
         with pytest.raises(UserRefused, match="name"):
             users.put(name, "")
     with pytest.raises(UserRefused, match="tags"):
-        users.set_tags("ann", [str(number) for number in range(65)])
+        users.put("ann", "", [str(number) for number in range(65)])
     assert users.require("ann") == User("ann", users.require("ann").password_hash, ())
 
 

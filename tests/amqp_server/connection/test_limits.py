@@ -130,8 +130,17 @@ async def test_a_silent_client_is_dropped(tmp_path: Path) -> None:
 
 
 async def test_any_frame_is_a_sign_of_life(tmp_path: Path) -> None:
-    async with served(tmp_path) as node, client(node, heartbeat_s=1) as busy:
-        for _ in range(8):
+    async with (
+        served(tmp_path) as node,
+        client(node, heartbeat_s=1) as busy,
+        client(node, heartbeat_s=1) as silent,
+    ):
+        while len(node.server.transports) == 2:
+            await busy.send(message(routing_key="nowhere").encode(1))
+            await trio.sleep(0.5)
+        assert await silent.ended()
+        # As long again as it took to drop the silent one.
+        for _ in range(4):
             await busy.send(message(routing_key="nowhere").encode(1))
             await trio.sleep(0.5)
         await busy.ask(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
@@ -147,9 +156,9 @@ async def test_a_blocked_publisher_is_not_dropped(tmp_path: Path) -> None:
         await blocked.wait_for(commands.Connection.Blocked)
         [transport] = node.server.transports
         await until(lambda: transport.session.incoming.stalled)
-        for _ in range(8):
-            await blocked.send(HEARTBEAT)
-            await trio.sleep(0.5)
+        async with client(node, heartbeat_s=1) as silent:
+            assert await silent.ended()
+        assert list(node.server.transports) == [transport]
         node.broker.alarms.set("test", False)
         await blocked.wait_for(commands.Connection.Unblocked)
         queue = node.broker.vhost("/").queues["q"]

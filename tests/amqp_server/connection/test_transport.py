@@ -58,7 +58,8 @@ async def test_slow_reader_is_paused_and_others_go_on(tmp_path: Path) -> None:
             await publisher.send(stuffing * 100)
         transport = next(each for each in node.server.transports if each.session.paused)
         queue = node.broker.vhost("/").queues["slow"]
-        await until(lambda: queue.host.published_count == COUNT)
+        # Its answer comes when all that was published before is in the queue.
+        await publisher.ask(1, commands.Queue.Declare(queue="slow", passive=True), commands.Queue.DeclareOk)
         # A run may be handed over before the pause is seen, then no more: the rest waits in its queue.
         assert transport.outbox.size < COUNT * len(BODY) / 4
         assert queue.host.ready_count > COUNT / 2

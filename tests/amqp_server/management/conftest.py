@@ -40,7 +40,7 @@ class ManagedNode(MemoryNode):
             broker.users.put(user, sha256(user), tags)
             broker.permissions.set(user, "/", ".*", ".*", ".*")
         self.began = time.monotonic()
-        self.amqp_address, self.http_address = "127.0.0.1:5672", ""
+        self.amqp_address, self.amqps_address, self.http_address = "127.0.0.1:5672", "127.0.0.1:5671", ""
         self.administration: Any = None
         self.commits = self
         self.resources = ResourceWatch(broker.config, broker.alarms, directory)

@@ -12,7 +12,8 @@ from amqp_server.config import Config
 from amqp_server.management.managed_broker import ManagedBroker
 from quorum_queue.ports import Refused
 
-from ..connection.node import Peer
+from ..connection.node import Delivery, Peer
+from ..wire.published import message
 from .conftest import Connect, ManagedNode, sha256
 
 pytestmark = pytest.mark.trio
@@ -391,13 +392,54 @@ async def test_connections(connect: Connect, node: ManagedNode, broker: ManagedB
     assert closed(third) is not None
 
 
+async def test_what_a_channel_waits_for(connect: Connect, node: ManagedNode, broker: ManagedBroker) -> None:
+    await broker.declare_queue("/", "q", durable=True, auto_delete=False, arguments={})
+    confirming, transactional = node.peer(name="a -> b"), node.peer(name="c -> d")
+    confirming.call(1, commands.Channel.Open(), commands.Confirm.Select())
+    body = message(routing_key="q", body=b"x", delivery_mode=b"\x02")
+    confirming.send(body.encode(1) * 2)
+    watcher = connect("watcher")
+
+    async def unconfirmed() -> int:
+        return int((await watcher.get("channels/a%20-%3E%20b%20(1)")).json()["messages_unconfirmed"])
+
+    assert await unconfirmed() == 2
+    node.sync()
+    assert await unconfirmed() == 0
+    transactional.call(1, commands.Channel.Open(), commands.Tx.Select())
+    got = transactional.call(1, commands.Basic.Get(queue="q"))[-1][1]
+    assert isinstance(got, Delivery) and isinstance(got.method, commands.Basic.GetOk)
+    transactional.send(body.encode(1) * 4)
+    transactional.call(1, commands.Basic.Ack(got.method.delivery_tag or 0))
+    row = (await watcher.get("channels/c%20-%3E%20d%20(1)")).json()
+    assert (row["messages_uncommitted"], row["acks_uncommitted"]) == (4, 1)
+    assert (await watcher.get("connections/a%20-%3E%20b")).json()["send_oct"] == len(confirming.output)
+
+
+async def test_a_failed_queue_is_shown_as_crashed(
+    connect: Connect, node: ManagedNode, broker: ManagedBroker
+) -> None:
+    client = connect("admin")
+    for name in ("q", "other"):
+        await broker.declare_queue("/", name, durable=True, auto_delete=False, arguments={})
+    host = node.broker.vhost("/").queues["q"].host
+    node.turn.run(node.turn.failed, host, RuntimeError("planted"))
+    assert {row["name"]: row["state"] for row in (await client.get("queues")).json()} == {
+        "q": "crashed",
+        "other": "running",
+    }
+
+
 async def test_node(connect: Connect, node: ManagedNode, broker: ManagedBroker) -> None:
     client = connect("admin")
     overview = (await client.get("overview")).json()
     assert overview["object_totals"]["exchanges"] == sum(
         len(list(broker.exchanges(vhost))) for vhost in ("/", "other")
     )
-    assert overview["listeners"][0]["port"] == 5672
+    assert [(row["protocol"], row["port"]) for row in overview["listeners"]] == [
+        ("amqp", 5672),
+        ("amqp/ssl", 5671),
+    ]
     assert "listeners" not in (await connect("manager").get("overview")).json()
     assert (await client.get("nodes")).json()[0]["name"] == "n1"
     assert (await client.get("nodes/n1")).json()["running"] is True

@@ -16,7 +16,6 @@ from quorum_queue.clock import KNOWN, Clock, QueueTime, TimeNote
 from quorum_queue.cluster import dead_letters, transfer
 from quorum_queue.cluster.deferred_host import DeferredHost
 from quorum_queue.cluster.early import Early
-from quorum_queue.cluster.frames import StatePiece
 from quorum_queue.cluster.group import Group
 from quorum_queue.cluster.group_host import GroupHost
 from quorum_queue.cluster.guests import Guest
@@ -96,18 +95,6 @@ def asks_for_no_bodies(group: Group, receiving: Receiving) -> None:
     receiving.wanted.clear()
     receiving.asked = {}
     transfer._store(group, receiving)
-
-
-def trusts_its_own_log() -> Callable[..., None]:
-    receive = transfer.receive_state
-
-    def mutant(group: Group, peer: str, piece: StatePiece) -> None:
-        receive(group, peer, piece)
-        receiving = group.receiving
-        if receiving is not None:
-            receiving.wanted.clear()
-
-    return mutant
 
 
 def answers_across_sessions(self: Guest, *event: Any) -> None:

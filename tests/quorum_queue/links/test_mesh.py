@@ -39,6 +39,13 @@ def frames(node: LinkNode, sender: str) -> list[bytes]:
     return node.events.frames.get(sender, [])
 
 
+async def refused(node: LinkNode, peer: str, times: int = 3) -> None:
+    """Wait until the node has dialled the peer so often in vain."""
+    pair = node.mesh._sessions.pairs[peer]
+    first = pair.failures
+    await until(lambda: pair.failures >= first + times)
+
+
 async def test_three_nodes_link_once_each(maybe_tls: Tls | None) -> None:
     async with nodes("n1", "n2", "n3", tls=maybe_tls) as made:
         for node in made:
@@ -284,7 +291,7 @@ async def test_second_node_of_the_same_name_waits() -> None:
         arguments = two.arguments | {"identity": "another disk", "incarnation": 50}
         twin = LinkNode("n2", nursery, listening(), **arguments)
         twin.start()
-        await trio.sleep(0.3)
+        await refused(twin, "n1")
         assert one.events.count("up", "n2") == 1
         assert twin.connected() == set()
         await two.stop()
@@ -341,7 +348,7 @@ async def test_peers_come_and_go() -> None:
         await all_linked([one, two, three])
         one.mesh.remove_peer("n3")
         await one.events.until(lambda: one.events.count("down", "n3") == 1)
-        await trio.sleep(0.3)
+        await refused(three, "n1")
         assert one.events.count("up", "n3") == 1
         one.mesh.add_peer(three.address)
         await all_linked([one, two, three])
@@ -378,7 +385,8 @@ async def test_other_secret(caplog: pytest.LogCaptureFixture) -> None:
 
         for said in ("proof is wrong", "without an answer"):
             await until(lambda said=said: any(said in text for text in warnings()))  # type: ignore[misc]
-        await trio.sleep(0.3)
+        await refused(wrong, "n1")
+        await refused(three, "n2")
         assert wrong.connected() == set()
         assert one.connected() == {"n3"}
         # Four that refuse at the port and four that dial, each at most once in the interval.
@@ -406,7 +414,8 @@ async def test_certificate_of_another_authority(tls: Tls, caplog: pytest.LogCapt
                 or "certificate verify failed" in caplog.text
             )
         )
-        await trio.sleep(0.3)
+        await refused(wrong, "n1")
+        await refused(three, "n2")
         assert wrong.connected() == set()
         assert one.connected() == {"n3"} == three.connected() - {"n1"} | {"n3"}
         await wrong.stop()

@@ -99,7 +99,6 @@ class Node:
         self.options = options
         self.send = send
         self.disk = Disk(Snapshot(0, 0, members, b""))
-        self.lives = 0
         #: How many disks went before this one.
         self.disk_number = 0
         self.start()
@@ -120,7 +119,6 @@ class Node:
         log = Log(
             disk, snapshot_index=base.index, snapshot_term=base.term, last_index=disk.last_index, terms=terms
         )
-        self.lives += 1
         self.raft = Raft(
             self.name, 7, members=base.members, hard=disk.hard, log=log, options=self.options, changes=changes,
             amnesiac=amnesiac,
