@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from amqp_server.broker.arguments import QueueArguments
@@ -11,7 +11,7 @@ from amqp_server.broker.queue_types import QueueType
 from amqp_server.broker.records import QueueRecord
 from amqp_server.broker.settings import effective_settings
 from quorum_queue.machine.settings import Settings
-from quorum_queue.ports import Host, Recipient
+from quorum_queue.ports import Host, Recipient, Refused
 
 if TYPE_CHECKING:
     from amqp_server.broker.vhost import VHost
@@ -160,6 +160,23 @@ class Queue:
     def failed(self, error: Exception) -> None:
         """A host could not be made for it. See amqp_server.turn.Unit."""
         self.host_failed(error)
+
+    def barrier(self, done: Callable[..., None]) -> None:
+        """Call back when all that was submitted before is visible here, also if the queue moves or fails meanwhile.
+
+        Then nobody knows what became of it: who must know asks the host itself.
+        """
+        host = self.host
+
+        def answered(refused: Refused | None = None) -> None:
+            if refused is None:
+                done()
+            elif self.deleted or self.host is host:
+                done(refused)
+            else:
+                self.barrier(done)
+
+        host.barrier(answered)
 
     def delete(self) -> None:
         """Have it deleted; nobody waits for it."""

@@ -186,7 +186,7 @@ def cancel(channel: Channel, method: commands.Basic.Cancel) -> None:
     if subscription is not None:
         channel.cancel(subscription)
         # Deliveries that were on their way to it come before the answer.
-        channel.connection.after(subscription.queue.host.barrier, cancelled)
+        channel.connection.after(subscription.queue.barrier, cancelled)
         return
     if channel.reply_host is not None and channel.reply_tag == method.consumer_tag:
         channel.reply_host.close()

@@ -101,7 +101,7 @@ def _declared(channel: Channel, method: commands.Queue.Declare, queue: Queue) ->
         host = queue.host
         _declare_ok(channel, method, queue.name, host.ready_count, host.consumer_count)
 
-    channel.connection.after(queue.host.barrier, counted)
+    channel.connection.after(queue.barrier, counted)
 
 
 def _check_deduplication(channel: Channel, queue: Queue, arguments: dict[str, object]) -> None:
@@ -280,4 +280,4 @@ def delete(channel: Channel, method: commands.Queue.Delete) -> None:
         count = host.ready_count
         connection.propose(operation, lambda error: answer(count))
 
-    connection.after(queue.host.barrier, counted)
+    connection.after(queue.barrier, counted)

@@ -245,6 +245,33 @@ def set_clock_forward(scene: Scene) -> None:
     _set_leaders_clock(scene, CLOCK_WRONG_S)
 
 
+def fail_leader(scene: Scene) -> None:
+    """A queue raises on the node that leads it, twice: it comes back from what is stored, or from the others."""
+    cluster, queue = scene.cluster, scene.queues[0]
+    name = cluster.leader(queue)
+    scene.strike(name)
+    cluster.plant(name, queue, 2)
+    wait_for("another node leads", lambda: cluster.leader(queue) != name)
+    scene.hold(HOLD_S)
+    scene.heal(name)
+    wait_for("the queue is back", lambda: not cluster.failed(name))
+
+
+def fail_for_good(scene: Scene) -> None:
+    """A queue raises on one node whenever it applies anything: it is set aside until an operator has it tried again."""
+    cluster, queue = scene.cluster, scene.queues[0]
+    name = next(member.node for member in cluster.members(queue) if not member.leads)
+    scene.strike(name)
+    cluster.plant(name, queue, 1_000_000)
+    wait_for("the queue is set aside", lambda: cluster.failed(name) == {queue: "set aside"})
+    scene.hold(2 * ABSENT_S)
+    assert cluster.failed(name) == {queue: "set aside"}
+    cluster.plant(name, queue, 0)
+    scene.heal(name)
+    cluster.retry_failed(name, queue)
+    wait_for("the queue is back", lambda: not cluster.failed(name))
+
+
 def wipe(scene: Scene) -> None:
     if scene.cluster.broker != "mqd":
         raise Unsupported("a wiped node has to be forgotten and joined by hand")
@@ -340,6 +367,8 @@ FAULTS: dict[str, Fault] = {
     "flipped bit": flip_bit,
     "flipped bits on two nodes": flip_two,
     "wiped data": wipe,
+    "exception in apply, leader": fail_leader,
+    "exception in apply, each time": fail_for_good,
     "clock back": set_clock_back,
     "clock forward": set_clock_forward,
     "wiped data, clock back": wipe_and_set_clock_back,

@@ -17,12 +17,14 @@ from typing import Any
 from urllib.parse import quote
 
 from conformance_tests.ports import free_port
-from tests.cluster import shifted_clock
+from tests.cluster import planted, shifted_clock, troubled_mqd
 from tests.cluster.links import ProxiedLinks
 from tests.cluster.nodes import Cluster, Member, wait_for
 from tests.reliability.node import Node
 
 HOST = "127.0.0.1"
+#: This version, and tests can set its clock and have its queues fail.
+TROUBLED = (sys.executable, "-m", troubled_mqd.__name__)
 #: Less than a node is frozen for.
 API_MAX_S = 3.0
 #: Less than by default, because one of the faults is a small disk.
@@ -38,8 +40,14 @@ class MqdCluster(Cluster):
     broker = "mqd"
     answers_vouch = True
 
-    def __init__(self, names: Sequence[str] = ("n1", "n2", "n3"), *options: str) -> None:
+    def __init__(
+        self,
+        names: Sequence[str] = ("n1", "n2", "n3"),
+        *options: str,
+        program: Sequence[str] = TROUBLED,
+    ) -> None:
         super().__init__(names)
+        self._program = list(program)
         self._options = options
         self._directory = Path(tempfile.mkdtemp(prefix="mqd-cluster-"))
         self._secret = self._directory / "secret"
@@ -58,6 +66,7 @@ class MqdCluster(Cluster):
         place = self._directory / name
         place.mkdir()
         shifted_clock.set_clock(place / "clock", 0)
+        planted.plant(place / "plant", "", 0)
         node = Node(
             place,
             *("--node", name, "--cluster-secret-file", str(self._secret)),
@@ -65,8 +74,11 @@ class MqdCluster(Cluster):
             *("--peers", ",".join(f"{peer}={HOST}:{port}" for peer, port in dialled.items())),
             *self._options,
         )
-        node.program = [sys.executable, "-m", shifted_clock.__name__]
-        node.environment = {shifted_clock.VARIABLE: str(place / "clock")}
+        node.program = self._program
+        node.environment = {
+            shifted_clock.VARIABLE: str(place / "clock"),
+            planted.VARIABLE: str(place / "plant"),
+        }
         return node
 
     # -- processes -------------------------------------------------------------------------------------------------
@@ -131,6 +143,19 @@ class MqdCluster(Cluster):
     def preload(self, library: Path, environment: Callable[[str], dict[str, str]]) -> None:
         for name, node in self._nodes.items():
             node.environment |= {"LD_PRELOAD": str(library)} | environment(name)
+
+    def plant(self, name: str, queue: str, count: int) -> None:
+        planted.plant(self._directory / name / "plant", queue, count)
+
+    def failed(self, name: str) -> dict[str, str]:
+        rows = [row.split("\t") for row in self.mqctl(name, "-q", "list_failed").splitlines()]
+        return {row[1]: row[3] for row in rows}
+
+    def retry_failed(self, name: str, queue: str) -> None:
+        self.mqctl(name, "retry_failed", queue)
+
+    def run_as(self, name: str, program: Sequence[str]) -> None:
+        self._nodes[name].program = list(program)
 
     def set_clock(self, name: str, wrong_s: float) -> None:
         shifted_clock.set_clock(self._directory / name / "clock", wrong_s)

@@ -125,6 +125,18 @@ class Cluster(ABC):
         """Take a dead node's data away."""
         shutil.rmtree(self.data(name))
 
+    def plant(self, name: str, queue: str, count: int) -> None:
+        """Have the next entries that this queue applies on one node raise."""
+        raise Unsupported(f"nothing can be planted in {self.broker}")
+
+    def failed(self, name: str) -> dict[str, str]:
+        """Return the queues that have failed on a node and are stopped there, and what is done about them."""
+        raise Unsupported(f"{self.broker} does not tell")
+
+    def retry_failed(self, name: str, queue: str) -> None:
+        """Have such a queue tried again."""
+        raise Unsupported(f"{self.broker} does not do that")
+
     def set_clock(self, name: str, wrong_s: float) -> None:
         """Set a node's wall clock to be wrong by so much."""
         raise Unsupported(f"clocks of {self.broker} are not set here")

@@ -1,4 +1,4 @@
-"""mqd with a wall clock that tests can set: `python -m tests.cluster.shifted_clock OPTIONS`, as `mqd OPTIONS`.
+"""A wall clock that tests can set, for a process of mqd's; see troubled_mqd.
 
 The file named by MQD_TEST_CLOCK holds by how many seconds the wall clock is wrong; it may be changed at any time. What
 else tells the time is as it is.
@@ -6,7 +6,6 @@ else tells the time is as it is.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from pathlib import Path
@@ -22,7 +21,7 @@ def set_clock(file: Path, wrong_s: float) -> None:
     new.replace(file)
 
 
-def _shift(file: Path) -> None:
+def shift(file: Path) -> None:
     """Have the process see the time that the file says."""
     true_ns, wrong_ns = time.time_ns, 0
 
@@ -39,10 +38,3 @@ def _shift(file: Path) -> None:
     time.time_ns = lambda: true_ns() + wrong_ns
     time.time = lambda: time.time_ns() / 1e9
     threading.Thread(target=follow, daemon=True).start()
-
-
-if __name__ == "__main__":
-    _shift(Path(os.environ[VARIABLE]))
-    from amqp_server.app import main
-
-    raise SystemExit(main())

@@ -123,5 +123,10 @@ def test_wiped_while_the_clock_is_behind(cluster: Cluster) -> None:
     judged(cluster, "wiped data, clock back")
 
 
+def test_exception_in_apply(cluster: Cluster) -> None:
+    judged(cluster, "exception in apply, leader")
+    judged(cluster, "exception in apply, each time")
+
+
 def test_rolling_restart(cluster: Cluster) -> None:
     judged(cluster, "rolling restart")

@@ -1,0 +1,60 @@
+"""Defects that tests plant in a process of mqd's; see troubled_mqd.
+
+The file named by MQD_TEST_PLANT holds "COUNT QUEUE": the next COUNT entries that this queue applies raise, half of them
+before they are applied and half of them after. It may be changed at any time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "MQD_TEST_PLANT"
+#: Between two looks at the file, s.
+LOOK_S = 0.02
+
+
+class Planted(Exception):
+    pass
+
+
+def plant(file: Path, queue: str, count: int) -> None:
+    new = file.with_suffix(".new")
+    new.write_text(f"{count} {queue}")
+    new.replace(file)
+
+
+def install(file: Path) -> None:
+    """Have the queues of this process fail as the file says."""
+    from quorum_queue.cluster.group_host import GroupHost
+
+    left, name, known = 0, "", ""
+
+    def follow() -> None:
+        nonlocal left, name, known
+        while True:
+            time.sleep(LOOK_S)
+            found = file.read_text()
+            if found != known:
+                known = found
+                count, _, name = found.partition(" ")
+                left = int(count)
+
+    apply: Any = GroupHost.apply
+
+    def planted(self: GroupHost, index: int, data: bytes) -> None:
+        nonlocal left
+        strikes = left > 0 and self.queue.name == name
+        if strikes and index % 2:
+            left -= 1
+            raise Planted(f"entry {index}, not applied")
+        apply(self, index, data)
+        if strikes:
+            left -= 1
+            raise Planted(f"entry {index}, applied")
+
+    place: Any = GroupHost
+    place.apply = planted
+    threading.Thread(target=follow, daemon=True).start()

@@ -1,0 +1,17 @@
+"""mqd with a wall clock that tests can set and defects that they can plant: `python -m tests.cluster.troubled_mqd OPTIONS`,
+as `mqd OPTIONS`. See shifted_clock and planted.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tests.cluster import planted, shifted_clock
+
+if __name__ == "__main__":
+    shifted_clock.shift(Path(os.environ[shifted_clock.VARIABLE]))
+    planted.install(Path(os.environ[planted.VARIABLE]))
+    from amqp_server.app import main
+
+    raise SystemExit(main())
