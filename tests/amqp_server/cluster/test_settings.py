@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from amqp_server.broker import queue as declared
-from amqp_server.broker.arguments import QueueArguments
 from amqp_server.broker.settings import effective_settings
 from quorum_queue.cluster import compaction
 from quorum_queue.machine.settings import Settings
@@ -39,8 +39,8 @@ def test_a_version_that_derives_other_settings_says_so_in_the_log(monkeypatch: p
         assert node.cluster.replicas.groups[queue_id].snapshot_index
         scene.crash(node, written=True)
 
-    def derived(parsed: QueueArguments) -> Settings:
-        return replace(effective_settings(parsed), delivery_limit=7)
+    def derived(*declaration: Any) -> Settings:
+        return replace(effective_settings(*declaration), delivery_limit=7)
 
     monkeypatch.setattr(declared, "effective_settings", derived)
     for node in scene.nodes.values():
