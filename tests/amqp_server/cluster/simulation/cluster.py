@@ -194,9 +194,14 @@ class Cluster:
         for node in self.serving:
             memberships = [queue.members for queue in node.broker.all_queues() if queue.members]
             memberships += [group.core.members.voters for group in node.cluster.replicas.groups.values()]
-            if any(map(self._are_split, memberships)):
+            if any(map(self._are_split, memberships)) or self._is_out_of_reach(node):
                 return True
         return False
+
+    def _is_out_of_reach(self, node: SimulatedNode) -> bool:
+        """Does none of the nodes that new queues are put on have links with this one? The others are about to leave."""
+        staying = node.cluster.roster.staying
+        return bool(staying) and all(self.is_dead(node.name, name) for name in staying)
 
     def _are_split(self, names: Sequence[str]) -> bool:
         running = [name for name in names if self.nodes[name].alive]
