@@ -33,7 +33,7 @@ def on_append(raft: Raft, message: Message) -> None:
 def on_commit(raft: Raft, message: Message) -> None:
     raft.follow(message.sender)
     raft.leader_commit = max(raft.leader_commit, message.hint_term)
-    if raft.installing_index or raft.log.is_vague(message.index, message.index):
+    if raft.installing_index or (raft.log.vague and raft.log.is_vague(message.index, message.index)):
         return
     if fits(raft, message):
         _verify(raft, message)
@@ -45,7 +45,7 @@ def on_snapshot(raft: Raft, message: Message) -> None:
     """Ask for the snapshot, unless this log has what it stands for."""
     raft.follow(message.sender)
     raft.leader_commit = max(raft.leader_commit, message.index)
-    if raft.installing_index or raft.log.is_vague(message.index, message.index):
+    if raft.installing_index or (raft.log.vague and raft.log.is_vague(message.index, message.index)):
         return
     if message.index > raft.commit and raft.log.term_at(message.index) != message.log_term:
         raft.offer = message

@@ -162,7 +162,7 @@ def test_a_follower_that_cannot_apply_what_all_others_have_cut_off_is_filled_aga
     scene.finish()
 
 
-def test_a_leader_that_cannot_read_what_only_it_has_forgets_it() -> None:
+def test_a_leader_that_cannot_read_what_only_it_has_gives_way() -> None:
     scene = Scene()
     scene.isolate("b")
     scene.isolate("c")

@@ -320,3 +320,16 @@ def test_what_another_member_can_read_is_not_lost_though_it_cannot_say_that_it_i
     assert not scene.leaders()
     for name in "abc":
         assert not scene.nodes[name].replicas.losses.lost_on_all(scene.group_id)
+
+
+def test_a_passed_over_entry_takes_no_other_with_it() -> None:
+    """Batches of a node that has started again since: nobody sends those again that come after the hole."""
+    scene, _ = begin(5)
+    restart(scene, dict.fromkeys("abc", [log_of(scene)[-4]]))
+    close_books(scene)
+    scene.heal()
+    scene.work(5 * ROUND_TICKS)
+    assert accept(scene, "a") == 1
+    scene.settle()
+    assert bodies(scene) == [b"1", b"3", b"4", b"5"]
+    check_alike(scene)

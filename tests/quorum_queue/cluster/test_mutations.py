@@ -13,7 +13,7 @@ import pytest
 
 from amqp_server.cluster.groups import Groups
 from quorum_queue.clock import KNOWN, Clock, QueueTime, TimeNote
-from quorum_queue.cluster import dead_letters, transfer
+from quorum_queue.cluster import dead_letters, frames, transfer
 from quorum_queue.cluster.deferred_host import DeferredHost
 from quorum_queue.cluster.early import Early
 from quorum_queue.cluster.group import Group
@@ -25,6 +25,7 @@ from quorum_queue.cluster.reach import Reach
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.cluster.transfer import Receiving
 from quorum_queue.machine.replicated import Applied, Replica
+from quorum_queue.raft.core import Raft
 from tests.clocks import ManualClock
 from tests.quorum_queue import test_clock
 from tests.quorum_queue.cluster import (
@@ -34,6 +35,7 @@ from tests.quorum_queue.cluster import (
     test_disks,
     test_groups,
     test_guests,
+    test_holes,
     test_snapshots,
     test_time,
 )
@@ -99,6 +101,14 @@ def asks_for_no_bodies(group: Group, receiving: Receiving) -> None:
 
 def answers_across_sessions(self: Guest, *event: Any) -> None:
     self._guests.events_for(self.peer, self.queue_id).add(*event)
+
+
+def says_that_it_has_nothing(self: Losses, group: Group, question: Any) -> tuple[int, None]:
+    return frames.NOT_HERE, None
+
+
+def forgets_no_turn(self: Replica, index: int) -> None:
+    self.applied = index
 
 
 def refuses_nothing(self: GroupHost) -> bool:
@@ -167,8 +177,14 @@ MUTATIONS = [
              test_guests.test_answers_of_an_earlier_session_are_no_answers),
     Mutation("what the disk has lost is asked for once", Losses, "ask_again", nothing,
              test_disks.test_what_no_peer_has_answered_is_asked_for_again),
+    Mutation("a member with a hole in its log stands for election", Raft, "has_holes", property(lambda self: False),
+             test_holes.test_a_hole_outlasts_restarts_and_heals_when_the_entry_is_reached),
+    Mutation("entries are lost though a member has them", Losses, "_look_for", says_that_it_has_nothing,
+             test_holes.test_two_members_heal_each_other_while_the_third_is_away),
+    Mutation("batches behind an entry that was passed over are out of turn", Replica, "passed_over", forgets_no_turn,
+             lambda: test_holes.test_a_passed_over_entry_takes_no_other_with_it()),
     Mutation("a log with a hole that nobody can fill is kept", Losses, "_forget", nothing,
-             test_disks.test_a_leader_that_cannot_read_what_only_it_has_forgets_it),
+             test_disks.test_a_follower_that_cannot_apply_what_all_others_have_cut_off_is_filled_again),
     Mutation("dead letters are not sent on by the next leader", GroupHost, "leader_changed", nothing),
     Mutation("any leader sends the dead letters of what it applies", Group, "proposed", lambda self, index: self.is_leader),
     Mutation("a leader that steps down sends no dead letters", dead_letters, "send_applied", sends_as_leader(),

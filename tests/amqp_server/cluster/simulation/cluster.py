@@ -210,12 +210,19 @@ class Cluster:
         and of three of which one has failed and is to be filled by the others.
         """
         for node in self.serving:
+            if self._is_out_of_reach(node):
+                return True
             if any(self._are_split(queue.members) for queue in node.broker.all_queues() if queue.members):
                 return True
             for group_id, group in node.cluster.replicas.groups.items():
                 if self._are_split(group.core.members.voters, self._without_memory(group_id)):
                     return True
         return False
+
+    def _is_out_of_reach(self, node: SimulatedNode) -> bool:
+        """Does none of the nodes that new queues are put on have links with this one? The others are about to leave."""
+        staying = node.cluster.roster.staying
+        return bool(staying) and all(self.is_dead(node.name, name) for name in staying)
 
     def _without_memory(self, group_id: int) -> list[str]:
         """Return the members of a group that do not vote before the others have filled them."""
