@@ -16,6 +16,8 @@ from amqp_server.wire import tables
 QUEUES, EXCHANGES, BINDINGS = "queues", "exchanges", "bindings"
 #: Table of what only this node knows of a queue: its slots of the delivered marks.
 MARKS = "marks"
+#: Producers with a sequence that a queue remembers, unless the node where it is declared is configured otherwise.
+DEDUPLICATION_PRODUCERS = 100_000
 #: Arguments that thousands of queues share are kept once, if they are not larger than this, bytes…
 SHARED_BYTES_MAX = 1024
 #: …or too diverse.
@@ -46,7 +48,7 @@ class QueueRecord(msgspec.Struct, frozen=True):
     leader: str = ""
     #: Producers with a sequence that it remembers, by the configuration of the node where it was declared: all nodes
     #: must remember the same.
-    deduplication_producers: int = 100_000
+    deduplication_producers: int = DEDUPLICATION_PRODUCERS
 
 
 def shared(record: QueueRecord) -> QueueRecord:

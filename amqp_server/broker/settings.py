@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import lru_cache
 
 from amqp_server.broker.arguments import SHARED_MAX, QueueArguments
+from amqp_server.broker.records import DEDUPLICATION_PRODUCERS
 from quorum_queue.machine.settings import Settings
 
 #: How long a queue remembers ids of messages, and how many, unless it was declared otherwise.
 DEDUPLICATION_WINDOW_MS = 600_000
 DEDUPLICATION_COUNT = 100_000
-DEDUPLICATION_PRODUCERS = 100_000
 
 
 @lru_cache(maxsize=SHARED_MAX)

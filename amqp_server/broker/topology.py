@@ -16,7 +16,7 @@ from amqp_server.broker import operations
 from amqp_server.broker.metadata import Metadata, decode, encode
 from amqp_server.broker.operations import Operation
 from amqp_server.broker.permissions import Permission
-from amqp_server.broker.records import BindingRecord, ExchangeRecord, QueueRecord
+from amqp_server.broker.records import DEDUPLICATION_PRODUCERS, BindingRecord, ExchangeRecord, QueueRecord
 from amqp_server.broker.users import User
 from amqp_server.broker.vhosts import VhostRecord
 from exchanges.router import InvalidArgument, UnknownExchangeType
@@ -307,6 +307,11 @@ class Topology:
             broker.vhost(binding.vhost).put_binding(binding)
 
 
+#: Defaults of the fields that records have had since a version later than the first, which are their last ones. Until
+#: the cluster has that version, nothing else may stand in them; see amqp_server.cluster.catalog.
+LATER_FIELDS: dict[type, tuple[object, ...]] = {QueueRecord: (DEDUPLICATION_PRODUCERS,)}
+
+
 def snapshot_of(
     broker: Broker,
     applied: int,
@@ -334,12 +339,25 @@ def note_applied(metadata: Metadata, index: int) -> None:
 
 
 def _rows(records: Iterable[msgspec.Struct]) -> list[Any]:
-    return sorted(msgspec.structs.astuple(record) for record in records)
+    return sorted(map(_row, records))
+
+
+def _row(record: msgspec.Struct) -> tuple[Any, ...]:
+    """Return the fields. Those of later versions are left out at the end while they have their defaults: nodes of the
+    version before read a row only if it is as long as they know it."""
+    row = msgspec.structs.astuple(record)
+    for default in reversed(LATER_FIELDS.get(type(record), ())):
+        if row[-1] != default:
+            break
+        row = row[:-1]
+    return row
 
 
 def _records(kind: type[Record], rows: list[Any]) -> list[Record]:
     names = kind.__struct_fields__
-    return [msgspec.convert(dict(zip(names, row, strict=True)), kind) for row in rows]
+    if any(len(row) > len(names) for row in rows):
+        raise UnreadableSnapshot(f"a {kind.__name__} has fields that this version of mqd does not know")
+    return [msgspec.convert(dict(zip(names, row, strict=False)), kind) for row in rows]
 
 
 def _decoded(snapshot: bytes) -> _State:

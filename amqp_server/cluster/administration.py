@@ -60,6 +60,7 @@ class Administration:
                 replicas.groups[group_id].machine.title: len(replicas.losses.lost_on_all(group_id))
                 for group_id in replicas.losses.groups_with_losses()
             },
+            "machine_version": cluster.roster.version,
             "topology": None if group is None else self._group(group),
         }
 
@@ -144,6 +145,7 @@ class Administration:
             | self._group(host.group)
             | {
                 "digest": host.replica.digest().hex(),
+                "machine_version": machine.version,
                 "ready": machine.ready.count,
                 "unacked": machine.unacked_count,
                 "consumers": machine.consumers.count,

@@ -15,7 +15,7 @@ import msgspec
 
 from amqp_server.broker import operations
 from amqp_server.broker.operations import DeclareExchange, DeclareQueue, Operation, SetMembers
-from amqp_server.broker.records import ExchangeRecord
+from amqp_server.broker.records import DEDUPLICATION_PRODUCERS, ExchangeRecord, QueueRecord
 from amqp_server.broker.topology import Result, Topology
 from amqp_server.cluster.roster import LAST_BATCH, Roster
 from quorum_queue.boundary import Fatal
@@ -229,6 +229,10 @@ class Catalog:
         if not isinstance(operation, DeclareQueue | DeclareExchange):
             return operation
         record = operation.record
+        if isinstance(record, QueueRecord) and self._roster.version == versions.FIRST:
+            # A node of the version before would remember as many as it always does.
+            record = msgspec.structs.replace(record, deduplication_producers=DEDUPLICATION_PRODUCERS)
+            operation = DeclareQueue(record)
         if self._roster.nodes.get(record.node) == "":
             return Result(False, f"node '{record.node}' is about to leave the cluster")
         if isinstance(record, ExchangeRecord) or not record.members:

@@ -194,6 +194,16 @@ class MqdCluster(Cluster):
         except ApiFailed:
             return None
 
+    def status(self, name: str) -> dict[str, Any]:
+        """Return how a node sees the cluster. Raises ApiFailed."""
+        told: dict[str, Any] = self._api("GET", name, "/api/cluster")
+        return told
+
+    def queue(self, name: str, queue: str) -> dict[str, Any]:
+        """Return what a node tells of a quorum queue. Raises ApiFailed."""
+        told: dict[str, Any] = self._api("GET", name, f"/api/cluster/queues/%2F/{quote(queue, safe='')}")
+        return told
+
     def members(self, queue: str) -> list[Member]:
         """By each member's own account; who leads is known best by the one with the highest term."""
         told = [(name, one) for name in self._nodes if (one := self._queue(name, queue))]

@@ -23,6 +23,7 @@ from amqp_server.cluster.catalog import (
     Catalog,
     Change,
     PutNode,
+    RaiseVersion,
     RemoveNode,
     _Batch,
     _decode_batch,
@@ -127,6 +128,8 @@ class Ledger:
     def _change_nodes(self, proposal: Any) -> None:
         if isinstance(proposal, PutNode):
             self.model.nodes[proposal.name] = proposal.address
+        elif isinstance(proposal, RaiseVersion):
+            self.model.version = max(self.model.version, proposal.version)
         elif isinstance(proposal, RemoveNode) and self.model.nodes.pop(proposal.name, None) is not None:
             # Nothing comes any more of what it did before.
             self._batches[proposal.name] = self._batches.get(proposal.name, (0, 0))[0], LAST_BATCH

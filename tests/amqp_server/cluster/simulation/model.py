@@ -12,6 +12,7 @@ from amqp_server.broker.broker import Broker
 from amqp_server.broker.operations import Operation
 from amqp_server.broker.records import BindingRecord, ExchangeRecord, QueueRecord
 from amqp_server.wire import tables
+from quorum_queue.machine import versions
 
 #: Exchanges that every vhost has.
 PREDECLARED = ("", "amq.direct", "amq.fanout", "amq.headers", "amq.match", "amq.rabbitmq.trace", "amq.topic")
@@ -42,6 +43,7 @@ class Model:
         self.bindings: dict[Bound, None] = {}
         #: Addresses of the nodes; one without is about to leave.
         self.nodes: dict[str, str] = {}
+        self.version = versions.FIRST
 
     def state(self) -> dict[str, Any]:
         return {
@@ -89,6 +91,8 @@ class Model:
                 if queue.vhost not in self.vhosts or at in self.queues or nowhere:
                     return False
                 queue = msgspec.structs.replace(queue, queue_id=index, members=members, leader=leader)
+                if self.version == versions.FIRST:
+                    queue = msgspec.structs.replace(queue, deduplication_producers=100_000)
                 return _put(self.queues, at, queue)
             case operations.DeleteQueue(vhost, name, queue_id):
                 found = self.queues.get((vhost, name))

@@ -1,0 +1,155 @@
+"""Versions: what a node of the version before must be able to read, and when the new version begins."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from amqp_server.broker import operations
+from amqp_server.broker.records import QueueRecord, encoded
+from amqp_server.broker.topology import LATER_FIELDS
+from amqp_server.cluster.catalog import GROUP, Catalog, RaiseVersion
+from amqp_server.cluster.parts import FEATURES
+from quorum_queue.boundary import Fatal
+from quorum_queue.links.handshake import Hello
+from quorum_queue.machine import versions
+from tests.amqp_server.cluster.simulation.cluster import by_hand
+from tests.amqp_server.cluster.test_simulation_scenes import Scene
+
+#: What a node of mqd 0.1 tells: nothing.
+OLD: tuple[str, ...] = ()
+#: Fields of a queue's row that mqd 0.1 knows.
+OLD_FIELDS = 13
+
+
+@pytest.fixture(autouse=True)
+def hand() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    with by_hand():
+        yield
+    logging.disable(logging.NOTSET)
+
+
+def old_scene() -> Scene:
+    """A cluster whose nodes are all of the version before."""
+
+    class Old(Scene):
+        def mend(self) -> None:
+            for node in self.nodes.values():
+                if not hasattr(node, "upgraded"):
+                    node.features = OLD
+            super().mend()
+
+    return Old()
+
+
+def upgrade(scene: Scene, name: str) -> None:
+    node: Any = scene.nodes[name]
+    scene.crash(node)
+    node.upgraded = True
+    node.features = FEATURES
+    scene.doubt_all()
+    scene.start(node)
+    scene.connect_all()
+    scene.settle()
+
+
+def roster_versions(scene: Scene) -> list[int]:
+    return [node.cluster.roster.version for node in scene.running]
+
+
+def test_the_version_is_raised_when_the_last_node_knows_it() -> None:
+    scene = old_scene()
+    client = scene.client("a")
+    queue_id = scene.declare(client, "quorum/q")
+    for name in "ab":
+        upgrade(scene, name)
+        assert set(roster_versions(scene)) == {versions.FIRST}
+    group_versions = [node.cluster.hosts.grouped[queue_id].replica.machine.version for node in scene.running]
+    assert set(group_versions) == {versions.FIRST}
+    upgrade(scene, "c")
+    scene.ticks(60)
+    assert set(roster_versions(scene)) == {versions.NEWEST}
+    group_versions = [node.cluster.hosts.grouped[queue_id].replica.machine.version for node in scene.running]
+    assert set(group_versions) == {versions.NEWEST}
+    # A snapshot of the topology carries it.
+    node = scene.nodes["a"]
+    assert node.cluster.refusal(Hello("x", 1, "id", features=OLD))
+    assert not node.cluster.refusal(Hello("x", 1, "id", features=FEATURES))
+    scene.finish()
+
+
+def test_it_is_not_raised_while_a_node_is_away() -> None:
+    scene = old_scene()
+    for name in "ab":
+        upgrade(scene, name)
+    node: Any = scene.nodes["c"]
+    scene.crash(node)
+    scene.ticks(100)
+    assert set(roster_versions(scene)) == {versions.FIRST}
+    node.upgraded, node.features = True, FEATURES
+    scene.start(node)
+    scene.connect_all()
+    scene.settle()
+    scene.ticks(60)
+    assert set(roster_versions(scene)) == {versions.NEWEST}
+    scene.finish()
+
+
+def test_rows_of_the_topology_are_as_the_version_before_reads_them() -> None:
+    assert len(QueueRecord.__struct_fields__) - len(LATER_FIELDS[QueueRecord]) == OLD_FIELDS
+    scene = old_scene()
+    members = ("a", "b", "c")
+    record = QueueRecord(
+        "/", "q", 0, False, encoded({"x-queue-type": "quorum"}), type="quorum", members=members, leader="a",
+        deduplication_producers=7,
+    )  # fmt: skip
+    scene.propose("a", operations.DeclareQueue(record))
+    for node in scene.running:
+        (queue,) = node.broker.all_queues()
+        # Such a node would remember as many as it always does.
+        assert queue.record.deduplication_producers == 100_000
+        state = msgspec.msgpack.decode(node.topology.snapshot()[1:])
+        (rows,) = [part for part in state if isinstance(part, list) and part and part[0][1] == "q"]
+        assert [len(row) for row in rows] == [OLD_FIELDS]
+    for name in "abc":
+        upgrade(scene, name)
+    scene.ticks(60)
+    scene.propose("a", operations.DeclareQueue(msgspec.structs.replace(record, name="r")))
+    for node in scene.running:
+        assert node.broker.vhost("/").queues["r"].record.deduplication_producers == 7
+        other = msgspec.msgpack.decode(node.topology.snapshot()[1:])
+        assert any(
+            isinstance(part, list) and len(part) == 2 and len(part[1]) == OLD_FIELDS + 1 for part in other
+        )
+
+
+def test_a_version_that_this_mqd_does_not_know_ends_the_process() -> None:
+    scene = Scene()
+    replication = scene.nodes["a"].cluster.replication
+    with pytest.raises(Fatal, match="start the version of mqd that the other nodes run"):
+        replication.submit(RaiseVersion(versions.NEWEST + 1))
+        scene.ticks(20)
+    assert GROUP in scene.nodes["a"].cluster.replicas.groups
+
+
+def test_a_proposal_that_this_mqd_does_not_know_ends_the_process() -> None:
+    class Later(msgspec.Struct, frozen=True, array_like=True, tag=199):
+        what: str
+
+    class Batch(msgspec.Struct, frozen=True, array_like=True):
+        node: str
+        incarnation: int
+        number: int
+        proposal: Later
+
+    scene = Scene()
+    node = scene.nodes["a"]
+    batch = msgspec.msgpack.encode(Batch("z", 1, 1, Later("?")))
+    entry = node.cluster.catalog.encode([batch])
+    with pytest.raises(Fatal, match=r"entry 1000 .* can't be read by this version of mqd"):
+        Catalog.apply(node.cluster.catalog, 1000, entry)

@@ -1,0 +1,23 @@
+"""Earlier releases of mqd, run from their wheels beside the present version.
+
+A wheel of each release stays in tests/releases; the newest of them is the version that a cluster is upgraded from.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+WHEELS = sorted((Path(__file__).parents[1] / "releases").glob("mqd-*.whl"))
+
+#: The wheel comes before whatever is installed; `python -m` would look into the working directory first.
+_START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from amqp_server.start import main; main()"
+
+
+def program(wheel: Path) -> list[str]:
+    """Return the command that runs the mqd in a wheel; options follow."""
+    return [sys.executable, "-c", _START, str(wheel)]
+
+
+def version(wheel: Path) -> str:
+    return wheel.name.split("-")[1]
