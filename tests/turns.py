@@ -18,9 +18,10 @@ class StrictBoundary(Boundary):
     """Takes nothing for a failure of one queue or session but what was planted."""
 
     __slots__ = ()
+    expected: tuple[type[Exception], ...] = (Planted,)
 
     def failed(self, unit: Unit, error: Exception) -> None:
-        if not isinstance(error, Planted):
+        if not isinstance(error, self.expected):
             raise Violation(f"{type(unit).__name__} raised {error!r}") from error
         super().failed(unit, error)
 

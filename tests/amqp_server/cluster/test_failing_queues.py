@@ -12,12 +12,14 @@ from amqp_server.broker import failures
 from amqp_server.cluster.catalog import GROUP, Catalog
 from quorum_queue.boundary import Fatal
 from quorum_queue.cluster.group import Group
+from quorum_queue.errors import Unreadable
+from quorum_queue.machine import versions
 from tests.amqp_server.cluster.simulation.clients import Client
 from tests.amqp_server.cluster.simulation.cluster import by_hand
 from tests.amqp_server.cluster.simulation.node import TICK_MS, SimulatedNode
 from tests.amqp_server.cluster.simulation.planting import plants_of
 from tests.amqp_server.cluster.test_simulation_scenes import Scene
-from tests.turns import Planted
+from tests.turns import Planted, StrictBoundary
 
 FOR_EVER = 1_000
 #: Until a queue that failed so often is set aside.
@@ -205,3 +207,24 @@ def test_a_failed_queue_that_is_deleted_leaves_nothing_behind() -> None:
     assert world.queue_id not in node.cluster.replicas.groups
     assert node.parts.store.recovered().get(world.queue_id) is None
     world.finish()
+
+
+def test_an_entry_that_cannot_be_read_stops_the_queue_with_a_clear_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another version of mqd has written it. To try again does not help, so the queue is set aside at once."""
+    monkeypatch.setattr(StrictBoundary, "expected", (Unreadable,))
+    world = World()
+    host = world.nodes["a"].cluster.hosts.grouped[world.queue_id]
+    host.submit(("version", versions.NEWEST + 1))
+    world.ticks(60)
+    stopped = [found for name in "abc" for found in world.stopped(name)]
+    # Without two of three nobody commits it for the last one.
+    assert len(stopped) == 2
+    for found in stopped:
+        assert (found["name"], found["set_aside"], found["attempts"]) == ("quorum/bad", True, 0)
+        assert "can't be read by this version of mqd" in found["reason"]
+    world.publish(world.clients["b"], "quorum/good")
+    for node in world.nodes.values():
+        assert node.alive
+        node.end_tasks()

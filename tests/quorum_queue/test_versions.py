@@ -1,0 +1,142 @@
+"""Versions of the machine: what changes with one, and what the last release can read until then."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from quorum_queue.machine import snapshot, versions
+from quorum_queue.machine.codec import CodecError
+from quorum_queue.machine.effects import Effects
+from quorum_queue.machine.entries import decode_entry, encode_batch, encode_entry
+from quorum_queue.machine.letters import SOURCES_MAX, STRETCHES_KEPT, STRETCHES_MAX, Letter, Letters
+from quorum_queue.machine.machine import Machine, Meta
+from quorum_queue.machine.replicated import Replica
+from quorum_queue.machine.run import Attributes, Run
+from quorum_queue.machine.settings import Settings
+from tests.cluster.releases import WHEELS
+
+PERSISTENT = Attributes(persistent=True)
+
+
+def message(body: bytes = b"x") -> Run:
+    return Run(range(1), [body], b"\x00\x01q", PERSISTENT)
+
+
+def letter(machine: Machine, position: int, low: int = 0, source: int = 7) -> int:
+    """Send a dead letter; return how many messages are ready then."""
+    effects = Effects()
+    command = ("enqueue_letter", message(), "origin", 1, Letter(source, position, low))
+    machine.apply(Meta(0), [command], effects)
+    assert [answer[:3] for answer in (*effects.confirmed, *effects.refused)] == [("origin", 1, 1)]
+    return machine.ready.count
+
+
+def test_dead_letters_are_taken_once_from_their_version_on() -> None:
+    machine = Machine(Settings(), version=versions.FIRST)
+    assert [letter(machine, 5), letter(machine, 5)] == [1, 2]
+    machine.apply(Meta(0), [("version", versions.LETTERS)], Effects())
+    assert [letter(machine, 5), letter(machine, 5), letter(machine, 6), letter(machine, 6)] == [3, 3, 4, 4]
+    # The same position of another queue is another letter.
+    assert letter(machine, 5, source=8) == 5
+    # A version is never taken back.
+    machine.apply(Meta(0), [("version", versions.FIRST)], Effects())
+    assert machine.version == versions.LETTERS
+
+
+def test_a_letter_that_a_full_queue_refuses_is_taken_later() -> None:
+    machine = Machine(Settings(max_length=1, overflow="reject-publish"))
+    assert [letter(machine, 1), letter(machine, 2)] == [1, 1]
+    machine.apply(Meta(0), [("purge",)], Effects())
+    assert [letter(machine, 1), letter(machine, 2), letter(machine, 2)] == [0, 1, 1]
+
+
+def test_what_is_remembered_of_letters_is_bounded() -> None:
+    letters = Letters()
+    for position in range(0, 2 * STRETCHES_MAX + 10, 2):
+        letters.take(Letter(1, position, 0))
+    assert len(letters) == STRETCHES_MAX
+    letters.take(Letter(1, 2 * STRETCHES_MAX + 10, 2 * STRETCHES_MAX))
+    assert len(letters) == STRETCHES_KEPT
+    for source in range(SOURCES_MAX + 5):
+        letters.take(Letter(source + 2, 1, 0))
+    assert len(letters) == SOURCES_MAX
+    assert letters.is_new(Letter(1, 2 * STRETCHES_MAX + 10, 0))
+
+
+def test_positions_in_a_row_are_one_stretch() -> None:
+    letters = Letters()
+    for position in (5, 3, 4, 9, 8, 7, 6):
+        assert letters.is_new(Letter(1, position, 0))
+        letters.take(Letter(1, position, 0))
+        assert not letters.is_new(Letter(1, position, 0))
+    assert letters.state() == [(1, [3, 10])]
+
+
+@pytest.mark.parametrize("version", [versions.FIRST, versions.NEWEST])
+def test_a_snapshot_has_the_version_and_what_belongs_to_it(version: int) -> None:
+    machine = Machine(Settings(), version=version)
+    for position in (1, 2, 9):
+        letter(machine, position)
+    again = snapshot.decode(snapshot.encode(machine))
+    assert again.version == version
+    assert snapshot.digest(again) == snapshot.digest(machine)
+    assert letter(again, 9) == (4 if version == versions.FIRST else 3)
+
+
+def test_what_is_newer_is_refused_with_a_clear_text() -> None:
+    newer = versions.NEWEST + 1
+    batch = b"".join(encode_batch("n1", 1, 1, [("version", newer)]))
+    with pytest.raises(CodecError, match=f"has version {newer}, this mqd knows {versions.NEWEST}"):
+        decode_entry(encode_entry(0, [batch]))
+    replica = Replica(Settings())
+    replica.machine.version = newer
+    with pytest.raises(CodecError, match=f"has version {newer}, this mqd reads versions up to"):
+        Replica.restore(replica.snapshot())
+
+
+@pytest.mark.parametrize(
+    ("features", "version"),
+    [((), 1), (("machine/2",), 2), (("machine/3",), 1), (("machine/2", "machine/3", "reach"), 2)],
+)
+def test_what_a_node_knows_is_told_by_its_features(features: tuple[str, ...], version: int) -> None:
+    assert versions.newest_of(features) == version
+
+
+READ = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from quorum_queue.machine.entries import decode_entry
+from quorum_queue.machine.replicated import Replica
+read = sys.stdin.buffer.read
+size = int.from_bytes(read(4), "big")
+replica = Replica.restore(read(size))
+entry = decode_entry(read())
+replica.apply(replica.applied + 1, entry, ("n9", 1))
+sys.stdout.buffer.write(replica.snapshot())
+"""
+
+
+@pytest.mark.parametrize("wheel", WHEELS, ids=lambda wheel: wheel.name)
+def test_the_last_release_reads_the_first_version_and_we_read_what_it_writes(wheel: Any) -> None:
+    replica = Replica(Settings(message_ttl_ms=1000, dead_letter=True, dead_letter_at_least_once=True))
+
+    def entry(number: int) -> bytes:
+        commands = [("enqueue", message(b"%d" % number), 1, number), ("tick",), ("touch",)]
+        return encode_entry(number, [b"".join(encode_batch("n1", 1, number, commands))])
+
+    for number in (1, 2):
+        replica.apply(number, decode_entry(entry(number)), ("n9", 1))
+    state = replica.snapshot()
+    done = subprocess.run(
+        [sys.executable, "-c", READ, str(wheel)],
+        input=len(state).to_bytes(4, "big") + state + entry(3),
+        capture_output=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    replica.apply(3, decode_entry(entry(3)), ("n9", 1))
+    assert Replica.restore(done.stdout).digest() == replica.digest()
