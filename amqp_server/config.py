@@ -16,7 +16,7 @@ KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 
 #: Share of the memory limit that message bodies may take before they are paged out.
 MEMORY_BUDGET_SHARE = 0.4
