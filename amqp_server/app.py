@@ -29,8 +29,8 @@ from amqp_server.broker.permissions import Permission
 from amqp_server.broker.timers import Timers
 from amqp_server.broker.users import hashed
 from amqp_server.clock import SystemClock
-from amqp_server.cluster.belonging import check_alone, drop_copies
 from amqp_server.cluster.errors import ClusterError, StartAgain
+from amqp_server.cluster.membership import check_alone, drop_copies
 from amqp_server.config import Config
 from amqp_server.connection.listener import ListenError, Server, listen
 from amqp_server.connection.tls import make_context
@@ -167,7 +167,13 @@ class Node:
         from amqp_server.cluster.hosts import ClusterHosts
 
         return ClusterHosts(
-            self.config, services, self.environment, parts.groups, parts.roster, parts.spread, parts.reach
+            self.config,
+            services,
+            self.environment,
+            parts.groups,
+            parts.roster,
+            parts.topology_progress,
+            parts.reach,
         )
 
     def _cluster_node(self, parts: ClusterParts, hosts: Hosts) -> ClusterNode:

@@ -74,7 +74,7 @@ class QueueHost:
         return self.settings.deduplicates
 
     @property
-    def certain(self) -> bool:
+    def holds_dead_letters(self) -> bool:
         """True if dead letters are held until their targets have them."""
         return self.settings.dead_letter_at_least_once
 

@@ -382,7 +382,7 @@ class LocalHost(Paging):
                 for _, part in self._what_is_left(run):
                     self.services.dead_letters.dead_letter(self.queue, part, reason, None)
                 continue
-            if self.certain and run.seqs.start in held:
+            if self.holds_dead_letters and run.seqs.start in held:
                 self._send_certainly(run, reason)
             else:
                 self.services.dead_letters.dead_letter(self.queue, run, reason, None)

@@ -223,7 +223,7 @@ class Host(Recipient, Protocol):
     ended: Literal["", "deleted", "moved", "failed"]
 
     @property
-    def certain(self) -> bool:
+    def holds_dead_letters(self) -> bool:
         """True if dead letters are held until their targets have them."""
 
     @property

@@ -57,8 +57,8 @@ class Administration:
             "groups_without_leader": led.get("", 0),
             "disk_stalled": replicas.stalled,
             "lost_entries": {
-                replicas.groups[group_id].machine.title: len(replicas.losses.lost_on_all(group_id))
-                for group_id in replicas.losses.groups_with_losses()
+                replicas.groups[group_id].machine.title: len(replicas.lost_entries.lost_on_all(group_id))
+                for group_id in replicas.lost_entries.groups_with_losses()
             },
             "machine_version": cluster.roster.version,
             "topology": None if group is None else self._group(group),
@@ -105,7 +105,7 @@ class Administration:
             "last_index": core.last_index,
             "snapshot_index": group.snapshot_index,
             "filling": group.receiving is not None or bool(core.amnesiac),
-            "lost_entries": len(cluster.replicas.losses.lost_on_all(group.id)),
+            "lost_entries": len(cluster.replicas.lost_entries.lost_on_all(group.id)),
             "members": members,
             "in_sync": core.leadership is not None
             and all(peer.match == core.last_index for peer in peers.values())
@@ -122,7 +122,7 @@ class Administration:
                 "leader": self._cluster.hosts.leader(queue),
                 "members": list(queue.members),
                 "online": [name for name in queue.members if name in connected],
-                "lost_entries": len(self._cluster.replicas.losses.lost_on_all(queue.queue_id)),
+                "lost_entries": len(self._cluster.replicas.lost_entries.lost_on_all(queue.queue_id)),
             }
             for queue in self._quorum_queues()
             if queue.vhost.name in vhosts
@@ -231,9 +231,9 @@ class Administration:
     async def _parted(self) -> None:
         """Wait until no group counts on this node any more. Raises Unavailable."""
         with trio.move_on_after(PART_TIMEOUT_S):
-            while self._cluster.hosts.parting:
+            while self._cluster.hosts.leaving:
                 await trio.sleep(PART_LOOK_S)
-        left = len(self._cluster.hosts.parting)
+        left = len(self._cluster.hosts.leaving)
         if left:
             raise Unavailable(
                 f"{left} queues still count on this node, because others are down or filled: try again"
@@ -283,7 +283,7 @@ class Administration:
                 f"queue '{name}' in vhost '{vhost}' is not on this node: ask one of {', '.join(queue.members)}"
             )
         accepted: list[int] = []
-        self._turn.run(lambda: accepted.append(self._cluster.replicas.losses.accept(queue.queue_id)))
+        self._turn.run(lambda: accepted.append(self._cluster.replicas.lost_entries.accept(queue.queue_id)))
         if not accepted[0]:
             raise PreconditionFailed(
                 f"this node does not know of anything in queue '{name}' in vhost '{vhost}' that all members have lost: "
@@ -292,7 +292,7 @@ class Administration:
         return accepted[0]
 
     async def rebalance(self) -> int:
-        """Spread the leaders over the nodes that are up; return how many are to move."""
+        """TopologyProgress the leaders over the nodes that are up; return how many are to move."""
         connected = {self._cluster.node, *self._cluster.mesh.connected()}
         led = dict.fromkeys(sorted(connected), 0)
         moved = 0

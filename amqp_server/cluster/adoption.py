@@ -30,9 +30,9 @@ from amqp_server.broker.records import (
     QueueRecord,
     key,
 )
-from amqp_server.cluster.belonging import Directory, Founded, drop_copies
 from amqp_server.cluster.catalog import GROUP, first_state
 from amqp_server.cluster.errors import ClusterError
+from amqp_server.cluster.membership import Directory, Founded, drop_copies
 from persistence.group_record import ENTRY_BYTES_MAX
 from quorum_queue.cluster.state import pack_state
 from quorum_queue.machine import codec, versions

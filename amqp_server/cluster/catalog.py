@@ -275,7 +275,7 @@ class Catalog:
     def released(self) -> list[int]:
         return []
 
-    def landed(self) -> int:
+    def last_own_batch(self) -> int:
         incarnation, number = self._roster.batches.get(self._own[0], (0, 0))
         return number if incarnation == self._own[1] and number != LAST_BATCH else 0
 
@@ -295,12 +295,12 @@ class Catalog:
         _check_version(found.version)
         removed = [name for name in self._roster.nodes if name not in found.nodes and self._is_news(name)]
         self._roster.restore(found.nodes, found.batches, found.begun, found.version)
-        landed, begun = self.landed(), self._roster.begun.get(self._own[0])
-        if landed and begun is not None:
+        last_own, begun = self.last_own_batch(), self._roster.begun.get(self._own[0])
+        if last_own and begun is not None:
             # Before the queues come that it says something about.
             self._listener.began(begun)
         self._topology.restore(found.topology)
-        for number in [number for number in self._waiting if number <= landed]:
+        for number in [number for number in self._waiting if number <= last_own]:
             self._waiting.pop(number)(UNSEEN)
         self._listener.nodes_changed(removed)
         self._listener.applied()

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from amqp_server.cluster.belonging import (
+from amqp_server.cluster.membership import (
     CHOOSE_ONE,
     REMOVED,
     STARTS_APART,

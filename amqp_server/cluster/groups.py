@@ -198,7 +198,7 @@ class Groups:
         self._store.drop_entries(group.id, unwanted)
         for index, found_here in here.items():
             if not found_here:
-                self.replicas.losses.add(group, index)
+                self.replicas.lost_entries.add(group, index)
 
     def drop_unclaimed(self, applied: int) -> None:
         """Groups whose queue was deleted while this node was away."""

@@ -14,7 +14,7 @@ from amqp_server.broker.reply import home_of
 from amqp_server.cluster.catalog import GROUP
 from amqp_server.cluster.replies import RemoteReply
 from amqp_server.cluster.roster import Roster
-from amqp_server.cluster.spread import Spread
+from amqp_server.cluster.topology_progress import TopologyProgress
 from amqp_server.config import Config
 from quorum_queue.cluster.deferred_host import DeferredHost
 from quorum_queue.cluster.group_host import GroupHost
@@ -39,7 +39,7 @@ class ClusterHosts:
         metadata: Metadata,
         groups: Groups,
         roster: Roster,
-        spread: Spread,
+        topology_progress: TopologyProgress,
         reach: Reach,
     ) -> None:
         self._config = config
@@ -47,14 +47,14 @@ class ClusterHosts:
         self._local = LocalHosts(services, metadata)
         self._groups = groups
         self._roster = roster
-        self._spread = spread
+        self._topology_progress = topology_progress
         self._reach = reach
         #: Hosts of queues that this node has no part of.
         self.remote: dict[int, RemoteHost] = {}
         #: Hosts of quorum queues that this node is a member of.
         self.grouped: dict[int, GroupHost] = {}
         #: Queues whose groups it is to leave, and cannot before the others have taken it out of them.
-        self.parting: dict[int, Queue] = {}
+        self.leaving: dict[int, Queue] = {}
         #: Queues whose groups have stopped on this node, which the others must know.
         self.stopped: dict[int, Queue] = {}
         #: Queues that guests may use.
@@ -68,7 +68,7 @@ class ClusterHosts:
                 return self._group_host(queue)
             if self._groups.is_kept(queue.queue_id):
                 # It stopped before the others had let it go, and they may still count on it.
-                self.parting[queue.queue_id] = queue
+                self.leaving[queue.queue_id] = queue
                 return self._group_host(queue)
             return self._remote_host(queue)
         if queue.node in (node, ""):
@@ -81,7 +81,7 @@ class ClusterHosts:
         queue_id = queue.queue_id
         self.queues.pop(queue_id, None)
         self.remote.pop(queue_id, None)
-        self.parting.pop(queue_id, None)
+        self.leaving.pop(queue_id, None)
         group_host = self.grouped.pop(queue_id, None)
         if group_host is not None and group_host is not queue.host:
             # The queue was about to move there.
@@ -167,7 +167,7 @@ class ClusterHosts:
         if not parsed.type.replicated:
             return ()
         own = self._groups.replicas.node
-        up = {own, *self._spread.up()}
+        up = {own, *self._topology_progress.up()}
         leaders: dict[str, int] = {}
         members: dict[str, int] = {}
         for queue in self.queues.values():
@@ -200,11 +200,11 @@ class ClusterHosts:
         queue_id = queue.queue_id
         if self._groups.replicas.node not in queue.members:
             if queue_id in self.grouped:
-                self.parting[queue_id] = queue
+                self.leaving[queue_id] = queue
             elif self.stopped.pop(queue_id, None) is not None:
                 self._groups.drop(queue_id)
             return
-        self.parting.pop(queue_id, None)
+        self.leaving.pop(queue_id, None)
         if queue_id not in self.grouped and queue_id not in self.stopped:
             self._move_here(queue, self._group_host(queue, late=True))
 
@@ -222,7 +222,7 @@ class ClusterHosts:
 
     def left(self, queue_id: int) -> None:
         """The other members have taken this node out of the group: it is not needed there any more."""
-        queue = self.parting.pop(queue_id, None)
+        queue = self.leaving.pop(queue_id, None)
         if queue is None:
             return
         before = self.grouped.pop(queue_id)

@@ -14,15 +14,15 @@ from amqp_server.broker.topology import Result
 from amqp_server.cluster import replies
 from amqp_server.cluster.administration import Administration
 from amqp_server.cluster.adoption import Adoption
-from amqp_server.cluster.belonging import REMOVED, About, Founded
 from amqp_server.cluster.catalog import GROUP, Catalog, Mark
 from amqp_server.cluster.errors import ClusterError, StartAgain
 from amqp_server.cluster.founding import Founding
 from amqp_server.cluster.hosts import ClusterHosts
+from amqp_server.cluster.maintenance import Maintenance
+from amqp_server.cluster.membership import REMOVED, About, Founded
 from amqp_server.cluster.parts import TICK_S, ClusterParts
 from amqp_server.cluster.readiness import obstacle
 from amqp_server.cluster.removed_nodes import RemovedNodes
-from amqp_server.cluster.steward import Steward
 from amqp_server.config import parse_address
 from persistence.journal import Journal
 from quorum_queue.cluster import frames
@@ -71,7 +71,7 @@ class ClusterNode:
         self._guests = Guests(self.mesh, self._turn, hosts.host_of)
         self.reach = parts.reach
         self._dispatch = Dispatch(self.replicas, self.mesh, self._guests, hosts, self.reach)
-        self.steward = Steward(
+        self.maintenance = Maintenance(
             self.replicas, self.roster, hosts, self.replication, self.reach, addresses=self._addresses
         )
         self._hand_over = HandOver(self.replicas, self.reach)
@@ -177,7 +177,7 @@ class ClusterNode:
 
     def _tell_about(self, peer: str) -> None:
         incarnation = self.roster.incarnation_of(peer)
-        seen = msgspec.structs.replace(self._parts.witnesses.seen(peer), incarnation=incarnation)
+        seen = msgspec.structs.replace(self._parts.disk_progress.seen(peer), incarnation=incarnation)
         removed_at = 0 if self._is_behind else self.roster.removed_at(peer)
         about = self._founding.tell(seen, self.roster.nodes, removed_at)
         self.mesh.send(peer, [bytes((frames.ABOUT,)), msgspec.msgpack.encode(about)])
@@ -238,17 +238,17 @@ class ClusterNode:
         known = self.roster.incarnation_of(self.node)
         if known > self.incarnation:
             self.overtaken(known)
-        self.replicas.early.topology_index = self._broker.topology.applied
+        self.replicas.unopened.topology_index = self._broker.topology.applied
         self._turn.gather(self)
 
     def flush(self) -> None:
         """Tell the others how far the topology is here. See amqp_server.turn.Gatherer."""
         # Until its first batch is applied a node is being filled, and no place for new queues.
-        if self.catalog.landed():
-            self._parts.spread.applied_here(self.topology_index)
+        if self.catalog.last_own_batch():
+            self._parts.topology_progress.applied_here(self.topology_index)
 
     def when_spread(self, index: int, then: Callable[[], None]) -> None:
-        self._parts.spread.wait(index, then)
+        self._parts.topology_progress.wait(index, then)
 
     # -- going -----------------------------------------------------------------------------------------------------
 
@@ -303,8 +303,8 @@ class ClusterNode:
         self._tell_about(peer)
         self._tell_time([peer])
         self.reach.link_up(peer, hello.features)
-        self._parts.spread.link_up(peer)
-        self._parts.witnesses.link_up(peer, hello)
+        self._parts.topology_progress.link_up(peer)
+        self._parts.disk_progress.link_up(peer, hello)
         self._node_is(peer, hello.incarnation)
         self.replicas.link_up(peer)
         self.hosts.reached()
@@ -319,7 +319,7 @@ class ClusterNode:
         self.reach.link_down(peer)
         self.replicas.link_down(peer)
         self._guests.link_down(peer)
-        self._parts.spread.go_on()
+        self._parts.topology_progress.go_on()
         for host in list(self.hosts.remote.values()):
             host.link_down(peer)
 
@@ -365,14 +365,14 @@ class ClusterNode:
         if kind == frames.REPLY:
             self._replied(*frames.parse_reply(frame))
         elif kind == frames.APPLIED:
-            self._parts.spread.heard(peer, frames.parse_applied(frame))
+            self._parts.topology_progress.heard(peer, frames.parse_applied(frame))
         elif kind == frames.FURTHER:
-            self._parts.spread.heard_of(*frames.parse_further(frame))
+            self._parts.topology_progress.heard_of(*frames.parse_further(frame))
         elif kind == frames.REACH:
             self.reach.heard(peer, frames.parse_reach(frame))
-            self._parts.spread.reach_changed(peer)
+            self._parts.topology_progress.reach_changed(peer)
         elif kind == frames.WRITTEN:
-            self._parts.witnesses.heard(peer, frames.parse_written(frame))
+            self._parts.disk_progress.heard(peer, frames.parse_written(frame))
         elif kind == frames.TIME:
             self._heard_time(*frames.parse_time(frame))
         elif kind == frames.ABOUT:
@@ -413,7 +413,7 @@ class ClusterNode:
         self.reach.tell()
         self._hand_over.tick()
         self._guests.tick()
-        self._parts.spread.go_on()
+        self._parts.topology_progress.go_on()
         if not self._is_behind:
             self._removed.tell(self._tell_about)
         self._removed.end_links()
@@ -423,10 +423,10 @@ class ClusterNode:
                 del self._broken_at[node]
                 self._node_is(node, None)
         if look:
-            self._parts.witnesses.tell(self.mesh.connected())
+            self._parts.disk_progress.tell(self.mesh.connected())
             self._tell_time(self.mesh.connected())
             self._settle_memory()
-            self.steward.look()
+            self.maintenance.look()
 
     def _tell_time(self, peers: Iterable[str]) -> None:
         time = self._queue_time
@@ -524,7 +524,7 @@ class ClusterNode:
         with trio.move_on_after(timeout_s):
             left = 1
             while left:
-                left = self.steward.drain()
+                left = self.maintenance.drain()
                 self._turn.end()
                 if left:
                     await trio.sleep(TICK_S)

@@ -6,14 +6,14 @@ import socket
 from dataclasses import dataclass
 
 from amqp_server.cluster import settings
-from amqp_server.cluster.belonging import Directory
+from amqp_server.cluster.disk_progress import DiskProgress
 from amqp_server.cluster.groups import Groups
+from amqp_server.cluster.membership import Directory
 from amqp_server.cluster.peers import Peers
 from amqp_server.cluster.replication import ClusterReplication
 from amqp_server.cluster.roster import Roster
-from amqp_server.cluster.spread import Spread
 from amqp_server.cluster.store import GroupStore
-from amqp_server.cluster.witnesses import Witnesses
+from amqp_server.cluster.topology_progress import TopologyProgress
 from amqp_server.config import Config
 from persistence.environment import Environment
 from quorum_queue.boundary import Boundary
@@ -57,8 +57,8 @@ class ClusterParts:
     groups: Groups
     roster: Roster
     reach: Reach
-    spread: Spread
-    witnesses: Witnesses
+    topology_progress: TopologyProgress
+    disk_progress: DiskProgress
     replication: ClusterReplication
     peers: Peers
 
@@ -114,8 +114,8 @@ def make_parts(
         raft=Options(election_ticks=max(2, round(config.election_ms / 1000 / TICK_S))),
     )
     reach = Reach(config.node, mesh, clock, leads=lambda: replicas.takes_leaders, options=options)
-    spread = Spread(mesh, clock, reach)
-    witnesses = Witnesses(mesh, lambda: environment.written)
+    topology_progress = TopologyProgress(mesh, clock, reach)
+    disk_progress = DiskProgress(mesh, lambda: environment.written)
     return ClusterParts(
         environment=environment,
         directory=directory,
@@ -127,10 +127,10 @@ def make_parts(
         groups=Groups(replicas, store, store.recovered()),
         roster=Roster(),
         reach=reach,
-        spread=spread,
-        witnesses=witnesses,
+        topology_progress=topology_progress,
+        disk_progress=disk_progress,
         replication=ClusterReplication(
             config.node, incarnation, clock=clock, timeout_ms=config.change_timeout_ms
         ),
-        peers=Peers(mesh, replicas, spread, witnesses),
+        peers=Peers(mesh, replicas, topology_progress, disk_progress),
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from amqp_server.cluster.spread import Spread
-from amqp_server.cluster.witnesses import Witnesses
+from amqp_server.cluster.disk_progress import DiskProgress
+from amqp_server.cluster.topology_progress import TopologyProgress
 from quorum_queue.cluster.group import Group
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.links.mesh import Mesh
@@ -12,11 +12,13 @@ from quorum_queue.links.mesh import Mesh
 class Peers:
     """See amqp_server.turn.Peers."""
 
-    def __init__(self, mesh: Mesh, replicas: Replicas, spread: Spread, witnesses: Witnesses) -> None:
+    def __init__(
+        self, mesh: Mesh, replicas: Replicas, topology_progress: TopologyProgress, disk_progress: DiskProgress
+    ) -> None:
         self._mesh = mesh
         self._replicas = replicas
-        self._spread = spread
-        self._witnesses = witnesses
+        self._topology_progress = topology_progress
+        self._disk_progress = disk_progress
 
     def turn_begins(self) -> None:
         self._mesh.turn_begins()
@@ -35,8 +37,8 @@ class Peers:
         self._replicas.write()
 
     def flush(self) -> None:
-        self._spread.flush()
+        self._topology_progress.flush()
         # Piggyback on frames that leave anyway, above all the answers that rest on a commit: a frame of its own would
         # wake the others.
-        self._witnesses.tell(self._mesh.waiting())
+        self._disk_progress.tell(self._mesh.waiting())
         self._mesh.flush()

@@ -41,7 +41,7 @@ def _read(host: GroupHost, index: int, again: Callable[[], None]) -> Bodies | No
     except EntryLost:
         if not host.wanted(index):
             raise BodyGone from None
-        replicas.losses.add(host.group, index, again)
+        replicas.lost_entries.add(host.group, index, again)
         return None
     bodies = replicated.bodies_of(entry.data)
     replicas.bodies.put(queue_id, index, bodies, len(entry.data))

@@ -37,7 +37,7 @@ def send_applied(host: GroupHost, applied: Applied) -> None:
             if leads:
                 _send_held(host, run, reason)
         elif proposed:
-            _send(host, run.every(0, 1), reason, host.replica.find(run.seqs), certain=False)
+            _send(host, run.every(0, 1), reason, host.replica.find(run.seqs), held=False)
 
 
 def send_held(host: GroupHost) -> None:
@@ -56,7 +56,7 @@ def _held(host: GroupHost) -> dict[int, tuple[Run, Reason]]:
 
 def _send_held(host: GroupHost, run: Run, reason: Reason) -> None:
     if run.seqs.start not in host.dead_letters_sent:
-        _send(host, run.every(0, 1), reason, host.replica.find(run.seqs), certain=True)
+        _send(host, run.every(0, 1), reason, host.replica.find(run.seqs), held=True)
 
 
 def _letter(host: GroupHost, seq: int) -> Letter | None:
@@ -68,16 +68,16 @@ def _letter(host: GroupHost, seq: int) -> Letter | None:
     return Letter(host.queue_id, seq, min(held, default=seq) if len(held) <= LOOK_MAX else 0)
 
 
-def _send(host: GroupHost, run: Run, reason: Reason, places: contents.Places, *, certain: bool) -> None:
+def _send(host: GroupHost, run: Run, reason: Reason, places: contents.Places, *, held: bool) -> None:
     try:
-        found = contents.find(host, places, lambda: _send(host, run, reason, places, certain=certain))
+        found = contents.find(host, places, lambda: _send(host, run, reason, places, held=held))
     except contents.BodyGone:
         return
     if found is None:
         return
     run.contents = found
     target = host.services.dead_letters
-    if not certain:
+    if not held:
         target.dead_letter(host.queue, run, reason, None)
         return
     seq = run.seqs.start

@@ -8,7 +8,7 @@ from typing import Protocol
 from quorum_queue.cluster import events, frames
 from quorum_queue.cluster.group_host import GroupHost
 from quorum_queue.cluster.guests import Guests
-from quorum_queue.cluster.parting import has_left
+from quorum_queue.cluster.leaving import has_left
 from quorum_queue.cluster.ports import Links
 from quorum_queue.cluster.reach import Reach
 from quorum_queue.cluster.remote_host import RemoteHost

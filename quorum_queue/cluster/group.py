@@ -64,7 +64,7 @@ class StateMachine(Protocol):
     def kept_in(self, state: bytes) -> list[int]:
         """The same as `kept` of a machine restored from this state."""
 
-    def landed(self) -> int:
+    def last_own_batch(self) -> int:
         """The last batch of this node (of its present incarnation) that was applied."""
 
     def kept(self) -> list[int]:
@@ -270,19 +270,19 @@ class Group:
                     machine.members_changed(self.core.members)
             self.applied = index
         machine.settled()
-        self.landed()
+        self.forget_applied()
         released = machine.released()
         if released:
             self.released = _grown(self.released, released)
 
-    def landed(self) -> None:
+    def forget_applied(self) -> None:
         """Forget the batches of this node that were applied."""
         flights = self.flights
         if not isinstance(flights, list):
             return
-        landed = self.machine.landed()
+        last_applied = self.machine.last_own_batch()
         count = 0
-        while count < len(flights) and flights[count].number <= landed:
+        while count < len(flights) and flights[count].number <= last_applied:
             self.replicas.flight_bytes -= len(flights[count].payload)
             count += 1
         if count < len(flights):

@@ -234,7 +234,7 @@ class GroupHost(DeferredHost):
         released, self._released = self._released, []
         return released
 
-    def landed(self) -> int:
+    def last_own_batch(self) -> int:
         incarnation, number = self.replica.batches.get(self._own[0], (0, 0))
         return number if incarnation == self._own[1] else 0
 
@@ -252,11 +252,11 @@ class GroupHost(DeferredHost):
         self._keep_time()
         self.replicas.bodies.drop_group(self.queue_id)
         self._held.clear()
-        landed = self.landed()
-        asked = self._landed_of_asked(landed)
+        last_own = self.last_own_batch()
+        asked = self._asked_until(last_own)
         self._catch_up_consumers(asked)
         for token, publish in list(self._publishes.items()):
-            if publish.batch <= landed:
+            if publish.batch <= last_own:
                 self._confirmed(token, publish.first, publish.last, refused=self._may_refuse)
         for verb, key in asked:
             if verb == "purge":
@@ -267,7 +267,7 @@ class GroupHost(DeferredHost):
             coming += sum(command[0] == "get" and command[1].key == key for command in self.pending)
             while len(self._getting.get(key, ())) > coming:
                 self._got(key, None)
-        self._passed(landed)
+        self._passed(last_own)
         if self.pending:
             self._turn.schedule(self)
 
@@ -300,10 +300,10 @@ class GroupHost(DeferredHost):
                         self._held.append((held, copy, first, self.replica.find(copy.seqs)))
         self._deliver_held()
 
-    def _landed_of_asked(self, landed: int) -> list[tuple[str, Any]]:
+    def _asked_until(self, last_own: int) -> list[tuple[str, Any]]:
         """Take what was asked in batches up to this one."""
         found: list[tuple[str, Any]] = []
-        while self._asked and self._asked[0][0] <= landed:
+        while self._asked and self._asked[0][0] <= last_own:
             found.append(self._asked.pop(0)[1:])
         return found
 
@@ -341,7 +341,7 @@ class GroupHost(DeferredHost):
             self._missed(applied.missed)
         if self._asked and number:
             refused = {key[2:]: reason for key, reason in applied.attach_refused}
-            for verb, key in self._landed_of_asked(number):
+            for verb, key in self._asked_until(number):
                 if verb == "attach":
                     self._attached(key, refused.get(key))
         if applied.deliveries:
@@ -377,7 +377,7 @@ class GroupHost(DeferredHost):
         for token, publish in list(self._publishes.items()):
             if publish.batch in batches:
                 self._confirmed(token, publish.first, publish.last, refused=True)
-        for verb, key in self._landed_of_asked(batches[-1]):
+        for verb, key in self._asked_until(batches[-1]):
             if verb == "purge":
                 self._purged(key, 0)
             elif verb == "get":

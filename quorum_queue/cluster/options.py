@@ -46,6 +46,6 @@ class ReplicationOptions:
     #: Groups handed over at one tick because another node reaches more of their voters.
     handover_groups: int = 100
     #: Messages for groups that this node does not know yet, bytes.
-    early_bytes_max: int = 4 * MIB
+    unopened_bytes_max: int = 4 * MIB
     #: Bodies of entries kept in memory for delivery, bytes.
     bodies_bytes: int = 64 * MIB

@@ -17,11 +17,11 @@ from quorum_queue.boundary import Boundary
 from quorum_queue.clock import Clock
 from quorum_queue.cluster import compaction, frames, gathering, transfer
 from quorum_queue.cluster.bodies import BodyCache
-from quorum_queue.cluster.early import Early
 from quorum_queue.cluster.group import Group, StateMachine
-from quorum_queue.cluster.losses import Losses
+from quorum_queue.cluster.lost_entries import LostEntries
 from quorum_queue.cluster.options import ReplicationOptions
 from quorum_queue.cluster.ports import Commits, Links, Store
+from quorum_queue.cluster.unopened_groups import UnopenedGroups
 from quorum_queue.ports import Timers
 from quorum_queue.raft.core import Raft
 from quorum_queue.raft.errors import CodecError
@@ -103,8 +103,8 @@ class Replicas:
         #: This node is about to stop.
         self.draining = False
         self._transfers: dict[Group, None] = {}
-        self.early = Early(options.early_bytes_max)
-        self.losses = Losses(self)
+        self.unopened = UnopenedGroups(options.unopened_bytes_max)
+        self.lost_entries = LostEntries(self)
         #: How often this node has left a group since it started.
         self._left: dict[int, int] = {}
         #: Groups that have stopped here because they failed.
@@ -141,7 +141,7 @@ class Replicas:
         self._stopped.pop(group_id, None)
         group = self.groups[group_id] = Group(self, group_id, core, machine, applied=applied)
         self.touch(group)
-        for message in self.early.take_messages(group_id):
+        for message in self.unopened.take_messages(group_id):
             self.contain(group, self._step, group, message)
         return group
 
@@ -220,7 +220,7 @@ class Replicas:
     def link_up(self, peer: str) -> None:
         for group in list(self.groups.values()):
             self.contain(group, self._link_up, group, peer)
-        self.losses.ask_again()
+        self.lost_entries.ask_again()
 
     def _link_up(self, group: Group, peer: str) -> None:
         # Whoever neither leads nor follows this node has nothing to do with it yet.
@@ -231,7 +231,7 @@ class Replicas:
             self.touch(group)
 
     def link_down(self, peer: str) -> None:
-        self.losses.link_down(peer)
+        self.lost_entries.link_down(peer)
         for group in list(self.groups.values()):
             self.contain(group, self._link_down, group, peer)
 
@@ -252,7 +252,7 @@ class Replicas:
             elif group_id in self._stopped:
                 self._watch(self._stopped[group_id], message)
             else:
-                self.early.keep_message(group_id, message, len(frame))
+                self.unopened.keep_message(group_id, message, len(frame))
         elif kind == frames.BATCH:
             group_id, payload = frames.parse_batch(frame)
             group = self.groups.get(group_id)
@@ -262,8 +262,8 @@ class Replicas:
         elif kind == frames.STATE:
             piece = frames.parse_state(frame)
             group = self.groups.get(piece.group)
-            if group is None or self.early.has_pieces(piece.group):
-                self.early.keep_piece(peer, piece)
+            if group is None or self.unopened.has_pieces(piece.group):
+                self.unopened.keep_piece(peer, piece)
             else:
                 self.contain(group, transfer.receive_state, group, peer, piece)
         elif kind == frames.FETCH:
@@ -282,16 +282,16 @@ class Replicas:
             group_id, questions = frames.parse_seek(frame)
             group = self.groups.get(group_id)
             if group is not None:
-                self.contain(group, self.losses.answer, peer, group_id, questions)
+                self.contain(group, self.lost_entries.answer, peer, group_id, questions)
         elif kind == frames.SOUGHT:
             group_id, leader_term, answers = frames.parse_sought(frame)
             group = self.groups.get(group_id)
             if group is not None:
-                self.contain(group, self.losses.answered, peer, group_id, leader_term, answers)
+                self.contain(group, self.lost_entries.answered, peer, group_id, leader_term, answers)
         elif kind == frames.PASS:
             group = self.groups.get(frames.parse_group(frame))
             if group is not None:
-                self.contain(group, self.losses.pass_over, group.id)
+                self.contain(group, self.lost_entries.pass_over, group.id)
         else:
             raise frames.FrameError(f"a frame of kind {kind}")
 
@@ -307,24 +307,24 @@ class Replicas:
 
     def _take_pieces(self) -> None:
         """Hand over what came before its group was there."""
-        for group_id in self.early.groups_with_pieces:
+        for group_id in self.unopened.groups_with_pieces:
             group = self.groups.get(group_id)
             if group is not None:
-                for peer, piece in self.early.take_pieces(group_id):
+                for peer, piece in self.unopened.take_pieces(group_id):
                     self.contain(group, transfer.receive_state, group, peer, piece)
 
     def topology_came(self, index: int) -> None:
         """What has no group here, now that the topology has come to this index, will have none."""
-        self.early.topology_index = index
+        self.unopened.topology_index = index
         self._take_pieces()
-        self.early.forget()
+        self.unopened.forget()
 
     # -- time ------------------------------------------------------------------------------------------------------
 
     def tick(self, heard: Collection[str]) -> None:
         """One tick of the election clock, for the groups that are not at rest."""
         self._watch_disk()
-        self.losses.tick()
+        self.lost_entries.tick()
         if self.stalled:
             # Whoever cannot write leads nobody.
             return
@@ -429,7 +429,7 @@ class Replicas:
         for to in ready.snapshots:
             transfer.begin(group, to)
         for index in ready.lost:
-            self.losses.add(group, index)
+            self.lost_entries.add(group, index)
 
     def _post(self, group_id: int, messages: Iterable[Message]) -> None:
         for message in messages:

@@ -179,7 +179,7 @@ def answer_fetch(replicas: Replicas, peer: str, group_id: int, indexes: list[int
             found.append(frames.StoredEntry(index, 0, frames.GONE, why))
             if group is not None and known and group.machine.wanted(index):
                 # By the time it is asked for again it may have come from another member.
-                replicas.losses.add(group, index)
+                replicas.lost_entries.add(group, index)
             continue
         found.append(entry)
         size += len(entry.data)
@@ -247,9 +247,9 @@ def receive_entries(group: Group, peer: str, found: list[frames.StoredEntry]) ->
     answered = False
     for entry in found:
         if entry.kind != frames.GONE:
-            replicas.losses.found(group, entry)
-        elif peer == group.core.leader and not replicas.losses.asks(peer):
-            replicas.losses.gone_at_leader(group, entry.index)
+            replicas.lost_entries.found(group, entry)
+        elif peer == group.core.leader and not replicas.lost_entries.asks(peer):
+            replicas.lost_entries.gone_at_leader(group, entry.index)
         if receiving is None or entry.index not in receiving.asked:
             continue
         if entry.kind == frames.GONE and entry.data == frames.PERHAPS_SETTLED:
@@ -305,9 +305,9 @@ def _store(group: Group, receiving: Receiving) -> None:
         group.snapshot_bytes, group.since_bytes = len(state), 0
         group.released = ()
         group.machine.restore(state)
-        group.landed()
+        group.forget_applied()
         for missing in receiving.missing:
-            replicas.losses.add(group, missing)
+            replicas.lost_entries.add(group, missing)
         replicas.touch(group)
         logger.info("group %d: took over a snapshot at %d", group.id, index)
 

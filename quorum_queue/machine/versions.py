@@ -3,7 +3,7 @@
 All members of a group must do the same with each entry. So whatever changes in what `Machine.apply` does, in the
 commands that an entry may hold, or in a snapshot, belongs to a new version, and a machine does it only from that version
 on. A queue begins with the first one. Its leader raises it by an entry, once the topology says that all nodes of the
-cluster can apply the new one (see amqp_server.cluster.steward). A queue that is on one node only begins with the newest.
+cluster can apply the new one (see amqp_server.cluster.maintenance). A queue that is on one node only begins with the newest.
 
     1   mqd 0.1
     2   mqd 0.2: dead letters that come again are taken once (("enqueue_letter", …)), and messages whose bodies no

@@ -20,9 +20,9 @@ from amqp_server.broker.users import User
 from amqp_server.broker.vhosts import VhostRecord
 from amqp_server.cluster import adoption
 from amqp_server.cluster.adoption import Adoption
-from amqp_server.cluster.belonging import Directory, Founded, drop_copies
 from amqp_server.cluster.catalog import GROUP, Catalog
 from amqp_server.cluster.errors import ClusterError
+from amqp_server.cluster.membership import Directory, Founded, drop_copies
 from amqp_server.cluster.roster import Roster
 from amqp_server.cluster.store import GroupStore
 from amqp_server.config import Config

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from amqp_server.broker.time_notes import LOOK_MS
-from amqp_server.cluster.belonging import STARTS_APART, TURNED_BACK
+from amqp_server.cluster.membership import STARTS_APART, TURNED_BACK
 from quorum_queue.clock import KNOWN
 from tests.amqp_server.cluster.simulation.cluster import by_hand
 from tests.amqp_server.cluster.simulation.node import TICK_MS, SimulatedNode

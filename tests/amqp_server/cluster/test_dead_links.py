@@ -9,8 +9,8 @@ import pytest
 
 from amqp_server.broker.operations import SetMembers
 from amqp_server.cluster.catalog import GROUP
+from amqp_server.cluster.maintenance import LOST_FACTOR
 from amqp_server.cluster.readiness import NO_LEADER
-from amqp_server.cluster.steward import LOST_FACTOR
 from quorum_queue.cluster import frames
 from tests.amqp_server.cluster.simulation.clients import Client
 from tests.amqp_server.cluster.simulation.cluster import by_hand
@@ -236,7 +236,7 @@ def test_a_node_that_stops_hands_over_once() -> None:
     node = scene.nodes["b"]
     terms = {group_id: group.core.term for group_id, group in node.cluster.replicas.groups.items()}
     for _ in range(SOON_TICKS):
-        node.cluster.steward.drain()
+        node.cluster.maintenance.drain()
         node.end_turn()
         scene.ticks(1)
     assert leaders(scene) <= {"a", "c"}

@@ -17,13 +17,13 @@ from amqp_server.broker.records import BindingRecord, key
 from amqp_server.broker.topology import Topology
 from amqp_server.broker.vhost import VHost
 from amqp_server.cluster.administration import Administration
-from amqp_server.cluster.belonging import Directory
 from amqp_server.cluster.catalog import Catalog
 from amqp_server.cluster.groups import Groups
 from amqp_server.cluster.hosts import ClusterHosts
+from amqp_server.cluster.membership import Directory
 from amqp_server.cluster.node import ClusterNode
 from amqp_server.cluster.roster import Roster
-from amqp_server.cluster.spread import Spread
+from amqp_server.cluster.topology_progress import TopologyProgress
 from persistence.journal import Journal
 from quorum_queue.boundary import Fatal
 from quorum_queue.cluster import frames
@@ -31,8 +31,8 @@ from quorum_queue.cluster.dispatch import Dispatch
 from quorum_queue.cluster.handover import HandOver
 from quorum_queue.cluster.reach import Reach
 from quorum_queue.cluster.replicas import Replicas
-from tests.amqp_server.cluster import test_belonging
 from tests.amqp_server.cluster import test_clocks as clocks
+from tests.amqp_server.cluster import test_data_directories
 from tests.amqp_server.cluster import test_dead_links as dead_links
 from tests.amqp_server.cluster import test_simulation_scenes as scenes
 from tests.amqp_server.cluster.simulation import simulation
@@ -139,7 +139,7 @@ def never_noted(self: Directory) -> None: ...
 
 
 def looks_at_no_start(self: ClusterNode) -> None:
-    self.replicas.early.topology_index = self._broker.topology.applied
+    self.replicas.unopened.topology_index = self._broker.topology.applied
     self._turn.gather(self)
 
 
@@ -175,7 +175,7 @@ MUTATIONS = [
     Mutation("a leader that does not reach a member keeps its group", HandOver, "tick", nothing),
     Mutation("a declare does not wait for a node that is out of reach", Reach, "apart", lambda self: [],
              lambda: dead_links.test_declares_are_answered_at_both_ends_and_seen_everywhere("a", True)),
-    Mutation("no node passes on how far another one is", Spread, "_pass_on", nothing,
+    Mutation("no node passes on how far another one is", TopologyProgress, "_pass_on", nothing,
              lambda: dead_links.test_declares_are_answered_at_both_ends_and_seen_everywhere("a", True)),
     Mutation("new queues are led by the node that leads fewest", Reach, "missed", lambda self, placed: 0,
              dead_links.test_new_queues_are_led_where_all_members_are_reached),
@@ -192,7 +192,7 @@ MUTATIONS = [
     Mutation("only peers tell of later starts, and the log does not", ClusterNode, "applied", looks_at_no_start,
              lambda: clocks.test_a_node_learns_of_its_later_start_from_the_log(pytest.MonkeyPatch())),
     Mutation("a copy that is put back may have had no word yet", Directory, "note_began", never_noted,
-             test_belonging.test_a_new_disk_is_not_turned_back_before_it_has_had_a_word),
+             test_data_directories.test_a_new_disk_is_not_turned_back_before_it_has_had_a_word),
     Mutation("intervals go by the wall clock", ManualClock, "monotonic_ms", by_wall_time,
              lambda: clocks.test_a_clock_is_set_and_nobody_notices(clocks.HOUR_MS)),
     Mutation("a node that starts keeps its own time", ClusterNode, "_heard_time", nothing,

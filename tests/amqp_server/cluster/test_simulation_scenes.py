@@ -15,8 +15,8 @@ from amqp_server.broker.arguments import QueueArguments
 from amqp_server.broker.records import ExchangeRecord, QueueRecord, encoded
 from amqp_server.broker.topology import Result
 from amqp_server.broker.users import User
-from amqp_server.cluster.belonging import STARTS_APART
 from amqp_server.cluster.catalog import PutNode, RemoveNode
+from amqp_server.cluster.membership import STARTS_APART
 from amqp_server.cluster.replication import ClusterReplication
 from amqp_server.errors import PreconditionFailed
 from amqp_server.wire import frames

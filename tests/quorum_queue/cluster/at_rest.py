@@ -106,7 +106,7 @@ def check_empty(cluster: Cluster) -> None:
             raise declared.ledger.fail(f"{len(declared.ledger.live)} messages cannot be consumed")
     for _ in range(4):
         for node in cluster.running:
-            node.steward.look()
+            node.maintenance.look()
             node.end_turn()
         cluster.settle()
     for node in cluster.running:

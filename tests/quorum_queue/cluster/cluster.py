@@ -276,10 +276,10 @@ class Cluster:
                 ):
                     return f"{name} has something under way for {declared.name}"
         for node in self.running:
-            if node.replicas.losses.entries():
-                return f"{node.name} lacks {node.replicas.losses.entries()}"
-            if node.hosts.parting:
-                return f"{node.name} has not left {list(node.hosts.parting)} yet"
+            if node.replicas.lost_entries.entries():
+                return f"{node.name} lacks {node.replicas.lost_entries.entries()}"
+            if node.hosts.leaving:
+                return f"{node.name} has not left {list(node.hosts.leaving)} yet"
             if node.replicas.stalled:
                 return f"the disk of {node.name} is stalled"
             if any(at <= node.now_ms for at, _ in node.timers.asked):

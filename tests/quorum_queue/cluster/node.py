@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from amqp_server.cluster.groups import Groups
+from amqp_server.cluster.maintenance import Maintenance
 from amqp_server.cluster.parts import FEATURES
 from amqp_server.cluster.roster import Roster
-from amqp_server.cluster.steward import Steward
 from amqp_server.cluster.store import GroupStore
 from amqp_server.config import Config
 from amqp_server.turn import Turn
@@ -51,7 +51,7 @@ WALL_MS = 1_000_000_000
 DEAD_TICKS = 3
 #: Numbers from one start of a node to the next.
 STARTS_APART = 100
-#: Ticks between two looks of the steward.
+#: Ticks between two looks of the maintenance.
 LOOK_TICKS = 7
 #: Small limits, so that they are met.
 RAFT = Options(
@@ -165,14 +165,16 @@ class SimulatedNode:
         self.groups.lost_before = self.lost_before
         self.roster = roster = Roster()
         roster.nodes = dict.fromkeys(self.names, "here")
-        spread: Any = SimpleNamespace(up=self.connected)
+        topology_progress: Any = SimpleNamespace(up=self.connected)
         self.hosts = WatchedHosts(
-            Config(), services, self.environment, self.groups, roster, spread, self.reach
+            Config(), services, self.environment, self.groups, roster, topology_progress, self.reach
         )
         self.guests = Guests(self, self.turn, self.hosts.host_of)
         self.dispatch = Dispatch(self.replicas, self, self.guests, self.hosts, self.reach)
         replication: Any = Proposals(self._members_changed)
-        self.steward = Steward(self.replicas, roster, self.hosts, replication, self.reach, addresses=dict)
+        self.maintenance = Maintenance(
+            self.replicas, roster, self.hosts, replication, self.reach, addresses=dict
+        )
         self.broken_at = {name: self.now_ms for name in self.names if name != self.name}
         self.queues: dict[str, SimulatedQueue] = {}
         there: dict[int, Declared] = {}
@@ -183,7 +185,7 @@ class SimulatedNode:
                 del there[declared.queue_id]
         for declared in there.values():
             self.declare(declared)
-        self.replicas.early.topology_index = self.last_id
+        self.replicas.unopened.topology_index = self.last_id
         self.groups.drop_unclaimed(self.last_id)
         self.end_turn()
 
@@ -288,7 +290,7 @@ class SimulatedNode:
 
     def end_turn(self) -> None:
         self.turn.end()
-        if self.replicas.losses.found_count and not self.environment.groups.was_damaged:
+        if self.replicas.lost_entries.found_count and not self.environment.groups.was_damaged:
             raise Violation(f"{self.name} takes entries for lost, and nothing on its disk was damaged")
 
     def tick(self) -> None:
@@ -315,7 +317,7 @@ class SimulatedNode:
                 del self.broken_at[node]
                 self._node_is(node, None)
         if self.ticks % LOOK_TICKS == 0:
-            self.steward.look()
+            self.maintenance.look()
             self._tell_time(self.sessions)
         self.timers.run(self.now_ms)
 

@@ -48,7 +48,7 @@ class Scene(Cluster):
         self.network.version = versions.NEWEST
         for node in self.running:
             self.tick(node)
-            node.turn.run(node.steward.look)
+            node.turn.run(node.maintenance.look)
         self.settle()
         for declared in self.declared:
             assert declared.ledger.machine.version == versions.NEWEST

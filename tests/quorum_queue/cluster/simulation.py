@@ -154,7 +154,7 @@ class Simulation(Cluster):
         if led:
             group = self.random.choice(led)
             to = self.random.choice(group.core.members.voters)
-            if to != node.name and node.steward.transfer(group, to):
+            if to != node.name and node.maintenance.transfer(group, to):
                 self.note("leaders hand over")
                 node.end_turn()
 
@@ -249,7 +249,7 @@ class Simulation(Cluster):
             node = self.nodes[name]
             if (
                 not node.alive
-                or node.replicas.losses.entries()
+                or node.replicas.lost_entries.entries()
                 or any(
                     group.damaged or group.snapshot_damaged
                     for group in node.environment.groups.groups.values()

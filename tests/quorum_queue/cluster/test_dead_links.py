@@ -204,7 +204,7 @@ def test_a_group_that_comes_back_waits_longer_each_time(
     scene.cut("b", "c")
     scene.work(STEADY_TICKS)
     assert moves
-    # Without a rest each look of the steward would bring it back, and each tick give it away again.
+    # Without a rest each look of the maintenance would bring it back, and each tick give it away again.
     assert max(map(moves.count, moves)) <= 3
     scene.finish()
 

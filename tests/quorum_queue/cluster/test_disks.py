@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from quorum_queue.cluster import compaction, frames
-from quorum_queue.cluster.losses import RETRY_MS
+from quorum_queue.cluster.lost_entries import RETRY_MS
 from tests.quorum_queue.cluster.node import TICK_MS
 from tests.quorum_queue.cluster.scene import Scene, sync
 
@@ -46,10 +46,10 @@ def test_deliveries_wait_in_order_for_a_body_that_the_disk_lost() -> None:
     assert scene.host("b").replica.machine.unacked_count == 4
     # What comes later does not overtake it.
     assert not holder.unacked
-    assert node.replicas.losses.entries() == [(scene.group_id, pinned[1])]
+    assert node.replicas.lost_entries.entries() == [(scene.group_id, pinned[1])]
     scene.work()
     assert [body.split(b".")[1] for body in holder.unacked.values()] == [b"1", b"2", b"3", b"4"]
-    assert not node.replicas.losses.entries()
+    assert not node.replicas.lost_entries.entries()
     scene.finish()
 
 
@@ -73,13 +73,13 @@ def test_a_body_is_asked_for_again_when_the_answer_was_lost() -> None:
                 if sender != to:
                     scene.deliver(sender, to, lambda frame: frame[0] != frames.FETCH)
             sync(scene.nodes[sender])
-    assert node.replicas.losses.entries() == [(scene.group_id, index)]
+    assert node.replicas.lost_entries.entries() == [(scene.group_id, index)]
     # The question goes with the links.
     for session in scene.sessions_of("b"):
         scene.end_session(session)
     scene.heal()
     scene.work()
-    assert not node.replicas.losses.entries()
+    assert not node.replicas.lost_entries.entries()
     assert [body.split(b".")[1] for body in holder.unacked.values()] == [b"1"]
     scene.finish()
 
@@ -107,7 +107,7 @@ def test_what_was_settled_while_it_waited_for_its_body_holds_nobody_up() -> None
     scene.work(2)
     scene.publish("a", publisher)
     scene.work(80)
-    assert not node.replicas.losses.entries()
+    assert not node.replicas.lost_entries.entries()
     assert holder.next_id == 2
     scene.finish()
 
@@ -268,7 +268,7 @@ def test_a_snapshot_that_names_what_was_deleted_since_raises_no_alarm() -> None:
     scene.nodes["b"].tick()
     scene.heal()
     scene.settle()
-    assert [scene.nodes[name].replicas.losses.found_count for name in "abc"] == [0, 0, 0]
+    assert [scene.nodes[name].replicas.lost_entries.found_count for name in "abc"] == [0, 0, 0]
     scene.finish()
 
 
@@ -287,10 +287,10 @@ def test_what_a_snapshot_names_and_the_disk_has_lost_is_fetched_once_that_is_cer
     scene.crash(node)
     node.environment.groups.flip(scene.group_id, lost)
     scene.start(node)
-    assert (node.replicas.losses.found_count, len(node.replicas.losses)) == (0, 1)
+    assert (node.replicas.lost_entries.found_count, len(node.replicas.lost_entries)) == (0, 1)
     scene.heal()
     scene.settle()
-    assert (node.replicas.losses.found_count, len(node.replicas.losses)) == (1, 0)
+    assert (node.replicas.lost_entries.found_count, len(node.replicas.lost_entries)) == (1, 0)
     assert not node.environment.groups.groups[scene.group_id].damaged
     scene.finish()
 
@@ -318,5 +318,5 @@ def test_what_no_peer_has_answered_is_asked_for_again() -> None:
         while stream:
             stream.pop()
     scene.work(2 * RETRY_MS // TICK_MS)
-    assert not node.replicas.losses.entries()
+    assert not node.replicas.lost_entries.entries()
     scene.finish()

@@ -51,7 +51,7 @@ class Batches:
     def kept_in(self, state: bytes) -> list[int]:
         return []
 
-    def landed(self) -> int:
+    def last_own_batch(self) -> int:
         return 0
 
     def kept(self) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from quorum_queue.cluster import compaction
-from quorum_queue.cluster.losses import RETRY_MS, SAY_MS
+from quorum_queue.cluster.lost_entries import RETRY_MS, SAY_MS
 from tests.quorum_queue.cluster.clients import Publisher
 from tests.quorum_queue.cluster.node import TICK_MS
 from tests.quorum_queue.cluster.scene import Scene
@@ -29,7 +29,7 @@ def begin(messages: int = 3, *, elections: int = 1) -> tuple[Scene, Publisher]:
     """A queue with messages of each of some terms, all in the log."""
     scene = Scene()
     for node in scene.nodes.values():
-        node.steward._cut_logs = lambda: None  # type: ignore[method-assign]
+        node.maintenance._cut_logs = lambda: None  # type: ignore[method-assign]
     scene.raise_version()
     publisher = scene.publisher("a")
     for at in range(elections):
@@ -126,7 +126,7 @@ def test_a_hole_outlasts_restarts_and_heals_when_the_entry_is_reached() -> None:
     scene.heal()
     scene.work(4 * ROUND_TICKS)
     assert not scene.leaders()
-    assert not scene.nodes["a"].replicas.losses.lost_on_all(scene.group_id)
+    assert not scene.nodes["a"].replicas.lost_entries.lost_on_all(scene.group_id)
     for name in "ab":
         scene.crash(scene.nodes[name])
         scene.start(scene.nodes[name])
@@ -199,12 +199,12 @@ def close_books(scene: Scene) -> None:
 
 def is_said(scene: Scene, names: str = "abc") -> list[int]:
     """Return what all these nodes say that it is lost on all."""
-    (lost,) = {tuple(scene.nodes[name].replicas.losses.lost_on_all(scene.group_id)) for name in names}
+    (lost,) = {tuple(scene.nodes[name].replicas.lost_entries.lost_on_all(scene.group_id)) for name in names}
     return list(lost)
 
 
 def accept(scene: Scene, node: str) -> int:
-    count = scene.nodes[node].replicas.losses.accept(scene.group_id)
+    count = scene.nodes[node].replicas.lost_entries.accept(scene.group_id)
     scene.nodes[node].end_turn()
     return count
 
@@ -229,7 +229,7 @@ def test_an_entry_that_all_have_lost_is_passed_over_when_an_operator_says_so(
     # Neither time nor a restart makes that good.
     scene.crash(scene.nodes["b"])
     scene.work(ROUND_TICKS)
-    assert not scene.nodes["a"].replicas.losses.lost_on_all(scene.group_id)
+    assert not scene.nodes["a"].replicas.lost_entries.lost_on_all(scene.group_id)
     assert accept(scene, "a") == 0
     scene.start(scene.nodes["b"])
     scene.heal()
@@ -303,7 +303,7 @@ def test_a_body_that_all_have_lost_leaves_the_queue_when_an_operator_says_so(sna
     assert [body.split(b".")[1] for body in holder.unacked.values()] == [b"1", b"3", b"4"]
     check_alike(scene)
     for name in "abc":
-        assert not scene.nodes[name].replicas.losses.entries()
+        assert not scene.nodes[name].replicas.lost_entries.entries()
         assert scene.host(name).replica.machine.unacked_count == 3
 
 
@@ -319,7 +319,7 @@ def test_what_another_member_can_read_is_not_lost_though_it_cannot_say_that_it_i
     scene.work(5 * ROUND_TICKS)
     assert not scene.leaders()
     for name in "abc":
-        assert not scene.nodes[name].replicas.losses.lost_on_all(scene.group_id)
+        assert not scene.nodes[name].replicas.lost_entries.lost_on_all(scene.group_id)
 
 
 def test_a_passed_over_entry_takes_no_other_with_it() -> None:

@@ -15,15 +15,15 @@ from amqp_server.cluster.groups import Groups
 from quorum_queue.clock import KNOWN, Clock, QueueTime, TimeNote
 from quorum_queue.cluster import dead_letters, frames, transfer
 from quorum_queue.cluster.deferred_host import DeferredHost
-from quorum_queue.cluster.early import Early
 from quorum_queue.cluster.group import Group
 from quorum_queue.cluster.group_host import GroupHost
 from quorum_queue.cluster.guests import Guest
 from quorum_queue.cluster.handover import HandOver
-from quorum_queue.cluster.losses import Losses
+from quorum_queue.cluster.lost_entries import LostEntries
 from quorum_queue.cluster.reach import Reach
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.cluster.transfer import Receiving
+from quorum_queue.cluster.unopened_groups import UnopenedGroups
 from quorum_queue.machine.replicated import Applied, Replica
 from quorum_queue.raft.core import Raft
 from tests.clocks import ManualClock
@@ -103,7 +103,7 @@ def answers_across_sessions(self: Guest, *event: Any) -> None:
     self._guests.events_for(self.peer, self.queue_id).add(*event)
 
 
-def says_that_it_has_nothing(self: Losses, group: Group, question: Any) -> tuple[int, None]:
+def says_that_it_has_nothing(self: LostEntries, group: Group, question: Any) -> tuple[int, None]:
     return frames.NOT_HERE, None
 
 
@@ -175,15 +175,15 @@ MUTATIONS = [
              test_groups.test_batches_of_a_node_that_comes_again_are_taken),
     Mutation("answers reach a later session", Guest, "tell", answers_across_sessions,
              test_guests.test_answers_of_an_earlier_session_are_no_answers),
-    Mutation("what the disk has lost is asked for once", Losses, "ask_again", nothing,
+    Mutation("what the disk has lost is asked for once", LostEntries, "ask_again", nothing,
              test_disks.test_what_no_peer_has_answered_is_asked_for_again),
     Mutation("a member with a hole in its log stands for election", Raft, "has_holes", property(lambda self: False),
              test_holes.test_a_hole_outlasts_restarts_and_heals_when_the_entry_is_reached),
-    Mutation("entries are lost though a member has them", Losses, "_look_for", says_that_it_has_nothing,
+    Mutation("entries are lost though a member has them", LostEntries, "_look_for", says_that_it_has_nothing,
              test_holes.test_two_members_heal_each_other_while_the_third_is_away),
     Mutation("batches behind an entry that was passed over are out of turn", Replica, "passed_over", forgets_no_turn,
              lambda: test_holes.test_a_passed_over_entry_takes_no_other_with_it()),
-    Mutation("a log with a hole that nobody can fill is kept", Losses, "_forget", nothing,
+    Mutation("a log with a hole that nobody can fill is kept", LostEntries, "_forget", nothing,
              test_disks.test_a_follower_that_cannot_apply_what_all_others_have_cut_off_is_filled_again),
     Mutation("dead letters are not sent on by the next leader", GroupHost, "leader_changed", nothing),
     Mutation("any leader sends the dead letters of what it applies", Group, "proposed", lambda self, index: self.is_leader),
@@ -193,7 +193,7 @@ MUTATIONS = [
              test_groups.test_a_queue_moves_from_node_to_node_with_its_clients),
     Mutation("the group of a deleted queue goes on", Replicas, "close", nothing),
     Mutation("who waits for a deleted queue is not answered", DeferredHost, "_end", answers_nobody),
-    Mutation("first words for a group that is not open yet are forgotten", Early, "keep_message", nothing,
+    Mutation("first words for a group that is not open yet are forgotten", UnopenedGroups, "keep_message", nothing,
              test_groups.test_words_for_a_group_that_is_not_open_yet_are_kept),
     Mutation("groups of queues that were deleted meanwhile stay", Groups, "drop_unclaimed", nothing,
              test_groups.test_a_node_that_was_away_drops_the_queue_that_was_deleted_meanwhile),

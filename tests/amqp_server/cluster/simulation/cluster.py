@@ -23,7 +23,7 @@ from tests.turns import Violation
 
 #: Rounds within which a healed cluster must come to rest: in each, everybody's clock ticks once.
 ROUNDS = 600
-#: Within so many the steward of a node with a slow clock has a look.
+#: Within so many the maintenance of a node with a slow clock has a look.
 LOOK_ROUNDS = 12
 
 
@@ -277,7 +277,7 @@ class Cluster:
             self.work_off()
             rested = 0 if self.unrest() else rested + 1
             if rested > LOOK_ROUNDS:
-                # The steward has looked at it, too.
+                # The maintenance has looked at it, too.
                 self.stop_the_removed()
                 return
         raise Violation(f"the cluster does not come to rest though everything works: {self.unrest()}")
@@ -367,14 +367,14 @@ class Cluster:
                     return found
         for name in self.belonging:
             node = self.nodes[name]
-            if node.cluster.replicas.losses.found_count:
+            if node.cluster.replicas.lost_entries.found_count:
                 raise Violation(f"{name} takes entries for lost, and nothing on its disk was damaged")
-            if node.cluster.replicas.losses.entries():
-                return f"{name} lacks {node.cluster.replicas.losses.entries()}"
+            if node.cluster.replicas.lost_entries.entries():
+                return f"{name} lacks {node.cluster.replicas.lost_entries.entries()}"
             if node.broker.failures.stopped():
                 return f"{name} has failed queues"
-            if node.cluster.hosts.parting:
-                return f"{name} has not left {list(node.cluster.hosts.parting)} yet"
+            if node.cluster.hosts.leaving:
+                return f"{name} has not left {list(node.cluster.hosts.leaving)} yet"
             for client in node.clients:
                 if client.asked is not None or client.unconfirmed or client.closing:
                     return f"session {client.number} waits for {client.asked}, {list(client.unconfirmed)}"

@@ -51,7 +51,7 @@ class Ledger:
         self.topologies: dict[int, bytes] = {}
         self._batches: dict[str, tuple[int, int]] = {}
         #: Proposals that were applied, and whether they changed anything: by node, start and number.
-        self.landed: dict[tuple[str, int, int], bool] = {}
+        self.changed: dict[tuple[str, int, int], bool] = {}
         self.nodes: dict[str, SimulatedNode] = {}
         #: Starts of nodes that others may take for down.
         self.doubted: dict[str, int] = {}
@@ -123,7 +123,7 @@ class Ledger:
         else:
             self.note(type(batch.proposal).__name__)
             self._change_nodes(batch.proposal)
-        self.landed[batch.node, *place] = changed
+        self.changed[batch.node, *place] = changed
 
     def _change_nodes(self, proposal: Any) -> None:
         if isinstance(proposal, PutNode):
@@ -182,10 +182,10 @@ class Ledger:
             self.note("proposals without an answer")
             return
         self.note("proposals answered")
-        if place not in self.landed:
+        if place not in self.changed:
             raise self.fail(f"proposal {place} is answered, and is not in the log")
-        if result is not UNSEEN and result.changed != self.landed[place] and not result.error:
-            raise self.fail(f"proposal {place} is answered with {result}, the log says {self.landed[place]}")
+        if result is not UNSEEN and result.changed != self.changed[place] and not result.error:
+            raise self.fail(f"proposal {place} is answered with {result}, the log says {self.changed[place]}")
 
     def use(self, queue_id: int, asked: dict[str, int]) -> None:
         """A client was told that it has used a queue, some time after it asked for that."""

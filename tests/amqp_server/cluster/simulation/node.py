@@ -172,7 +172,9 @@ class SimulatedNode:
             dead_letters=DeadLetterSender(config.frame_max_bytes, self.clock), journal=journal,
             spill=Journal(self.disk.spill), commits=commits, marks=self.marks,
         )  # fmt: skip
-        hosts = ClusterHosts(config, services, environment, made.groups, made.roster, made.spread, made.reach)
+        hosts = ClusterHosts(
+            config, services, environment, made.groups, made.roster, made.topology_progress, made.reach
+        )
         self.broker = broker = Broker(
             config, environment, self.clock, turn=self.turn, timers=timers, alarms=Alarms(), services=services,
             hosts=hosts, replication=made.replication,

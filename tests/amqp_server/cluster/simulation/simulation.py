@@ -247,7 +247,7 @@ class Simulation(Cluster):
         if led:
             group = self.random.choice(led)
             to = self.random.choice(group.core.members.voters)
-            if to != node.name and node.cluster.steward.transfer(group, to):
+            if to != node.name and node.cluster.maintenance.transfer(group, to):
                 self.note("leaders hand over")
                 node.end_turn()
 

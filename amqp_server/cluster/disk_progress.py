@@ -1,16 +1,16 @@
-"""What nodes tell each other of how far their disks are, so that one that was turned back is noticed: see belonging."""
+"""What nodes tell each other of how far their disks are, so that one that was turned back is noticed: see membership."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from amqp_server.cluster.belonging import Seen
+from amqp_server.cluster.membership import Seen
 from quorum_queue.cluster import frames
 from quorum_queue.links.handshake import Hello
 from quorum_queue.links.mesh import Mesh
 
 
-class Witnesses:
+class DiskProgress:
     def __init__(self, mesh: Mesh, written: Callable[[], int]) -> None:
         """`written` returns how much is on this node's disk."""
         self._mesh = mesh

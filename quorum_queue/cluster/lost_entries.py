@@ -62,7 +62,7 @@ class _Loss:
         self.said: dict[str, int] = {}
 
 
-class Losses:
+class LostEntries:
     """Of all groups of the node."""
 
     __slots__ = (

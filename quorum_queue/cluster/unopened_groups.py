@@ -11,7 +11,7 @@ from quorum_queue.raft.messages import Message
 TOPOLOGY = 0
 
 
-class Early:
+class UnopenedGroups:
     """First words to new groups, and pieces of the snapshots with which a node that lost its disk is filled."""
 
     def __init__(self, bytes_max: int) -> None:

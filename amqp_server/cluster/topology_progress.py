@@ -17,7 +17,7 @@ from quorum_queue.links.mesh import Mesh
 SPREAD_MS = 1_000
 
 
-class Spread:
+class TopologyProgress:
     def __init__(self, mesh: Mesh, clock: Clock, reach: Reach) -> None:
         self._mesh = mesh
         self._clock = clock

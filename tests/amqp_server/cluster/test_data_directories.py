@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from amqp_server.cluster.belonging import SALTS, STARTS_APART, Directory, Founded, Seen, check_alone
 from amqp_server.cluster.errors import ClusterError
+from amqp_server.cluster.membership import SALTS, STARTS_APART, Directory, Founded, Seen, check_alone
 
 
 class Notes:

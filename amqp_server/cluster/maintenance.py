@@ -33,7 +33,7 @@ CUT_GROUPS = 20
 CUT_GROWTH = 8
 
 
-class Steward:
+class Maintenance:
     def __init__(
         self,
         replicas: Replicas,
@@ -173,7 +173,7 @@ class Steward:
 
     def _ask_to_leave(self) -> None:
         """Find out whether the groups that this node is to leave have let it go."""
-        for queue_id, queue in self._hosts.parting.items():
+        for queue_id, queue in self._hosts.leaving.items():
             for name in queue.members:
                 self._replicas.send(name, frames.leaving(queue_id))
 
