@@ -71,7 +71,7 @@ def test_a_body_is_asked_for_again_when_the_answer_was_lost() -> None:
         for sender in "abc":
             for to in "abc":
                 if sender != to:
-                    scene.deliver(sender, to, lambda frame: frame[0] != frames.FETCH)
+                    scene.deliver(sender, to, lambda frame: frame[0] not in (frames.FETCH, frames.SEEK))
             sync(scene.nodes[sender])
     assert node.replicas.lost_entries.entries() == [(scene.group_id, index)]
     # The question goes with the links.
