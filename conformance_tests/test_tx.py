@@ -253,3 +253,19 @@ def test_bindings_count_when_a_message_is_published(
     tx.tx_commit()
     assert drain(ch, queue) == [b"before"]
     assert drain(ch, other) == [b"after"]
+
+
+@pytest.mark.parametrize("method", ["basic_ack", "basic_nack", "basic_reject"])
+def test_a_queue_deleted_before_its_deliveries_are_settled(
+    ch: BlockingChannel, tx: BlockingChannel, queue: str, method: str, name: Name
+) -> None:
+    other = name("q")
+    ch.queue_declare(other)
+    publish(ch, queue, b"m")
+    sync(ch)
+    delivery = wait_get(tx, queue, auto_ack=False)
+    ch.queue_delete(queue)
+    getattr(tx, method)(delivery.tag)
+    publish(tx, other, b"result")
+    tx.tx_commit()
+    assert drain(ch, other) == [b"result"]

@@ -193,3 +193,15 @@ def test_a_queue_that_moved_twice(node: MemoryNode, other: Peer, late: Late) -> 
     declare_again(other, durable=True)
     go_on()
     assert bodies(node, "q") == TEN
+
+
+def test_a_commit_with_an_ack_for_a_queue_that_is_gone(node: MemoryNode, other: Peer) -> None:
+    peer = node.peer()
+    peer.call(1, commands.Channel.Open(), commands.Tx.Select())
+    other.send(message(routing_key="q").encode(1))
+    [*_, (_, got)] = peer.call(1, commands.Basic.Get(queue="q"))
+    assert isinstance(got, Delivery)
+    other.call(1, commands.Queue.Delete(queue="q"), commands.Queue.Declare(queue="q"))
+    peer.send(message(routing_key="q", body=b"result").encode(1))
+    assert names(peer.call(1, commands.Basic.Ack(1), commands.Tx.Commit())) == ["Tx.CommitOk"]
+    assert bodies(node, "q") == [b"result"]
