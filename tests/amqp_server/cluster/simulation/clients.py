@@ -97,6 +97,8 @@ class Client:
         self.closing = False
         #: What the broker said when it closed a channel.
         self.refusals: list[str] = []
+        #: Bodies of what was delivered, in order.
+        self.received: list[bytes] = []
         #: Published, and refused.
         self.nacked: list[bytes] = []
         #: Consumers that the broker cancelled.
@@ -199,6 +201,7 @@ class Client:
             else:
                 assert isinstance(how, commands.Basic.Deliver)
                 queue_id = self.consumers[str(how.consumer_tag)]
+            self.received.append(method.body)
             away = queue_id in self.node.cluster.hosts.remote or self._lags(queue_id)
             messages.seen(method.body, queue_id, redelivered=bool(how.redelivered), away=away)
             self.world.ledger.note("redelivered" if how.redelivered else "received")
