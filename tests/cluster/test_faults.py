@@ -123,5 +123,9 @@ def test_wiped_while_the_clock_is_behind(cluster: Cluster) -> None:
     judged(cluster, "wiped data, clock back")
 
 
+def test_moving_queues(cluster: Cluster) -> None:
+    judged(cluster, "moving queues")
+
+
 def test_rolling_restart(cluster: Cluster) -> None:
     judged(cluster, "rolling restart")
