@@ -27,6 +27,7 @@ Connect = Callable[..., pika.BlockingConnection]
 Name = Callable[[str], str]
 Ctl = Callable[..., str]
 Raw = Callable[..., RawClient]
+Alarm = Callable[[bool], None]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -103,6 +104,17 @@ def ctl(broker: Broker) -> Ctl:
     if not broker.has_ctl:
         pytest.skip("needs a control command (--ctl) for the broker behind --amqp-url")
     return broker.ctl
+
+
+@pytest.fixture
+def memory_alarm(ctl: Ctl) -> Iterator[Alarm]:
+    """Raises and clears the alarm; it is clear again when the test is over."""
+
+    def alarm(on: bool) -> None:
+        ctl("set_vm_memory_high_watermark", "0.0000001" if on else "0.6")
+
+    yield alarm
+    alarm(False)
 
 
 @pytest.fixture

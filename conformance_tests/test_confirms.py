@@ -6,10 +6,10 @@ import pytest
 from pamqp import commands
 from pika.adapters.blocking_connection import BlockingChannel
 
-from conformance_tests.conftest import Name, Raw
+from conformance_tests.conftest import Alarm, Name, Raw
 from conformance_tests.expect import expect_channel_close
 from conformance_tests.inbox import drain, numbered, publish, wait_get
-from conformance_tests.wire import RawClient
+from conformance_tests.wire import METHOD, RawClient
 
 Basic = commands.Basic
 
@@ -226,3 +226,54 @@ def test_pika_publishes_with_confirms(ch: BlockingChannel, queue: str) -> None:
     ch.confirm_delivery()
     publish(ch, queue, *numbered(20), mandatory=True)
     assert drain(ch, queue) == numbered(20)
+
+
+# -- a queue that changes while an alarm holds publishes back
+
+
+def blocked(raw: Raw, queue: str, bodies: list[bytes], *, mandatory: bool = False) -> RawClient:
+    """Return a publisher that is blocked, and has published to a queue since."""
+    client = confirming(raw)
+    # The publish that blocks may get through itself.
+    client.publish(b"blocks", routing_key="nowhere")
+    while not isinstance(client.read_frame().method, commands.Connection.Blocked):
+        pass
+    client.send(
+        b"".join(client.publish_bytes(body, routing_key=queue, mandatory=mandatory) for body in bodies)
+    )
+    return client
+
+
+def until_confirmed(client: RawClient, tag: int) -> list[str]:
+    """Read until this publish is confirmed; return what else came than confirms, and the end of the alarm."""
+    others: list[str] = []
+    while True:
+        frame = client.read_frame()
+        if frame.type != METHOD or isinstance(frame.method, commands.Connection.Unblocked):
+            continue
+        if not isinstance(frame.method, Basic.Ack):
+            others.append(frame.method.name)
+        elif frame.method.delivery_tag == tag:
+            return others
+
+
+def test_a_queue_declared_again_gets_what_was_held_back(
+    ch: BlockingChannel, raw: Raw, queue: str, memory_alarm: Alarm
+) -> None:
+    memory_alarm(True)
+    client = blocked(raw, queue, numbered(10))
+    ch.queue_delete(queue)
+    ch.queue_declare(queue)
+    memory_alarm(False)
+    assert until_confirmed(client, 11) == []
+    assert drain(ch, queue) == numbered(10)
+
+
+def test_a_queue_deleted_while_publishes_are_held_back(
+    ch: BlockingChannel, raw: Raw, queue: str, memory_alarm: Alarm
+) -> None:
+    memory_alarm(True)
+    client = blocked(raw, queue, [b"m"], mandatory=True)
+    ch.queue_delete(queue)
+    memory_alarm(False)
+    assert until_confirmed(client, 2) == ["Basic.Return"]

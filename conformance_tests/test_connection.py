@@ -2,7 +2,7 @@
 
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from uuid import uuid4
 
 import pamqp.base
@@ -10,7 +10,7 @@ import pytest
 from pamqp import commands
 
 from conformance_tests.broker import Broker
-from conformance_tests.conftest import Connect, Ctl, Raw
+from conformance_tests.conftest import Alarm, Connect, Ctl, Raw
 from conformance_tests.expect import eventually
 from conformance_tests.patience import wait_s
 from conformance_tests.wire import (
@@ -22,8 +22,6 @@ from conformance_tests.wire import (
     frame_bytes,
     header_payload,
 )
-
-Alarm = Callable[[bool], None]
 
 BEAT = frame_bytes(HEARTBEAT, 0, b"")
 RUNNING = r"^CHANNEL_ERROR - unexpected method in connection state running$"
@@ -218,17 +216,6 @@ def split_frames(data: bytes) -> Iterator[bytes]:
 
 
 # -- alarms
-
-
-@pytest.fixture
-def memory_alarm(ctl: Ctl) -> Iterator[Alarm]:
-    """Raises and clears the alarm; it is clear again when the test is over."""
-
-    def alarm(on: bool) -> None:
-        ctl("set_vm_memory_high_watermark", "0.0000001" if on else "0.6")
-
-    yield alarm
-    alarm(False)
 
 
 def test_publisher_is_told_of_the_alarm_and_its_end(raw: Raw, memory_alarm: Alarm) -> None:

@@ -199,3 +199,73 @@ def test_large_transaction(ch: BlockingChannel, tx: BlockingChannel, queue: str)
     publish(tx, queue, *numbered(2000))
     tx.tx_commit()
     assert Inbox(ch, queue, auto_ack=True).bodies(2000) == numbered(2000)
+
+
+# -- a queue or a binding that changes before the commit
+
+
+def test_a_queue_declared_again_gets_what_is_committed(
+    ch: BlockingChannel, tx: BlockingChannel, queue: str
+) -> None:
+    publish(tx, queue, *numbered(10))
+    sync(tx)
+    ch.queue_delete(queue)
+    ch.queue_declare(queue)
+    tx.tx_commit()
+    assert drain(ch, queue) == numbered(10)
+
+
+def test_a_queue_deleted_before_the_commit(ch: BlockingChannel, tx: BlockingChannel, queue: str) -> None:
+    publish(tx, queue, *numbered(10))
+    sync(tx)
+    ch.queue_delete(queue)
+    tx.tx_commit()
+    ch.queue_declare(queue)
+    assert drain(ch, queue) == []
+
+
+def test_a_mandatory_message_comes_back_if_its_queue_was_deleted(
+    ch: BlockingChannel, raw: Raw, queue: str
+) -> None:
+    client = raw()
+    client.call(Tx.Select(), Tx.SelectOk)
+    client.publish(b"m", routing_key=queue, mandatory=True)
+    client.expect_answer_first()
+    ch.queue_delete(queue)
+    client.send_method(Tx.Commit())
+    returned = client.read_content(Basic.Return)
+    assert isinstance(returned.method, Basic.Return)
+    assert (returned.method.reply_code, returned.body) == (312, b"m")
+    client.read(Tx.CommitOk)
+
+
+def test_bindings_count_when_a_message_is_published(
+    ch: BlockingChannel, tx: BlockingChannel, queue: str, name: Name
+) -> None:
+    other = name("q")
+    ch.queue_declare(other)
+    ch.queue_bind(queue, "amq.direct", queue)
+    publish(tx, queue, b"before", exchange="amq.direct")
+    sync(tx)
+    ch.queue_unbind(queue, "amq.direct", queue)
+    ch.queue_bind(other, "amq.direct", queue)
+    publish(tx, queue, b"after", exchange="amq.direct")
+    tx.tx_commit()
+    assert drain(ch, queue) == [b"before"]
+    assert drain(ch, other) == [b"after"]
+
+
+@pytest.mark.parametrize("method", ["basic_ack", "basic_nack", "basic_reject"])
+def test_a_queue_deleted_before_its_deliveries_are_settled(
+    ch: BlockingChannel, tx: BlockingChannel, queue: str, method: str, name: Name
+) -> None:
+    other = name("q")
+    ch.queue_declare(other)
+    publish(ch, queue, b"m")
+    sync(ch)
+    delivery = wait_get(tx, queue, auto_ack=False)
+    ch.queue_delete(queue)
+    getattr(tx, method)(delivery.tag)
+    publish(tx, other, b"result")
+    tx.tx_commit()
+    assert drain(ch, other) == [b"result"]

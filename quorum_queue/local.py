@@ -164,7 +164,7 @@ class LocalHost(Paging):
         while self.pending:
             if self.ended:
                 self._refuse_pending()
-                return
+                break
             commands, self.pending = self.pending, []
             self._unanswered = commands
             effects = Effects(wants_enqueued=self.journalled)
@@ -179,8 +179,9 @@ class LocalHost(Paging):
                     self.queue.consumer_gone(count)
             # What is pending now: a dead letter came straight back, or its targets took it.
         barriers, self._barriers = self._barriers, []
+        why = (Refused(self._ended_text),) if self.ended == "failed" else ()
         for _, passed in barriers:
-            passed()
+            passed(*why)
 
     def touch(self) -> None:
         self.queue.renew()

@@ -303,6 +303,32 @@ def grow_and_shrink(scene: Scene) -> None:
     scene.heal()
 
 
+def move_queues(scene: Scene) -> None:
+    """Each node is taken out of the queues and comes back, while its clients publish, with confirms and in transactions.
+
+    The second time an alarm blocks them before the queues go, and lets them go on when the queues are back.
+    """
+    cluster = scene.cluster
+    with scene.load.committing():
+        for blocked in (False, True):
+            for name in cluster.names:
+                scene.strike(name)
+                if blocked:
+                    cluster.set_alarm(name, raised=True)
+                    scene.hold(HOLD_S / 3)
+                cluster.leave_queues(name)
+                scene.hold(HOLD_S / 3)
+                cluster.join_queues(name)
+                scene.heal(name)
+                scene.caught_up()
+                if blocked:
+                    cluster.set_alarm(name, raised=False)
+                scene.hold(HOLD_S / 3)
+    for committer in scene.load.committers:
+        if not committer.committed:
+            scene.fail(f"{committer.name}: nothing was committed")
+
+
 def rolling_restart(scene: Scene) -> None:
     for name in scene.cluster.names:
         with scene.stopped(name):
@@ -373,6 +399,7 @@ FAULTS: dict[str, Fault] = {
     "clock forward": set_clock_forward,
     "wiped data, clock back": wipe_and_set_clock_back,
     "grow and shrink": grow_and_shrink,
+    "moving queues": move_queues,
     "rolling restart": rolling_restart,
     "mixed": mixed,
 }

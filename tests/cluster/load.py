@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from pamqp import commands
@@ -23,6 +23,8 @@ from tests.reliability.client import Address, ChannelClosed, Client, Confirm, De
 BATCH = 2
 BATCH_EVERY_S = 0.02
 WINDOW = 200
+COMMIT_EVERY_S = 0.05
+COMMIT_MESSAGES = 10
 PREFETCH = 50
 BODY_BYTES = 200
 VOUCH_EVERY_S = 0.3
@@ -172,6 +174,40 @@ class Publisher(Worker):
         self._unconfirmed = {}
 
 
+class Committer(Worker):
+    """Publishes in transactions, one after the other; commit-ok confirms all of one."""
+
+    def __init__(
+        self, cluster: Cluster, node: str, ledger: Ledger, judge: Judge, streams: Streams, size: int
+    ) -> None:
+        super().__init__(cluster, node, ledger, judge)
+        self._streams = streams
+        self._size = size
+        self._address = Address("", ledger.queue)
+        self.committed = 0
+        #: Commits that were answered by closing the channel: of these nobody knows.
+        self.refused = 0
+
+    def session(self, client: Client) -> None:
+        client.call(commands.Tx.Select(), commands.Tx.SelectOk)
+        stream, last = self._streams.next(), 0
+        while not self.stopping.wait(COMMIT_EVERY_S):
+            messages = [stream + last + i for i in range(1, COMMIT_MESSAGES + 1)]
+            last += COMMIT_MESSAGES
+            self.ledger.publish(messages)
+            client.send(b"".join(self._address.message(body(each, self._size)) for each in messages))
+            # The queue may move meanwhile.
+            self.stopping.wait(COMMIT_EVERY_S)
+            try:
+                client.call(commands.Tx.Commit(), commands.Tx.CommitOk)
+            except ChannelClosed:
+                self.refused += 1
+                return
+            self.ledger.confirm(messages)
+            self.committed += len(messages)
+            self.heard.append(time.monotonic())
+
+
 class Consumer(Worker):
     """Acks one by one what it gets."""
 
@@ -229,6 +265,8 @@ class Load:
         streams = Streams()
         places = [(node, ledger) for ledger in ledgers for node in cluster.names]
         self.publishers = [Publisher(cluster, node, ledger, judge, streams, size) for node, ledger in places]
+        #: Not started with the others.
+        self.committers = [Committer(cluster, node, ledger, judge, streams, size) for node, ledger in places]
         self.consumers = [Consumer(cluster, node, ledger, judge) for node, ledger in places]
 
     def start(self) -> None:
@@ -258,6 +296,16 @@ class Load:
     @property
     def confirmed(self) -> int:
         return sum(len(ledger.confirmed) for ledger in self.ledgers)
+
+    @contextmanager
+    def committing(self) -> Iterator[None]:
+        """There are publishers with transactions, too."""
+        for committer in self.committers:
+            committer.start()
+        try:
+            yield
+        finally:
+            _end(self.committers)
 
     def stop_publishing(self) -> None:
         _end(self.publishers)

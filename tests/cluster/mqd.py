@@ -264,6 +264,18 @@ class MqdCluster(Cluster):
         self.mqctl(through, "cluster", "forget", name)
         del self._nodes[name]
 
+    def leave_queues(self, name: str) -> None:
+        self.mqctl(name, "cluster", "shrink", name)
+        wait_for(f"{name} keeps no queue", lambda: not self._keeps(name, name))
+
+    def join_queues(self, name: str) -> None:
+        self.mqctl(name, "cluster", "grow", name)
+        wait_for(f"{name} keeps queues", lambda: self._keeps(name, name))
+
+    def set_alarm(self, name: str, *, raised: bool) -> None:
+        limit = ("absolute", "1") if raised else ("0.6",)
+        self.mqctl(name, "set_vm_memory_high_watermark", *limit)
+
     def _keeps(self, through: str, name: str) -> bool:
         queues = self._api("GET", through, "/api/cluster/queues")
         return any(name in queue["members"] for queue in queues)

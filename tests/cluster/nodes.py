@@ -149,6 +149,18 @@ class Cluster(ABC):
         """Take a node out of all queues and out of the cluster, and stop it."""
         raise Unsupported(f"membership of {self.broker} is not changed here")
 
+    def set_alarm(self, name: str, *, raised: bool) -> None:
+        """Have a node say that its memory is low, so that it blocks publishers, or that it is not."""
+        raise Unsupported(f"alarms of {self.broker} are not raised here")
+
+    def leave_queues(self, name: str) -> None:
+        """Take a node out of all queues; it goes on serving clients."""
+        raise Unsupported(f"membership of {self.broker} is not changed here")
+
+    def join_queues(self, name: str) -> None:
+        """Make it a member of all queues again."""
+        raise Unsupported(f"membership of {self.broker} is not changed here")
+
     def is_ready(self, name: str) -> bool | None:
         """What the node tells a probe; None if it tells nothing."""
         return None

@@ -128,5 +128,9 @@ def test_exception_in_apply(cluster: Cluster) -> None:
     judged(cluster, "exception in apply, each time")
 
 
+def test_moving_queues(cluster: Cluster) -> None:
+    judged(cluster, "moving queues")
+
+
 def test_rolling_restart(cluster: Cluster) -> None:
     judged(cluster, "rolling restart")

@@ -13,9 +13,11 @@ import pytest
 
 from amqp_server.broker.broker import Broker
 from amqp_server.broker.hosts import LocalHosts
+from amqp_server.broker.queue import Queue
 from amqp_server.broker.records import BindingRecord, key
 from amqp_server.broker.topology import Topology
 from amqp_server.broker.vhost import VHost
+from amqp_server.channel import publish
 from amqp_server.cluster.administration import Administration
 from amqp_server.cluster.catalog import Catalog
 from amqp_server.cluster.groups import Groups
@@ -27,13 +29,16 @@ from amqp_server.cluster.topology_progress import TopologyProgress
 from persistence.journal import Journal
 from quorum_queue.boundary import Fatal
 from quorum_queue.cluster import frames
+from quorum_queue.cluster.deferred_host import DeferredHost
 from quorum_queue.cluster.dispatch import Dispatch
 from quorum_queue.cluster.handover import HandOver
 from quorum_queue.cluster.reach import Reach
 from quorum_queue.cluster.replicas import Replicas
+from quorum_queue.ports import Refused
 from tests.amqp_server.cluster import test_clocks as clocks
 from tests.amqp_server.cluster import test_data_directories
 from tests.amqp_server.cluster import test_dead_links as dead_links
+from tests.amqp_server.cluster import test_moving_queues as moving
 from tests.amqp_server.cluster import test_simulation_scenes as scenes
 from tests.amqp_server.cluster.simulation import simulation
 from tests.amqp_server.cluster.simulation.cluster import by_hand
@@ -143,6 +148,55 @@ def looks_at_no_start(self: ClusterNode) -> None:
     self._turn.gather(self)
 
 
+def confirms_what_is_on_its_way(self: DeferredHost) -> None:
+    publishes, self._publishes = self._publishes, {}
+    for each in publishes.values():
+        each.origin.confirmed(each.first, each.last)
+
+
+def ends_as_if_deleted() -> Callable[..., None]:
+    end = DeferredHost._end
+
+    def mutant(self: DeferredHost, why: Refused) -> None:
+        if self.ended == "moved":
+            self.ended = "deleted"
+            barriers, self._barriers = self._barriers, []
+            for _, passed in barriers:
+                passed()
+        end(self, why)
+
+    return mutant
+
+
+class HostOfThen:
+    """A target that has the host which its queue had when a message was routed to it."""
+
+    deleted = False
+
+    def __init__(self, queue: Queue) -> None:
+        self.name, self.host = queue.name, queue.host
+
+
+def to_the_host_of_then() -> Callable[..., Any]:
+    make_route = publish.make_route
+
+    def mutant(*arguments: Any) -> Any:
+        route: Any = make_route(*arguments)
+        route.targets = tuple(map(HostOfThen, route.targets))
+        return route
+
+    return mutant
+
+
+def handed_over(how: str, move: str, *, during: bool = False) -> Callable[[], None]:
+    test = (
+        moving.test_handed_over_during_the_move
+        if during
+        else moving.test_handed_over_before_or_after_the_move
+    )
+    return lambda: test(how, move)
+
+
 def itself(self: ClusterHosts, queue: Any) -> str:
     return self._groups.replicas.node
 
@@ -197,6 +251,14 @@ MUTATIONS = [
              lambda: clocks.test_a_clock_is_set_and_nobody_notices(clocks.HOUR_MS)),
     Mutation("a node that starts keeps its own time", ClusterNode, "_heard_time", nothing,
              clocks.test_a_node_takes_over_the_time_of_the_cluster_and_keeps_it),
+    Mutation("a host that has moved confirms what is on its way", DeferredHost, "_refuse_publishes",
+             confirms_what_is_on_its_way, handed_over("confirm", "leaves b", during=True)),
+    Mutation("a host that has moved has committed what is on its way", DeferredHost, "_end",
+             ends_as_if_deleted(), handed_over("tx", "leaves b", during=True)),
+    *(
+        Mutation(f"routes name hosts, {how}", publish, "make_route", to_the_host_of_then(), handed_over(how, move))
+        for how, move in (("tx", "grows to b"), ("alarm", "grows to b"), ("tx", "leaves b"), ("alarm", "moves away from b"))
+    ),
     Mutation("bindings of an exchange that is deleted stay on the disk", VHost, "_forget_bindings", nothing),
 ]  # fmt: skip
 

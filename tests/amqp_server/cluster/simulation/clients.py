@@ -1,4 +1,7 @@
-"""Clients of the simulated cluster, in AMQP: they declare, bind, delete, publish, get, consume, purge, and go."""
+"""Clients of the simulated cluster, in AMQP: they declare, bind, delete, publish, get, consume, purge, and go.
+
+Some publish and ack in transactions, the others with confirms.
+"""
 
 from __future__ import annotations
 
@@ -62,8 +65,11 @@ ARGUMENTS: tuple[dict[str, Any], ...] = (
 class Client:
     """One session with one channel, at one node."""
 
-    def __init__(self, world: Cluster, node: SimulatedNode, number: int, vhost: str) -> None:
+    def __init__(
+        self, world: Cluster, node: SimulatedNode, number: int, vhost: str, *, transactional: bool = False
+    ) -> None:
         self.world = world
+        self.transactional = transactional
         self.node = node
         self.number = number
         self.vhost = vhost
@@ -78,8 +84,11 @@ class Client:
         #: What was asked and not answered yet.
         self.asked: tuple[str, Any] | None = None
         self.asked_at: dict[str, int] = {}
-        #: Published and not answered yet, by number.
-        self.unconfirmed: dict[int, bytes] = {}
+        #: Published and not answered yet, by number: bodies and the names of their queues.
+        self.unconfirmed: dict[int, tuple[bytes, str]] = {}
+        #: The same of an open transaction, and the deliveries settled in it.
+        self.uncommitted: list[tuple[bytes, str]] = []
+        self.uncommitted_tags: list[int] = []
         self.published = 0
         #: Deliveries not acked yet, and queues of the consumers.
         self.unacked: dict[int, None] = {}
@@ -88,6 +97,8 @@ class Client:
         self.closing = False
         #: What the broker said when it closed a channel.
         self.refusals: list[str] = []
+        #: Bodies of what was delivered, in order.
+        self.received: list[bytes] = []
         #: Published, and refused.
         self.nacked: list[bytes] = []
         #: Consumers that the broker cancelled.
@@ -99,9 +110,18 @@ class Client:
     def _open_channel(self) -> None:
         self.channel += 1
         self._forget_channel()
-        self.send(commands.Channel.Open(), commands.Confirm.Select(), commands.Basic.Qos(prefetch_count=3))
+        mode = commands.Tx.Select() if self.transactional else commands.Confirm.Select()
+        self.send(commands.Channel.Open(), mode, commands.Basic.Qos(prefetch_count=3))
+
+    def abandon(self) -> None:
+        """The channel is gone: what was not to be committed yet never will be."""
+        for body, _ in self.uncommitted:
+            self.world.messages.forget(body)
+        self.uncommitted = []
 
     def _forget_channel(self) -> None:
+        self.abandon()
+        self.uncommitted_tags = []
         self.asked = None
         self.unconfirmed, self.published = {}, 0
         self.unacked, self.consumers = {}, {}
@@ -158,6 +178,7 @@ class Client:
             self._ended()
 
     def _ended(self) -> None:
+        self.abandon()
         if self in self.node.clients:
             self.node.clients.remove(self)
 
@@ -180,6 +201,7 @@ class Client:
             else:
                 assert isinstance(how, commands.Basic.Deliver)
                 queue_id = self.consumers[str(how.consumer_tag)]
+            self.received.append(method.body)
             away = queue_id in self.node.cluster.hosts.remote or self._lags(queue_id)
             messages.seen(method.body, queue_id, redelivered=bool(how.redelivered), away=away)
             self.world.ledger.note("redelivered" if how.redelivered else "received")
@@ -196,7 +218,8 @@ class Client:
             self.consumers.pop(str(method.consumer_tag), None)
             self.cancelled.append(str(method.consumer_tag))
         elif not isinstance(
-            method, (commands.Channel.OpenOk, commands.Confirm.SelectOk, commands.Basic.QosOk)
+            method,
+            (commands.Channel.OpenOk, commands.Confirm.SelectOk, commands.Tx.SelectOk, commands.Basic.QosOk),
         ):
             self._answer(method)
 
@@ -219,16 +242,23 @@ class Client:
             self.world.ledger.use(asked[1], self.asked_at)
         elif asked[0] == "purge":
             self.world.messages.purged(asked[1][1])
+        elif asked[0] == "commit":
+            for body, name in asked[1]:
+                self.world.messages.confirmed(body, self.queue_id(name))
+                self.world.ledger.note("committed")
+        elif asked[0] == "rollback":
+            self.unacked.update(dict.fromkeys(asked[1]))
 
     def _settled(self, method: commands.Basic.Ack | commands.Basic.Nack) -> None:
         last = method.delivery_tag or 0
         numbers = [number for number in self.unconfirmed if number <= last] if method.multiple else [last]
         for number in numbers:
-            body = self.unconfirmed.pop(number, None)
-            if body is None:
+            found = self.unconfirmed.pop(number, None)
+            if found is None:
                 raise Violation(f"session {self.number} is answered for {number}, which it has not published")
+            body, name = found
             if isinstance(method, commands.Basic.Ack):
-                self.world.messages.confirmed(body)
+                self.world.messages.confirmed(body, self.queue_id(name))
                 self.world.ledger.note("confirmed")
             else:
                 self.nacked.append(body)
@@ -252,14 +282,18 @@ class Client:
         method = commands.Queue.Delete(queue=name, if_unused=if_unused, if_empty=if_empty)
         return self.ask("delete", (name, queue_id), method)
 
-    def publish(self, name: str) -> str:
+    def publish(self, name: str, count: int = 0) -> str:
         properties = commands.Basic.Properties(delivery_mode=2)
         queue_id = self.queue_id(name)
         bodies: list[bytes] = []
-        for _ in range(self.random.choice((1, 1, 3))):
-            body = self.world.messages.publish(queue_id)
-            self.published += 1
-            self.unconfirmed[self.published] = body
+        late = self.transactional or self.node.broker.alarms.active
+        for _ in range(count or self.random.choice((1, 1, 3))):
+            body = self.world.messages.publish(queue_id, late=late)
+            if self.transactional:
+                self.uncommitted.append((body, name))
+            else:
+                self.published += 1
+                self.unconfirmed[self.published] = body, name
             bodies.append(body)
             self.send(
                 commands.Basic.Publish(routing_key=name, mandatory=True),
@@ -267,6 +301,17 @@ class Client:
                 frames.raw_frame(3, self.channel, body),
             )
         return f"publishes {bodies} to {name}"
+
+    def commit(self) -> str:
+        messages, self.uncommitted, self.uncommitted_tags = self.uncommitted, [], []
+        for body, name in messages:
+            self.world.messages.committing(body, self.queue_id(name))
+        return self.ask("commit", messages, commands.Tx.Commit())
+
+    def rollback(self) -> str:
+        self.abandon()
+        tags, self.uncommitted_tags = self.uncommitted_tags, []
+        return self.ask("rollback", tags, commands.Tx.Rollback())
 
     def get(self, name: str) -> str:
         return self.ask("get", self.queue_id(name), commands.Basic.Get(queue=name))
@@ -284,6 +329,8 @@ class Client:
     def settle(self) -> str:
         tag = self.random.choice(list(self.unacked))
         del self.unacked[tag]
+        if self.transactional:
+            self.uncommitted_tags.append(tag)
         if self.random.random() < 0.7:
             self.send(commands.Basic.Ack(delivery_tag=tag))
         else:
@@ -374,6 +421,8 @@ class Client:
             return self.close()
         if self.asked is not None:
             return "waits for an answer"
+        if (self.uncommitted or self.uncommitted_tags) and random.random() < 0.3:
+            return self.commit() if random.random() < 0.8 else self.rollback()
         name = random.choice(list(QUEUES))
         there = [each for each in QUEUES if self.queue_id(each)]
         if there and random.random() < 0.85:
@@ -426,4 +475,6 @@ _ASKED = {
     "Basic.GetEmpty": ("get",),
     "Basic.ConsumeOk": ("consume",),
     "Basic.CancelOk": ("cancel",),
+    "Tx.CommitOk": ("commit",),
+    "Tx.RollbackOk": ("rollback",),
 }

@@ -61,7 +61,7 @@ class Cluster:
         self.founders = tuple(founders)
         self.network = Network()
         self.ledger = Ledger()
-        self.messages = Messages()
+        self.messages = Messages(self.ledger.queues)
         identities: dict[tuple[str, int], str] = {}
         self.nodes: dict[str, SimulatedNode] = {}
         for name in self.names:
@@ -156,9 +156,9 @@ class Cluster:
         if node.alive and node.step_disk():
             self.log(f"{node.name}: a commit {'begins' if node.commits.running else 'ends'}")
 
-    def new_client(self, node: SimulatedNode, vhost: str = "/") -> Client:
+    def new_client(self, node: SimulatedNode, vhost: str = "/", *, transactional: bool = False) -> Client:
         self.last_number += 1
-        client = Client(self, node, self.last_number, vhost)
+        client = Client(self, node, self.last_number, vhost, transactional=transactional)
         node.end_turn()
         return client
 
@@ -181,6 +181,7 @@ class Cluster:
         for node in self.nodes.values():
             node.disk.faults.full = 0
             self.start(node)
+            node.set_alarm(False)
             self.heal_queues(node)
         self.connect_all()
 

@@ -1,40 +1,67 @@
 """What must hold of messages, whatever is done to the queues that they are in.
 
 Each message carries the id of the queue that had the name when it was published: another one of this name is not to
-show it. What was confirmed is there until it was handed out, or the queue was purged or deleted.
+show it, unless the message was on its way for long, in a transaction or held back by an alarm, and the other one was
+declared later. What was confirmed is there until it was handed out, or the queue was purged or deleted; commit-ok
+confirms all of a transaction. What was rolled back is nowhere.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from amqp_server.broker.records import QueueRecord
 from tests.turns import Violation
 
 
 class Message:
-    __slots__ = ("confirmed", "exempt", "queue_id", "seen", "unflagged")
+    __slots__ = ("confirmed", "exempt", "forgotten", "late", "queue_id", "seen", "unflagged")
 
-    def __init__(self, queue_id: int) -> None:
+    def __init__(self, queue_id: int, *, late: bool) -> None:
         self.queue_id = queue_id
+        #: A later queue of the same name may get it.
+        self.late = late
         self.confirmed = self.seen = self.unflagged = False
+        #: It was rolled back, or its channel went before its commit.
+        self.forgotten = False
         #: It may be gone without having been seen.
         self.exempt = False
 
 
 class Messages:
-    def __init__(self) -> None:
+    def __init__(self, queues: Mapping[int, QueueRecord]) -> None:
+        """`queues` are all that there ever were."""
+        self._queues = queues
         self.by_body: dict[bytes, Message] = {}
         #: Purges under way, by queue; one whose answer never comes may happen at any time.
         self._purging: dict[int, int] = {}
         self.count = 0
 
-    def publish(self, queue_id: int) -> bytes:
+    def publish(self, queue_id: int, *, late: bool = False) -> bytes:
         self.count += 1
         body = b"%d.%d" % (queue_id, self.count)
-        message = self.by_body[body] = Message(queue_id)
+        message = self.by_body[body] = Message(queue_id, late=late)
         message.exempt = self._purging.get(queue_id, 0) > 0
         return body
 
-    def confirmed(self, body: bytes) -> None:
-        self.by_body[body].confirmed = True
+    def committing(self, body: bytes, queue_id: int) -> None:
+        """Its commit is asked for, and this queue has the name now."""
+        message = self.by_body[body]
+        if queue_id and message.queue_id not in (0, queue_id):
+            message.queue_id = queue_id
+            message.exempt = self._purging.get(queue_id, 0) > 0
+
+    def confirmed(self, body: bytes, queue_id: int) -> None:
+        """And this queue has the name now."""
+        message = self.by_body[body]
+        message.confirmed = True
+        if message.late and queue_id != message.queue_id:
+            # One of the two has it, if it was not deleted with one of them.
+            message.exempt = True
+
+    def forget(self, body: bytes) -> None:
+        """Its transaction did not come to a commit."""
+        self.by_body[body].forgotten = True
 
     def returned(self, body: bytes) -> None:
         """It went to no queue."""
@@ -48,7 +75,9 @@ class Messages:
         message = self.by_body.get(body)
         if message is None:
             raise Violation(f"{body!r} was published by nobody")
-        if message.queue_id != queue_id:
+        if message.forgotten:
+            raise Violation(f"queue {queue_id} shows {body!r}, which was never committed")
+        if message.queue_id != queue_id and not (message.late and self._follows(queue_id, message.queue_id)):
             raise Violation(
                 f"queue {queue_id} shows {body!r}, which was published to queue {message.queue_id}"
             )
@@ -57,6 +86,13 @@ class Messages:
                 raise Violation(f"{body!r} is handed out again, and is not flagged as redelivered")
             message.unflagged = True
         message.seen = True
+
+    def _follows(self, queue_id: int, earlier: int) -> bool:
+        """Was this queue declared under the name of an earlier one?"""
+        one, two = self._queues.get(earlier), self._queues.get(queue_id)
+        if one is None or two is None:
+            return False
+        return queue_id > earlier and (one.vhost, one.name) == (two.vhost, two.name)
 
     def purge(self, queue_id: int) -> None:
         self._purging[queue_id] = self._purging.get(queue_id, 0) + 1

@@ -138,6 +138,12 @@ class SimulatedNode:
             # It would notice soon.
             self.turn.run(self.broker.time_notes.note)
 
+    def set_alarm(self, raised: bool) -> None:
+        """Its memory is low, or is not any more."""
+        if self.alive:
+            self.broker.alarms.set("memory", raised)
+            self.end_turn()
+
     # -- life ------------------------------------------------------------------------------------------------------
 
     def start(self, peers: Collection[str]) -> bool:
@@ -233,6 +239,8 @@ class SimulatedNode:
             with suppress(StorageFull):
                 self.commits.end()
         self.disk.crash()
+        for client in self.clients:
+            client.abandon()
         self.clients.clear()
 
     def end_tasks(self) -> None:

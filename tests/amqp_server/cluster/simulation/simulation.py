@@ -87,6 +87,8 @@ class Simulation(Cluster):
             self.start(node)
         elif action < 0.95:
             self.change_nodes(node)
+        elif action < 0.957:
+            self.change_alarm(node)
         elif random.random() < self.trouble * 0.6:
             self.make_trouble(random.random(), node)
 
@@ -98,7 +100,7 @@ class Simulation(Cluster):
             vhost = random.choice(VHOSTS) if random.random() < 0.3 else "/"
             if vhost not in node.broker.vhost_records:
                 return
-            self.new_client(node, vhost)
+            self.new_client(node, vhost, transactional=random.random() < 0.3)
             return
         client = random.choice(node.clients)
         self.log(f"{node.name}: session {client.number} {client.act()}")
@@ -214,6 +216,17 @@ class Simulation(Cluster):
             self.set_clock(node)
         elif node.alive:
             self.plant(node)
+
+    def change_alarm(self, node: SimulatedNode) -> None:
+        """Publishers are blocked, or go on. The alarm may stand for long, so it is ended more often than raised."""
+        if not node.alive or not self.trouble:
+            return
+        if node.broker.alarms.active:
+            node.set_alarm(False)
+            self.log(f"{node.name}: the alarm is over")
+        elif self.random.random() < 0.6:
+            node.set_alarm(True)
+            self.note("alarms")
 
     def plant(self, node: SimulatedNode) -> None:
         """Have a queue fail on one node, a few times or until somebody looks after it."""
