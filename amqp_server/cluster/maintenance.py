@@ -158,13 +158,23 @@ class Maintenance:
                 return Members(voters, _without(learners, name))
         own = self._replicas.node
         for name in voters:
-            if name not in wanted and name != own and len(voters) > 1:
-                return Members(_without(voters, name), learners)
+            left = _without(voters, name)
+            if name not in wanted and name != own and self._has_majority(group, left):
+                return Members(left, learners)
         if own in voters and own not in wanted:
             self._give_away(
                 group, [name for name in voters if name in wanted and self._replaces(name, members)]
             )
         return None
+
+    def _has_majority(self, group: Group, voters: Collection[str]) -> bool:
+        """Do more than half of these voters have all that is committed?
+
+        One that has forgotten its log, or was a member by name only, would keep the group from committing anything, the
+        way back included.
+        """
+        ready = sum(name == self._replicas.node or group.core.caught_up(name) for name in voters)
+        return ready > len(voters) // 2
 
     def _replaces(self, name: str, members: Members) -> bool:
         """Can the group do without this node once the other one leads? It would come back otherwise."""

@@ -580,3 +580,21 @@ def test_a_queue_of_a_closed_connection_goes_before_close_ok() -> None:
     assert not client.queue_id("own")
     assert not other.queue_id("own")
     scene.finish()
+
+
+def test_a_member_by_name_only_is_taken_out_before_the_others() -> None:
+    """It has never heard of the queue. Left with one other member, it would keep the queue from changing ever again."""
+    scene = Scene()
+    node = scene.nodes["c"]
+    scene.crash(node)
+    client = scene.client("a")
+    queue_id = scene.declare(client, "quorum/q")
+    assert sorted(scene.nodes["a"].broker.vhost("/").queues["quorum/q"].members) == ["a", "b", "c"]
+    scene.lead("b", queue_id)
+    scene.propose("b", operations.SetMembers("/", "quorum/q", queue_id, ("b",), "b"))
+    scene.ticks(60)
+    scene.start(node)
+    scene.connect_all()
+    scene.settle()
+    assert scene.leading(queue_id) is scene.nodes["b"].cluster.replicas.groups[queue_id]
+    scene.finish()
