@@ -392,6 +392,10 @@ class LostEntries:
             return
         if index > log.snapshot_index and index not in log.vague and log.term_at(index) != entry.term:
             return
+        if not group.machine.wanted(index):
+            # Its last message was settled since it was asked for: nobody would delete it any more.
+            self._end(group.id, index)
+            return
         self._replicas.store.keep(group.id, [entry])
         self._replicas.commits.request()
         group.core.found(Entry._make(entry))
