@@ -29,7 +29,7 @@ logger = logging.getLogger("mqd.cluster")
 LOST_FACTOR = 10
 #: Groups at rest whose log is cut in one round.
 CUT_GROUPS = 20
-#: A log is cut only if it is at least this fraction of the state.
+#: A log is cut only if this many times its bytes are at least the bytes of the snapshot.
 CUT_GROWTH = 8
 
 
