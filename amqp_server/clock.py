@@ -1,7 +1,7 @@
 """The system's two clocks. Intervals go by the monotonic one, what users see by the wall clock.
 
-The wall clock may be set forward or back at any time, by hours; the monotonic one never is. It counts the time in which
-the machine was suspended, too: the other nodes have gone on meanwhile.
+The wall clock may be set forward or back at any time, by hours; the monotonic one never is. It also counts
+the time in which the machine was suspended: the other nodes kept running meanwhile.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The task that runs the turns which no socket begins: when something was scheduled outside of one, or a timer is due."""
+"""The task that runs turns which no socket begins: for work scheduled outside of a turn, or a due timer."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class Driver:
         self._woken = trio.Event()
 
     def wake(self) -> None:
-        """Run a turn soon, and look again when the next timer is due."""
+        """Run a turn soon, and look up the next timer again."""
         self._woken.set()
 
     async def run(self, turn: Turn, timers: Timers, clock: Clock) -> None:
         """Run turns until cancelled."""
         while True:
             turn.run(timers.run, clock.monotonic_ms())
-            # What woke it within its own turn is done.
+            # The turn has handled wakes that came during it.
             self._woken = trio.Event()
             due = timers.next_ms
             if due is None:

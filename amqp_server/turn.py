@@ -7,10 +7,10 @@
     write      What was submitted to the store becomes the next commit, if none is under way.
     send       Confirms go to the outboxes, and what is in the outboxes goes to the clients' sockets.
 
-One node and three run the same phases. Whoever begins a turn calls `run` or `receive`; whatever changes something
-outside of one (a task of the edge) asks for a turn by scheduling what it changed.
+One node and three run the same phases. A caller begins a turn with `run` or `receive`; a task of the edge
+that changes a host outside of a turn asks for one by scheduling that host.
 
-What an exception ends is decided in quorum_queue.boundary; sessions, hosts and groups are called through it.
+quorum_queue.boundary decides what an exception ends; the turn calls sessions, hosts and groups through it.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ class Session(Unit, Protocol):
     def receive(self, data: bytes) -> None: ...
 
     def go_on(self) -> None:
-        """An answer that the session waited for is there."""
+        """The session waited for an answer and has it now."""
 
 
 class Gatherer(Protocol):
-    """Gathers over a turn what goes to other nodes."""
+    """Gathers frames for other nodes over a turn."""
 
     def flush(self) -> None: ...
 
 
 class Confirms(Protocol):
-    """Gathers over a turn what a publisher is answered."""
+    """Gathers the answers to a publisher over a turn."""
 
     def flush(self) -> None: ...
 
 
 class Sender(Protocol):
-    """Has something for a client's socket."""
+    """Has bytes for a client's socket."""
 
     def flush(self) -> None: ...
 
@@ -96,7 +96,7 @@ class NoPeers:
 
 
 class Turn:
-    """What is to be done before the node waits again. All calls on the loop's thread."""
+    """The work to do before the node waits again. All calls on the loop's thread."""
 
     __slots__ = (
         "_answered",
@@ -116,7 +116,7 @@ class Turn:
     def __init__(
         self, commits: Commits, peers: Peers, wake: Callable[[], None], boundary: Boundary | None = None
     ) -> None:
-        """`wake` has a task of the edge run an empty turn soon. `boundary` is the node's."""
+        """`wake` lets a task of the edge run an empty turn soon. `boundary` is the node's."""
         self._commits = commits
         self._peers = peers
         self._wake = wake
@@ -125,40 +125,41 @@ class Turn:
         self._running = self._applying = False
         #: Hosts with pending commands. Within a turn they may be put here without `schedule`.
         self.scheduled: dict[Recipient, None] = {}
-        #: Sessions that waited for an answer and have it.
+        #: Sessions that waited for an answer and have got it.
         self._answered: dict[Session, None] = {}
         self._gatherers: dict[Gatherer, None] = {}
         self._confirms: dict[Confirms, None] = {}
         self._senders: dict[Sender, None] = {}
 
-    # -- what is to be done ----------------------------------------------------------------------------------------
+    # -- scheduling work
+    # -------------------------------------------------------------------------------------------
 
     def schedule(self, host: Recipient) -> None:
-        """Have the pending commands of a host applied."""
+        """Apply the pending commands of a host in this turn, or in one soon."""
         self.scheduled[host] = None
         if not self._running:
             self._wake()
 
     def answered(self, session: Session) -> None:
-        """Have a session go on behind the method that it waited with."""
+        """Let a session continue after the method that it waited with."""
         self._answered[session] = None
         if not self._running:
             self._wake()
 
     def gather(self, gatherer: Gatherer) -> None:
-        """Have `flush` called before the frames for other nodes leave."""
+        """Call `flush` before the frames for other nodes leave."""
         self._gatherers[gatherer] = None
         if not self._running:
             self._wake()
 
     def confirm(self, confirms: Confirms) -> None:
-        """Have a publisher answered."""
+        """Answer a publisher in this turn."""
         self._confirms[confirms] = None
         if not self._running:
             self._wake()
 
     def send(self, sender: Sender) -> None:
-        """Have bytes sent to a client."""
+        """Send bytes to a client in this turn."""
         self._senders[sender] = None
         if not self._running:
             self._wake()
@@ -171,11 +172,11 @@ class Turn:
     # -- receive ---------------------------------------------------------------------------------------------------
 
     def receive(self, session: Session, data: bytes) -> None:
-        """One turn that begins with what a client sent."""
+        """Run one turn that begins with bytes from a client."""
         self.run(self.contain, session, session.receive, data)
 
     def run(self, receive: Callable[..., object], *arguments: Any) -> None:
-        """One turn that begins with this call. Within another turn it is only the call."""
+        """Run one turn that begins with this call. Within a turn, only make the call."""
         if self._running:
             receive(*arguments)
             return
@@ -189,7 +190,7 @@ class Turn:
             self._running = False
 
     def end(self) -> None:
-        """A turn in which nothing is received: what was scheduled outside of one is done."""
+        """Run a turn that receives nothing, to do the work that was scheduled outside of turns."""
         self.run(_nothing)
 
     def deliver(self, sink: Sink, consumer: Consumer | None, run: Run, first_id: int) -> None:
@@ -213,7 +214,7 @@ class Turn:
             self._send_to_clients()
             if not (self._answered or self.scheduled or self._confirms or self._senders or self._peers.dirty):
                 return
-            # A client took what was sent and has room for more.
+            # A client has taken bytes and has room for more.
             self._commits.turn_begins()
             self._peers.turn_begins()
 
@@ -223,7 +224,10 @@ class Turn:
             self.contain(session, session.go_on)
 
     def apply(self) -> None:
-        """Apply what is pending, and what that makes pending. A method that answers with counts calls this, too."""
+        """Apply pending commands, and those that result from them.
+
+        A method that answers with counts calls this, too.
+        """
         if self._applying:
             return
         self._applying = True

@@ -1,4 +1,4 @@
-"""What operators ask of a cluster, and have it do. Any node can be asked; what is done is an operation for all nodes."""
+"""What operators ask of a cluster and change in it, at any node. A change is an operation for all nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from amqp_server.broker.queue import Queue
     from amqp_server.cluster.node import ClusterNode
 
-#: Time that groups have to let a node go that leaves, and between two looks, s.
+#: Time for groups to release a node that leaves, and between two checks, s.
 PART_TIMEOUT_S = 30.0
 PART_LOOK_S = 0.05
 
@@ -37,7 +37,7 @@ class Administration:
     # -- looking ---------------------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """Return how the cluster looks from this node."""
+        """Return the state of the cluster as this node sees it."""
         cluster = self._cluster
         replicas = cluster.replicas
         led: dict[str, int] = {}
@@ -65,7 +65,7 @@ class Administration:
         }
 
     def obstacle(self) -> str:
-        """Return why the topology can't be changed through this node now; nothing if it can."""
+        """Return why this node can't change the topology now; nothing if it can."""
         return obstacle(self._cluster.replicas.groups.get(GROUP))
 
     def _node(self, name: str, address: str) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Administration:
         }
 
     def _group(self, group: Group) -> dict[str, Any]:
-        """Return the state of one group as this member has it; `match` is what the leader knows of the others."""
+        """Return the state of one group at this member; `match` is what the leader knows about the others."""
         core = group.core
         cluster = self._cluster
         connected = {cluster.node, *cluster.mesh.connected()}
@@ -153,14 +153,14 @@ class Administration:
         )
 
     def critical(self) -> list[str]:
-        """Return what would have no majority, or has none already, without this node."""
+        """Return the groups that would have no majority, or have none already, without this node."""
         cluster, reach = self._cluster, self._cluster.reach
         connected = cluster.mesh.connected()
         names: list[str] = []
         for group in cluster.replicas.groups.values():
             voters = group.core.members.voters
             others = [name for name in voters if name != cluster.node]
-            # Somebody has to lead then, and has to reach a majority for it.
+            # One of the other members has to lead then, and has to reach a majority.
             reached = max((reach.count(name, others) for name in others if name in connected), default=0)
             if cluster.node in voters and others and reached <= len(voters) // 2:
                 names.append(self._name_of(group))
@@ -175,7 +175,7 @@ class Administration:
     # -- doing -----------------------------------------------------------------------------------------------------
 
     async def join(self, name: str, address: str) -> None:
-        """Let a node join: from now on it is expected at this address. Raises PreconditionFailed, Unavailable."""
+        """Let a node join: from now on the others expect it at this address. Raises PreconditionFailed, Unavailable."""
         if parse_address(address) is None:
             raise PreconditionFailed(f"the address of node '{name}' must be host:port, not '{address}'")
         await self._propose(PutNode(name, address))
@@ -192,10 +192,10 @@ class Administration:
             raise PreconditionFailed(f"node '{name}' is up: stop it first, or have it leave")
         self._check_only_on(name, own=own)
         address = nodes[name]
-        # No queue is put there, and none grows there, from now on.
+        # From now on the cluster places no queue there, and lets none grow there.
         await self._propose(PutNode(name, ""))
         try:
-            # Until then, a queue may have come to be there only.
+            # Before that, a queue may have been placed on this node only.
             homed = self._check_only_on(name, own=own)
         except PreconditionFailed:
             await self._propose(PutNode(name, address))
@@ -209,10 +209,10 @@ class Administration:
         await self._propose(RemoveNode(name))
 
     def _check_only_on(self, name: str, *, own: bool) -> list[Queue]:
-        """Return what is lost with a node that is dead. Raises PreconditionFailed if it is not to be lost."""
+        """Return the queues that are lost with a dead node. Raises PreconditionFailed if they must not be lost."""
         homed = self._only_on(name)
         for queue in homed:
-            # What a dead node alone had is lost with it. One that leaves is not to lose anything.
+            # Queues that only a dead node had are lost. A node that leaves must not lose any.
             if own or queue.members:
                 raise PreconditionFailed(
                     f"queue '{queue.name}' in vhost '{queue.vhost.name}' is on node '{name}' only: "
@@ -229,7 +229,7 @@ class Administration:
         ]
 
     async def _parted(self) -> None:
-        """Wait until no group counts on this node any more. Raises Unavailable."""
+        """Wait until no group has this node as a member. Raises Unavailable."""
         with trio.move_on_after(PART_TIMEOUT_S):
             while self._cluster.hosts.leaving:
                 await trio.sleep(PART_LOOK_S)
@@ -240,7 +240,7 @@ class Administration:
             )
 
     async def grow(self, name: str, vhosts: Iterable[str]) -> int:
-        """Have a node keep all quorum queues of these vhosts, too; return how many are new to it."""
+        """Add a node to all quorum queues of these vhosts; return to how many."""
         self._require_node(name)
         grown = [
             queue
@@ -253,7 +253,7 @@ class Administration:
         return len(grown)
 
     async def shrink(self, name: str) -> int:
-        """Take a node out of all quorum queues that others keep, too; return out of how many."""
+        """Remove a node from all quorum queues that have other members; return from how many."""
         shrunk = [
             queue for queue in self._quorum_queues() if name in queue.members and len(queue.members) > 1
         ]
@@ -264,7 +264,7 @@ class Administration:
         return len(shrunk)
 
     async def transfer_leader(self, vhost: str, name: str, to: str) -> None:
-        """Have a queue led by another of its members. Raises NotFound, PreconditionFailed."""
+        """Make another member of a queue its leader. Raises NotFound, PreconditionFailed."""
         queue = self._queue(vhost, name)
         if to not in queue.members:
             raise PreconditionFailed(
@@ -273,7 +273,7 @@ class Administration:
         await self._set_members(queue, queue.members, to)
 
     async def accept_loss(self, vhost: str, name: str) -> int:
-        """Have a queue do without the entries of its log that none of its members can read; return how many.
+        """Give up the entries of a queue's log that none of its members can read; return how many.
 
         Raises NotFound, PreconditionFailed.
         """
@@ -292,7 +292,7 @@ class Administration:
         return accepted[0]
 
     async def rebalance(self) -> int:
-        """TopologyProgress the leaders over the nodes that are up; return how many are to move."""
+        """Spread the leaders over the nodes that are up; return how many will move."""
         connected = {self._cluster.node, *self._cluster.mesh.connected()}
         led = dict.fromkeys(sorted(connected), 0)
         moved = 0

@@ -1,13 +1,14 @@
 """How the directory of a node that stood alone becomes that of the first node of a cluster.
 
-It is written anew on the disk, before the broker reads what is in it, in two parts. First the messages of quorum queues
-are copied out of the journal into the entries of Raft groups, in as many transactions as that takes; the journal still
-holds, and nobody looks at the copies. Then one transaction makes the directory the cluster's: the topology becomes the
-first snapshot of group 0, each quorum queue the first snapshot of its group, with this node as the only voter, and the
-journals of these queues are dropped. Until then the node may end at any moment and finds everything as it was;
-afterwards it goes on as a member. The other nodes are taken in as any node that joins.
+It is rewritten on the disk, before the broker reads it, in two steps. First the messages of quorum queues are
+copied from the journal into the entries of Raft groups, in as many transactions as that takes; the journal
+stays valid, and nothing reads the copies. Then one transaction makes the directory the cluster's: the
+topology becomes the first snapshot of group 0, each quorum queue the first snapshot of its group, with this
+node as the only voter, and the journals of these queues are dropped. Until then the node may end at any
+moment and finds everything as it was; afterwards it goes on as a member. The other nodes join as any new node
+does.
 
-Durable classic queues stay in the journal: all that is new about them is that they are on this node.
+Durable classic queues stay in the journal: only the record that they live on this node is new.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mqd.cluster")
 
-#: The term of all that is copied; the node's first election begins the next one.
+#: The term of all copied entries; the node's first election begins the next one.
 TERM = 1
-#: Bodies of about this size make one entry. As long as one of them is wanted all stay on the disk.
+#: Bodies of about this size make one entry. As long as one of them is in the queue all stay on the disk.
 ENTRY_BYTES = 256 * 1024
-#: So much of the copies goes into one transaction.
+#: Bytes of copies in one transaction.
 STEP_BYTES = 8 * 1024 * 1024
 #: An entry has room for the largest body and this, bytes.
 HEAD_BYTES = 1024 * 1024
@@ -87,12 +88,15 @@ class Adoption:
         self._addresses = dict(addresses)
         self._identities = dict(identities)
         self._free_bytes = free_bytes
-        #: How often each node is a member, and leads.
+        #: How many groups each node is a member of, and leads.
         self._kept = dict.fromkeys(sorted(addresses), 0)
         self._led = dict.fromkeys(sorted(addresses), 0)
 
     def steps(self) -> Iterator[None]:
-        """Submit one transaction after the other; each is durable before the next is asked for. Raises ClusterError."""
+        """Submit one transaction after the other; each is durable before the caller asks for the next.
+
+        Raises ClusterError.
+        """
         stored = recovery.read_queues(self._broker, self._journal)
         moving: list[tuple[QueueRecord, QueueArguments, Machine]] = []
         for queue_id, record in sorted(stored.queues.items()):
@@ -125,7 +129,7 @@ class Adoption:
         )
 
     def _check(self, moving: list[tuple[QueueRecord, Machine]]) -> None:
-        """May it be done? Raises ClusterError."""
+        """Check that the adoption is possible. Raises ClusterError."""
         largest = ENTRY_BYTES_MAX - HEAD_BYTES
         size = 0
         for record, machine in moving:
@@ -146,7 +150,7 @@ class Adoption:
             )
 
     def _placed(self, record: QueueRecord, parsed: QueueArguments) -> QueueRecord:
-        """Choose the nodes that a quorum queue is to be on. For now this one has it; the others come one by one."""
+        """Choose the members of a quorum queue. At first this node is the only one; the others join one by one."""
         size = parsed.initial_group_size or self._broker.config.group_size
         kept, led = self._kept, self._led
         others = [name for name in kept if name != self._node]
@@ -161,10 +165,10 @@ class Adoption:
         return msgspec.structs.replace(record, node="", members=members, leader=leader)
 
     def _turn(self, records: list[QueueRecord], replicas: Mapping[int, Replica]) -> None:
-        """Make it the directory of the cluster: all of this is one transaction."""
+        """Make it the directory of the cluster, all in one transaction."""
         broker, store, metadata = self._broker, self._store, self._broker.metadata
         alone = Members((self._node,))
-        # A queue's id is the index of its declaration: it is as if all had been declared below this one.
+        # A queue's id is the index of its declaration: all existing queues count as declared below this one.
         began_at = max([1, *(record.queue_id for record in records)])
         for record in records:
             metadata.put(QUEUES, key(record.vhost, record.name), encode(record))
@@ -210,7 +214,7 @@ class _Copy:
         self._bodies = _Bodies(journal, record.queue_id)
         self._node = node
         self._index = 0
-        #: What is gathered for the next entry.
+        #: Gathered for the next entry.
         self._parts: list[Run] = []
         self._size = 0
         #: Copied since the last transaction, bytes.
@@ -266,7 +270,7 @@ class _Bodies:
         self._contents: list[bytes] = []
 
     def parts(self, run: Run, lost: dict[int, None]) -> Iterator[Run]:
-        """Yield the messages of a run with their bodies, a record's at a time; what can't be read is `lost`."""
+        """Yield the messages of a run with their bodies, one record at a time; unreadable messages are `lost`."""
         start, stop = run.seqs.start, run.seqs.stop
         seq = start
         while seq < stop:
@@ -283,7 +287,7 @@ class _Bodies:
             seq += len(contents)
 
     def _find(self, seq: int) -> bool:
-        """Have the record of this message at hand, if it is sound."""
+        """Load the record of this message, if it is sound."""
         if self._first <= seq < self._first + len(self._contents):
             return True
         try:

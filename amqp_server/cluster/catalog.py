@@ -1,7 +1,8 @@
 """The state machine of group 0, which is on all nodes: the topology, and which nodes there are.
 
-The topology's records are on disk on each node, with the index of the last operation in them, so a start needs no
-replay of these; this machine's own state, nodes and the numbers of batches, is in the group's snapshot and log.
+Each node has the topology's records on disk, with the index of the last operation in them, so a start does
+not replay operations. This machine's own state, nodes and the numbers of batches, is in the group's snapshot
+and log.
 """
 
 from __future__ import annotations
@@ -25,34 +26,34 @@ from quorum_queue.raft.members import Members
 logger = logging.getLogger("mqd.cluster")
 
 GROUP = 0
-#: Version, and a time that nothing goes by.
+#: Version, and a time that is not used.
 _ENTRY = struct.Struct(">BQ")
 _VERSION = 1
 _NEWER = "start the version of mqd that the other nodes run"
 _LENGTH = struct.Struct(">I")
-#: A snapshot has brought what was asked for: it is done, and nobody here knows what there was to change.
+#: A snapshot has brought the requested change: it is done, and this node does not know what it changed.
 UNSEEN = Result(True)
 
 
 class PutNode(msgspec.Struct, frozen=True, array_like=True, tag=101):
-    """A node belongs to the cluster, and is reached at this address. Without one it is about to leave."""
+    """A node belongs to the cluster and has this address. Without an address it is about to leave."""
 
     name: str
     address: str
 
 
 class RemoveNode(msgspec.Struct, frozen=True, array_like=True, tag=102):
-    """A node belongs to the cluster no more."""
+    """A node no longer belongs to the cluster."""
 
     name: str
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True, tag=103):
-    """Nothing: whoever sees its own applied has applied all that was there before."""
+    """Changes nothing: a node that sees its own mark applied has applied all earlier entries."""
 
 
 class RaiseVersion(msgspec.Struct, frozen=True, array_like=True, tag=104):
-    """All nodes know this version of queues by now; see quorum_queue.machine.versions."""
+    """All nodes know this version of queues; see quorum_queue.machine.versions."""
 
     version: int
 
@@ -77,7 +78,7 @@ class _State(msgspec.Struct, frozen=True, array_like=True):
     topology: bytes
     nodes: dict[str, str]
     batches: dict[str, tuple[int, int]]
-    #: Where in the log the last start of each node had its first word, or the node was removed.
+    #: Index of the first batch of each node's last start, or of the node's removal.
     begun: dict[str, int] = {}
     version: int = versions.FIRST
 
@@ -93,19 +94,19 @@ def first_state(topology: bytes, nodes: dict[str, str]) -> bytes:
 
 
 class Listener(Protocol):
-    """What the node is told; see amqp_server.cluster.node."""
+    """The node, which the catalog notifies; see amqp_server.cluster.node."""
 
     def nodes_changed(self, removed: list[str]) -> None:
-        """The nodes, the members or the leader of the topology changed; these names were taken from the nodes."""
+        """The nodes, the members or the leader of the topology changed; the nodes in `removed` were taken out."""
 
     def began(self, index: int) -> None:
-        """The first batch of this start of the node stands here in the log."""
+        """The first batch of this start of the node has this index in the log."""
 
     def applied(self) -> None:
-        """The topology has come further on this node."""
+        """This node has applied more of the topology."""
 
     def when_spread(self, index: int, then: Callable[[], None]) -> None:
-        """Call back when all nodes that can be reached have applied so much."""
+        """Call back when all reachable nodes have applied this index."""
 
 
 class Catalog:
@@ -114,7 +115,7 @@ class Catalog:
     title = "the topology"
     #: A queue's id is the index of its declaration, so there is one batch to an entry.
     single = True
-    #: Whoever made a change goes on when all nodes have applied it.
+    #: The client that made a change goes on when all nodes have applied it.
     awaited = True
 
     def __init__(
@@ -124,7 +125,7 @@ class Catalog:
         self._topology = topology
         self._roster = roster
         self._listener = listener
-        #: Who waits for a batch of this node.
+        #: Callbacks that wait for a batch of this node.
         self._waiting: dict[int, Callable[[Result], None]] = {}
 
     def batch(self, number: int, proposal: Proposal) -> bytes:
@@ -134,11 +135,11 @@ class Catalog:
         self._waiting[number] = done
 
     def waits(self, number: int) -> bool:
-        """Return whether somebody waits for this batch."""
+        """Return whether a caller waits for this batch."""
         return number in self._waiting
 
     def give_up(self, number: int) -> bool:
-        """Nobody waits for this batch any more; return whether somebody did. It may still be applied."""
+        """Stop waiting for this batch; return whether a caller waited. The batch may still be applied."""
         return self._waiting.pop(number, None) is not None
 
     # -- quorum_queue.cluster.group.StateMachine -------------------------------------------------------------------
@@ -195,12 +196,12 @@ class Catalog:
         return Result(True)
 
     def _remove_node(self, index: int, name: str) -> list[str]:
-        """Take a node out; return the names that this node must be told of."""
+        """Take a node out; return the removed names that this node must handle."""
         roster = self._roster
         if roster.nodes.pop(name, None) is None:
             return []
         told = [name] if self._is_news(name) else []
-        # What it has proposed before and comes only now is not to bring anything of it back.
+        # A batch that the node proposed earlier and that comes only now must not bring anything back.
         roster.batches[name] = (roster.incarnation_of(name), LAST_BATCH)
         roster.begun[name] = index
         return told
@@ -212,14 +213,14 @@ class Catalog:
 
     def _change(self, index: int, encoded: bytes) -> Result:
         if index <= self._topology.applied:
-            # It is in the records already: they were ahead when this node started, or in the snapshot of a leader
-            # that had just started. Then somebody here may wait for it.
+            # The records have it already: they were ahead when this node started, or in the snapshot of a
+            # leader that had just started. Then a caller on this node may wait for it.
             return UNSEEN
         operation = self._admissible(operations.decode(encoded))
         return operation if isinstance(operation, Result) else self._topology.apply(index, operation)
 
     def _admissible(self, operation: Operation) -> Operation | Result:
-        """Put nothing on nodes that are about to leave, or have left since this was proposed."""
+        """Place nothing on nodes that are about to leave, or have left since this was proposed."""
         if isinstance(operation, SetMembers):
             members = self._staying(operation.members)
             if not members:
@@ -230,7 +231,7 @@ class Catalog:
             return operation
         record = operation.record
         if isinstance(record, QueueRecord) and self._roster.version == versions.FIRST:
-            # A node of the version before would remember as many as it always does.
+            # A node of the previous version would remember its fixed number of producers.
             record = msgspec.structs.replace(record, deduplication_producers=DEDUPLICATION_PRODUCERS)
             operation = DeclareQueue(record)
         if self._roster.nodes.get(record.node) == "":
@@ -282,7 +283,7 @@ class Catalog:
     def load(self, state: bytes) -> None:
         """Start from a snapshot of this node's own; the topology has come from its records.
 
-        A snapshot that came from another node is on disk a commit earlier than the records that it leads to.
+        A snapshot from another node is on disk one commit before the records that result from it.
         """
         found = _decode_state(state)
         _check_version(found.version)
@@ -297,7 +298,7 @@ class Catalog:
         self._roster.restore(found.nodes, found.batches, found.begun, found.version)
         last_own, begun = self.last_own_batch(), self._roster.begun.get(self._own[0])
         if last_own and begun is not None:
-            # Before the queues come that it says something about.
+            # Before the queues that depend on it are opened.
             self._listener.began(begun)
         self._topology.restore(found.topology)
         for number in [number for number in self._waiting if number <= last_own]:
@@ -325,7 +326,7 @@ def _batch(index: int, data: bytes) -> _Batch:
 
 
 def _check_version(version: int) -> None:
-    """Raises Fatal: who can't do what the queues of this cluster do must not take part."""
+    """Raises Fatal: a node that can't apply the version of this cluster's queues must not take part."""
     if version > versions.NEWEST:
         raise Fatal(
             f"the queues of this cluster have version {version}, this mqd knows {versions.NEWEST}: {_NEWER}"

@@ -1,4 +1,4 @@
-"""What nodes tell each other of how far their disks are, so that one that was turned back is noticed: see membership."""
+"""Nodes tell each other how far their disks are, so that they notice one that was put back: see membership."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DiskProgress:
         self.tell([peer])
 
     def tell(self, peers: Iterable[str]) -> None:
-        """Have these nodes know how far the disk is."""
+        """Tell these nodes how far the disk is."""
         written = self._written()
         for peer in peers:
             if self._told.get(peer) != written:
@@ -38,5 +38,5 @@ class DiskProgress:
         self._seen[peer] = Seen(0, identity, said_in, written)
 
     def seen(self, peer: str) -> Seen:
-        """Return what this node has heard of a peer's disk."""
+        """Return what this node has heard about a peer's disk."""
         return self._seen.get(peer, Seen())

@@ -6,4 +6,4 @@ class ClusterError(Exception):
 
 
 class StartAgain(Exception):
-    """The process has to start again, with what is on disk now; nothing is wrong with that."""
+    """The process has to restart from what is on disk now; this is no failure."""

@@ -1,9 +1,10 @@
-"""How a node comes to belong to a cluster, from what the nodes tell each other when they meet.
+"""How a node finds out which cluster it belongs to, from what the nodes tell each other when they meet.
 
-A cluster is founded when all nodes that it is configured with see one another for the first time, each with an empty
-data directory: then each notes the identities of all those directories. A node whose directory is not among the noted
-ones has lost its disk, or is new; either way it has no memory, gives no vote for what it may have known, and is filled
-by the others. One of them may have stood alone before: then the cluster begins with what it has, see adoption.
+A cluster is founded when all nodes that it is configured with see one another for the first time, each with
+an empty data directory: then each notes the identities of all those directories. A node whose directory is
+not among the noted ones has lost its disk, or is new; either way it has no memory, does not vote in groups
+that may be older, and the others fill it. One of the nodes may have stood alone before: then the cluster
+begins with its data, see adoption.
 """
 
 from __future__ import annotations
@@ -29,33 +30,33 @@ logger = logging.getLogger("mqd.cluster")
 
 
 class Fate(Protocol):
-    """What comes of it for this node."""
+    """The node, which acts on the outcome."""
 
     @property
     def topology_index(self) -> int:
         """How far this node has read the log of group 0."""
 
     def belong(self, founded: Founded) -> None:
-        """It belongs to this cluster from now on."""
+        """This node belongs to this cluster from now on."""
 
     def complete(self) -> None:
-        """All others are there, and empty: the cluster may begin with the data of this node."""
+        """All other nodes are linked and empty: the cluster may begin with the data of this node."""
 
     def overtaken(self, incarnation: int) -> None:
-        """The cluster knows of such a start of this node, and would take this one for an earlier one."""
+        """The cluster knows of a start of this node with this number, and would take the present one for older."""
 
     def go(self, why: str) -> None:
-        """It is not to be a part of the cluster any more, nor to begin again as if it were."""
+        """This node must leave the cluster, and must not start again as a member."""
 
     def refuse(self, why: str) -> None:
-        """It can't be a part of the cluster with the directory that it has, which may be used otherwise."""
+        """This node can't take part with its directory, which may still be used in another way."""
 
 
 class Founding:
     def __init__(
         self, directory: Directory, node: str, nodes: list[str], brings: str, incarnation: int, fate: Fate
     ) -> None:
-        """`nodes` are the names that this node is configured with, `brings` its directory if it has stood alone."""
+        """`nodes` are the names that this node is configured with, `brings` is its directory if it has stood alone."""
         self._directory = directory
         self._node = node
         self._nodes = sorted(nodes)
@@ -64,17 +65,17 @@ class Founding:
         self._abouts: dict[str, About] = {}
         self.founded = directory.founded
         self.brings = "" if self.founded is not None else brings
-        #: Nodes that others have told of, and their addresses.
+        #: Nodes that peers have named, and their addresses.
         self.expected: dict[str, str] = {}
 
     def tell(self, seen: Seen, nodes: dict[str, str], removed_at: int) -> About:
-        """Return what a peer is told; `seen` is what was seen of it, `nodes` are all of the cluster."""
+        """Return what to tell a peer; `seen` is what this node has seen of it, `nodes` are all nodes of the cluster."""
         return About(
             self._directory.identity, self.founded, self._nodes, seen, self.brings, nodes, removed_at
         )
 
     def heard(self, peer: str, about: About) -> None:
-        # Who has not been in any cluster with this directory has promised nothing.
+        # A node that was in no cluster with this directory has not voted or acknowledged anything.
         cluster = self.founded or (None if self.brings else about.founded)
         if cluster is not None:
             seen, own = about.seen, self._incarnation
@@ -84,7 +85,7 @@ class Founding:
                 self._fate.overtaken(seen.incarnation)
                 return
         self._abouts[peer] = about
-        # Whoever leads the topology may have joined later than this node was configured.
+        # The leader of the topology may have joined after this node was configured.
         self.expected = about.nodes
         if self.founded is not None:
             if self._was_removed(about):
@@ -97,9 +98,9 @@ class Founding:
             self._found(peer, about)
 
     def _was_removed(self, about: About) -> bool:
-        """Do the others know that this node was removed, which it has not read in the log itself?
+        """True if the others know that this node was removed, and it has not read that in the log itself.
 
-        Who joins again with another directory, and has yet to read of both, is not meant.
+        False for a node that joins again with another directory and has yet to read both in the log.
         """
         founded = self.founded
         if founded is None or about.founded is None or about.founded.nodes != founded.nodes:
@@ -107,7 +108,7 @@ class Founding:
         return max(founded.since, self._fate.topology_index) < about.removed_at
 
     def _follow(self, peer: str, founded: Founded) -> None:
-        """There is a cluster."""
+        """A cluster exists."""
         if self.brings:
             self._fate.refuse(TOO_LATE.format(name=self._node, data=self.brings, peer=peer))
             return
@@ -117,7 +118,7 @@ class Founding:
         self._fate.belong(msgspec.structs.replace(founded, lost=lost, lost_before=0, name=self._node))
 
     def _found(self, peer: str, about: About) -> None:
-        """There is none yet."""
+        """No cluster exists yet."""
         ours = self._nodes
         if about.peers != ours:
             logger.error(
@@ -141,7 +142,7 @@ class Founding:
         return {name: about.brings for name, about in self._abouts.items() if about.brings}
 
     def identities(self) -> dict[str, str]:
-        """Return the directories of all nodes, which have told of theirs."""
+        """Return the directories of all nodes; all have announced theirs."""
         others = {name: self._abouts[name].identity for name in self._nodes if name != self._node}
         return others | {self._node: self._directory.identity}
 
@@ -159,7 +160,7 @@ class Founding:
         self._directory.note_founded(founded)
 
     def noted(self) -> Founded:
-        """The directory was made that of the first node of a cluster: return what it says of it."""
+        """The directory was made that of the first node of a cluster: return what it notes about the cluster."""
         self.founded, self.brings = self._directory.founded, ""
         assert self.founded is not None
         return self.founded

@@ -1,4 +1,4 @@
-"""Groups of this node as they begin: new, found on disk, or to be filled by others because the disk was lost."""
+"""Opens the groups of this node: new ones, those found on disk, and those that others fill after a disk loss."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("mqd.cluster")
 
 
-#: Different memberships that are kept once for all groups that have them.
+#: Distinct memberships, each kept once for all groups that have it.
 MEMBERS_SHARED = 1024
 
 
@@ -48,26 +48,26 @@ class Groups:
         self.replicas = replicas
         self._store = store
         self._recovered = dict(recovered)
-        #: Groups up to this index of group 0 may have had this node as a member on a disk that it lost.
+        #: This node may have been a member of groups up to this index of group 0, on a disk that it lost.
         self.lost_before = 0
 
     def found(self, recovered: Mapping[int, RecoveredGroup]) -> None:
-        """These are on disk, whatever was there before."""
+        """Note the groups that are on disk."""
         self._recovered = dict(recovered)
 
     def is_kept(self, group_id: int) -> bool:
-        """Return whether there is something on disk of a group that was not opened yet."""
+        """Return whether the disk has data of a group that was not opened yet."""
         return group_id in self._recovered
 
     def read_again(self, group_id: int) -> None:
-        """A group that stopped is to be opened with what is on disk. Nothing of it may be pending."""
+        """Read a stopped group from disk, to open it again. Nothing of it may be pending."""
         for number in (group_id, group_id | ASIDE):
             found = self._store.recover_one(number)
             if found is not None:
                 self._recovered[number] = found
 
     def drop(self, group_id: int) -> None:
-        """Delete what is stored of a group that is not open."""
+        """Delete the stored data of a group that is not open."""
         self._recovered.pop(group_id, None)
         self.replicas.drop(group_id)
 
@@ -78,7 +78,7 @@ class Groups:
     def open(self, host: GroupHost, queue: Queue, *, late: bool = False) -> None:
         """Open the group of a queue that this node is a member of.
 
-        `late`: the group was there before. This node may have been in it once, and forgotten what it promised then.
+        `late`: the group existed before. This node may have been a member once, and have forgotten its votes.
         """
         node = self.replicas.node
         known = queue.queue_id in self._recovered
@@ -89,7 +89,7 @@ class Groups:
             host.group.core.campaign()
 
     def start(self, machine: Loadable, group_id: int, members: Members, *, lost: bool) -> Group:
-        """Open a group with what is on disk of it. `members` are those it began with, if nothing is."""
+        """Open a group from disk. If the disk has none of it, `members` are those that it began with."""
         found = self._recovered.pop(group_id, None)
         if found is None:
             amnesiac = self.replicas.new_memory(group_id) if lost else 0
@@ -110,7 +110,7 @@ class Groups:
         last_index = found.last_index
         forgotten = found.hard_lost or found.vote.startswith("?")
         if forgotten and holes:
-            # It has no promise to keep: the log ends before the first hole, and the leader fills it.
+            # It has acknowledged nothing: its log ends before the first hole, and the leader fills it.
             last_index, holes = holes[0] - 1, []
             self._store.truncate(group_id, last_index + 1)
         if found.hard_lost:
@@ -137,7 +137,7 @@ class Groups:
             log=log,
             applied=index,
             changes=self._changes(found, last_index),
-            # Without its vote it might promise what it has promised otherwise.
+            # Without its vote it might vote twice in a term.
             amnesiac=self.replicas.new_memory(group_id) if found.hard_lost else 0,
         )
         self._sweep(group, found, index)
@@ -156,7 +156,7 @@ class Groups:
         )
 
     def _emptied(self, machine: StateMachine, group_id: int, members: Members) -> Group:
-        """What is left cannot be used: begin without it, and without a vote until the others have filled it."""
+        """The stored data cannot be used: begin empty, and without a vote until the others have filled the group."""
         self._store.drop(group_id)
         logger.error(
             "%s: node %s cannot read its snapshot: it begins without anything and without a vote, and the leader fills "
@@ -174,7 +174,7 @@ class Groups:
         ]
 
     def _sweep(self, group: Group, found: RecoveredGroup, snapshot_index: int) -> None:
-        """Delete what lies below the snapshot and nobody wants; note what is wanted and is not there."""
+        """Delete entries below the snapshot that are not needed; note needed ones that are missing."""
         wanted = [index for index in group.machine.kept() if index <= snapshot_index]
         here = dict.fromkeys(wanted, False)
         aside = self._recovered.pop(group.id | ASIDE, None)
@@ -201,7 +201,7 @@ class Groups:
                 self.replicas.lost_entries.add(group, index)
 
     def drop_unclaimed(self, applied: int) -> None:
-        """Groups whose queue was deleted while this node was away."""
+        """Drop groups whose queue was deleted while this node was away."""
         for group_id in [group_id for group_id in self._recovered if group_id & ~ASIDE <= applied]:
             del self._recovered[group_id]
             self._store.drop(group_id)

@@ -1,4 +1,4 @@
-"""Which host a queue gets on this node of a cluster, and which nodes a new queue gets."""
+"""Chooses the host of a queue on this node of a cluster, and the nodes of a new queue."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ class ClusterHosts:
         self._roster = roster
         self._topology_progress = topology_progress
         self._reach = reach
-        #: Hosts of queues that this node has no part of.
+        #: Hosts of queues that live on other nodes.
         self.remote: dict[int, RemoteHost] = {}
         #: Hosts of quorum queues that this node is a member of.
         self.grouped: dict[int, GroupHost] = {}
-        #: Queues whose groups it is to leave, and cannot before the others have taken it out of them.
+        #: Queues whose groups this node is to leave once the others have removed it.
         self.leaving: dict[int, Queue] = {}
-        #: Queues whose groups have stopped on this node, which the others must know.
+        #: Queues whose groups have stopped on this node; the others must be told.
         self.stopped: dict[int, Queue] = {}
         #: Queues that guests may use.
         self.queues: dict[int, Queue] = {}
@@ -67,7 +67,7 @@ class ClusterHosts:
             if node in queue.members:
                 return self._group_host(queue)
             if self._groups.is_kept(queue.queue_id):
-                # It stopped before the others had let it go, and they may still count on it.
+                # The node stopped before the others had removed it, and they may still count on it.
                 self.leaving[queue.queue_id] = queue
                 return self._group_host(queue)
             return self._remote_host(queue)
@@ -98,7 +98,7 @@ class ClusterHosts:
 
     def leader(self, queue: Queue) -> str:
         host = self.grouped.get(queue.queue_id)
-        # Who is no member knows only where the leader is to be.
+        # A node that is no member knows only which node is to lead.
         return queue.record.leader if host is None else host.group.leader
 
     def absent_home(self, queue: Queue) -> str:
@@ -114,7 +114,7 @@ class ClusterHosts:
         return RemoteReply(turn, token, home, replicas.links, replicas.node, replicas.incarnation)
 
     def reached(self) -> None:
-        """There is one more link: what this node is to lead need not wait for an election timeout."""
+        """A link is up: groups that this node is to lead need not wait for an election timeout."""
         replicas = self._groups.replicas
         node, up = replicas.node, {replicas.node, *replicas.links.connected()}
         topology = replicas.groups.get(GROUP)
@@ -125,7 +125,7 @@ class ClusterHosts:
                 _hurry(host.group, up)
 
     def _group_host(self, queue: Queue, *, late: bool = False) -> GroupHost:
-        """Make the host of a queue that this node is a member of. `late`: it was not one from the beginning."""
+        """Make the host of a queue that this node is a member of. `late`: it joined after the beginning."""
         host = GroupHost(queue, queue.queue_id, queue.settings, self._services, self._groups.replicas)
         self._groups.open(host, queue, late=late)
         self.grouped[queue.queue_id] = host
@@ -147,9 +147,9 @@ class ClusterHosts:
         return host
 
     def _home(self, queue: Queue, avoid: str = "") -> str:
-        """Return the node to ask: where the queue lives, or a member of its group that can be reached.
+        """Return the node to ask: the queue's home, or a reachable member of its group.
 
-        `avoid` is one that does not serve it, and is asked only if there is no other.
+        `avoid` is a node that does not serve the queue; it is returned only if there is no other.
         """
         if not queue.members:
             return queue.node
@@ -160,9 +160,10 @@ class ClusterHosts:
     # -- placing ---------------------------------------------------------------------------------------------------
 
     def place(self, parsed: QueueArguments) -> tuple[str, ...]:
-        """Choose the members of a new quorum queue, its leader first: nodes with the fewest leaders and members.
+        """Choose the members of a new quorum queue, its leader first: nodes with the fewest leaders and
+        members.
 
-        A leader that all members reach comes before one with few queues to lead.
+        A node that all members reach comes before one that leads few queues.
         """
         if not parsed.type.replicated:
             return ()
@@ -174,7 +175,7 @@ class ClusterHosts:
             for node in queue.members:
                 members[node] = members.get(node, 0) + 1
             leaders[queue.record.leader] = leaders.get(queue.record.leader, 0) + 1
-        # Where all are about to leave, the catalog says so.
+        # If all are about to leave, the catalog says so.
         nodes = self._roster.staying or sorted(self._roster.nodes) or [own]
         size = parsed.initial_group_size or self._config.group_size
         locator = parsed.leader_locator or self._config.queue_leader_locator
@@ -196,7 +197,7 @@ class ClusterHosts:
     # -- moving ----------------------------------------------------------------------------------------------------
 
     def changed(self, queue: Queue) -> None:
-        """The members are others now: this node may be one of them, or not be one any more."""
+        """The members have changed: this node may have become one, or may no longer be one."""
         queue_id = queue.queue_id
         if self._groups.replicas.node not in queue.members:
             if queue_id in self.grouped:
@@ -209,7 +210,7 @@ class ClusterHosts:
             self._move_here(queue, self._group_host(queue, late=True))
 
     def _move_here(self, queue: Queue, after: GroupHost) -> None:
-        """Have this node's own member serve the queue, once what is on its way to another one is answered."""
+        """Let this node's own member serve the queue, once another one has answered all pending commands."""
         before = self.remote[queue.queue_id]
 
         def answered() -> None:
@@ -221,7 +222,7 @@ class ClusterHosts:
         before.drain(answered)
 
     def left(self, queue_id: int) -> None:
-        """The other members have taken this node out of the group: it is not needed there any more."""
+        """The other members have removed this node from the group."""
         queue = self.leaving.pop(queue_id, None)
         if queue is None:
             return
@@ -238,7 +239,7 @@ class ClusterHosts:
     # -- queues that failed ----------------------------------------------------------------------------------------
 
     def stop(self, queue: Queue, reason: str) -> None:
-        """A member of a group takes no part in it any more; its clients use the queue at the other members."""
+        """Stop this node's member of a group; its clients use the queue at the other members."""
         queue_id = queue.queue_id
         failed = self.grouped.pop(queue_id, None)
         if failed is None and not queue.members:
@@ -256,7 +257,7 @@ class ClusterHosts:
             before.hand_over(after, failed=True)
 
     def revive(self, queue: Queue, attempt: int, done: Callable[[], None]) -> None:
-        """Begin a group anew from what is stored here; if that did not help, have the others fill it."""
+        """Restart a group from its data on this node; if that did not help, let the others fill it."""
         if queue.queue_id not in self.stopped:
             self._local.revive(queue, attempt, done)
             return
@@ -280,7 +281,7 @@ class ClusterHosts:
 
 
 def _hurry(group: Group, up: Collection[str]) -> None:
-    """Have this node stand for election soon, if nobody leads and it can be elected."""
+    """Let this node stand for election soon, if there is no leader and it can be elected."""
     voters = group.core.members.voters
     if not group.core.leader and sum(name in up for name in voters) > len(voters) // 2:
         group.core.hurry()

@@ -1,4 +1,4 @@
-"""What the leader of a group looks after, now and then: its members, its place, and what it has left behind."""
+"""Periodic work of a group's leader: its members, the place of the leader, and leftovers to delete."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mqd.cluster")
 
-#: A node that is down for so many times `node_down_ms` has lost what goes with it.
+#: A node that is down for so many times `node_down_ms` loses its transient and exclusive queues.
 LOST_FACTOR = 10
-#: Groups at rest whose log is cut at one look.
+#: Groups at rest whose log is cut in one round.
 CUT_GROUPS = 20
-#: Only a log of at least this part of the state is worth it.
+#: A log is cut only if this many times its bytes are at least the bytes of the snapshot.
 CUT_GROWTH = 8
 
 
@@ -50,17 +50,17 @@ class Maintenance:
         self._replication = replication
         self._reach = reach
         self._addresses = addresses
-        #: Starts of nodes whose earlier ones the topology has been told of.
+        #: Starts of nodes for which the topology has ended earlier starts.
         self._told: dict[str, int] = {}
         #: Changes of members that were proposed and not applied yet.
         self._changing: dict[int, None] = {}
         self._founded = False
-        #: Since when nodes are down, by this node's clock; the lost ones among them have been told of.
+        #: When nodes went down, by this node's clock, and those that the topology counts as lost.
         self._down_since: dict[str, int] = {}
         self._lost: dict[str, None] = {}
 
     def look(self) -> None:
-        """Look after everything that is led here."""
+        """Do the periodic work for all groups that this node leads."""
         group = self._replicas.groups.get(GROUP)
         if group is not None and group.is_leader:
             self._look_after_nodes(group)
@@ -87,7 +87,7 @@ class Maintenance:
         if not unnamed:
             self._settle(group, nodes)
         elif not self._founded:
-            # All of them, or those that the leader before did not come to.
+            # All of them, or those that the previous leader did not get to.
             self._founded = True
             addresses = self._addresses()
             for name in unnamed:
@@ -101,7 +101,7 @@ class Maintenance:
         self._raise_version(nodes)
 
     def _raise_version(self, nodes: Collection[str]) -> None:
-        """Once all nodes know a version of queues, they may have it. One that is away may come back as it was."""
+        """Raise queues to a version once all nodes know it. A node that is away may come back with the old one."""
         links, own = self._replicas.links, self._replicas.node
         connected = links.connected()
         if not nodes or any(name != own and name not in connected for name in nodes):
@@ -113,7 +113,7 @@ class Maintenance:
             self._replication.submit(RaiseVersion(known))
 
     def _look_after_lost(self, node: str) -> None:
-        """What goes with a node goes when it has been away for long: clients want to make it anew elsewhere."""
+        """Delete transient and exclusive queues of a node that is long away: clients declare them anew elsewhere."""
         if self._replicas.incarnations.get(node) is not None or self._reach.is_alive(node):
             self._down_since.pop(node, None)
             self._lost.pop(node, None)
@@ -128,7 +128,7 @@ class Maintenance:
     # -- members ---------------------------------------------------------------------------------------------------
 
     def _settle(self, group: Group, wanted: Collection[str]) -> None:
-        """Bring the members of a group one step nearer to those that it is to have."""
+        """Bring the members of a group one step nearer to the wanted ones."""
         core = group.core
         members = core.members
         if core.members_index > core.commit:
@@ -151,7 +151,7 @@ class Maintenance:
             if name not in voters and name not in learners:
                 return Members(voters, (*learners, name))
         if any(name not in voters for name in wanted):
-            # First those who come, then those who go.
+            # Add members before removing others.
             return None
         for name in learners:
             if name not in wanted:
@@ -177,18 +177,18 @@ class Maintenance:
         return ready > len(voters) // 2
 
     def _replaces(self, name: str, members: Members) -> bool:
-        """Can the group do without this node once the other one leads? It would come back otherwise."""
+        """Return whether the group can do without this node once the other one leads; else it would come back."""
         everyone, reach = members.everyone(), self._reach
         return reach.count(name, everyone) >= reach.count(self._replicas.node, everyone)
 
     def _ask_to_leave(self) -> None:
-        """Find out whether the groups that this node is to leave have let it go."""
+        """Ask whether the groups that this node is to leave have removed it."""
         for queue_id, queue in self._hosts.leaving.items():
             for name in queue.members:
                 self._replicas.send(name, frames.leaving(queue_id))
 
     def _tell_stopped(self) -> None:
-        """What the consumers of a member that failed here held goes back to the queue: the leader must say so."""
+        """Tell the members of groups that failed here: the leader requeues what this node's consumers held."""
         for queue_id, queue in self._hosts.stopped.items():
             _, incarnation = self._replicas.own_in(queue_id)
             for name in queue.members:
@@ -196,7 +196,7 @@ class Maintenance:
                     self._replicas.send(name, frames.stopped(queue_id, incarnation - 1))
 
     def _grow(self, queue: Queue) -> None:
-        """Bring a queue to the size that it was declared to grow to, as soon as there are nodes for it."""
+        """Grow a queue to its declared target size, as soon as there are nodes for it."""
         target = queue.parsed.target_group_size
         if target is None or len(queue.members) >= min(target, len(self._roster.staying)):
             return
@@ -206,7 +206,7 @@ class Maintenance:
             self.set_members(queue, (*queue.members, spare[0]))
 
     def set_members(self, queue: Queue, members: tuple[str, ...]) -> None:
-        """Have the queue kept by these nodes; the group's leader sees to it step by step."""
+        """Make these nodes the members of a queue; the group's leader does that step by step."""
         if queue.queue_id in self._changing:
             return
         self._changing[queue.queue_id] = None
@@ -219,7 +219,7 @@ class Maintenance:
     # -- leaders ---------------------------------------------------------------------------------------------------
 
     def _move(self, group: Group, preferred: str) -> int:
-        """Give a group to the node that is to lead it, if that is ready; return whether it was done."""
+        """Hand a group to the node that is to lead it, if that node is ready; return whether it was done."""
         core = group.core
         if preferred == self._replicas.node or preferred not in core.members.voters:
             return 0
@@ -230,7 +230,7 @@ class Maintenance:
         return int(transfer(self._replicas, group, preferred))
 
     def _give_away(self, group: Group, names: Iterable[str]) -> bool:
-        """Give a group to that one of these that has all of it and reaches most of its members."""
+        """Hand a group to the one of these nodes that has all entries and reaches most members."""
         connected, members = self._replicas.links.connected(), group.core.members.everyone()
         ready = [name for name in names if name in connected and group.core.caught_up(name)]
         if not ready:
@@ -241,13 +241,13 @@ class Maintenance:
         return transfer(self._replicas, group, best)
 
     def transfer(self, group: Group, to: str) -> bool:
-        """Hand a group that is led here over; return whether that has begun."""
+        """Hand over a group that this node leads; return whether that has begun."""
         return transfer(self._replicas, group, to)
 
     def drain(self) -> int:
-        """Give away what is led here; return how much is still to be given."""
+        """Hand over the groups that this node leads; return how many are left."""
         self._replicas.draining = True
-        # Before those who get it: they are not to give it back.
+        # Tell this before the hand-over, so that the receivers do not hand it back.
         self._reach.tell()
         left = 0
         for group in list(self._replicas.groups.values()):
@@ -262,7 +262,7 @@ class Maintenance:
     # -- logs ------------------------------------------------------------------------------------------------------
 
     def _cut_logs(self) -> None:
-        """Write the state of groups at rest anew, so that their logs take no room and no time at a start."""
+        """Take snapshots of groups at rest, so that their logs take no room and no time at a start."""
         cut = 0
         for group in list(self._replicas.groups.values()):
             resting = group.core.quiet and not group.snapshotting and not group.sending

@@ -1,7 +1,7 @@
-"""Which cluster a data directory belongs to, and what speaks against its being used.
+"""Which cluster a data directory belongs to, and whether the node may use it.
 
-A directory that was put back as it was earlier is dangerous: the node has voted, and has vouched for entries, and does
-not remember. Only the others can know. They notice each start of a node, and how far its disk has come, and tell the
+An old copy of a directory is dangerous: the node has voted and acknowledged entries since, and does not
+remember. Only the others can know. They note each start of a node and how far its disk has come, and tell the
 node when they meet it again.
 """
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 TABLE, FOUNDED, INCARNATION, OUT = "cluster", "founded", "incarnation", "out"
 BEGAN = "began"
 
-#: From one start of a node to the next at least. In a group that it left and joined again a node counts up from the
-#: number of its start: see quorum_queue.cluster.replicas.Replicas.own_in.
+#: Least distance between the numbers of two starts of a node. A node that left a group and joined again
+#: counts up from the number of its start: see quorum_queue.cluster.replicas.Replicas.own_in.
 STARTS_APART = 1_000
 SALTS = 1 << 16
 
@@ -48,38 +48,39 @@ TOO_LATE = (
 
 
 class Founded(msgspec.Struct, frozen=True):
-    """What a node notes of the cluster that it belongs to."""
+    """What a node notes on disk about its cluster."""
 
-    #: Identities of the data directories that it was founded with.
+    #: Identities of the data directories that the cluster was founded with.
     nodes: dict[str, str]
-    #: This node's directory is not among them: it had another, or came later.
+    #: This node's directory is not among them: the node had another one, or joined later.
     lost: bool = False
-    #: Its queues up to this index of group 0 may have known another directory of this node.
+    #: Groups up to this index of group 0 may have known another directory of this node.
     lost_before: int = 0
     #: The name of this node.
     name: str = ""
-    #: The node whose directory the cluster began with, if not all were empty: at first it was the only member.
+    #: The node whose directory the cluster began with, if not all were empty: at first it was the only
+    #: member.
     origin: str = ""
     #: Queues up to this index of group 0 were in that directory.
     began_at: int = 0
 
     @property
     def forgotten_before(self) -> int:
-        """Groups up to this index of group 0 that are not on this node's disk may have been there before it was."""
+        """Groups up to this index of group 0 may be older than this node's disk if they are not on it."""
         if self.lost_before:
             return self.lost_before
         return 1 << 62 if self.lost else self.began_at
 
     @property
     def since(self) -> int:
-        """The index of group 0 from which on this directory has known the cluster."""
+        """The index of group 0 at which this directory joined the cluster."""
         return self.lost_before or (1 << 62 if self.lost else 0)
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """What a node has seen of another one."""
+    """What a node has seen of another node."""
 
-    #: Its last start.
+    #: The other node's last start.
     incarnation: int = 0
     #: The directory, the start, and how much was written to its disk when the node last said so.
     identity: str = ""
@@ -88,29 +89,30 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class About(msgspec.Struct, frozen=True):
-    """What nodes tell each other first."""
+    """The first frame on a link: what nodes tell each other about themselves."""
 
     identity: str
     founded: Founded | None
-    #: Names of the nodes that it is configured with.
+    #: Names of the nodes that the sender is configured with.
     peers: list[str] = []
-    #: What it has seen of the node that it tells this.
+    #: What the sender has seen of the receiver.
     seen: Seen = Seen()
-    #: Where its data directory is, if it has stood alone with it and brings what is in it.
+    #: Path of the sender's data directory, if the sender has stood alone and brings its data.
     brings: str = ""
-    #: All nodes of the cluster and their addresses, as it knows them. Who has an empty disk has no other way to know.
+    #: All nodes of the cluster and their addresses, as the sender knows them. A node with an empty disk
+    #: learns them only here.
     nodes: dict[str, str] = {}
-    #: Where in the log of group 0 the node that it tells this was removed from the cluster; 0 if it was not.
+    #: Index of group 0 at which the receiver was removed from the cluster; 0 if it was not.
     removed_at: int = 0
 
 
 class Directory:
-    """The data directory of this node, as it was when the node began."""
+    """The data directory of this node, as it was at the start."""
 
     def __init__(self, metadata: Metadata, identity: str, written: int) -> None:
         self._metadata = metadata
         self.identity = identity
-        #: Commits to the disk until now.
+        #: Commits to the disk so far.
         self.written = written
         notes = dict(metadata.items(TABLE))
         #: The start before this one; 0 if there was none.
@@ -122,9 +124,9 @@ class Directory:
     def begin(self, now_ms: int, salt: int) -> int:
         """Return a number higher than that of any earlier start with this directory.
 
-        It is higher than those with a disk that was lost, too, unless the clock is behind: then others know better.
-        With a clock that is behind `salt` makes it another number than that of a start that this directory has
-        forgotten, because a copy of it was put back.
+        It is also higher than those with a lost disk, unless the clock is behind: then the others know the
+        higher number. If the clock is behind, `salt` makes the number differ from that of a start that this
+        directory has forgotten, because a copy of it was put back.
         """
         first = self.before + STARTS_APART
         incarnation = now_ms if now_ms >= first else first + salt % SALTS
@@ -132,11 +134,11 @@ class Directory:
         return incarnation
 
     def note_later_start(self, incarnation: int) -> None:
-        """The cluster knows of this start, made with another directory: the next one has to come after it."""
+        """The cluster knows of this start, made with another directory: the next start needs a higher number."""
         self._metadata.put(TABLE, INCARNATION, b"%d" % incarnation)
 
     def note_began(self) -> None:
-        """A start of the node with this directory has had its first word in the cluster."""
+        """The cluster's log has the first batch of a start with this directory."""
         if not self._began:
             self._began = True
             self._metadata.put(TABLE, BEGAN, b"1")
@@ -146,11 +148,11 @@ class Directory:
         self._metadata.put(TABLE, FOUNDED, msgspec.json.encode(founded))
 
     def note_out(self, why: str) -> None:
-        """It is not to be used again."""
+        """Note that this directory must not be used again."""
         self._metadata.put(TABLE, OUT, why.encode())
 
     def check(self, data_dir: str, name: str) -> None:
-        """Raises ClusterError if it cannot be used by this node of a cluster."""
+        """Raises ClusterError if this node of a cluster cannot use the directory."""
         if self._out:
             raise ClusterError(f"{data_dir}: {self._out}")
         if self.founded is not None and self.founded.name != name:
@@ -159,8 +161,8 @@ class Directory:
             )
 
     def turned_back(self, node: str, founded: Founded, seen: Seen, incarnation: int) -> bool:
-        """Has another node of this cluster seen more of this directory than is in it?"""
-        # A disk that came new to the cluster, and has had no word there yet, need not know of earlier starts.
+        """Return whether another node has seen a later state of this directory: then it is an old copy."""
+        # A disk that is new to the cluster, and has no batch in its log yet, need not know of earlier starts.
         own = founded.nodes.get(node) == self.identity
         begun = own or self._began or (self.founded is not None and self.founded.lost_before > 0)
         if begun and self.before and self.before < seen.incarnation != incarnation:
@@ -180,6 +182,6 @@ def check_alone(metadata: Metadata, data_dir: str) -> None:
 
 
 def drop_copies(groups: Groups) -> None:
-    """Drop what a node that stood alone has copied into groups when it did not come to the end of its adoption."""
+    """Drop the copies of an adoption that did not finish."""
     for found in groups.recover():
         groups.drop(found.group)

@@ -1,4 +1,4 @@
-"""This node as one of several: what it does when it belongs to the cluster, hears from the others, or has to go."""
+"""This node as a member of a cluster: how it joins, handles links and frames of peers, and leaves."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from quorum_queue.raft.members import Members
 
 logger = logging.getLogger("mqd.cluster")
 
-#: Between two words of a node that waits for others before it can serve, s.
+#: Between two log lines of a node that waits for others before it can serve, s.
 WAITING_S = 5.0
-#: After such a change of the queue time the hosts of queues look what is due, ms.
+#: After a change of the queue time by so much, hosts check their timers again, ms.
 TIME_CHANGED_MS = 500
-#: When the node has to go, clients have so long to take their last bytes, s.
+#: Time for clients to take their last bytes when the node has to stop, s.
 GOODBYE_S = 1.0
 
 
@@ -62,7 +62,7 @@ class ClusterNode:
         self.roster = parts.roster
         self.replication = parts.replication
         self.hosts = hosts
-        # Who has stood alone brings what it has.
+        # A node that has stood alone brings its data.
         brings = config.data_dir if len(broker.users) else ""
         self._founding = Founding(
             parts.directory, self.node, list(config.peer_addresses), brings, self.incarnation, self
@@ -77,18 +77,19 @@ class ClusterNode:
         self._hand_over = HandOver(self.replicas, self.reach)
         self._removed = RemovedNodes(self.mesh, self.roster, broker.clock)
         self.administration = Administration(self, self._turn)
-        #: All others are there, and empty.
+        #: All other nodes are linked and empty.
         self._awaited = trio.Event()
-        #: Why this node has to go, once it has.
+        #: Why this node has to stop; empty as long as it need not.
         self._out = trio.Event()
         self._why_out = ""
         self._again = False
-        #: The first word of this start is in the log.
+        #: The first batch of this start is in the log.
         self._began = False
-        #: When links broke, for nodes that are not taken for down yet, ms.
+        #: When links broke, for nodes that do not count as down yet, ms.
         self._broken_at: dict[str, int] = {}
         self._joined = trio.Event()
-        #: When this process was last seen running, and peers whose present session is from before it stood still.
+        #: When this process was last seen running, and peers whose present session is from before it stood
+        #: still.
         self._awake_ms = broker.clock.monotonic_ms()
         self._queue_time = broker.services.queue_time
         self._from_before: dict[str, None] = {}
@@ -143,7 +144,7 @@ class ClusterNode:
         parts.groups.lost_before = founded.forgotten_before
 
     def start(self) -> None:
-        """Go on as the member that this node was before, if it was one. After the topology's records were read."""
+        """Continue as a member if this node was one. To be called after the topology's records were read."""
         now, up = self._broker.clock.monotonic_ms(), {self.node, *self.mesh.connected()}
         self._broken_at = {name: now for name in self._config.peer_addresses if name not in up}
         self.replicas.topology_came(self._broker.topology.applied)
@@ -183,7 +184,7 @@ class ClusterNode:
         self.mesh.send(peer, [bytes((frames.ABOUT,)), msgspec.msgpack.encode(about)])
 
     def refusal(self, hello: Hello) -> str:
-        """Refuse a node that can't apply what the queues of this cluster do by now: it would serve less than is there."""
+        """Refuse a node that can't apply the version of this cluster's queues: it would lose messages."""
         known, wanted = versions.newest_of(hello.features), self.roster.version
         if known >= wanted:
             return ""
@@ -206,14 +207,14 @@ class ClusterNode:
 
     @property
     def _is_behind(self) -> bool:
-        """True if others may know more of who belongs to the cluster."""
+        """True if other nodes may know more about the members of the cluster."""
         group = self.replication.group
         return group is None or group.behind or bool(group.core.amnesiac)
 
     # -- what the topology's log says ------------------------------------------------------------------------------
 
     def nodes_changed(self, removed: list[str]) -> None:
-        """The cluster has other nodes: have links with them, and with no others."""
+        """The nodes of the cluster changed: keep links with exactly these."""
         nodes = self.roster.nodes
         configured = self._config.peer_addresses
         for name, address in sorted(nodes.items()):
@@ -227,7 +228,7 @@ class ClusterNode:
                 self._removed.add(name)
 
     def began(self, index: int) -> None:
-        """This node's first word is in the log: no disk can have forgotten a queue that is declared after it."""
+        """This node's first batch is in the log: no earlier disk can have known a queue that is declared after it."""
         founded, groups = self._founding.founded, self._parts.groups
         self._began = True
         self._parts.directory.note_began()
@@ -243,7 +244,7 @@ class ClusterNode:
 
     def flush(self) -> None:
         """Tell the others how far the topology is here. See amqp_server.turn.Gatherer."""
-        # Until its first batch is applied a node is being filled, and no place for new queues.
+        # Until its first batch is applied a node is catching up, and gets no new queues.
         if self.catalog.last_own_batch():
             self._parts.topology_progress.applied_here(self.topology_index)
 
@@ -267,9 +268,9 @@ class ClusterNode:
             self._out.set()
 
     def overtaken(self, incarnation: int) -> None:
-        """Begin again with a higher number than this: what has to be higher is all over the process by now."""
+        """Restart the process with a higher number than this: the present number is in use everywhere in it."""
         if self._began or self._why_out:
-            # Or it is another process that goes by this node's name.
+            # After the first batch only another process under this node's name can have such a number.
             return
         self._why_out = (
             f"the cluster knows start {incarnation} of this node, and this one has the number {self.incarnation}: "
@@ -326,8 +327,9 @@ class ClusterNode:
     def _look_at_clock(self) -> None:
         """Find out whether this process stood still so long that the others may have gone on without it.
 
-        What waits in its sockets then is the past. It might be handed to clients as news: messages that others have
-        got and acked meanwhile. So all sessions begin anew, and this node leads nothing until it is told how things are.
+        The frames in its sockets are outdated then. This node might deliver messages from them that other
+        consumers have got and acked meanwhile. So all sessions begin anew, and this node leads nothing until
+        the others have told it the present state.
         """
         now = self._broker.clock.monotonic_ms()
         asleep_ms, self._awake_ms = now - self._awake_ms, now
@@ -340,7 +342,7 @@ class ClusterNode:
         self.replicas.distrust()
 
     def _node_is(self, node: str, incarnation: int | None) -> None:
-        """Have the queues led here let go of the consumers of a node that is down, or was and is back."""
+        """Tell the queues led here to drop the consumers of a node that is down, or has restarted."""
         self.replicas.incarnations[node] = incarnation
         for host in self.hosts.grouped.values():
             if host.group.is_leader:
@@ -437,12 +439,12 @@ class ClusterNode:
     def _heard_time(self, trust: int, queue_ms: int) -> None:
         if abs(self._queue_time.heard(trust, queue_ms)) >= TIME_CHANGED_MS:
             self._broker.time_notes.note()
-            # What expires next is due at another time.
+            # The next message expires at another time now.
             for queue in self._broker.all_queues():
                 queue.host.wake()
 
     def _settle_memory(self) -> None:
-        """Once the topology is known again, a disk that was lost is a thing of the past."""
+        """A lost disk no longer matters once this node has caught up with the topology."""
         group, founded, groups = self.replication.group, self._founding.founded, self._parts.groups
         if group is None or founded is None:
             return
@@ -458,7 +460,7 @@ class ClusterNode:
         return self.replication.group is not None and self.replication.group.is_leader
 
     async def joined(self) -> None:
-        """Wait until this node belongs to the cluster and knows all that was decided before."""
+        """Wait until this node belongs to the cluster and has applied all earlier changes of the topology."""
         await self._patiently(self._join)
         self._queue_time.serves()
         self._tell_time(self.mesh.connected())
@@ -466,7 +468,7 @@ class ClusterNode:
     async def _join(self) -> None:
         await self._joined.wait()
         await self.mark()
-        # A queue that is declared before the nodes are known has no place to go to, or too few of them.
+        # A queue that is declared before the nodes are known gets too few members, or none.
         while not self._knows_nodes:
             await trio.sleep(TICK_S)
 
@@ -476,7 +478,7 @@ class ClusterNode:
         return group is not None and not self.roster.unnamed(group.core.members.voters)
 
     async def _patiently(self, wait: Callable[[], Awaitable[object]]) -> None:
-        """Wait, and say now and then for whom."""
+        """Wait, and log now and then for which nodes."""
         waiting = True
         while waiting:
             with trio.move_on_after(WAITING_S):

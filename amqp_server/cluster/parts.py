@@ -1,4 +1,4 @@
-"""What a node of a cluster has before it has a broker: its links, its Raft groups, and what it knows of the others."""
+"""The parts of a cluster's node that need no broker: its links, its Raft groups, and its knowledge of the others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from quorum_queue.raft.options import Options
 TICK_S = 0.05
 
 
-#: What this version of mqd tells the others in the handshake of each link.
+#: Features that this version of mqd announces in the handshake of each link.
 FEATURES = (
     frames.REACH_FEATURE,
     frames.STOPPED_FEATURE,
@@ -64,7 +64,7 @@ class ClusterParts:
 
 
 def begin(environment: Environment, clock: Clock) -> tuple[Directory, int]:
-    """Return this node's directory, and the number of this start, which is durable then: others may hear of it."""
+    """Return this node's directory, and the number of this start, which is durable before other nodes see it."""
     directory = Directory(environment, environment.node_id, environment.written)
     incarnation = directory.begin(clock.wall_ms(), salt=clock.monotonic_ms())
     environment.flush()
@@ -98,7 +98,7 @@ def make_parts(
     mesh: Mesh,
     boundary: Boundary,
 ) -> ClusterParts:
-    """Put together what needs no broker."""
+    """Make the parts that need no broker."""
     store = GroupStore(environment)
     options = settings.replication_options(config)
     replicas = Replicas(

@@ -1,4 +1,4 @@
-"""The other nodes, as far as every turn deals with them: frames to send, and the Raft groups that are shared with them."""
+"""What every turn does for the other nodes: frames to send, and the Raft groups that are shared with them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Peers:
 
     def flush(self) -> None:
         self._topology_progress.flush()
-        # Piggyback on frames that leave anyway, above all the answers that rest on a commit: a frame of its own would
-        # wake the others.
+        # Piggyback on outgoing frames, above all on the answers that follow a commit: a frame of its own
+        # would wake the others.
         self._disk_progress.tell(self._mesh.waiting())
         self._mesh.flush()

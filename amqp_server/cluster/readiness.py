@@ -1,4 +1,4 @@
-"""Whether changes of the topology can be made through this node now, and if not, why."""
+"""Tells whether this node can change the topology now, and if not, why."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ NO_LEADER = "the node that leads the cluster's topology is not reachable from he
 
 
 def obstacle(group: Group | None) -> str:
-    """Return what keeps this node from changing the topology, whose group this is; nothing if it can."""
+    """Return why this node can't change the topology, whose group this is; nothing if it can."""
     if group is None or not has_majority(group):
         return NO_MAJORITY
     return "" if group.leader else NO_LEADER
 
 
 def has_majority(group: Group) -> bool:
-    """Does this node reach a majority of the voters, itself included?"""
+    """Return whether this node reaches a majority of the voters, itself included."""
     voters = group.core.members.voters
     up = {group.replicas.node, *group.replicas.links.connected()}
     return sum(name in up for name in voters) > len(voters) // 2

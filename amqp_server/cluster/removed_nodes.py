@@ -1,4 +1,4 @@
-"""Nodes that were taken out of the cluster: they must hear of it, and then the links with them end."""
+"""Nodes that were removed from the cluster: this node tells them so, and then ends the links with them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from amqp_server.cluster.roster import Roster
 from quorum_queue.clock import Clock
 from quorum_queue.links.mesh import Mesh
 
-#: Links with a node that was taken out stay so long, ms.
+#: Links with a removed node stay open so long, ms.
 LEAVE_MS = 2_000
-#: A node that was taken out and goes on is let in so often, to be told again, ms.
+#: A removed node that still dials may have a link again after so long, to be told again, ms.
 REMIND_MS = 10_000
 
 
 class RemovedNodes:
-    """Whom this node has still to tell that they were removed."""
+    """The removed nodes that this node has yet to tell."""
 
     def __init__(self, mesh: Mesh, roster: Roster, clock: Clock) -> None:
         self._mesh = mesh
@@ -29,18 +29,18 @@ class RemovedNodes:
         self._reminded: dict[str, int] = {}
 
     def add(self, name: str) -> None:
-        """A node was taken out just now."""
+        """A node was removed just now."""
         self._leaving[name] = self._clock.monotonic_ms() + LEAVE_MS
 
     def link_down(self, name: str) -> None:
         self._told.pop(name, None)
 
     def may_link(self, name: str) -> bool:
-        """True if a removed node may have a link for a while, because it has yet to hear of it."""
+        """True if a removed node may have a link for a while, because it has yet to be told."""
         return self._roster.removed_at(name) > 0 and self._reminded.get(name, 0) <= self._clock.monotonic_ms()
 
     def tell(self, tell: Callable[[str], None]) -> None:
-        """Call `tell` for the removed nodes that there is a link with: nobody else may tell them."""
+        """Call `tell` for the removed nodes that are linked: perhaps no other node can tell them."""
         for name in self._mesh.connected():
             if name not in self._told and self._roster.removed_at(name):
                 self._told[name] = None
@@ -48,7 +48,7 @@ class RemovedNodes:
                 self._leaving.setdefault(name, self._clock.monotonic_ms() + LEAVE_MS)
 
     def end_links(self) -> None:
-        """End the links with those that had time to hear of it."""
+        """End the links with those that had time to read it."""
         now = self._clock.monotonic_ms()
         for name in [name for name, at in self._leaving.items() if at <= now]:
             del self._leaving[name]

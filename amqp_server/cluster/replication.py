@@ -14,7 +14,7 @@ from quorum_queue.clock import Clock
 from quorum_queue.cluster.group import Group
 from quorum_queue.ports import Refused
 
-#: A majority is there, and slow.
+#: A majority is linked, but slow.
 _SLOW = "the cluster's nodes did not take it"
 
 
@@ -33,7 +33,7 @@ class ClusterReplication:
         self._clock = clock
         self._timeout_ms = timeout_ms
         self._waiting: deque[_Waiting] = deque()
-        #: There are none before the node knows which cluster it belongs to.
+        #: None before the node knows which cluster it belongs to.
         self.group: Group | None = None
         self._catalog: Catalog | None = None
         self._early: list[tuple[Proposal, Done | None]] = []
@@ -42,7 +42,7 @@ class ClusterReplication:
         self.submit(Change(operations.encode(operation)), done)
 
     def submit(self, proposal: Proposal, done: Done | None = None) -> None:
-        """Have a change made; see `propose`."""
+        """Propose a change; see `propose`."""
         group, catalog = self.group, self._catalog
         if group is None or catalog is None:
             self._early.append((proposal, done))
@@ -54,14 +54,14 @@ class ClusterReplication:
         group.submit(catalog.batch(number, proposal))
 
     def start(self, group: Group, catalog: Catalog) -> None:
-        """The topology's group is there."""
+        """The topology's group is open."""
         self.group, self._catalog = group, catalog
         early, self._early = self._early, []
         for proposal, done in early:
             self.submit(proposal, done)
 
     def tick(self) -> None:
-        """Tell those who have waited too long, and forget those who were told."""
+        """Fail changes that have waited too long."""
         waiting, now, catalog = self._waiting, self._clock.monotonic_ms(), self._catalog
         while (
             catalog is not None

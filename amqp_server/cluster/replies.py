@@ -1,6 +1,7 @@
-"""Direct replies to clients of other nodes: they go over the link, to whoever waits there. See amqp_server.broker.reply.
+"""Direct replies to clients of other nodes, sent over the link. See amqp_server.broker.reply.
 
-As with RabbitMQ nobody is told whether the client is still there: a reply is confirmed when it is on its way.
+As in RabbitMQ the publisher does not learn whether the client is still connected: a reply is confirmed when
+it is sent.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ FRAME_BYTES = 1 << 20
 
 
 class RemoteReply:
-    """Stands where the host of a queue would, as ReplyHost does on the client's own node. See broker.queue.Target."""
+    """Takes the place of a queue's host, like ReplyHost on the client's own node. See broker.queue.Target."""
 
     counts_bytes = False
     wants_ids = False
@@ -54,7 +55,7 @@ class RemoteReply:
                 (origin.confirmed if sent else origin.refused)(first, last)
 
     def failed(self, error: Exception) -> None:
-        """Replies could not be encoded: nobody knows what else is wrong here."""
+        """Replies could not be encoded: the state of this object cannot be trusted."""
         raise error
 
     def _send(self, commands: list[Any]) -> bool:

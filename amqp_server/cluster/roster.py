@@ -1,4 +1,4 @@
-"""Which nodes the cluster has, and what the log of the topology tells of each. Filled by the catalog, read by many."""
+"""The nodes of the cluster, and what the topology's log says about each. Written by the catalog, read by many."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ class Roster:
     """The nodes as of the last entry of group 0 that was applied here."""
 
     def __init__(self) -> None:
-        #: Addresses by name; an empty one is that of a node about to leave.
+        #: Addresses by name; the address of a node that is about to leave is empty.
         self.nodes: dict[str, str] = {}
         #: Incarnation and number of the last batch of each node.
         self.batches: dict[str, tuple[int, int]] = {}
-        #: Where in the log the last start of each node had its first word, or the node was removed.
+        #: Index of the first batch of each node's last start, or of the node's removal.
         self.begun: dict[str, int] = {}
-        #: The version that all nodes know, and that queues may be raised to; see quorum_queue.machine.versions.
+        #: The version that all nodes know, and that queues may be raised to; see
+        #: quorum_queue.machine.versions.
         self.version = versions.FIRST
 
     def restore(
@@ -44,7 +45,7 @@ class Roster:
         return self.batches.get(node, (0, 0))[0]
 
     def is_known(self, node: str) -> bool:
-        """True if a node has been heard of since it joined. The disk of one that was not is yet to be filled."""
+        """True if the log has a batch of this node since it joined. Until then the node is catching up."""
         return 0 < self.batches.get(node, (0, 0))[1] < LAST_BATCH
 
     def unnamed(self, names: Iterable[str]) -> list[str]:
@@ -56,7 +57,7 @@ class Roster:
         ]
 
     def removed_at(self, node: str) -> int:
-        """Return where in the log a node was removed, and has not joined since; 0 if it was not."""
+        """Return the index at which a node was removed, if it has not joined since; else 0."""
         if node in self.nodes or self.batches.get(node, (0, 0))[1] != LAST_BATCH:
             return 0
         return self.begun.get(node, 0)

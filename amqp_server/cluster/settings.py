@@ -1,4 +1,4 @@
-"""What the configuration says of links and of replication, as these want it."""
+"""The options of links and of replication, made from the configuration."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def secret(config: Config) -> bytes:
 
 
 def tls(config: Config) -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
-    """Contexts for both ends of a link: each shows its certificate and wants to see the other's."""
+    """Contexts for both ends of a link: each shows its certificate and requires the other's."""
     if not config.cluster_tls_cert_file:
         return None
     try:

@@ -1,8 +1,8 @@
 """The groups' store as replication wants it.
 
-Entries that the disk has lost are told in Raft's own words. Entries that another node sends along with a snapshot are
-kept aside, as a group of their own, because until the snapshot is taken over this node's log holds, and another entry
-may stand at the same index there.
+Lost entries are reported with the Raft core's own exception. Entries that another node sends along with a
+snapshot are kept aside, as a group of their own, because until the snapshot is taken over this node's log
+holds, and another entry may stand at the same index there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class GroupStore(Groups):
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
-        #: Index below which entries may be aside, by group.
+        #: Index below which entries may be kept aside, by group.
         self._aside: dict[int, int] = {}
 
     def recovered(self) -> dict[int, RecoveredGroup]:

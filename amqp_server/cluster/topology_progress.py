@@ -1,6 +1,7 @@
 """How far each node has applied the topology, and the clients that wait until all nodes have.
 
-They wait for a node that is alive and not reached from here, too: a node that reaches both passes on how far it is.
+They also wait for a node that is alive but not reached from this node: a node that reaches both passes on its
+progress.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from quorum_queue.cluster import frames
 from quorum_queue.cluster.reach import Reach
 from quorum_queue.links.mesh import Mesh
 
-#: A node that has not applied a change by then is not waited for, ms.
+#: Clients do not wait longer for a node that has not applied a change, ms.
 SPREAD_MS = 1_000
 
 
@@ -22,7 +23,7 @@ class TopologyProgress:
         self._mesh = mesh
         self._clock = clock
         self._reach = reach
-        #: How far it is here, as is known now and as the others were told; and how far it is there.
+        #: This node's progress, now and as last told to the others; and the progress of the others.
         self._here = self._told = 0
         self._applied: dict[str, int] = {}
         self._waiting: deque[tuple[int, int, Callable[[], None]]] = deque()
@@ -32,7 +33,7 @@ class TopologyProgress:
         return [peer for peer in self._mesh.connected() if self._applied.get(peer)]
 
     def wait(self, index: int, then: Callable[[], None]) -> None:
-        """Call back when the nodes that are alive have applied this: a client may go on at any of them."""
+        """Call back when all nodes that are alive have applied this: then a client may use any of them."""
         self._waiting.append((index, self._clock.monotonic_ms() + SPREAD_MS, then))
         self.go_on()
 
@@ -48,11 +49,11 @@ class TopologyProgress:
             then()
 
     def applied_here(self, index: int) -> None:
-        """This node has applied so much; the others are told with the next frames."""
+        """This node has applied up to this index; the next frames tell the others."""
         self._here = index
 
     def flush(self) -> None:
-        """Tell the others how far it is here."""
+        """Tell the others this node's progress."""
         if self._here > self._told:
             self._told = self._here
             for peer in self._mesh.connected():
@@ -65,13 +66,13 @@ class TopologyProgress:
         self.go_on()
 
     def heard_of(self, node: str, applied: int) -> None:
-        """A peer has passed on how far a node is that this one does not reach."""
+        """A peer has passed on the progress of a node that this one does not reach."""
         if node not in self._mesh.connected():
             self._applied[node] = max(applied, self._applied.get(node, 0))
             self.go_on()
 
     def _pass_on(self, node: str, to: str) -> None:
-        """Let a peer know how far another one is, if they do not reach each other."""
+        """Tell a peer the progress of another one, if they do not reach each other."""
         if node != to and self._reach.understands(to) and not self._reach.linked(node, to):
             self._mesh.send(to, frames.further(node, self._applied.get(node, 0)))
 

@@ -1,4 +1,4 @@
-"""Bodies of entries that were applied or read last, kept for delivery up to a bound in bytes."""
+"""Bodies of the entries that were applied or read last, cached for delivery up to a bound in bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class BodyCache:
         return None if found is None else found[0]
 
     def drop(self, group: int, index: int) -> None:
-        """Nobody wants it any more."""
+        """The entry is no longer needed."""
         found = self._entries.pop((group, index), None)
         if found is not None:
             self.bytes -= found[1]

@@ -1,7 +1,7 @@
-"""Snapshots of a group's state, and what of its log they make superfluous.
+"""Takes snapshots of a group's state, and deletes the entries that they make superfluous.
 
-A queue's bodies lie in the entries that brought them. Below the snapshot an entry stays as long as one of its messages
-is in the queue, and is deleted by itself then: one old message pins its own entry and no other.
+A queue's bodies are in the entries that brought them. Below the snapshot an entry stays as long as one of its
+messages is in the queue, and is then deleted alone: one old message pins its own entry and no other.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def go_on(group: Group) -> None:
 
 
 def take_snapshot(group: Group) -> None:
-    """Write the state as it stands; once it is durable, the entries that it covers and nobody wants are deleted."""
+    """Write the present state; once it is durable, delete the entries that it covers and that are not needed."""
     index = group.applied
     receiving = group.receiving
     if index <= group.snapshot_index or group.snapshotting or (receiving is not None and receiving.storing):
@@ -55,9 +55,9 @@ def take_snapshot(group: Group) -> None:
 
 
 def compact(group: Group) -> None:
-    """Delete what lies below the snapshot, but for the entries that hold bodies of the queue.
+    """Delete the entries below the snapshot, except those that hold bodies of the queue.
 
-    What a follower in contact still lacks stays, unless it lags too far.
+    Entries that a follower in contact still lacks stay, unless it lags too far.
     """
     if group.sending:
         # A follower is being filled from these entries.
@@ -89,7 +89,7 @@ def _least_needed(group: Group) -> int:
     """Return the entry up to which the log may be cut."""
     index = group.snapshot_index
     leadership = group.core.leadership
-    # A follower that needs an entry which is lost here gets a snapshot instead.
+    # A follower that needs an entry that this disk has lost gets a snapshot instead.
     lost = group.core.log.lost
     if leadership is not None and not lost and group.log_bytes < group.replicas.options.log_bytes_max:
         for peer in leadership.peers.values():

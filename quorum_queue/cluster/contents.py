@@ -17,11 +17,12 @@ Places = list[tuple[int, range]]
 
 
 class BodyGone(Exception):
-    """The disk has lost a body, and nobody keeps it any more: it was settled while it waited to be fetched."""
+    """The disk has lost a body, and no member keeps it any more: it was settled while it waited to be fetched."""
 
 
 def find(host: GroupHost, places: Places, again: Callable[[], None]) -> list[bytes] | None:
-    """Return the contents, or None if they have to be fetched first; `again` is called when they are here.
+    """Return the contents, or None if they have to be fetched first; then `again` is called when they have
+    arrived.
 
     Raises BodyGone.
     """

@@ -1,12 +1,12 @@
 """One node sends the dead letters of a quorum queue on.
 
-Those that are sent at most once leave where their entry was proposed, when it is applied there, and nowhere else. Any
-leader applies entries of the terms before its own, and so does every node that starts again: nobody can tell then
-whether the letters left already.
+The node that proposed an entry sends its at-most-once dead letters when it applies the entry; no other node
+does. Every new leader applies entries of earlier terms, and so does every node that restarts: they cannot
+know whether the letters were sent already.
 
-Where they must not be lost (x-dead-letter-strategy: at-least-once) the queue holds them until their targets have them,
-and the log says when that is: so the next leader knows which ones are left. It sends those again; where they come from
-goes with them, and a target that has taken one already only confirms it (see quorum_queue.machine.letters).
+With x-dead-letter-strategy=at-least-once the queue holds dead letters until their targets have them, and the
+log records that: so the next leader knows which ones are left. It sends those again with their source, and a
+target that has taken one already only confirms it (see quorum_queue.machine.letters).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quorum_queue.machine.letters import Letter
 from quorum_queue.machine.replicated import Applied
 from quorum_queue.machine.run import Run
 
-#: Among so many letters that are held the lowest position is looked for at each sending.
+#: Each sending looks for the lowest position among at most so many held letters.
 LOOK_MAX = 1_000
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def send_applied(host: GroupHost, applied: Applied) -> None:
-    """Send those on that this entry brought."""
+    """Send the dead letters of this entry."""
     held = _held(host)
     leads, proposed = host.group.is_leader, host.group.proposed(applied.index)
     for run, reason in applied.dead_letters:
@@ -41,13 +41,13 @@ def send_applied(host: GroupHost, applied: Applied) -> None:
 
 
 def send_held(host: GroupHost) -> None:
-    """The leader sends those on that the queue holds and that are not on their way yet."""
+    """As the leader, send the held dead letters that are not on their way yet."""
     for run, reason in list(_held(host).values()):
         _send_held(host, run, reason)
 
 
 def _held(host: GroupHost) -> dict[int, tuple[Run, Reason]]:
-    """Return what the queue holds, by position; forget what was sent and is not held any more."""
+    """Return the held dead letters by position; forget sent ones that are no longer held."""
     held = host.replica.machine.dead_lettering
     if len(host.dead_letters_sent) > len(held):
         host.dead_letters_sent = {seq: None for seq in host.dead_letters_sent if seq in held}
@@ -60,7 +60,7 @@ def _send_held(host: GroupHost, run: Run, reason: Reason) -> None:
 
 
 def _letter(host: GroupHost, seq: int) -> Letter | None:
-    """Return what targets know a letter by; nothing as long as a member may be of a version without."""
+    """Return the identity of a dead letter for its targets; None while a member may run a version without it."""
     machine = host.replica.machine
     if machine.version < versions.LETTERS:
         return None

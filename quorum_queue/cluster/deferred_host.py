@@ -1,7 +1,7 @@
-"""What hosts have in common whose commands are applied later: in a log that nodes share, or on another node.
+"""Common base of hosts whose commands are applied later: in a replicated log, or on another node.
 
-Commands leave this node without the objects that they name: publishers become numbers, consumers their keys, and both
-are found again here when the answers come.
+Commands leave this node without the objects that they name: publishers become numbers, consumers keys, and
+this host finds both again when the answers come.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class _Publish:
 
     def __init__(self, origin: Any, first: int, last: int) -> None:
         self.origin = origin
-        #: The last batch that carries any of them.
+        #: The last batch that carries any of the messages.
         self.batch = 0
         self.first = first
         self.last = last
 
 
 class Unsent(NamedTuple):
-    """What is pending at a host, and who waits for it."""
+    """Pending commands of a host, and the publishers that wait for them."""
 
     commands: list[Command]
     attaching: dict[Key, Callable[[str | None], None]]
@@ -49,14 +49,14 @@ class DeferredHost(QueueHost):
 
     def __init__(self, queue: Hosted, turn: Turn) -> None:
         super().__init__(queue, turn)
-        #: Attached consumers by the keys that they have here, as they would have to be attached again.
+        #: Attached consumers by their keys on this node, ready to be attached again.
         self._consumers: dict[Key, Consumer] = {}
-        #: Where deliveries go, also for consumers that are cancelled and still hold something.
+        #: Sinks of deliveries, also of cancelled consumers that still hold messages.
         self._sinks: dict[Key, Any] = {}
         #: The next delivery id of each consumer and getter.
         self._next_ids: dict[Key, int] = {}
         self._publishes: dict[int, _Publish] = {}
-        #: Barriers behind what is pending.
+        #: Barriers after the pending commands.
         self._pending_barriers: list[Callable[..., None]] = []
 
     @property
@@ -67,7 +67,7 @@ class DeferredHost(QueueHost):
     # -- commands --------------------------------------------------------------------------------------------------
 
     def apply_pending(self) -> None:
-        """Send what is pending on its way."""
+        """Send the pending commands."""
         if self.ended:
             self._refuse_pending()
         elif self.pending or self._pending_barriers:
@@ -84,7 +84,7 @@ class DeferredHost(QueueHost):
         self._turn.schedule(self)
 
     def _sent(self, number: int, *, applied: bool) -> None:
-        """All that was pending was sent, the last of it in this batch; or is applied already."""
+        """All pending commands were sent, the last of them in this batch, or are applied already."""
         barriers, self._pending_barriers = self._pending_barriers, []
         if applied:
             for done in barriers:
@@ -93,7 +93,7 @@ class DeferredHost(QueueHost):
             self._barriers += [(number, done) for done in barriers]
 
     def _outgoing(self) -> list[Command]:
-        """Take what is pending, with numbers in the places of publishers."""
+        """Take the pending commands, with numbers in place of publishers."""
         pending, self.pending = self.pending, []
         commands: list[Command] = []
         for command in pending:
@@ -118,7 +118,7 @@ class DeferredHost(QueueHost):
             elif verb == "detach":
                 self._consumers.pop(command[1], None)
                 if command[2]:
-                    # What is still on its way to it goes back to the queue.
+                    # Deliveries on their way to it go back to the queue.
                     self._sinks.pop(command[1], None)
                     self._next_ids.pop(command[1], None)
             commands.append(command)
@@ -132,7 +132,7 @@ class DeferredHost(QueueHost):
             self._sinks.pop(key, None)
         awaited = super()._attached(key, refused)
         if refused is not None and not awaited:
-            # It was attached once, and could not be again.
+            # It was attached once, and could not be attached again.
             self.queue.consumer_lost(key)
         return awaited
 
@@ -141,7 +141,7 @@ class DeferredHost(QueueHost):
         if publish is None:
             return
         if publish.first < first:
-            # For those before there was no answer: a snapshot stood in for what became of them.
+            # The earlier ones got no answer: a snapshot replaced the entries that would have answered them.
             self._confirmed(token, publish.first, first - 1, refused=self._may_refuse)
         # The machine answers for the messages of one command in their order.
         publish.first = last + 1
@@ -154,14 +154,14 @@ class DeferredHost(QueueHost):
 
     @property
     def _may_refuse(self) -> bool:
-        """True if the queue may have refused messages for which no answer came."""
+        """Return whether the queue may have refused messages for which no answer came."""
         return True
 
     def _deliver(self, key: Key, consumer: Consumer | None, run: Run, first_id: int) -> None:
         """Hand a run with its bodies to the consumer or getter of this key."""
         sink = self._sinks.get(key)
         if sink is None:
-            # Its channel closed meanwhile, and the command to take back what it holds is on its way.
+            # Its channel closed meanwhile, and the command that requeues its messages is on its way.
             self._got(key, None)
             return
         count = len(run.seqs)
@@ -174,11 +174,11 @@ class DeferredHost(QueueHost):
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def hand_over(self, to: DeferredHost, *, failed: bool = False) -> None:
-        """Another host serves the queue here from now on: its clients' consumers move there, and what is pending.
+        """Another host serves the queue here from now on: consumers and pending commands move there.
 
-        What the consumers hold goes back to the queue. Of what is on its way nobody knows whether it will arrive: it
-        is refused. Other nodes that came here for the queue are told to go elsewhere. `failed`: this host has failed,
-        and what it has stored is kept.
+        Messages that the consumers hold go back to the queue. Publishes on their way are refused, because it
+        is unknown whether they will arrive. Guests from other nodes are told to go elsewhere. `failed`: this
+        host has failed; its stored data is kept.
         """
         self.ended = "failed" if failed else "moved"
         guests = dict.fromkeys(sink for sink in self._sinks.values() if isinstance(sink, Guest))
@@ -200,7 +200,7 @@ class DeferredHost(QueueHost):
         self._release()
 
     def _take_unsent(self) -> Unsent:
-        """Take what is pending, but for what guests asked: they begin anew at another host themselves."""
+        """Take the pending commands, except those of guests: guests begin anew at another host themselves."""
         unsent = Unsent([], {}, {}, {}, self._pending_barriers)
         for command in reversed(self.pending):
             verb = command[0]
@@ -212,7 +212,7 @@ class DeferredHost(QueueHost):
             if verb == "attach" and command[1].key in self._attaching:
                 unsent.attaching[command[1].key] = self._attaching.pop(command[1].key)
             elif verb == "get":
-                # What was sent before comes first.
+                # Batches that were sent earlier come first.
                 done = self._getting[command[1].key].pop()
                 unsent.getting.setdefault(command[1].key, deque()).appendleft(done)
             elif verb == "purge":
@@ -230,7 +230,7 @@ class DeferredHost(QueueHost):
         self.submit(*unsent.commands)
 
     def _release(self) -> None:
-        """The host has ended: give back what it holds on the node."""
+        """The host has ended: release its resources on the node."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -240,7 +240,7 @@ class DeferredHost(QueueHost):
             self._end(DELETED)
 
     def _end(self, why: Refused) -> None:
-        """Answer everybody who waits."""
+        """Answer all that wait."""
         self._refuse_publishes()
         self._refuse_pending()
         for key in self._attaching:
@@ -248,7 +248,7 @@ class DeferredHost(QueueHost):
         self._refuse_askers(why)
 
     def _refuse_publishes(self) -> None:
-        """What was on its way to a queue that was deleted went nowhere, which is a confirm; else it is refused."""
+        """Confirm publishes on their way to a deleted queue, since no queue takes them; else refuse them."""
         publishes, self._publishes = self._publishes, {}
         for publish in publishes.values():
             origin = publish.origin

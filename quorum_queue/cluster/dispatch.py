@@ -1,4 +1,4 @@
-"""Where a frame of a peer goes that is about a queue or its Raft group."""
+"""Passes a peer's frame about a queue or its Raft group to its handler."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class QueueHosts(Protocol):
     def grouped(self) -> Mapping[int, GroupHost]: ...
 
     def left(self, queue_id: int) -> None:
-        """This node is no member of the queue's group any more."""
+        """This node is no longer a member of the queue's group."""
 
 
 class Dispatch:
-    """Knows what each kind of frame is about."""
+    """One handler for each kind of frame."""
 
     def __init__(
         self, replicas: Replicas, links: Links, guests: Guests, hosts: QueueHosts, reach: Reach
@@ -61,13 +61,13 @@ class Dispatch:
             self._replicas.received(peer, frame)
 
     def _peer_leaves(self, peer: str, group_id: int) -> None:
-        """A node that is to leave a group asks whether it has left."""
+        """A node that is to leave a group asks whether the group has removed it."""
         group = self._replicas.groups.get(group_id)
         if group is not None and has_left(group, peer, self._reach):
             self._links.send(peer, frames.left(group_id))
 
     def _peer_stopped(self, peer: str, queue_id: int, incarnation: int) -> None:
-        """A member of a queue has failed: its consumers are no more."""
+        """A member of a queue has failed: its consumers are gone."""
         host = self._hosts.grouped.get(queue_id)
         if host is not None and host.group.is_leader:
             self._contain(host, host.let_go, peer, incarnation)

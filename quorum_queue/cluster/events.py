@@ -1,4 +1,4 @@
-"""What a queue's home tells the node of a publisher or consumer, as bytes: a list of events, then bodies.
+"""Events that a queue's home sends to the node of a publisher or consumer, as bytes: the events, then bodies.
 
 (DELIVERED, key, first id, run…)   (CONFIRMED, token, first, last)   (REFUSED, token, first, last)
 (ATTACHED, key, refusal or None)   (GOT_NOTHING, key)                (PURGED, token, count)
@@ -17,7 +17,7 @@ from quorum_queue.machine.run import Attributes, Run
 
 DELIVERED, CONFIRMED, REFUSED, ATTACHED, GOT_NOTHING, PURGED, DONE, MOVED = range(1, 9)
 
-#: How many fields an event has, its kind included.
+#: Number of fields of each event, its kind included.
 _FIELDS = {CONFIRMED: 4, REFUSED: 4, ATTACHED: 3, GOT_NOTHING: 2, PURGED: 3, DONE: 6, MOVED: 2}
 
 _decoder = msgspec.msgpack.Decoder(list[tuple[Any, ...]])
@@ -74,7 +74,7 @@ class Events:
 def decode(head: memoryview, bodies: memoryview) -> list[tuple[Any, ...]]:
     """Return the events, deliveries as (DELIVERED, key, first id, run). Raises frames.FrameError.
 
-    All is read before any of it is acted upon: whoever sends what is no event is to be blamed, not the queue.
+    All events are read before any takes effect, so that a malformed event fails the peer, not the queue.
     """
     try:
         found = _decoder.decode(head)

@@ -1,23 +1,25 @@
-"""What nodes say to one another, beside what Raft says: one byte of kind, then fixed fields, then bytes.
+"""Frames between nodes, beside the messages of Raft: one byte of kind, then fixed fields, then bytes.
 
     RAFT    a message of the Raft core               BATCH    commands for the leader of a group
     STATE   a piece of a snapshot's state             FETCH    ask for entries by index
-    ENTRIES entries that were asked for               ABOUT    who this node is and which cluster it belongs to
-    QUEUE   commands for a queue that lives here      EVENTS   what became of them, and deliveries
+    ENTRIES entries that were asked for               ABOUT    the sender's name and the cluster that it
+    belongs to
+    QUEUE   commands for a queue that lives here      EVENTS   their results, and deliveries
     APPLIED how far the sender is in the topology's log
     REPLY   messages for a client of the peer that waits for direct replies
     WRITTEN how many commits the sender's disk has taken
-    LEAVING is the sender still a member of a group?  LEFT the receiver is no member of it any more
+    LEAVING is the sender still a member of a group?  LEFT the receiver is no longer a member of it
     REACH   the nodes that the sender has links with  FURTHER how far another node is in the topology's log
-    STOPPED the sender's member of a group has failed: consumers up to this start of the sender are no more
+    STOPPED the sender's member of a group has failed: consumers up to this start of the sender are gone
     SEEK    ask for entries that this disk has lost    SOUGHT  such entries, or why there are none
-    PASS    an operator has it that what is lost on all members of a group is passed over
-    TIME    the sender's queue time, and what that rests on
+    PASS    an operator gives up the entries that all members of a group have lost
+    TIME    the sender's queue time, and its source
 
-A node of another version may not know a kind, and ends the session over it. So the last seven are sent only to nodes
-that have told the feature for it (`REACH_FEATURE` …) in the handshake of the link.
+A node of another version may not know a kind, and then ends the session. So the last seven go only to nodes
+that have announced the feature for it (`REACH_FEATURE` …) in the handshake of the link.
 
-A link is authenticated, so whoever sends broken bytes is a broken node: `FrameError` ends its session, and nothing else.
+A link is authenticated, so only a broken node sends broken bytes: `FrameError` ends its session, and nothing
+else.
 """
 
 from __future__ import annotations
@@ -31,13 +33,13 @@ from quorum_queue.clock import KNOWN
 (RAFT, BATCH, STATE, FETCH, ENTRIES, ABOUT, QUEUE, EVENTS, APPLIED, REPLY, WRITTEN, LEAVING, LEFT,
  REACH, FURTHER, STOPPED, SEEK, SOUGHT, PASS, TIME) = range(1, 21)  # fmt: skip
 
-#: A node that tells this feature understands REACH and FURTHER.
+#: A node that announces this feature understands REACH and FURTHER.
 REACH_FEATURE = "reach"
-#: A node that tells this feature understands STOPPED.
+#: A node that announces this feature understands STOPPED.
 STOPPED_FEATURE = "stopped"
-#: A node that tells this feature understands SEEK, SOUGHT and PASS.
+#: A node that announces this feature understands SEEK, SOUGHT and PASS.
 LOSSES_FEATURE = "losses"
-#: A node that tells this feature understands TIME.
+#: A node that announces this feature understands TIME.
 TIME_FEATURE = "time"
 
 _GROUP = struct.Struct(">BQ")
@@ -50,16 +52,16 @@ _QUESTION = struct.Struct(">QQQQ")
 _SOUGHT = struct.Struct(">BQQ")
 _ANSWER = struct.Struct(">QBQQBI")
 _TIME = struct.Struct(">BBQ")
-#: Flag of a REACH: the sender takes leaders.
+#: Flag of a REACH: the sender accepts leadership.
 _LEADS = 1
-#: Kind of an entry that the asked node does not hold, and the one byte that it has for data.
+#: Kind of an entry that the asked node does not hold; its data is this one byte.
 GONE = 255
 LOST = b"\x00"
-#: The asked node has just started, and does not know whether the entry is lost or was settled and deleted since.
+#: The asked node has just started, and does not know whether the entry is lost, or was settled and deleted.
 PERHAPS_SETTLED = b"\x01"
 
 
-# What a SOUGHT says of an entry.
+# Answers of a SOUGHT about an entry.
 #: Here it is.
 FOUND = 0
 #: It should be on this disk as well, and cannot be read here either.
@@ -68,7 +70,8 @@ LOST_HERE = 1
 NOT_HERE = 2
 #: This node has applied the entry and does not keep it, or cannot tell whether it is the same.
 APPLIED_HERE = 3
-#: Here is what the sender, which leads, has there; the asker's next readable entry is not in its log.
+#: Here is the leader's entry at this index (the sender leads); the asker's next readable entry is not in its
+#: log.
 LEADERS = 4
 
 
@@ -94,9 +97,9 @@ class StatePiece(NamedTuple):
 
 
 class ReachWord(NamedTuple):
-    """What a node tells of its links."""
+    """What a node tells about its links."""
 
-    #: May groups be handed over to it? Not while it stops, or its disk takes nothing.
+    #: Whether groups may be handed over to it. Not while it stops, or its disk accepts no writes.
     leads: bool
     linked: tuple[str, ...]
 
@@ -109,9 +112,9 @@ class StoredEntry(NamedTuple):
 
 
 class Question(NamedTuple):
-    """An entry that is asked for: the one of this term; or the one before the entry `anchor` of `anchor_term`.
+    """A requested entry: the one of this term, or the one before the entry `anchor` of `anchor_term`.
 
-    With neither, it is one that the asker has applied, and all have the same.
+    With neither, it is an entry that the asker has applied: all members have the same.
     """
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs
@@ -123,7 +126,7 @@ class Question(NamedTuple):
 class SoughtEntry(NamedTuple):
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs
     what: int
-    #: Of the question.
+    #: Index of the question.
     anchor: int
     term: int
     kind: int
@@ -260,7 +263,7 @@ def parse_seek(frame: memoryview) -> tuple[int, list[Question]]:
 
 
 def sought(group: int, leader_term: int, found: Sequence[SoughtEntry]) -> list[bytes]:
-    """`leader_term` is the term that the sender leads in, 0 if it does not."""
+    """`leader_term` is the term in which the sender leads, 0 if it does not lead."""
     parts = [_SOUGHT.pack(SOUGHT, group, leader_term)]
     for index, what, anchor, term, kind, data in found:
         parts += (_ANSWER.pack(index, what, anchor, term, kind, len(data)), data)
@@ -321,7 +324,7 @@ def time(trust: int, queue_ms: int) -> list[bytes]:
 
 
 def parse_time(frame: memoryview) -> tuple[int, int]:
-    """Return what the queue time of the sender rests on, and that time."""
+    """Return the source of the sender's queue time, and that time."""
     if len(frame) != _TIME.size:
         raise FrameError(f"a frame of {len(frame)} bytes")
     _, trust, queue_ms = _TIME.unpack(frame)
@@ -335,7 +338,7 @@ def further(node: str, index: int) -> list[bytes]:
 
 
 def parse_further(frame: memoryview) -> tuple[str, int]:
-    """Return another node, and how far it has applied the topology's log."""
+    """Return the name of another node, and how far it has applied the topology's log."""
     index = _group(frame)
     return _name(frame[_GROUP.size :]), index
 

@@ -1,8 +1,9 @@
-"""One Raft group on this node: the core, the state machine it feeds, and the batches of this node on their way.
+"""One Raft group on this node: the core, its state machine, and the batches of this node on their way.
 
-A batch is numbered by the node that made it. It is sent to the leader, and sent again, with all that follow it, whenever
-there is a new leader or a new session with it, until it is seen in the log here; the state machine takes each number
-once and in order. So a change of leader neither loses nor repeats nor reorders what a client did.
+The node that makes a batch numbers it. It sends the batch to the leader, and sends it again, with all later
+ones, whenever there is a new leader or a new session with it, until its own member has applied the batch; the
+state machine takes each number once and in order. So a change of leader neither loses nor repeats nor
+reorders the commands of a client.
 """
 
 from __future__ import annotations
@@ -22,26 +23,29 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Counted for each entry of the log beside its data.
+#: Bytes counted for each entry of the log beside its data.
 ENTRY_OVERHEAD = 64
 
 
 class StateMachine(Protocol):
-    """What a group replicates. `apply` is deterministic; what it makes happen on this node is its own business."""
+    """The state machine of a group.
 
-    #: Does each batch want an entry of its own?
+    `apply` changes its state deterministically; its effects on this node may differ.
+    """
+
+    #: Whether each batch needs an entry of its own.
     single: bool
 
     @property
     def title(self) -> str:
-        """What operators call it."""
+        """The name of the queue or the topology for logs."""
 
     @property
     def awaited(self) -> bool:
-        """Is there anybody on this node who waits for what others do to the machine?"""
+        """Return whether a client of this node waits for changes that other nodes make."""
 
     def encode(self, batches: list[bytes]) -> bytes:
-        """Make an entry of batches that nodes have made. Only a leader does."""
+        """Make an entry of the batches of nodes. Only called on a leader."""
 
     def apply(self, index: int, data: bytes) -> None: ...
 
@@ -49,13 +53,13 @@ class StateMachine(Protocol):
         """An entry without a command for the machine was applied."""
 
     def passed_over(self, index: int) -> None:
-        """In place of an entry that no member can read any more there was nothing to apply."""
+        """An empty entry stands for one that no member can read any more."""
 
     def lose_bodies(self, indexes: list[int]) -> None:
-        """No member can read these entries any more, which were applied: have the group do without their bodies."""
+        """No member can read these applied entries any more: give up their bodies."""
 
     def settled(self) -> None:
-        """Entries were applied, and for now there are no more."""
+        """Entries were applied, and there are no more for now."""
 
     def snapshot(self) -> bytes: ...
 
@@ -68,13 +72,13 @@ class StateMachine(Protocol):
         """The last batch of this node (of its present incarnation) that was applied."""
 
     def kept(self) -> list[int]:
-        """Indexes of the applied entries whose bodies are still wanted, in order."""
+        """Indexes of the applied entries whose bodies are still needed, in order."""
 
     def wanted(self, index: int) -> bool:
-        """Is this entry still of use, to the log or for its bodies?"""
+        """Return whether the log or a body still needs this entry."""
 
     def released(self) -> list[int]:
-        """Indexes of entries that are not wanted any more since the last call."""
+        """Indexes of the entries that are no longer needed since the last call."""
 
     def leader_changed(self) -> None: ...
 
@@ -85,7 +89,7 @@ class StateMachine(Protocol):
 
 
 class Flight(NamedTuple):
-    """A batch that is not applied here yet."""
+    """A batch of this node that its member has not applied yet."""
 
     number: int
     payload: bytes
@@ -125,16 +129,16 @@ class Group:
         self.replicas = replicas
         self.core = core
         self.machine = machine
-        #: Batches of this turn, of all nodes, that go into the next entry. What is empty is no object of its own:
-        #: there may be thousands of groups at rest.
+        #: Batches of this turn, of all nodes, that go into the next entry. All empty lists share one object:
+        #: there may be thousands of idle groups.
         self.inbox: list[bytes] | tuple[()] = ()
         self.flights: list[Flight] | tuple[()] = ()
-        #: When the last entry was proposed, and whether there was more than one batch in it.
+        #: When the last entry was proposed, and whether it had more than one batch.
         self.proposed_ms = 0
         #: Terms in which this process led and proposed entries, but for those before the last entry applied.
         self.proposed_terms: tuple[int, ...] = ()
         self.crowded = False
-        #: A timer is set for the next one.
+        #: A timer is set for the next entry.
         self.wakes = False
         self.next_number = 1
         #: Leader and term that the flights were sent to.
@@ -142,16 +146,16 @@ class Group:
         self.leading = False
         self.applied = applied
         self.snapshot_index = applied
-        #: Up to here the log holds nothing but entries with bodies of the queue.
+        #: Up to this index the log holds only entries with bodies of the queue.
         self.cleaned = applied
         self.snapshot_bytes = 0
         #: Bytes of entries applied since the last snapshot.
         self.since_bytes = 0
-        #: Of those before it that are kept for a follower.
+        #: Bytes of entries before the snapshot that are kept for a follower.
         self.snapshot_log_bytes = 0
         #: A snapshot is being written.
         self.snapshotting = False
-        #: Entries that nobody wants any more, to be deleted with the next snapshot.
+        #: Entries that are no longer needed, to be deleted with the next snapshot.
         self.released: list[int] | tuple[()] = ()
         self.sending: dict[str, Sending] | None = None
         self.receiving: Receiving | None = None
@@ -162,14 +166,14 @@ class Group:
 
     @property
     def behind(self) -> bool:
-        """Has a leader committed what was not applied here yet, or is it not known, because nobody leads?"""
+        """Return whether a leader has committed entries that are not applied here yet, or there is no leader to tell."""
         return self.applied < self.core.leader_commit or not self.core.leader
 
     @property
     def informed(self) -> bool:
-        """Is everything applied here that was committed before this node started, or before it lost touch?"""
+        """Return whether all entries are applied that were committed before this node started, or lost touch."""
         core = self.core
-        # What was committed before is followed by an entry of the leader's own term.
+        # An entry of the leader's own term follows the entries that were committed before.
         if not core.leader or core.log.term_at(self.applied) != core.term:
             return False
         return core.leadership is not None or self.applied >= core.leader_commit
@@ -180,13 +184,13 @@ class Group:
 
     @property
     def log_bytes(self) -> int:
-        """About the bytes of the log that a follower could still be sent."""
+        """Estimated bytes of the log that the leader could still send to a follower."""
         return self.since_bytes + self.snapshot_log_bytes
 
     # -- batches ---------------------------------------------------------------------------------------------------
 
     def submit(self, payload: bytes) -> None:
-        """Send a batch, encoded with `next_number`, on its way."""
+        """Send a batch that was encoded with `next_number`."""
         self.flights = _grown(self.flights, [Flight(self.next_number, payload)])
         self.next_number += 1
         self.replicas.flight_bytes += len(payload)
@@ -207,7 +211,7 @@ class Group:
         self.replicas.touch(self)
 
     def resend(self) -> None:
-        """There is a leader to send to that has not got all flights yet."""
+        """Send all flights to a leader that has not got all of them yet."""
         leader = self.core.leader
         if not leader or (leader != self.replicas.node and not self.replicas.linked(leader)):
             self.sent_to = ("", 0)
@@ -217,7 +221,7 @@ class Group:
             self._send(flight.payload)
 
     def wake(self) -> None:
-        """What was gathered may become an entry."""
+        """The gathered batches may become an entry."""
         self.wakes = False
         if self.inbox:
             self.replicas.touch(self)
@@ -245,7 +249,7 @@ class Group:
             try:
                 self.core.propose(self.machine.encode(inbox[at:end]))
             except TransferInProgress:
-                # They go out when the transfer is given up; a new leader gets them from their nodes.
+                # They become an entry if the transfer is given up; a new leader gets them from their nodes.
                 self.inbox = inbox[at:]
                 return
             at = end
@@ -291,11 +295,11 @@ class Group:
             self.flights = ()
 
     def failed(self, error: Exception) -> None:
-        """What this member knows cannot be trusted any more."""
+        """The state of this member cannot be trusted any more."""
         self.machine.failed(error)
 
     def watch_leader(self) -> None:
-        """Find out whether the leader changed, and do what that asks for."""
+        """Find out whether the leader changed, and react to that."""
         core = self.core
         if self.sent_to != (core.leader, core.term) or not core.leader:
             self.resend()
@@ -308,7 +312,7 @@ class Group:
 
 
 def _grown(items: list[T] | tuple[()], more: list[T]) -> list[T]:
-    """Return the items with more of them behind: the same list, if they are one already."""
+    """Return the items with more of them appended: in the same list, if they are one already."""
     if isinstance(items, list):
         items += more
         return items

@@ -1,9 +1,10 @@
 """A quorum queue on one of its members.
 
-What clients of this node do goes, in batches, into the log that all members share, and takes effect here when it is
-applied here: then this node confirms to its own publishers and delivers to its own consumers, from its own copy of the
-bodies. The leader does that and, beside it, what only one may do: it sends dead letters on (see dead_letters), and it
-says in the log what only a clock or a look at the other nodes can tell.
+The commands of this node's clients go, in batches, into the log that all members share, and take effect here
+when this member applies them: then this node confirms to its own publishers and delivers to its own
+consumers, from its own copy of the bodies. The leader also does the work that only one member may do: it
+sends dead letters (see dead_letters), and proposes entries that depend on a clock or on the state of the
+other nodes.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class GroupHost(DeferredHost):
         self.services = services
         self.replicas = replicas
         self.replica = Replica(settings)
-        #: What the queue is to do; what it does now is the machine's.
+        #: The wanted settings of the queue; the machine has the present ones.
         self._configured = settings
         self._own = replicas.own_in(queue_id)
         #: How far the group's time is ahead of the monotonic clock, at least.
@@ -77,7 +78,8 @@ class GroupHost(DeferredHost):
         self._wake_at: int | None = None
         #: Attaches, gets and purges on their way: batch, verb, key or token.
         self._asked: list[tuple[int, str, Any]] = []
-        #: Deliveries that wait for a body which the disk has lost, and all after them, with the places of bodies.
+        #: Deliveries that wait for a body which the disk has lost, and all later ones, with the places of
+        #: their bodies.
         self._held: list[tuple[Consumer, Run, int, contents.Places]] = []
         self._released: list[int] = []
         #: The leader looks for consumers of nodes that are gone once it has applied this entry.
@@ -138,7 +140,7 @@ class GroupHost(DeferredHost):
         self._sent(group.next_number - 1, applied=not group.flights)
 
     def _configure(self) -> None:
-        """The leader says it in the log, so that it holds for all members from the same entry on."""
+        """As the leader, propose the settings, so that they hold for all members from the same entry on."""
         if self.group.is_leader and self._configured != self.settings:
             self.submit(("configure", self._configured))
 
@@ -174,7 +176,7 @@ class GroupHost(DeferredHost):
         return replicated.encode_entry(now_ms + self._time_ahead_ms, batches)
 
     def _keep_time(self) -> None:
-        """The group's time goes on from its last entry, also where this node's queue time is behind that."""
+        """Continue the group's time from its last entry, even if this node's queue time is behind that."""
         ahead_ms = self.replica.now_ms - self.services.clock.monotonic_ms()
         if ahead_ms > self._ahead_ms:
             self._ahead_ms = ahead_ms
@@ -230,7 +232,7 @@ class GroupHost(DeferredHost):
         return _restored(state).locations.pinned()
 
     def released(self) -> list[int]:
-        # `apply` has them from every entry.
+        # `apply` gets them from every entry.
         released, self._released = self._released, []
         return released
 
@@ -239,12 +241,13 @@ class GroupHost(DeferredHost):
         return number if incarnation == self._own[1] else 0
 
     def load(self, state: bytes) -> None:
-        """Start from a snapshot of this node's own. Raises Unreadable."""
+        """Start from this node's own snapshot. Raises Unreadable."""
         self.replica = _restored(state)
         self._keep_time()
 
     def restore(self, state: bytes) -> None:
-        """Jump to a snapshot that the leader sent: hand over what was given to this node's consumers meanwhile.
+        """Jump to a snapshot from the leader, and deliver what the group assigned to this node's consumers
+        meanwhile.
 
         Raises Unreadable.
         """
@@ -272,14 +275,14 @@ class GroupHost(DeferredHost):
             self._turn.schedule(self)
 
     def _catch_up_consumers(self, asked: list[tuple[str, Any]]) -> None:
-        """Hand to this node's consumers what the snapshot says that they hold and they have not got."""
+        """Deliver to this node's consumers the messages that they hold by the snapshot and have not got yet."""
         by_key = self.replica.machine.consumers.by_key
         for verb, key in asked:
             held = by_key.get((*self._own, *key)) if verb == "attach" else None
             if held is not None and held.attached:
                 self._attached(key, None)
             elif verb == "attach" and key in self._consumers:
-                # It was refused, and will be again, or it was let go since.
+                # It was refused, and will be again, or it was removed since.
                 self._attach_again(key, self._consumers[key])
             elif verb == "attach":
                 self._attached(key, "the consumer is gone")
@@ -290,7 +293,7 @@ class GroupHost(DeferredHost):
             if (held is None or not held.attached) and key not in on_the_way:
                 self._attach_again(key, consumer)
         for key in self._sinks:
-            # Also those that are cancelled, and those that get messages one by one.
+            # Includes cancelled consumers, and clients that get messages one by one.
             held = by_key.get((*self._own, *key))
             known = self._next_ids.get(key, 0)
             if held is not None:
@@ -301,7 +304,7 @@ class GroupHost(DeferredHost):
         self._deliver_held()
 
     def _asked_until(self, last_own: int) -> list[tuple[str, Any]]:
-        """Take what was asked in batches up to this one."""
+        """Take the requests of batches up to this one."""
         found: list[tuple[str, Any]] = []
         while self._asked and self._asked[0][0] <= last_own:
             found.append(self._asked.pop(0)[1:])
@@ -309,7 +312,7 @@ class GroupHost(DeferredHost):
 
     @property
     def _may_refuse(self) -> bool:
-        """A queue that may have been full may have refused."""
+        """True if the queue may have been full, and so may have refused messages."""
         settings = self.settings
         limited = settings.max_length is not None or settings.max_length_bytes is not None
         return limited and settings.overflow != "drop-head"
@@ -326,7 +329,7 @@ class GroupHost(DeferredHost):
         self.gone_members()
         self._configure()
         if machine.ready.count and machine.consumers.count:
-            # The last leader may have gone before it could go on handing out.
+            # The last leader may have failed before it could propose the next tick.
             self.submit(("tick",))
 
     def members_changed(self, members: Members) -> None:
@@ -373,7 +376,7 @@ class GroupHost(DeferredHost):
             self._turn.schedule(self)
 
     def _missed(self, batches: range) -> None:
-        """What clients of this node asked for in these batches is lost: they are told, or ask again."""
+        """The commands of this node's clients in these batches are lost: refuse them, or submit them again."""
         for token, publish in list(self._publishes.items()):
             if publish.batch in batches:
                 self._confirmed(token, publish.first, publish.last, refused=True)
@@ -388,7 +391,7 @@ class GroupHost(DeferredHost):
                 self._attached(key, "the consumer is gone")
 
     def _consumers_gone(self, gone: dict[Key, None]) -> None:
-        """What these would have got goes to others; only what needs no ack is theirs for good."""
+        """Drop these consumers' undelivered messages, which others get; only those that need no ack stay theirs."""
         held, self._held = self._held, []
         for each in held:
             if each[0].no_ack or each[0].key not in gone:
@@ -418,16 +421,16 @@ class GroupHost(DeferredHost):
             self._look_for_gone(applied.index)
 
     def _attach_again(self, key: Key, consumer: Consumer) -> None:
-        """The group took this node for down and gave away what the consumer held; the consumer is still there."""
+        """Attach a consumer again: the group took this node for down and requeued its messages, but it still exists."""
         consumer.next_id = self._next_ids.get(key, 0)
         for held, run, first_id, _ in self._held:
             if held.key[2:] == key:
-                # It gets these before anything else.
+                # It gets these messages before any others.
                 consumer.next_id = first_id + len(run.seqs)
         self.submit(("attach", consumer))
 
     def _due_ms(self, at_ms: int) -> int:
-        """Return when a time of the group comes, by the monotonic clock."""
+        """Convert a time of the group to the monotonic clock."""
         return at_ms - self._time_ahead_ms
 
     def wake_at(self, at_ms: int) -> None:
@@ -437,7 +440,7 @@ class GroupHost(DeferredHost):
             self.services.timers.wake(self, at_ms)
 
     def wake(self) -> None:
-        """A time has come that the machine asked for, or a dead letter is to be tried again."""
+        """A timer of the machine is due, or a dead letter is to be sent again."""
         self._wake_at = None
         if self.ended or not self.group.is_leader:
             return
@@ -452,7 +455,7 @@ class GroupHost(DeferredHost):
 
     def _deliver_held(self) -> None:
         if self.group.behind:
-            # A node that was away learns first what became of its consumers meanwhile.
+            # A node that was away first learns what happened to its consumers meanwhile.
             return
         while self._held:
             consumer, run, first_id, places = self._held[0]
@@ -476,16 +479,17 @@ class GroupHost(DeferredHost):
     # -- nodes -----------------------------------------------------------------------------------------------------
 
     def gone_members(self) -> None:
-        """The leader says who is no more: nodes that are down or no members, and earlier starts of nodes that are up.
+        """As the leader, propose the end of consumers of nodes that are down or no members, and of earlier
+        starts.
 
-        What they did before may still be on its way into the log or through it: first that is applied.
+        Their earlier commands may still be on their way into the log or through it, and are applied first.
         """
-        # Batches that wait to be written become as many entries at most.
+        # Waiting batches become at most as many entries.
         self._gone_after = max(1, self.group.core.last_index + len(self.group.inbox))
         self._look_for_gone(self.replica.applied)
 
     def let_go(self, node: str, incarnation: int) -> None:
-        """A node's member of this group has failed: its consumers, up to this start of the node, are no more."""
+        """A node's member of this group has failed: remove its consumers, up to this start of the node."""
         if any(name == node and start <= incarnation for name, start in self.replica.members()):
             self.submit(("node_down", node, incarnation))
 
@@ -512,7 +516,7 @@ def _restored(state: bytes) -> Replica:
 def _by_place(
     consumer: Consumer, run: Run, first_id: int, places: contents.Places
 ) -> list[tuple[Consumer, Run, int, contents.Places]]:
-    """Cut a run into the parts that lie in one entry each."""
+    """Cut a run into parts that each lie in one entry."""
     parts: list[tuple[Consumer, Run, int, contents.Places]] = []
     for place in places:
         count = len(place[1])

@@ -1,8 +1,9 @@
-"""Clients of other nodes at queues that live here: their commands come over the links, and the answers go back.
+"""Clients of other nodes at queues that live here: their commands come over the links, and the answers go
+back.
 
-For the queue's host a guest is a publisher and a consumer like any other; only that its answers and deliveries are
-gathered over a turn and leave in one frame. When the link breaks, the guest's consumers are gone, and what they held
-goes back to the queue.
+For the queue's host a guest is a publisher and a consumer like any other, except that its answers and
+deliveries are gathered over a turn and leave in one frame. When the link breaks, the guest's consumers are
+gone, and their messages go back to the queue.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from quorum_queue.ports import Got, Host, Refused
 
 Key = tuple[Any, ...]
 
-#: Unsent bytes to a node above which its consumers get nothing, and below which they get it again.
+#: Unsent bytes to a node above which its consumers get nothing, and below which they resume.
 HIGH_BYTES = 16 << 20
 LOW_BYTES = 4 << 20
 #: Higher than any delivery id.
@@ -35,10 +36,10 @@ class GatheringTurn(Protocol):
     """The node's turn; see amqp_server.turn."""
 
     def gather(self, gatherer: Guests) -> None:
-        """Have `flush` called when the turn sends to other nodes."""
+        """Call `flush` when the turn sends to other nodes."""
 
     def contain(self, unit: Unit, call: Callable[..., object], *arguments: object) -> None:
-        """Call; if that raises, the unit has failed and nothing else."""
+        """Make the call; if it raises, only the unit has failed."""
 
 
 class Guest:
@@ -52,10 +53,10 @@ class Guest:
         self.queue_id = queue_id
         #: Keys of consumers that may hold something.
         self.keys: dict[Key, None] = {}
-        #: Of its last batch.
+        #: Number of its last batch.
         self.number = 0
         self.paused = False
-        #: Its session is over, or it goes elsewhere: what it asked for is answered there. In a later session, and to
+        #: Its session is over, or it uses another node, which answers its requests. In a later session, or to
         #: a later start of its node, the same token means something else.
         self.gone = False
 
@@ -70,11 +71,11 @@ class Guest:
         self._guests.events_for(self.peer, self.queue_id).deliver(consumer.key[-4:], first_id, run)
 
     def failed(self, error: Exception) -> None:
-        """An event could not be made of a delivery: nobody knows what else is wrong here."""
+        """A delivery could not be encoded: the state of this guest cannot be trusted."""
         raise error
 
     def moved(self) -> None:
-        """The queue is served elsewhere from now on, or was never here."""
+        """Another node serves the queue from now on, or always did."""
         self.tell(events.MOVED, self.number)
         self._guests.forget(self)
 
@@ -128,7 +129,8 @@ class Guests:
                 guest = self._guests[peer, queue_id] = Guest(self, peer, queue_id)
             guest.number = batch.number
             if host is None or host.ended:
-                # It has moved, or was deleted, or its declaration is on its way to here: nothing was taken.
+                # The queue has moved, or was deleted, or its declaration has not arrived yet: nothing was
+                # taken.
                 guest.moved()
                 continue
             self._turn.contain(host, self._take_batch, host, guest, batch, entry.bodies)
@@ -170,7 +172,7 @@ class Guests:
             host.pending.append(command)
 
     def flush(self) -> None:
-        """Send what the turn brought."""
+        """Send the events of this turn."""
         if not self._events:
             return
         gathered, self._events = self._events, {}
@@ -181,7 +183,7 @@ class Guests:
                 self._pause(guest, paused=True)
 
     def tick(self) -> None:
-        """Let those go on whose link has drained."""
+        """Resume guests whose link has drained."""
         for guest in self._guests.values():
             if guest.paused and self._links.pending_bytes(guest.peer) < LOW_BYTES:
                 self._pause(guest, paused=False)
@@ -195,14 +197,14 @@ class Guests:
             host.submit(("pause", key, paused))
 
     def forget(self, guest: Guest) -> None:
-        """It goes elsewhere."""
+        """The guest uses another node."""
         guest.gone = True
         place = guest.peer, guest.queue_id
         if self._guests.get(place) is guest:
             del self._guests[place]
 
     def link_down(self, peer: str) -> None:
-        """Give back what the consumers of that node held."""
+        """Requeue the messages that the consumers of that node held."""
         for name, queue_id in [place for place in self._guests if place[0] == peer]:
             guest = self._guests.pop((name, queue_id))
             guest.gone = True

@@ -1,13 +1,13 @@
 """Leaders move to a voter that reaches more of the group's members than their own node.
 
-A leader that has lost a member which is alive hands the group over; see reach for when a member counts as lost.
-The receiver must have all that is committed, and must reach more of the members by its own account, so each such move
-gains a member at least. Where no node reaches everybody, the best one leads.
+A leader that has lost a member which is alive hands the group over; see reach for when a member counts as
+lost. The receiver must have all committed entries, and must reach more of the members by its own account, so
+each such move gains at least one member. If no node reaches all members, the one that reaches most leads.
 
-Two nodes may judge differently: each knows best which of its own links break again and again, and a peer in a new session
-does not know it at all. So a group that has come back waits longer each time before it is handed to the same node again,
-up to `steady_ms`.
-A leader without a majority does not hand over; elections take care of that.
+Two nodes may judge differently: each knows best which of its own links break again and again, and a peer in a
+new session knows nothing of that. So a group that has come back waits longer each time before it is handed to
+the same node again, up to `steady_ms`. A leader without a majority does not hand over; elections take care of
+that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = logging.getLogger("mqd.replication")
 
 
 def transfer(replicas: Replicas, group: Group, to: str) -> bool:
-    """Have another voter lead a group that is led here; return whether that has begun."""
+    """Hand a group that this node leads to another voter; return whether that has begun."""
     try:
         group.core.transfer(to)
     except (MembershipRefused, NotLeader) as refused:
@@ -42,15 +42,15 @@ class HandOver:
         self._reach = reach
         #: Groups on their way to other nodes.
         self._begun: dict[Group, str] = {}
-        #: Nodes that did not take a group, and until when they get no more, ms; how long that is grows.
+        #: Nodes that did not take over a group, and until when they get no other, ms; this pause grows.
         self._paused: dict[str, int] = {}
         self._pause_ms: dict[str, int] = {}
-        #: Until when a group is not handed to a node that has had it from here, ms, and how long that was, by group and
-        #: node. It is remembered for as long again as links must last to be relied on.
+        #: Until when a group is not handed again to a node that got it from here, ms, and the length of that
+        #: pause, by group and node. It is remembered for as long again as links must last to be relied on.
         self._given: dict[tuple[int, str], tuple[int, int]] = {}
 
     def tick(self) -> None:
-        """Begin to hand over groups that are better led elsewhere, a limited number at each tick."""
+        """Begin to hand over groups that another node should lead, a limited number at each tick."""
         self._look_at_begun()
         if self._given:
             since = self._replicas.clock.monotonic_ms() - self._replicas.options.steady_ms
@@ -64,7 +64,7 @@ class HandOver:
         moved: dict[str, int] = {}
         left = self._replicas.options.handover_groups
         for group, best in self._better_elsewhere():
-            # The same node for a group each time, and all of them for many groups.
+            # Each group always picks the same node, and many groups spread over all nodes.
             to = best[group.id % len(best)]
             if transfer(self._replicas, group, to):
                 self._begun[group] = to
@@ -77,7 +77,7 @@ class HandOver:
             logger.warning("%d groups go to %s: it reaches %s, this node does not", count, to, reached)
 
     def _better_elsewhere(self) -> Iterator[tuple[Group, list[str]]]:
-        """Yield groups that are led here, the topology first, with the voters that reach most of their members."""
+        """Yield groups that this node leads, the topology first, with the voters that reach most of their members."""
         gains: dict[Members, dict[str, int]] = {}
         for group in sorted(self._replicas.groups.values(), key=lambda group: group.id):
             leadership = group.core.leadership
@@ -110,7 +110,7 @@ class HandOver:
         return [name for name in ready if gain[name] == most]
 
     def _look_at_begun(self) -> None:
-        """Give nodes that did not take over in time a rest: proposals wait as long as somebody is asked to."""
+        """Pause for nodes that did not take over in time: proposals wait during a hand-over."""
         for group, to in list(self._begun.items()):
             leadership = group.core.leadership
             if leadership is not None and leadership.transferring == to:

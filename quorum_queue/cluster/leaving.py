@@ -1,4 +1,4 @@
-"""Whether a node that is to leave a group may be told that it has left. It drops its part of the group then."""
+"""Decides whether to tell a leaving node that it has left a group. The node then drops its data of the group."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from quorum_queue.cluster.reach import Reach
 
 
 def has_left(group: Group, peer: str, reach: Reach) -> bool:
-    """Return whether a peer is no member any more, as far as this node can say so.
+    """Return whether a peer is no longer a member, as far as this node can tell.
 
-    The leader knows. A member that has just come does not know yet who the other members are, so followers leave the
-    answer to the leader. If the peer does not reach the leader, a follower answers that has applied everything of which it
-    knows that it is committed. Should the peer become a member again at this moment, it does so as a node without memory.
+    The leader knows. A new member does not know the other members yet, so followers leave the answer to the
+    leader. If the peer does not reach the leader, a follower answers if it has applied all entries that it
+    knows to be committed. If the peer becomes a member again at this moment, it does so as a node without
+    memory.
     """
     core = group.core
     if core.members_index > core.commit or peer in core.members.everyone():

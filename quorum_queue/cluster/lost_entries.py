@@ -1,25 +1,26 @@
-"""Entries that this node's disk has lost: they are fetched from other members, or it turns out that nobody has them.
+"""Entries that this node's disk has lost: fetch them from other members, or find out that no member has them.
 
-*A lost entry is a hole in the log.* What follows on it stays, and the member keeps its vote and what it has promised: it
-acknowledged that entry, and may be one of the majority that committed it. It follows and votes, applies nothing from the
-hole on, and does not stand for election (see quorum_queue.raft.core.Raft.may_campaign): a leader has to send and to
-apply what it has, and the members that a log names last may be in the hole.
+*A lost entry is a hole in the log.* The entries after it stay, and the member keeps its vote: it acknowledged
+that entry, and may be one of the majority that committed it. It follows and votes, applies nothing from the
+hole on, and does not stand for election (see quorum_queue.raft.core.Raft.may_campaign): a leader has to send
+and apply its entries, and the last change of members may be in the hole.
 
-*Which entry it was* is mostly known: index and term name one entry, whoever has it and whether it is committed or not.
-The term is known if the readable entries around the hole have the same one. If they have not, the hole is the entry
-before the next readable one (`Question.anchor`): logs that agree there agree in all before. At the end of the log nothing
-follows. There only the present leader can say what belongs there, and until it has, the log counts in elections as one
-that ends with the highest term that the node had seen, which may refuse a candidate that has everything and never elects
-one that lacks something.
+*Which entry it was* is mostly known: index and term identify one entry, on any member and whether it is
+committed or not. The term is known if the readable entries around the hole have the same one. If not, the
+hole is the entry before the next readable one (`Question.anchor`): logs that agree there agree on all earlier
+entries. For a hole at the end of the log only the present leader can tell which entry belongs there, and
+until it has, the log counts in elections as one that ends with the highest term that the node had seen, which
+may refuse a candidate that has everything and never elects one that lacks something.
 
-*A leader has deleted the entry*, because all who were in contact had it: then this member is filled with a snapshot, as
-one that lost its disk (quorum_queue.raft.readmission). The others must do without its vote meanwhile, so the leader lets
-one member at a time do that.
+*A leader has deleted the entry*, because all members in contact had it: then the leader fills this member
+with a snapshot, like one that lost its disk (quorum_queue.raft.readmission). The member has no vote
+meanwhile, so the leader lets one member at a time do that.
 
-*All other members say that they cannot read it either*: then it is lost. That is logged now and then, and shown to
-operators, and nothing goes on without it before one of them has decided that the group is to (`pass_over`). In the log an
-empty entry of the same index and term takes the place of the lost one, so that it is the same on all members whoever
-puts it there. Messages of an entry that was applied long ago leave the queue by a command in the log.
+*All other members say that they cannot read it either*: then it is lost. The node logs that now and then and
+shows it to operators, and the group waits until an operator gives up the entry (`pass_over`). Then an empty
+entry of the same index and term takes the place of the lost one, so that the log is the same on all members,
+no matter which member begins. If the entry was applied long ago, a command in the log removes its messages
+from the queue.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mqd.replication")
 
-#: What nobody has sent yet is asked for again after so long, of another node, ms.
+#: A node asks another peer for an entry that has not come within this time, ms.
 RETRY_MS = 1_000
-#: That an entry is lost on all members is logged again after so long, ms.
+#: Time between two log lines about an entry that is lost on all members, ms.
 SAY_MS = 60_000
-#: A member that is to be filled has so long to begin with it, before another one may, ms.
+#: Time for a member to begin being filled, before another one may, ms.
 FORGET_MS = 5_000
 #: Entries named in a line of the log.
 NAMED_MAX = 10
@@ -56,14 +57,14 @@ class _Loss:
 
     def __init__(self) -> None:
         self.waiting: list[Callable[[], None]] = []
-        #: It was logged, and the other members are asked for it.
+        #: The loss was logged, and the other members are asked for the entry.
         self.told = False
-        #: What the other members have said of it in the present session.
+        #: The answers of the other members about it in the present sessions.
         self.said: dict[str, int] = {}
 
 
 class LostEntries:
-    """Of all groups of the node."""
+    """The lost entries of all groups of the node."""
 
     __slots__ = (
         "_asked_ms",
@@ -83,9 +84,9 @@ class LostEntries:
         self._rounds = 0
         #: How many entries were found lost since this node started.
         self.found_count = 0
-        #: When it was last logged that all members have lost something of a group.
+        #: When the loss of entries on all members was last logged, by group.
         self._said_ms: dict[int, int] = {}
-        #: Of groups led here: the member that may forget its log, and until when no other one may.
+        #: For groups led here: the member that may forget its log, and until when no other one may.
         self._filled: dict[int, tuple[str, int]] = {}
 
     def __len__(self) -> int:
@@ -95,10 +96,11 @@ class LostEntries:
         return list(self._waiting)
 
     def add(self, group: Group, index: int, then: Callable[[], None] | None = None) -> None:
-        """An entry cannot be read: get it again, and call `then` when it is here or is given up.
+        """An entry cannot be read: fetch it, and call `then` when it has arrived or is given up.
 
-        An entry below the snapshot is deleted as soon as its last message is settled, but the snapshot that a start
-        reads still names it. Only when the log was applied again it is known whether the entry is lost or was deleted.
+        An entry below the snapshot is deleted as soon as its last message is settled, but the snapshot that a
+        start reads still names it. The node knows only after it has applied the log again whether the entry
+        is lost or was deleted.
         """
         loss = self._waiting.get((group.id, index))
         if loss is None:
@@ -119,11 +121,11 @@ class LostEntries:
     # -- asking ----------------------------------------------------------------------------------------------------
 
     def _ask(self, group: Group, indexes: list[int]) -> None:
-        """Ask one of the other members, each in its turn."""
+        """Ask one of the other members, in turn."""
         linked = [peer for peer in self._others(group) if self._replicas.linked(peer)]
         if linked:
             turn, to = divmod(self._rounds, len(linked))
-            # Of more than fit into one question, others each time.
+            # If not all fit into one question, ask about others each time.
             start = turn * transfer.FETCH_ENTRIES_MAX % len(indexes)
             self._ask_of(linked[to], group, indexes[start:] + indexes[:start])
 
@@ -136,7 +138,7 @@ class LostEntries:
             self._replicas.send(peer, frames.fetch(group.id, part))
 
     def asks(self, peer: str) -> bool:
-        """Does a connected peer understand these questions? It may be of the version before."""
+        """Return whether a connected peer understands these questions. It may run the previous version."""
         return frames.LOSSES_FEATURE in self._replicas.links.features_of(peer)
 
     def _others(self, group: Group) -> list[str]:
@@ -174,7 +176,7 @@ class LostEntries:
             self._tell(group, index, loss)
 
     def ask_again(self) -> None:
-        """Ask for what nobody has sent, and give up what is of no use any more."""
+        """Ask again for entries that have not come, and give up those that are no longer needed."""
         self._asked_ms = self._replicas.clock.monotonic_ms()
         self._rounds += 1
         wanted: dict[Group, list[int]] = {}
@@ -195,23 +197,24 @@ class LostEntries:
         return index > group.applied and index not in group.core.log.lost
 
     def _end(self, group_id: int, index: int) -> None:
-        """Nobody needs this entry any more."""
+        """This entry is no longer needed."""
         loss = self._waiting.pop((group_id, index), None)
         for then in loss.waiting if loss is not None else ():
             then()
 
     def _without(self, group: Group, index: int) -> None:
-        """See to it that the group can go on if nobody has this entry."""
+        """Make sure that the group can continue if no member has this entry."""
         if group.snapshot_index < index <= group.applied:
-            # Once a snapshot stands for it, nobody needs it any more.
+            # Once a snapshot covers it, it is no longer needed.
             compaction.take_snapshot(group)
         elif group.is_leader and index > group.applied:
-            # A leader that cannot send and apply what it has is of no use. Another member has it, or none has.
+            # A leader that cannot send and apply its entries must step down. Another member has the entry, or
+            # none has.
             group.core.step_down()
             self._replicas.touch(group)
 
     def link_down(self, peer: str) -> None:
-        """What it said may not hold any more when it comes back."""
+        """Forget the peer's answers: they may no longer hold when it comes back."""
         for loss in self._waiting.values():
             loss.said.pop(peer, None)
 
@@ -242,7 +245,7 @@ class LostEntries:
             self._replicas.send(peer, frames.sought(group_id, leader_term, answers))
 
     def _look_for(self, group: Group, question: Question) -> tuple[int, StoredEntry | None] | None:
-        """Return what can be said of an entry that a peer has lost, if anything."""
+        """Return the answer about an entry that a peer has lost, if this node can give one."""
         core, log, index = group.core, group.core.log, question.index
         if not question.term and not question.anchor:
             return self._look_for_body(group, index)
@@ -265,7 +268,7 @@ class LostEntries:
         else:
             anchor = question.anchor
             if anchor < log.snapshot_index:
-                # Soon the asker knows that it is committed.
+                # The asker will soon know that it is committed.
                 return None
             same = log.term_at(anchor) == question.anchor_term and anchor not in log.vague
         if same:
@@ -274,7 +277,7 @@ class LostEntries:
             return frames.LEADERS, entry
         if question.term and index > group.applied:
             return frames.NOT_HERE, None
-        # It may be the same. Nobody is to take it for lost.
+        # It may be the same entry. The asker must not take it for lost.
         return frames.APPLIED_HERE, None
 
     def _look_for_body(self, group: Group, index: int) -> tuple[int, StoredEntry | None]:
@@ -287,12 +290,12 @@ class LostEntries:
             return frames.FOUND, entry
         if not group.machine.wanted(index) or not group.informed:
             return frames.APPLIED_HERE, None
-        # By the time it is asked for again it may have come from another member.
+        # Another member may have sent it by the time the peer asks again.
         self.add(group, index)
         return frames.LOST_HERE, None
 
     def _may_fill(self, group: Group, peer: str) -> bool:
-        """Return whether a member may forget its log, to be filled by this leader; the others must do without it."""
+        """Return whether a member may forget its log and be filled by this leader; the others must be a majority."""
         core, now = group.core, self._replicas.clock.monotonic_ms()
         leadership = core.leadership
         if leadership is None:
@@ -318,14 +321,14 @@ class LostEntries:
                 self._take(group, answer, by_leader=by_leader)
         left = [at for owner, at in self._waiting if owner == group_id and self._waiting[owner, at].told]
         if left and len(self._waiting) < count:
-            # It had some of them, so it may have more.
+            # The peer had some of them, so it may have more.
             self._ask_of(peer, group, left)
 
     def _take(self, group: Group, answer: SoughtEntry, *, by_leader: bool) -> None:
         index, log = answer.index, group.core.log
         vague = index in log.vague
         if vague and answer.anchor != log.anchor(index):
-            # What was asked for is not what is missing now.
+            # The answer is about an entry that is no longer missing.
             return
         if answer.what == frames.FOUND:
             self._put(group, StoredEntry(index, answer.term, answer.kind, answer.data))
@@ -340,7 +343,7 @@ class LostEntries:
             self._cut(group, index)
 
     def _cut(self, group: Group, index: int) -> bool:
-        """The leader has nothing of this log from here on."""
+        """The leader has none of this log's entries from here on."""
         try:
             group.core.cut(index)
         except LogDiverged as error:
@@ -352,8 +355,10 @@ class LostEntries:
         return True
 
     def gone_at_leader(self, group: Group, index: int) -> None:
-        """A leader of the version before has an entry no more. If it is the next one to be applied here, only a
-        snapshot helps."""
+        """A leader of the previous version no longer has an entry.
+
+        If it is the next one to be applied here, only a snapshot helps.
+        """
         core = group.core
         if index == group.applied + 1 and index in core.log.lost and index <= core.commit:
             self._forget(group)
@@ -377,7 +382,7 @@ class LostEntries:
             del self._waiting[place]
 
     def found(self, group: Group, entry: StoredEntry) -> None:
-        """An entry came from a peer that knows no more than that it was applied there; perhaps one that was lost here."""
+        """A peer sent an entry that it has applied; it may be one that was lost here."""
         if (group.id, entry.index) not in self._waiting:
             return
         if entry.index in group.core.log.vague and entry.index > group.core.commit:
@@ -385,10 +390,10 @@ class LostEntries:
         self._put(group, entry)
 
     def _put(self, group: Group, entry: StoredEntry) -> None:
-        """Put an entry in its place again."""
+        """Put an entry back in its place."""
         log, index = group.core.log, entry.index
         if index > group.applied and index not in log.lost:
-            # The log was cut off before it since.
+            # The log was cut off before this entry since.
             return
         if index > log.snapshot_index and index not in log.vague and log.term_at(index) != entry.term:
             return
@@ -405,7 +410,7 @@ class LostEntries:
     # -- what is lost on all members -------------------------------------------------------------------------------
 
     def lost_on_all(self, group_id: int) -> list[int]:
-        """Return the entries of a group that neither this node nor any other member can read, as they say."""
+        """Return the entries of a group that, by their own answers, no member can read."""
         group = self._replicas.groups.get(group_id)
         if group is None:
             return []
@@ -444,7 +449,7 @@ class LostEntries:
             )
 
     def accept(self, group_id: int) -> int:
-        """Have the group do without what is lost on all members; return how many entries that is, as known here."""
+        """Give up the entries that are lost on all members; return how many this node knows of."""
         group = self._replicas.groups.get(group_id)
         if group is None:
             return 0
@@ -454,7 +459,7 @@ class LostEntries:
         return self.pass_over(group_id)
 
     def pass_over(self, group_id: int) -> int:
-        """The same on this member."""
+        """Give them up on this member."""
         lost = self.lost_on_all(group_id)
         if not lost:
             return 0

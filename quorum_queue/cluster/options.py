@@ -38,8 +38,8 @@ class ReplicationOptions:
     rebalance_ms: int = 2_000
     #: Leaders moved at one look.
     rebalance_groups: int = 50
-    #: A node that is alive and not reached from here for so long moves leaders to where it is reached, ms: all nodes
-    #: notice within this time that one is dead.
+    #: A node that is alive and not reached from here for so long moves leaders to where it is reached, ms:
+    #: all nodes notice within this time that one is dead.
     reach_ms: int = 500
     #: A link that was lost is taken to last when it has lasted for so long, ms.
     steady_ms: int = 10_000

@@ -1,17 +1,19 @@
-"""Which nodes have links with which, as they tell each other, and which of them reaches most members of a group.
+"""Which nodes have links with which, as they tell each other, and which of them reaches most members of a
+group.
 
 Batches go straight to the leader, and entries come straight from it. While one link is dead, a leader at one end is of no
 use to the node at the other end, though both are alive. So each node tells the others which nodes it has links with
 (frames.REACH): when that changes, and at the beginning of each link. A leader compares the members that it reaches with
 those that other voters reach; see handover.
 
-Two rules keep leaders from going to and fro. *Leaving is quick, returning is slow*: a lost link counts after `reach_ms`,
-because all nodes notice a dead node within that time; and leaders return only when a link that was lost and is back has
-lasted for `steady_ms`. *A link that breaks again and again* (`FLAPS` times within `steady_ms`) counts as lost even while
-it stands, unless the other voter's link with the same node breaks as often: then that node is the trouble.
+Two rules keep leaders from going to and fro. *Leaving is quick, returning is slow*: a lost link counts after
+`reach_ms`, because all nodes notice a dead node within that time; and leaders return only when a link that
+was lost and is back has lasted for `steady_ms`. *A link that breaks again and again* (`FLAPS` times within
+`steady_ms`) counts as lost even while it stands, unless the other voter's link with the same node breaks as
+often: then that node is the trouble.
 
-A node of an earlier version does not tell. It never gets a group for what it reaches; groups that it is to lead return to
-it unless another node says that it has no link with it.
+A node of an earlier version does not tell. It never gets a group for what it reaches; groups that it is to
+lead return to it unless another node says that it has no link with it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A queue that lives on another node: its commands go there over the link, and what they lead to comes back.
 
-As long as the link stands, this is as good as being there. When it breaks, nobody knows what became of the publishes
-on their way: they are refused, which tells their publisher to try again; consumers are cancelled, as RabbitMQ cancels
-those of a queue whose node went down, and the queue's home gives what they held to others.
+As long as the link stands, this is as good as being there. When it breaks, nobody knows what became of the
+publishes on their way: they are refused, which tells their publisher to try again; consumers are cancelled,
+as RabbitMQ cancels those of a queue whose node went down, and the queue's home gives what they held to
+others.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class RemoteHost(DeferredHost):
         #: Called once all that was sent is answered; nothing more is sent meanwhile.
         self._drained: Callable[[], None] | None = None
         self._stats = events.Stats(0, 0, 0, 0)
-        #: The node that the present answers come from, as long as the link to it stands, and the first batch it got.
+        #: The node that the present answers come from, as long as the link to it stands, and the first batch
+        #: it got.
         self._session = ""
         self._session_since = 1
 

@@ -1,9 +1,11 @@
-"""All Raft groups of this node, without I/O: what arrives goes to their cores, and what they ask for is gathered.
+"""All Raft groups of this node, without I/O: what arrives goes to their cores, and what they ask for is
+gathered.
 
-In one turn (see amqp_server.turn) the batches that reached a leader become entries, every dirty group tells what it
-wants written, sent and applied, all that is to be written goes into the layer of the next commit (one transaction for
-all groups), and what must wait for the disk is sent when that commit is done. A group at rest costs nothing: it has no
-timer, and the beats by which nodes know of each other are the links', one for each pair of nodes.
+In one turn (see amqp_server.turn) the batches that reached a leader become entries, every dirty group tells
+what it wants written, sent and applied, all that is to be written goes into the layer of the next commit (one
+transaction for all groups), and what must wait for the disk is sent when that commit is done. A group at rest
+costs nothing: it has no timer, and the beats by which nodes know of each other are the links', one for each
+pair of nodes.
 """
 
 from __future__ import annotations
@@ -174,7 +176,8 @@ class Replicas:
         return stopped is not None and self.clock.monotonic_ms() - stopped.heard_ms < OTHERS_HEARD_MS
 
     def new_memory(self, group_id: int) -> int:
-        """Return a number that no earlier memory of this node for this group had: it has forgotten what it promised.
+        """Return a number that no earlier memory of this node for this group had: it has forgotten what it
+        promised.
 
         Starts of the process are times in ms, so there is room between two of them.
         """
@@ -199,8 +202,9 @@ class Replicas:
     def own_in(self, group_id: int) -> tuple[str, int]:
         """Return what this node's batches for a group begin with.
 
-        The numbers of batches begin with 1 in each membership. For the group, who comes again is a further start of
-        its node; of these two numbers the start of this node's process is a time in ms, so there is room between.
+        The numbers of batches begin with 1 in each membership. For the group, who comes again is a further
+        start of its node; of these two numbers the start of this node's process is a time in ms, so there is
+        room between.
         """
         times = self._left.get(group_id)
         return self.own if times is None else (self.node, self.incarnation + times)

@@ -1,9 +1,11 @@
-"""Filling a follower that lacks more than the log still holds: a snapshot's state, then the bodies it speaks of.
+"""Filling a follower that lacks more than the log still holds: a snapshot's state, then the bodies it speaks
+of.
 
-The leader sends the state of its machine in pieces. The follower then asks for the entries that hold bodies of the
-queue and that it has not got, and only when all of them and the state are durable does it tell its core, which answers
-the leader: until then it counts for nothing. So a replica in step always has every body of its queue. A leader that has
-just started may lack bodies which its snapshot names: they were settled later in the log, and deleted.
+The leader sends the state of its machine in pieces. The follower then asks for the entries that hold bodies
+of the queue and that it has not got, and only when all of them and the state are durable does it tell its
+core, which answers the leader: until then it counts for nothing. So a replica in step always has every body
+of its queue. A leader that has just started may lack bodies which its snapshot names: they were settled later
+in the log, and deleted.
 """
 
 from __future__ import annotations

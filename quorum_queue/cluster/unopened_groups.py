@@ -20,7 +20,8 @@ class UnopenedGroups:
         self._messages: dict[int, list[tuple[Message, int]]] = {}
         #: With the peers that sent them.
         self._pieces: dict[int, list[tuple[str, StatePiece]]] = {}
-        #: The topology has come so far here. Groups up to this number that do not exist will not come into being.
+        #: The topology has come so far here. Groups up to this number that do not exist will not come into
+        #: being.
         self.topology_index = 0
 
     def may_come(self, group_id: int) -> bool:
