@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from quorum_queue.host import QueueHost
 from quorum_queue.machine import codec
 from quorum_queue.machine.consumers import Consumer
-from quorum_queue.machine.machine import Command, Machine
+from quorum_queue.machine.machine import BURST_BYTES, Command, Machine
+from quorum_queue.machine.ready import Level
 from quorum_queue.machine.run import Run
 from quorum_queue.pages import Page
 
@@ -25,6 +27,10 @@ Delivery = tuple[Consumer, Run, int]
 RECORD_BYTES_MAX = 256 * 1024
 #: Bodies are paged in this far ahead of the head of the queue.
 READ_AHEAD_BYTES = 512 * 1024
+#: Beyond that the disk is asked for this much: it reads while that is delivered.
+WARM_AHEAD_BYTES = 4 * 1024 * 1024
+#: At most so many runs are looked at for either.
+AHEAD_RUNS_MAX = 4096
 #: Runs that consumers hold and that one relief looks at; most may be paged out already.
 PAGE_OUT_LOOKS_MAX = 1_000
 
@@ -42,6 +48,17 @@ class Paging(QueueHost):
     _durable_seq: int
     #: Transient messages behind this one are in memory only.
     _spilled_to: int
+    #: Stores that read the next bodies in a thread.
+    _warming: int
+    #: They have read them.
+    _came: bool
+    #: Gets that wait for that.
+    _gets_waiting: list[Command]
+    #: Bytes, since `apply_pending` was called.
+    _handed_out: int
+    #: Positions: the disk was asked for what comes after these.
+    _asked_from: int
+    _asked_to: int
 
     def page_out(self, bytes_wanted: int) -> int:
         """Drop the newest bodies from memory, which are the last to be delivered; return the bytes freed."""
@@ -75,12 +92,15 @@ class Paging(QueueHost):
         """Drop bodies that consumers hold, or gave back: they are needed again only if something goes wrong."""
         freed = looked_at = 0
         held = [consumer.checkout.runs for consumer in self.machine.consumers.by_key.values()]
-        for runs in (*held, *(level.returned for level in self.machine.ready.levels)):
+        levels = self.machine.ready.levels
+        # What comes next stays: it may have been brought back a moment ago.
+        heads = [level.returned[0] for level in levels if level.returned]
+        for runs in (*held, *(level.returned for level in levels)):
             for run in reversed(runs):
                 looked_at += 1
                 if freed >= bytes_wanted or looked_at > PAGE_OUT_LOOKS_MAX:
                     return freed
-                if run.contents is None:
+                if run.contents is None or run in heads:
                     continue
                 if self.journalled and run.attributes.persistent:
                     if run.seqs[-1] > self._durable_seq:
@@ -102,23 +122,66 @@ class Paging(QueueHost):
                 self.queue_id, part.seqs.start, len(part.seqs), encoded, codec.HEAD_PARTS
             )
 
-    def _read_ahead(self) -> None:
-        """Bring back the bodies that will be wanted next."""
+    def _read_ahead(self, *, wanted: bool) -> None:
+        """Bring back the bodies that will be wanted next. `wanted`: somebody waits for them."""
         level = self.machine.ready.head_level()
-        if level is None:
-            return
-        head = level.head()
-        if head is None or head.contents is not None:
-            return
-        ahead = 0
-        brought: list[Run] = []
-        for run in level.main if head is (level.main[0] if level.main else None) else [head]:
-            if run.contents is not None or ahead > READ_AHEAD_BYTES or not self._load(run, keep=True):
+        head = None if level is None else level.head()
+        if level is None or head is None or head.contents is not None:
+            if wanted:
+                self._go_on()
+        elif self._warming == 0 and self._at_hand(_ahead(level, 0, READ_AHEAD_BYTES), self._warmed):
+            self._bring_back(level)
+            if wanted:
+                self._go_on()
+
+    def _at_hand(self, runs: list[Run], done: Callable[[], None]) -> bool:
+        """True if these bodies can be read without a wait for the disk; else `done` is called when they can."""
+        durable: list[tuple[int, int]] = []
+        spilled: list[tuple[int, int]] = []
+        for run in runs:
+            spans = durable if self.journalled and run.attributes.persistent else spilled
+            if spans and spans[-1][1] + 1 == run.seqs.start:
+                spans[-1] = spans[-1][0], run.seqs[-1]
+            else:
+                spans.append((run.seqs.start, run.seqs[-1]))
+        for store, spans in ((self.services.journal, durable), (self.services.spill, spilled)):
+            if spans and not store.warm(self.queue_id, spans, done):
+                self._warming += done == self._warmed
+        return self._warming == 0
+
+    def _warmed(self) -> None:
+        """The disk has given what was asked for."""
+        self._warming -= 1
+        if not self._warming and not self.ended:
+            self._came = True
+            self._handed_out = 0
+            self._go_on()
+            self._turn.schedule(self)
+
+    def _go_on(self) -> None:
+        """Have handed out what waited for its bodies."""
+        gets, self._gets_waiting = self._gets_waiting, []
+        self.pending += gets
+        if self._handed_out < BURST_BYTES:
+            self.pending.append(("tick",))
+        else:
+            # As after any burst, others come first.
+            self.services.timers.wake(self, 0)
+
+    def _bring_back(self, level: Level) -> None:
+        """Load what comes next, which the disk need not be waited for; have read meanwhile what comes after it."""
+        brought = _ahead(level, 0, READ_AHEAD_BYTES)
+        for at, run in enumerate(brought):
+            if not self._load(run, keep=True):
+                del brought[at:]
                 break
-            ahead += run.size
-            brought.append(run)
         level.forget_gone()
         level.resident.extendleft(reversed(brought))
+        if brought and not self._asked_from <= brought[-1].seqs[-1] < self._asked_to:
+            later = _ahead(level, READ_AHEAD_BYTES, WARM_AHEAD_BYTES)
+            if later:
+                self._asked_from, self._asked_to = later[0].seqs.start, later[len(later) // 2].seqs[-1]
+                self._at_hand(later, _nothing)
 
     def _load(self, run: Run, *, keep: bool) -> bool:
         """Read a run's bodies back. `keep`: it stays in the queue, so its memory counts.
@@ -194,6 +257,22 @@ class Paging(QueueHost):
     @property
     def _title(self) -> str:
         return f"queue '{self.queue.name}' in vhost '{self.queue.vhost.name}'"
+
+
+def _ahead(level: Level, start_bytes: int, stop_bytes: int) -> list[Run]:
+    """Return those of the next runs of a level whose bodies are out of memory: from so many bytes on, up to so many."""
+    found: list[Run] = []
+    ahead = 0
+    for run in islice(chain(level.returned, level.main), AHEAD_RUNS_MAX):
+        if ahead > stop_bytes:
+            break
+        ahead += run.size
+        if run.contents is None and ahead > start_bytes:
+            found.append(run)
+    return found
+
+
+def _nothing() -> None: ...
 
 
 def _spans(seqs: list[int]) -> list[Command]:
