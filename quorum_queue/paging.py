@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from quorum_queue.host import QueueHost
@@ -29,8 +28,6 @@ RECORD_BYTES_MAX = 256 * 1024
 READ_AHEAD_BYTES = 512 * 1024
 #: Beyond that the disk is asked for this much: it reads while that is delivered.
 WARM_AHEAD_BYTES = 4 * 1024 * 1024
-#: At most so many runs are looked at for either.
-AHEAD_RUNS_MAX = 4096
 #: Runs that consumers hold and that one relief looks at; most may be paged out already.
 PAGE_OUT_LOOKS_MAX = 1_000
 
@@ -129,7 +126,7 @@ class Paging(QueueHost):
         if level is None or head is None or head.contents is not None:
             if wanted:
                 self._go_on()
-        elif self._warming == 0 and self._at_hand(_ahead(level, 0, READ_AHEAD_BYTES), self._warmed):
+        elif self._warming == 0 and self._at_hand(level.paged_out(0, READ_AHEAD_BYTES), self._warmed):
             self._bring_back(level)
             if wanted:
                 self._go_on()
@@ -170,7 +167,7 @@ class Paging(QueueHost):
 
     def _bring_back(self, level: Level) -> None:
         """Load what comes next, which the disk need not be waited for; have read meanwhile what comes after it."""
-        brought = _ahead(level, 0, READ_AHEAD_BYTES)
+        brought = level.paged_out(0, READ_AHEAD_BYTES)
         for at, run in enumerate(brought):
             if not self._load(run, keep=True):
                 del brought[at:]
@@ -178,7 +175,7 @@ class Paging(QueueHost):
         level.forget_gone()
         level.resident.extendleft(reversed(brought))
         if brought and not self._asked_from <= brought[-1].seqs[-1] < self._asked_to:
-            later = _ahead(level, READ_AHEAD_BYTES, WARM_AHEAD_BYTES)
+            later = level.paged_out(READ_AHEAD_BYTES, WARM_AHEAD_BYTES)
             if later:
                 self._asked_from, self._asked_to = later[0].seqs.start, later[len(later) // 2].seqs[-1]
                 self._at_hand(later, _nothing)
@@ -257,19 +254,6 @@ class Paging(QueueHost):
     @property
     def _title(self) -> str:
         return f"queue '{self.queue.name}' in vhost '{self.queue.vhost.name}'"
-
-
-def _ahead(level: Level, start_bytes: int, stop_bytes: int) -> list[Run]:
-    """Return those of the next runs of a level whose bodies are out of memory: from so many bytes on, up to so many."""
-    found: list[Run] = []
-    ahead = 0
-    for run in islice(chain(level.returned, level.main), AHEAD_RUNS_MAX):
-        if ahead > stop_bytes:
-            break
-        ahead += run.size
-        if run.contents is None and ahead > start_bytes:
-            found.append(run)
-    return found
 
 
 def _nothing() -> None: ...
