@@ -19,7 +19,7 @@ from quorum_queue.machine.settings import Settings
 from quorum_queue.memory import MemoryBudget
 from quorum_queue.names import NameJournal
 from quorum_queue.pages import Pages
-from quorum_queue.paging import RECORD_BYTES_MAX, Paging, parts_of
+from quorum_queue.paging import NOTHING_ASKED, RECORD_BYTES_MAX, Paging, parts_of
 from quorum_queue.ports import (
     Commits,
     ConsumerState,
@@ -106,8 +106,9 @@ class LocalHost(Paging):
         self.resident_bytes = 0
         #: Transient messages behind this one are in memory only.
         self._spilled_to = -1
-        self._warming = self._handed_out = self._asked_from = self._asked_to = 0
-        self._came = False
+        self._warming = self._handed_out = 0
+        self._asked = self._next = NOTHING_ASKED
+        self._at_hand = None
         self._gets_waiting: list[Command] = []
         self._wake_at: int | None = None
         self._durable_seq = machine.next_seq - 1
@@ -165,11 +166,6 @@ class LocalHost(Paging):
     def apply_pending(self) -> None:
         """Apply all pending commands as one batch and carry out the effects; then what that made pending."""
         self._handed_out = 0
-        if self._came and not self.ended:
-            self._came = False
-            level = self.machine.ready.head_level()
-            if level is not None:
-                self._bring_back(level)
         while self.pending:
             if self.ended:
                 self._refuse_pending()

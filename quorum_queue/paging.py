@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from quorum_queue.host import QueueHost
 from quorum_queue.machine import codec
@@ -28,8 +28,21 @@ RECORD_BYTES_MAX = 256 * 1024
 READ_AHEAD_BYTES = 512 * 1024
 #: Beyond that the disk is asked for this much: it reads while that is delivered.
 WARM_AHEAD_BYTES = 4 * 1024 * 1024
+#: So long what the page cache had is taken to be there still, ms.
+KNOWN_MS = 1_000
 #: Runs that consumers hold and that one relief looks at; most may be paged out already.
 PAGE_OUT_LOOKS_MAX = 1_000
+
+
+class _Asked(NamedTuple):
+    """Positions, the first and the last, and when they were asked for."""
+
+    first: int
+    last: int
+    at_ms: int
+
+
+NOTHING_ASKED = _Asked(0, -1, 0)
 
 
 class Paging(QueueHost):
@@ -47,15 +60,15 @@ class Paging(QueueHost):
     _spilled_to: int
     #: Stores that read the next bodies in a thread.
     _warming: int
-    #: They have read them.
-    _came: bool
+    #: What these are to read.
+    _next: _Asked
     #: Gets that wait for that.
     _gets_waiting: list[Command]
     #: Bytes, since `apply_pending` was called.
     _handed_out: int
-    #: Positions: the disk was asked for what comes after these.
-    _asked_from: int
-    _asked_to: int
+    #: What the disk was asked for ahead of time, and what of that it has given.
+    _asked: _Asked
+    _at_hand: _Asked | None
 
     def page_out(self, bytes_wanted: int) -> int:
         """Drop the newest bodies from memory, which are the last to be delivered; return the bytes freed."""
@@ -126,13 +139,20 @@ class Paging(QueueHost):
         if level is None or head is None or head.contents is not None:
             if wanted:
                 self._go_on()
-        elif self._warming == 0 and self._at_hand(level.paged_out(0, READ_AHEAD_BYTES), self._warmed):
+            return
+        if self._warming:
+            return
+        runs = level.paged_out(0, READ_AHEAD_BYTES)
+        if not self._known(runs):
+            self._next = _Asked(runs[0].seqs.start, runs[-1].seqs[-1], 0)
+            self._warming = self._ask(runs, self._warmed)
+        if not self._warming:
             self._bring_back(level)
             if wanted:
                 self._go_on()
 
-    def _at_hand(self, runs: list[Run], done: Callable[[], None]) -> bool:
-        """True if these bodies can be read without a wait for the disk; else `done` is called when they can."""
+    def _ask(self, runs: list[Run], done: Callable[[], None]) -> int:
+        """Have these bodies read from the disk, where they are in no memory; return how often `done` will be called."""
         durable: list[tuple[int, int]] = []
         spilled: list[tuple[int, int]] = []
         for run in runs:
@@ -141,16 +161,43 @@ class Paging(QueueHost):
                 spans[-1] = spans[-1][0], run.seqs[-1]
             else:
                 spans.append((run.seqs.start, run.seqs[-1]))
-        for store, spans in ((self.services.journal, durable), (self.services.spill, spilled)):
-            if spans and not store.warm(self.queue_id, spans, done):
-                self._warming += done == self._warmed
-        return self._warming == 0
+        services = self.services
+        waits = durable and not services.journal.warm(self.queue_id, durable, done)
+        return bool(waits) + bool(spilled and not services.spill.warm(self.queue_id, spilled, done))
+
+    def _ask_ahead(self, level: Level) -> None:
+        """While what is in memory is delivered, the disk reads what comes after it."""
+        asked_from, asked_to, _ = self._asked
+        later = level.paged_out(READ_AHEAD_BYTES, WARM_AHEAD_BYTES)
+        fresh = [run for run in later if not asked_from <= run.seqs.start <= asked_to]
+        if 2 * sum(run.size for run in fresh) < WARM_AHEAD_BYTES:
+            return
+        follows = len(fresh) < len(later)
+        given = not follows or self._at_hand is self._asked
+        if not follows:
+            asked_from = fresh[0].seqs.start
+        self._asked = asked = _Asked(asked_from, fresh[-1].seqs[-1], self.services.clock.monotonic_ms())
+        waits = self._ask(fresh, lambda: self._came_ahead(asked))
+        self._at_hand = asked if given and not waits else None
+
+    def _came_ahead(self, asked: _Asked) -> None:
+        if asked is self._asked:
+            self._at_hand = asked
+
+    def _known(self, runs: list[Run]) -> bool:
+        """True if the page cache had these bodies a moment ago."""
+        known = self._at_hand
+        return (
+            known is not None
+            and self.services.clock.monotonic_ms() - known.at_ms < KNOWN_MS
+            and all(known.first <= run.seqs.start and run.seqs[-1] <= known.last for run in runs)
+        )
 
     def _warmed(self) -> None:
         """The disk has given what was asked for."""
         self._warming -= 1
         if not self._warming and not self.ended:
-            self._came = True
+            self._at_hand = self._next._replace(at_ms=self.services.clock.monotonic_ms())
             self._handed_out = 0
             self._go_on()
             self._turn.schedule(self)
@@ -174,11 +221,7 @@ class Paging(QueueHost):
                 break
         level.forget_gone()
         level.resident.extendleft(reversed(brought))
-        if brought and not self._asked_from <= brought[-1].seqs[-1] < self._asked_to:
-            later = level.paged_out(READ_AHEAD_BYTES, WARM_AHEAD_BYTES)
-            if later:
-                self._asked_from, self._asked_to = later[0].seqs.start, later[len(later) // 2].seqs[-1]
-                self._at_hand(later, _nothing)
+        self._ask_ahead(level)
 
     def _load(self, run: Run, *, keep: bool) -> bool:
         """Read a run's bodies back. `keep`: it stays in the queue, so its memory counts.
@@ -254,9 +297,6 @@ class Paging(QueueHost):
     @property
     def _title(self) -> str:
         return f"queue '{self.queue.name}' in vhost '{self.queue.vhost.name}'"
-
-
-def _nothing() -> None: ...
 
 
 def _spans(seqs: list[int]) -> list[Command]:
