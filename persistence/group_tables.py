@@ -9,12 +9,14 @@ import logging
 import struct
 import sys
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from persistence import settled
 from persistence.errors import CorruptRecord, CorruptSnapshot, EntryLost
 from persistence.group_record import (
+    CHUNK_KEY,
+    INDEX_MAX,
     EntryHead,
     RecoveredGroup,
     SnapshotHead,
@@ -25,7 +27,8 @@ from persistence.group_record import (
     unpack_snapshot_head,
 )
 from persistence.group_survey import Survey
-from persistence.record import POSITION, QUEUE, find_fault, join, unseal
+from persistence.pages import KeyRange
+from persistence.record import CHUNKS_MAX, POSITION, QUEUE, find_fault, join, unseal
 from persistence.residency import FAULT_BYTES
 
 if TYPE_CHECKING:
@@ -62,6 +65,15 @@ class GroupTables:
     def entries(self, group: int, low: int, high: int, max_bytes: int) -> list[StoredEntry]:
         with self._store.guard:
             return self._entries(group, low, high, max_bytes)
+
+    def warm(self, group: int, spans: list[tuple[int, int]], done: Callable[[], None]) -> bool:
+        ranges = []
+        for first, last in spans:
+            low, high = POSITION.pack(group, first), POSITION.pack(group, last)
+            ranges.append(KeyRange("entries", low, high))
+            low, high = CHUNK_KEY.pack(group, first, 0, 0), CHUNK_KEY.pack(group, last, INDEX_MAX, CHUNKS_MAX)
+            ranges.append(KeyRange("entry_chunks", low, high))
+        return self._store.reader.warm(ranges, done)
 
     def _entries(self, group: int, low: int, high: int, max_bytes: int) -> list[StoredEntry]:
         txn = self._store.snapshot()

@@ -6,7 +6,7 @@ entries that only still hold live messages. Only `read…` and `recover` touch t
 the first call that has to know where its log ends.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from persistence.errors import EntryLost
 from persistence.group_changes import GroupChanges
@@ -172,6 +172,13 @@ class Groups:
                 found.append(entry)
             index += len(part)
         return found
+
+    def warm(self, group: int, spans: list[tuple[int, int]], done: Callable[[], None]) -> bool:
+        """True if `read` of these entries does not wait for the disk; first and last index of each span.
+
+        If not, `done` is called in a turn, once, when that is so.
+        """
+        return self._store.warm(group, spans, done)
 
     def read_one(self, group: int, index: int) -> StoredEntry:
         return self.read(group, index, index, 0)[0]

@@ -4,7 +4,7 @@ Only `read` and `recover` touch the disk; all else waits for the next commit.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import itemgetter
 
 from persistence.layer import Append
@@ -78,6 +78,13 @@ class Journal:
                 found += _overlapping(changes.in_order(), first_seq, last_seq)
         found.sort(key=itemgetter(0))
         return found
+
+    def warm(self, queue_id: int, spans: list[tuple[int, int]], done: Callable[[], None]) -> bool:
+        """True if `read` of these positions does not wait for the disk; first and last of each span.
+
+        If not, `done` is called in a turn, once, when that is so.
+        """
+        return self._store.warm(queue_id, spans, done)
 
     def recover_queue(self, queue_id: int) -> RecoveredQueue | None:
         """What is on disk of one queue. To be used up at once; nothing of it may be pending."""

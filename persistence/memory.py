@@ -58,12 +58,31 @@ class MemoryQueue:
         return not (self.records or self.annotations) and self.state is None
 
 
+class MemoryReader:
+    """In the place of page_reader.PageReader: a test says which reads wait for the disk, and when it has them."""
+
+    def __init__(self) -> None:
+        self.waits: Callable[[], bool] = lambda: False
+        self.waiting: list[Callable[[], None]] = []
+
+    def warm(self, done: Callable[[], None]) -> bool:
+        if not self.waits():
+            return True
+        self.waiting.append(done)
+        return False
+
+    def step(self) -> Callable[[], None]:
+        """The disk has what was asked for first: return what is to be called in a turn."""
+        return self.waiting.pop(0)
+
+
 class MemoryStore(Metadata):
     def __init__(self, faults: Faults | None = None) -> None:
         self.pending = Pending()
+        self.reader = MemoryReader()
         self.faults = faults or Faults()
         self.queues: dict[int, MemoryQueue] = {}
-        self.groups = MemoryGroups(self.faults.random)
+        self.groups = MemoryGroups(self.faults.random, self.reader.warm)
         self.entries: dict[bytes, tuple[str, bytes]] = {}
         self.writing = False
 
@@ -73,6 +92,7 @@ class MemoryStore(Metadata):
     def crash(self) -> None:
         """The process dies and starts again on what is durable."""
         self.pending = Pending()
+        self.reader.waiting.clear()
         self.writing = False
 
     def flush(self) -> None:
@@ -99,6 +119,9 @@ class MemoryStore(Metadata):
             for first, (count, parts, _) in sorted(queue.records.items())
             if first <= last_seq and first + count > first_seq
         ]
+
+    def warm(self, queue_id: int, spans: list[tuple[int, int]], done: Callable[[], None]) -> bool:
+        return self.reader.warm(done)
 
     def flip(self, queue_id: int, seq: int) -> range:
         """A bit flips in the body of the record that holds this message. Return the messages of the record."""

@@ -1,6 +1,6 @@
 """The Raft groups of the store in memory: plain dictionaries, and damage on demand."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 
@@ -41,11 +41,15 @@ class MemoryGroup:
 class MemoryGroups:
     """Implements ports.GroupStore."""
 
-    def __init__(self, random: Random) -> None:
+    def __init__(self, random: Random, warm: Callable[[Callable[[], None]], bool]) -> None:
         self.groups: dict[int, MemoryGroup] = {}
         #: Was anything here ever damaged?
         self.was_damaged = False
         self._random = random
+        self._warm = warm
+
+    def warm(self, group: int, spans: list[tuple[int, int]], done: Callable[[], None]) -> bool:
+        return self._warm(done)
 
     def apply(self, layer: Layer) -> None:
         for number, changes in layer.groups.items():

@@ -31,6 +31,9 @@ class GroupStore(Protocol):
     def entries(self, group: int, low: int, high: int, max_bytes: int) -> list[StoredEntry]:
         """Entries from low on, until max_bytes or high is reached; at least one. Raises EntryLost."""
 
+    def warm(self, group: int, spans: list[tuple[int, int]], done: Callable[[], None]) -> bool:
+        """See Store.warm; first and last index of each span."""
+
     def bounds(self, group: int) -> tuple[int, int]:
         """The index of the snapshot, or 0, and that of the last entry."""
 
@@ -64,6 +67,12 @@ class Store(Protocol):
 
     def records(self, queue_id: int, first_seq: int, last_seq: int) -> list[Record]:
         """The durable records that overlap the range."""
+
+    def warm(self, queue_id: int, spans: list[tuple[int, int]], done: Callable[[], None]) -> bool:
+        """True if the records of these positions can be read without a wait for the disk; first and last of each span.
+
+        If not, they are read in a thread, and thrown away; `done` is called in a turn when they are in memory.
+        """
 
     def recover(self) -> Iterator[RecoveredQueue]: ...
 

@@ -35,6 +35,8 @@ HEADER = struct.Struct(">BII")  # version, crc32, payload bytes of all chunks to
 SEALED = struct.Struct(">BI")  # version, crc32
 SIZE = struct.Struct(">I")  # what a header has beside
 SEQ_MAX = (1 << 64) - 1
+COUNT_MAX = (1 << 32) - 1
+CHUNKS_MAX = (1 << 16) - 1
 
 Payload = bytes | list[bytes]
 Values = Iterable[tuple[bytes, bytes | bytearray]]

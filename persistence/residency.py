@@ -33,19 +33,28 @@ def resident_shared_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[2]) * PAGE_BYTES
 
 
-def drop_mapped_pages(path: Path) -> None:
-    """Take the pages of this file out of the resident set."""
+def mapped_ranges(path: Path) -> list[tuple[int, int, int]]:
+    """Where this file is mapped, shared: first address, the one after the last, offset in the file."""
     if not LINUX:
-        return
+        return []
     name = str(path.resolve())
-    size = (path.stat().st_size + PAGE_BYTES - 1) // PAGE_BYTES * PAGE_BYTES
+    found = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         fields = line.split(maxsplit=5)
         # A private mapping would lose what was written to it.
         if len(fields) == 6 and fields[5] == name and fields[1].endswith("s"):
             start, stop = (int(number, 16) for number in fields[0].split("-"))
-            offset = int(fields[2], 16)
-            # The map is far larger than the file; there is nothing behind its end.
-            length = min(stop - start, max(size - offset, 0))
-            if length and _libc.madvise(start, length, MADV_DONTNEED) != 0:
-                raise OSError(ctypes.get_errno(), "madvise", name)
+            found.append((start, stop, int(fields[2], 16)))
+    return found
+
+
+def drop_mapped_pages(path: Path) -> None:
+    """Take the pages of this file out of the resident set."""
+    if not LINUX:
+        return
+    size = (path.stat().st_size + PAGE_BYTES - 1) // PAGE_BYTES * PAGE_BYTES
+    for start, stop, offset in mapped_ranges(path):
+        # The map is far larger than the file; there is nothing behind its end.
+        length = min(stop - start, max(size - offset, 0))
+        if length and _libc.madvise(start, length, MADV_DONTNEED) != 0:
+            raise OSError(ctypes.get_errno(), "madvise", str(path))

@@ -9,6 +9,8 @@ filled on the loop's thread and committed in a worker. What LMDB then no longer 
   So there is at most one read transaction, the snapshot. It is begun on the loop's thread before a write
   transaction begins, serves all reads while that one runs, and is given up before the next one. A reader
   never looks for the newest state while a commit is writing it.
+- So a thread has no read transaction. What it reads ahead for the loop it reads from the file: see
+  persistence/page_reader.py.
 - Nobody keeps views of mapped pages: reads copy, and `recover` must be used up before the first write.
 """
 
@@ -28,7 +30,12 @@ from persistence.errors import CommitFailed, CorruptRecord, PersistenceError, St
 from persistence.group_tables import GroupTables, owners
 from persistence.guard import DAMAGE, WRITE_ERRORS, Guard
 from persistence.layer import Layer, Pending
+from persistence.page_reader import PageReader
+from persistence.pages import KeyRange
 from persistence.record import (
+    BODY_KEY,
+    CHUNKS_MAX,
+    COUNT_MAX,
     KEY,
     POSITION,
     QUEUE,
@@ -119,8 +126,10 @@ class LmdbStore:
             self.tables = Tables.open(self._env)
             self._load()
             self.groups = GroupTables(self)
+        self.reader = PageReader(self._data_file)
 
     def close(self) -> None:
+        self.reader.close()
         self._drop_snapshot()
         self._env.close()
 
@@ -191,6 +200,7 @@ class LmdbStore:
         self._drop_snapshot()
         self._enlarged_bytes += ENLARGE_BYTES
         self._env.set_mapsize(self._map_bytes + self._enlarged_bytes)
+        self.reader.find_map()
         return True
 
     @property
@@ -267,6 +277,15 @@ class LmdbStore:
                     found.append(_record(first, count, key, value, fetch))
         self.touched(sum(len(record.payload) + FAULT_BYTES for record in found))
         return found
+
+    def warm(self, queue_id: int, spans: list[tuple[int, int]], done: Callable[[], None]) -> bool:
+        ranges = []
+        for first, last in spans:
+            low, high = KEY.pack(queue_id, first, 0, 0), KEY.pack(queue_id, last, COUNT_MAX, CHUNKS_MAX)
+            ranges.append(KeyRange("records", low, high))
+            low, high = BODY_KEY.pack(queue_id, first, 0), BODY_KEY.pack(queue_id, last, CHUNKS_MAX)
+            ranges.append(KeyRange("bodies", low, high))
+        return self.reader.warm(ranges, done)
 
     def mask(self, txn: "lmdb.Transaction[memoryview]", queue_id: int, first_seq: int, count: int) -> int:
         """The settled messages of a record, one bit each."""

@@ -19,7 +19,7 @@ from quorum_queue.machine.settings import Settings
 from quorum_queue.memory import MemoryBudget
 from quorum_queue.names import NameJournal
 from quorum_queue.pages import Pages
-from quorum_queue.paging import RECORD_BYTES_MAX, Paging, parts_of
+from quorum_queue.paging import NOTHING_ASKED, RECORD_BYTES_MAX, Paging, parts_of
 from quorum_queue.ports import (
     Commits,
     ConsumerState,
@@ -106,6 +106,10 @@ class LocalHost(Paging):
         self.resident_bytes = 0
         #: Transient messages behind this one are in memory only.
         self._spilled_to = -1
+        self._warming = self._handed_out = 0
+        self._asked = self._next = NOTHING_ASKED
+        self._at_hand = None
+        self._gets_waiting: list[Command] = []
         self._wake_at: int | None = None
         self._durable_seq = machine.next_seq - 1
         #: At the end of the last batch.
@@ -161,13 +165,17 @@ class LocalHost(Paging):
 
     def apply_pending(self) -> None:
         """Apply all pending commands as one batch and carry out the effects; then what that made pending."""
+        self._handed_out = 0
         while self.pending:
             if self.ended:
                 self._refuse_pending()
                 break
             commands, self.pending = self.pending, []
             self._unanswered = commands
-            effects = Effects(wants_enqueued=self.journalled)
+            if self._gets_waiting:
+                self._forget_gets(commands)
+            # What the disk has is brought back first, which may be some time later: see Paging.
+            effects = Effects(wants_enqueued=self.journalled, in_memory=True)
             now_ms = self.services.queue_time.now_ms()
             self.machine.apply(Meta(now_ms), commands, effects)
             self._perform(effects, now_ms)
@@ -253,6 +261,7 @@ class LocalHost(Paging):
         if self._attaching:
             self._answer_attached(effects)
         if effects.deliveries:
+            self._handed_out += effects.burst_bytes
             self._deliver(effects)
         if self.journalled:
             for run in effects.returned:
@@ -279,7 +288,17 @@ class LocalHost(Paging):
             self._wake_by(effects.wake_at - services.queue_time.ahead_ms)
         if services.memory.used > services.memory.budget_bytes:
             services.memory.relieve()
-        self._read_ahead()
+        if effects.gets_waiting:
+            self._gets_waiting += effects.gets_waiting
+        self._read_ahead(wanted=effects.paged_out)
+
+    def _forget_gets(self, commands: list[Command]) -> None:
+        """Whose channel closes is given nothing more."""
+        gone = [command[1] for command in commands if command[0] == "detach"]
+        for command in list(self._gets_waiting):
+            if command[1].key in gone:
+                self._gets_waiting.remove(command)
+                self._got(command[1].key, None)
 
     def _answer_attached(self, effects: Effects) -> None:
         refused = dict(effects.attach_refused)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 from quorum_queue.host import QueueHost
 from quorum_queue.machine import codec
 from quorum_queue.machine.consumers import Consumer
-from quorum_queue.machine.machine import Command, Machine
+from quorum_queue.machine.machine import BURST_BYTES, Command, Machine
+from quorum_queue.machine.ready import Level
 from quorum_queue.machine.run import Run
 from quorum_queue.pages import Page
 
@@ -25,8 +26,23 @@ Delivery = tuple[Consumer, Run, int]
 RECORD_BYTES_MAX = 256 * 1024
 #: Bodies are paged in this far ahead of the head of the queue.
 READ_AHEAD_BYTES = 512 * 1024
+#: Beyond that the disk is asked for this much: it reads while that is delivered.
+WARM_AHEAD_BYTES = 4 * 1024 * 1024
+#: So long what the page cache had is taken to be there still, ms.
+KNOWN_MS = 1_000
 #: Runs that consumers hold and that one relief looks at; most may be paged out already.
 PAGE_OUT_LOOKS_MAX = 1_000
+
+
+class _Asked(NamedTuple):
+    """Positions, the first and the last, and when they were asked for."""
+
+    first: int
+    last: int
+    at_ms: int
+
+
+NOTHING_ASKED = _Asked(0, -1, 0)
 
 
 class Paging(QueueHost):
@@ -42,6 +58,17 @@ class Paging(QueueHost):
     _durable_seq: int
     #: Transient messages behind this one are in memory only.
     _spilled_to: int
+    #: Stores that read the next bodies in a thread.
+    _warming: int
+    #: What these are to read.
+    _next: _Asked
+    #: Gets that wait for that.
+    _gets_waiting: list[Command]
+    #: Bytes, since `apply_pending` was called.
+    _handed_out: int
+    #: What the disk was asked for ahead of time, and what of that it has given.
+    _asked: _Asked
+    _at_hand: _Asked | None
 
     def page_out(self, bytes_wanted: int) -> int:
         """Drop the newest bodies from memory, which are the last to be delivered; return the bytes freed."""
@@ -75,12 +102,15 @@ class Paging(QueueHost):
         """Drop bodies that consumers hold, or gave back: they are needed again only if something goes wrong."""
         freed = looked_at = 0
         held = [consumer.checkout.runs for consumer in self.machine.consumers.by_key.values()]
-        for runs in (*held, *(level.returned for level in self.machine.ready.levels)):
+        levels = self.machine.ready.levels
+        # What comes next stays: it may have been brought back a moment ago.
+        heads = [level.returned[0] for level in levels if level.returned]
+        for runs in (*held, *(level.returned for level in levels)):
             for run in reversed(runs):
                 looked_at += 1
                 if freed >= bytes_wanted or looked_at > PAGE_OUT_LOOKS_MAX:
                     return freed
-                if run.contents is None:
+                if run.contents is None or run in heads:
                     continue
                 if self.journalled and run.attributes.persistent:
                     if run.seqs[-1] > self._durable_seq:
@@ -102,23 +132,96 @@ class Paging(QueueHost):
                 self.queue_id, part.seqs.start, len(part.seqs), encoded, codec.HEAD_PARTS
             )
 
-    def _read_ahead(self) -> None:
-        """Bring back the bodies that will be wanted next."""
+    def _read_ahead(self, *, wanted: bool) -> None:
+        """Bring back the bodies that will be wanted next. `wanted`: somebody waits for them."""
         level = self.machine.ready.head_level()
-        if level is None:
+        head = None if level is None else level.head()
+        if level is None or head is None or head.contents is not None:
+            if wanted:
+                self._go_on()
             return
-        head = level.head()
-        if head is None or head.contents is not None:
+        if self._warming:
             return
-        ahead = 0
-        brought: list[Run] = []
-        for run in level.main if head is (level.main[0] if level.main else None) else [head]:
-            if run.contents is not None or ahead > READ_AHEAD_BYTES or not self._load(run, keep=True):
+        runs = level.paged_out(0, READ_AHEAD_BYTES)
+        if not self._known(runs):
+            self._next = _Asked(runs[0].seqs.start, runs[-1].seqs[-1], 0)
+            self._warming = self._ask(runs, self._warmed)
+        if not self._warming:
+            self._bring_back(level)
+            if wanted:
+                self._go_on()
+
+    def _ask(self, runs: list[Run], done: Callable[[], None]) -> int:
+        """Have these bodies read from the disk, where they are in no memory; return how often `done` will be called."""
+        durable: list[tuple[int, int]] = []
+        spilled: list[tuple[int, int]] = []
+        for run in runs:
+            spans = durable if self.journalled and run.attributes.persistent else spilled
+            if spans and spans[-1][1] + 1 == run.seqs.start:
+                spans[-1] = spans[-1][0], run.seqs[-1]
+            else:
+                spans.append((run.seqs.start, run.seqs[-1]))
+        services = self.services
+        waits = durable and not services.journal.warm(self.queue_id, durable, done)
+        return bool(waits) + bool(spilled and not services.spill.warm(self.queue_id, spilled, done))
+
+    def _ask_ahead(self, level: Level) -> None:
+        """While what is in memory is delivered, the disk reads what comes after it."""
+        asked_from, asked_to, _ = self._asked
+        later = level.paged_out(READ_AHEAD_BYTES, WARM_AHEAD_BYTES)
+        fresh = [run for run in later if not asked_from <= run.seqs.start <= asked_to]
+        if 2 * sum(run.size for run in fresh) < WARM_AHEAD_BYTES:
+            return
+        follows = len(fresh) < len(later)
+        given = not follows or self._at_hand is self._asked
+        if not follows:
+            asked_from = fresh[0].seqs.start
+        self._asked = asked = _Asked(asked_from, fresh[-1].seqs[-1], self.services.clock.monotonic_ms())
+        waits = self._ask(fresh, lambda: self._came_ahead(asked))
+        self._at_hand = asked if given and not waits else None
+
+    def _came_ahead(self, asked: _Asked) -> None:
+        if asked is self._asked:
+            self._at_hand = asked
+
+    def _known(self, runs: list[Run]) -> bool:
+        """True if the page cache had these bodies a moment ago."""
+        known = self._at_hand
+        return (
+            known is not None
+            and self.services.clock.monotonic_ms() - known.at_ms < KNOWN_MS
+            and all(known.first <= run.seqs.start and run.seqs[-1] <= known.last for run in runs)
+        )
+
+    def _warmed(self) -> None:
+        """The disk has given what was asked for."""
+        self._warming -= 1
+        if not self._warming and not self.ended:
+            self._at_hand = self._next._replace(at_ms=self.services.clock.monotonic_ms())
+            self._handed_out = 0
+            self._go_on()
+            self._turn.schedule(self)
+
+    def _go_on(self) -> None:
+        """Have handed out what waited for its bodies."""
+        gets, self._gets_waiting = self._gets_waiting, []
+        self.pending += gets
+        if self._handed_out < BURST_BYTES:
+            self.pending.append(("tick",))
+        else:
+            # As after any burst, others come first.
+            self.services.timers.wake(self, 0)
+
+    def _bring_back(self, level: Level) -> None:
+        """Load what comes next, which the disk need not be waited for; have read meanwhile what comes after it."""
+        brought = level.paged_out(0, READ_AHEAD_BYTES)
+        for at, run in enumerate(brought):
+            if not self._load(run, keep=True):
+                del brought[at:]
                 break
-            ahead += run.size
-            brought.append(run)
         level.forget_gone()
         level.resident.extendleft(reversed(brought))
+        self._ask_ahead(level)
 
     def _load(self, run: Run, *, keep: bool) -> bool:
         """Read a run's bodies back. `keep`: it stays in the queue, so its memory counts.

@@ -73,6 +73,9 @@ class Journal(Protocol):
 
     def read(self, queue_id: int, first_seq: int, last_seq: int) -> Sequence[Record]: ...
 
+    def warm(self, queue_id: int, spans: list[tuple[int, int]], done: Callable[[], None]) -> bool:
+        """True if these positions can be read without a wait for the disk; else `done` is called when they can."""
+
     def recover_queue(self, queue_id: int) -> Any | None:
         """Return what is on disk of one queue, None if nothing is. To be used up at once."""
 

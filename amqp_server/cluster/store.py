@@ -7,7 +7,7 @@ holds, and another entry may stand at the same index there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from persistence import errors
 from persistence.group_record import EntryLike, RecoveredGroup, StoredEntry
@@ -55,6 +55,10 @@ class GroupStore(Groups):
                 except errors.EntryLost:
                     pass
             raise EntryLost(error.index) from error
+
+    def warm(self, group: int, spans: list[tuple[int, int]], done: Callable[[], None]) -> bool:
+        low = [span for span in spans if span[0] <= self._aside.get(group, -1)]
+        return (not low or super().warm(group | ASIDE, low, done)) and super().warm(group, spans, done)
 
     def drop_entries(self, group: int, spans: Iterable[range]) -> None:
         gone = list(spans)

@@ -20,15 +20,23 @@ class BodyGone(Exception):
     """The disk has lost a body, and no member keeps it any more: it was settled while it waited to be fetched."""
 
 
-def find(host: GroupHost, places: Places, again: Callable[[], None]) -> list[bytes] | None:
+def find(
+    host: GroupHost, places: Places, again: Callable[[], None], waits: Callable[[int], bool] | None = None
+) -> list[bytes] | None:
     """Return the contents, or None if they have to be fetched first; then `again` is called when they have
     arrived.
+
+    `waits` says of an entry that is not in memory whether its reader waits for the disk, and sees to `again` itself.
 
     Raises BodyGone.
     """
     found: list[bytes] = []
     for index, ordinals in places:
-        bodies = host.replicas.bodies.get(host.queue_id, index) or _read(host, index, again)
+        bodies = host.replicas.bodies.get(host.queue_id, index)
+        if bodies is None:
+            if waits is not None and waits(index):
+                return None
+            bodies = _read(host, index, again)
         if bodies is None:
             return None
         found += bodies.contents(ordinals)

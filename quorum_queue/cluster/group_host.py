@@ -10,6 +10,7 @@ other nodes.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 from quorum_queue.cluster import contents, dead_letters
@@ -32,6 +33,9 @@ from quorum_queue.raft.members import Members
 
 logger = logging.getLogger("mqd.quorum_queue")
 
+#: The disk is asked for the entries of about so many bytes of deliveries at once.
+WARM_BYTES = 1 << 20
+
 
 class GroupHost(DeferredHost):
     """The host of a quorum queue, and the state machine of its group."""
@@ -45,6 +49,8 @@ class GroupHost(DeferredHost):
         "_own",
         "_released",
         "_wake_at",
+        "_warm",
+        "_warming",
         "dead_letters_sent",
         "group",
         "queue_id",
@@ -78,9 +84,12 @@ class GroupHost(DeferredHost):
         self._wake_at: int | None = None
         #: Attaches, gets and purges on their way: batch, verb, key or token.
         self._asked: list[tuple[int, str, Any]] = []
-        #: Deliveries that wait for a body which the disk has lost, and all later ones, with the places of
-        #: their bodies.
+        #: Deliveries that wait for a body which the disk has yet to give, or has lost, and all later ones, with
+        #: the places of their bodies.
         self._held: list[tuple[Consumer, Run, int, contents.Places]] = []
+        #: Entries of these that the disk has given, and those that it was asked for.
+        self._warm: dict[int, None] = {}
+        self._warming: dict[int, None] = {}
         self._released: list[int] = []
         #: The leader looks for consumers of nodes that are gone once it has applied this entry.
         self._gone_after = 0
@@ -223,10 +232,15 @@ class GroupHost(DeferredHost):
         return self.replica.snapshot()
 
     def kept(self) -> list[int]:
-        return self.replica.locations.pinned()
+        pinned = self.replica.locations.pinned()
+        return sorted({*pinned, *self._awaited_entries()}) if self._held else pinned
 
     def wanted(self, index: int) -> bool:
         return index > self.group.core.log.snapshot_index or self.replica.locations.holds(index)
+
+    def _awaited_entries(self) -> dict[int, None]:
+        """The entries of deliveries that are held. What needs no ack is settled already."""
+        return dict.fromkeys(index for *_, places in self._held for index, _ in places)
 
     def kept_in(self, state: bytes) -> list[int]:
         return _restored(state).locations.pinned()
@@ -234,6 +248,12 @@ class GroupHost(DeferredHost):
     def released(self) -> list[int]:
         # `apply` gets them from every entry.
         released, self._released = self._released, []
+        if released and self._held:
+            awaited = self._awaited_entries()
+            self._released = [index for index in released if index in awaited]
+            released = [index for index in released if index not in awaited]
+        for index in released:
+            self.replicas.bodies.drop(self.queue_id, index)
         return released
 
     def last_own_batch(self) -> int:
@@ -364,8 +384,6 @@ class GroupHost(DeferredHost):
             self._consumers_gone(dict.fromkeys(applied.consumers_gone))
         if applied.released:
             self._released = self._released + applied.released if self._released else applied.released
-            for index in applied.released:
-                self.replicas.bodies.drop(self.queue_id, index)
         if applied.dead_letters:
             dead_letters.send_applied(self, applied)
         if self.group.is_leader:
@@ -460,7 +478,7 @@ class GroupHost(DeferredHost):
         while self._held:
             consumer, run, first_id, places = self._held[0]
             try:
-                found = contents.find(self, places, self._deliver_held)
+                found = contents.find(self, places, self._deliver_held, self._waits_for_disk)
             except contents.BodyGone:
                 del self._held[0]
                 if len(places) > 1:
@@ -473,8 +491,44 @@ class GroupHost(DeferredHost):
             del self._held[0]
             run.contents = found
             self._deliver(consumer.key[2:], consumer, run, first_id)
+        if self._warm:
+            self._warm = {}
+            self._read_ahead()
         if self.pending:
             self._turn.schedule(self)
+
+    def _waits_for_disk(self, index: int) -> bool:
+        """True if an entry cannot be read without a wait: then all that is held is asked for, and waits."""
+        if index in self._warm:
+            return False
+        if not self._warming:
+            wanted: dict[int, None] = {}
+            size = 0
+            for _, run, _, places in self._held:
+                wanted.update(dict.fromkeys(at for at, _ in places))
+                size += run.size
+                if size > WARM_BYTES:
+                    break
+            if self.replicas.store.warm(self.queue_id, _spans(wanted), self._warmed):
+                self._warm = wanted
+                return False
+            self._warming = wanted
+        return True
+
+    def _warmed(self) -> None:
+        """The disk has given what was asked for."""
+        self._warm, self._warming = self._warming, {}
+        if not self.ended:
+            self.replicas.contain(self.group, self._deliver_held)
+
+    def _read_ahead(self) -> None:
+        """The disk reads what comes next while this is delivered."""
+        level = self.replica.machine.ready.head_level()
+        if level is not None and self.replica.machine.consumers.count:
+            find = self.replica.find
+            runs = level.paged_out(0, WARM_BYTES)
+            ahead = dict.fromkeys(index for run in runs for index, _ in find(run.seqs))
+            self.replicas.store.warm(self.queue_id, _spans(ahead), _nothing)
 
     # -- nodes -----------------------------------------------------------------------------------------------------
 
@@ -511,6 +565,20 @@ def _restored(state: bytes) -> Replica:
         return Replica.restore(state)
     except CodecError as error:
         raise Unreadable(f"its snapshot can't be read by this version of mqd: {error}") from None
+
+
+def _nothing() -> None: ...
+
+
+def _spans(indexes: Iterable[int]) -> list[tuple[int, int]]:
+    """First and last of each row of neighbours."""
+    spans: list[tuple[int, int]] = []
+    for index in sorted(indexes):
+        if spans and spans[-1][1] + 1 == index:
+            spans[-1] = spans[-1][0], index
+        else:
+            spans.append((index, index))
+    return spans
 
 
 def _by_place(

@@ -26,9 +26,12 @@ class Effects:
         "deliveries",
         "duplicates",
         "enqueued",
+        "gets_waiting",
         "got_nothing",
+        "in_memory",
         "more",
         "names",
+        "paged_out",
         "places",
         "purged",
         "refused",
@@ -39,13 +42,21 @@ class Effects:
         "wants_enqueued",
     )
 
-    def __init__(self, *, wants_enqueued: bool = False, wants_places: bool = False) -> None:
+    def __init__(
+        self, *, wants_enqueued: bool = False, wants_places: bool = False, in_memory: bool = False
+    ) -> None:
         #: The host has a log to write: it wants a copy of each run as it was accepted.
         self.wants_enqueued = wants_enqueued
         #: Handed out in this batch.
         self.burst_messages = self.burst_bytes = 0
         #: There is more to hand out than one batch may: the machine wants another tick at once.
         self.more = False
+        #: Nothing is handed out, nor expires into a dead letter, before the host has brought its body into memory.
+        self.in_memory = in_memory
+        #: The head is out of memory, and somebody waits for it: the machine wants a tick when it is there.
+        self.paged_out = False
+        #: Gets for the same reason: the host gives them again.
+        self.gets_waiting: list[tuple[Any, ...]] = []
         #: Somebody used the queue: the lease of an expiring one begins anew, also if the clock has stood still.
         self.used = False
         #: Body bytes taken into the queue.

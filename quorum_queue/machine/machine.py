@@ -282,12 +282,17 @@ class Machine:
             head = level.head()
             assert head is not None
             if head.expires_at is not None and head.expires_at < meta.now_ms:
+                if self._letter_waits(head, effects):
+                    break
                 self._discard(ready.pop(level, len(head.seqs)), "expired", effects)
                 continue
             if not consumers.count:
                 break
             takers = consumers.takers()
             if not takers:
+                break
+            if head.contents is None and effects.in_memory:
+                effects.paged_out = True
                 break
             length = min(len(head.seqs), BURST_MESSAGES - effects.burst_messages)
             if effects.burst_bytes + head.size > BURST_BYTES:
@@ -340,14 +345,28 @@ class Machine:
             if head.expires_at > meta.now_ms:
                 effects.wake_at = head.expires_at
                 return
+            if self._letter_waits(head, effects):
+                return
             self._discard(ready.pop(level, len(head.seqs)), "expired", effects)
+
+    def _letter_waits(self, head: Run, effects: Effects) -> bool:
+        """An expired head goes as a dead letter, with its body: True if that has to be brought into memory first."""
+        if not effects.in_memory or head.contents is not None or not self.settings.dead_letter:
+            return False
+        effects.paged_out = True
+        return True
 
     def _get(self, meta: Meta, command: Command, effects: Effects) -> None:
         self._use(meta, effects)
         self._expire(meta, effects)
         consumer: Consumer = command[1]
         level = self.ready.head_level()
-        if level is not None:
+        head = level.head() if level is not None else None
+        if level is not None and head is not None:
+            if head.contents is None and effects.in_memory:
+                effects.paged_out = True
+                effects.gets_waiting.append(command)
+                return
             if not consumer.no_ack:
                 consumer = self.consumers.by_key.setdefault(consumer.key, consumer)
             self._hand(consumer, self.ready.pop(level, 1), effects)

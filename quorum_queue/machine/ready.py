@@ -9,9 +9,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from operator import attrgetter
 
 from quorum_queue.machine.run import Run
+
+#: Of the next runs at most so many are looked at.
+LOOKS_MAX = 4096
 
 _by_position = attrgetter("seqs.start")
 
@@ -31,6 +35,18 @@ class Level:
         if self.returned:
             return self.returned[0]
         return self.main[0] if self.main else None
+
+    def paged_out(self, start_bytes: int, stop_bytes: int) -> list[Run]:
+        """Return those of the next runs whose bodies are out of memory: from so many bytes on, up to so many."""
+        found: list[Run] = []
+        ahead = 0
+        for run in islice(chain(self.returned, self.main), LOOKS_MAX):
+            if ahead > stop_bytes:
+                break
+            ahead += run.size
+            if run.contents is None and ahead > start_bytes:
+                found.append(run)
+        return found
 
     def push(self, run: Run) -> None:
         main = self.main

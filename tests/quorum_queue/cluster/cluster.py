@@ -139,6 +139,13 @@ class Cluster:
         if node.alive and node.step_disk():
             self.log(f"{node.name}: a commit {'begins' if node.disk.running else 'ends'}")
 
+    def step_read(self, node: SimulatedNode) -> bool:
+        """Return whether anything waited for the disk."""
+        if node.alive and node.step_read():
+            self.log(f"{node.name}: the disk has what was to be read")
+            return True
+        return False
+
     def elapsed(self) -> dict[str, int]:
         """Return what each node's monotonic clock says."""
         return {node.name: node.now_ms for node in self.nodes.values()}
@@ -238,6 +245,7 @@ class Cluster:
                 if node.disk.running or node.disk.waits():
                     self.step_disk(node)
                     moved = True
+                moved = self.step_read(node) or moved
             for place in self.network.places():
                 if place in self.network.places():
                     self.log(self.network.go_on(*place, 8))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from random import Random
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -115,6 +116,9 @@ class SimulatedNode:
         #: A node of the version before has none.
         self.features: tuple[str, ...] = FEATURES
         self.environment = MemoryEnvironment(Faults(seed=seed))
+        #: Of so many reads the disk has the pages later. None in scenes, which say what happens themselves.
+        self.slow_reads = 0.0
+        self._reads = Random(seed)
         self.sessions: dict[str, Session] = {}
         self.clock = ManualClock(1000 + seed % 977, WALL_MS)
         #: Of the queue time, on its disk: the cluster has been there for a while.
@@ -142,6 +146,7 @@ class SimulatedNode:
         self.full = False
         self.store = GroupStore(self.environment)
         self.disk = SteppedCommit(self.environment)
+        self.environment.reader.waits = lambda: self._reads.random() < self.slow_reads
         self.timers = Timers()
         nothing: Any = None
         boundary = StrictBoundary()
@@ -357,6 +362,14 @@ class SimulatedNode:
             return self.disk.begin()
         self.turn.run(self._end_commit)
         return True
+
+    def step_read(self) -> bool:
+        """The disk has the pages that it was asked for first, if it was."""
+        reader = self.environment.reader
+        if reader.waiting:
+            self.turn.run(reader.step())
+            return True
+        return False
 
     def _end_commit(self) -> None:
         try:

@@ -46,6 +46,7 @@ class Simulation(Cluster):
         self.else_well = False
         self.network.version = random.choice((versions.FIRST, versions.NEWEST))
         for node in self.nodes.values():
+            node.slow_reads = 0.4
             node.had_clock(random.choice((-1, 0, 0, 0, 1)) * random.choice(CLOCK_STEPS_MS))
         self.mend()
 
@@ -59,6 +60,8 @@ class Simulation(Cluster):
             if places:
                 self.log(self.network.go_on(*random.choice(places), random.choice((1, 1, 2, 4))))
         elif action < 0.60:
+            if random.random() < 0.3:
+                self.step_read(node)
             self.step_disk(node)
         elif action < 0.70:
             self.tick(node)

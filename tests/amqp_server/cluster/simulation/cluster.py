@@ -156,6 +156,13 @@ class Cluster:
         if node.alive and node.step_disk():
             self.log(f"{node.name}: a commit {'begins' if node.commits.running else 'ends'}")
 
+    def step_read(self, node: SimulatedNode) -> bool:
+        """Return whether anything waited for the disk."""
+        if node.alive and node.step_read():
+            self.log(f"{node.name}: the disk has what was to be read")
+            return True
+        return False
+
     def new_client(self, node: SimulatedNode, vhost: str = "/", *, transactional: bool = False) -> Client:
         self.last_number += 1
         client = Client(self, node, self.last_number, vhost, transactional=transactional)
@@ -306,6 +313,7 @@ class Cluster:
                 if node.commits.running or node.commits.waits():
                     self.step_disk(node)
                     moved = True
+                moved = self.step_read(node) or moved
             for place in self.network.places():
                 if place in self.network.places():
                     self.log(self.network.go_on(*place, 8))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Coroutine
 from contextlib import suppress
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from amqp_server.broker import recovery, time_notes
@@ -57,6 +58,9 @@ LIMITS: dict[str, Any] = {
     "change_timeout_ms": 1500, "rebalance_ms": 300, "snapshot_entries": 16, "cluster_reach_ms": 200, "cluster_steady_ms": 2000,
     "handover_groups": 2,
 }  # fmt: skip
+
+
+SLOW_READS = 0.4
 
 
 class Disk(MemoryEnvironment):
@@ -119,6 +123,9 @@ class SimulatedNode:
     def replace_disk(self) -> None:
         self._disks += 1
         self.disk = Disk(Faults(seed=self._seed), f"{self.name}{self._disks}")
+        # Of many reads the disk has the pages later.
+        reads = Random(self._seed)
+        self.disk.reader.waits = lambda: reads.random() < SLOW_READS
         self.marks = Marks()
         self.out = ""
 
@@ -327,6 +334,15 @@ class SimulatedNode:
         self.turn.run(self._end_commit)
         self.end_turn()
         return True
+
+    def step_read(self) -> bool:
+        """The disk has the pages that it was asked for first, if it was."""
+        reader = self.disk.reader
+        if reader.waiting:
+            self.turn.run(reader.step())
+            self.end_turn()
+            return True
+        return False
 
     def _end_commit(self) -> None:
         full = False

@@ -71,6 +71,8 @@ class Simulation(Cluster):
                 if places:
                     self.log(self.network.go_on(*random.choice(places), random.choice((1, 2, 4, 8))))
         elif action < 0.58:
+            if random.random() < 0.3:
+                self.step_read(node)
             self.step_disk(node)
             self.step_disk(self.nodes[random.choice(self.names)])
         elif action < 0.70:

@@ -1,0 +1,138 @@
+"""Pages that the disk has yet to give are read in a thread, before LMDB reads them on the loop's thread.
+
+LMDB reads through a map of its file: where a page is not in the page cache, the thread that touches it stands still
+until the disk has it, and on the loop's thread the whole node does. So `warm` looks first (mincore) whether all pages
+of some keys are in memory. If not, a thread reads them once, with pread, and throws away what it reads: then they are
+in the page cache, and LMDB finds them there.
+
+One thread for a store, one job after the other, and one buffer: however much is asked for, no more is in memory.
+"""
+
+import ctypes
+import os
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from outcome import Outcome
+
+from persistence.pages import DAMAGES, KeyRange, Read, pieces, value_spans
+from persistence.residency import LINUX, PAGE_BYTES, mapped_ranges
+from persistence.worker import Worker
+
+if TYPE_CHECKING:
+    import trio
+
+#: What the thread reads at once.
+READ_BYTES = 256 * 1024
+#: What mincore is asked for at once.
+LOOK_BYTES = 4 * 1024 * 1024
+
+if LINUX:
+    _libc = ctypes.CDLL(None, use_errno=True)
+    _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+
+
+class _Cold(Exception):
+    """A page is not in memory."""
+
+
+class PageReader:
+    """All calls on the loop's thread. Until `start` everything counts as at hand."""
+
+    def __init__(self, data_file: Path) -> None:
+        self._data_file = data_file
+        self._file = os.open(data_file, os.O_RDONLY | os.O_CLOEXEC)
+        #: Where LMDB has mapped the file; nothing if nobody can say, and then every page may be cold.
+        self._address = self._mapped_bytes = 0
+        self._pages = ctypes.create_string_buffer(LOOK_BYTES // PAGE_BYTES)
+        self._buffer = bytearray(READ_BYTES)
+        self._worker: Worker | None = None
+        self._in_turn: Callable[..., None] | None = None
+        self._waiting: deque[Callable[[], None]] = deque()
+        self.find_map()
+
+    def start(self, loop: "trio.lowlevel.TrioToken", in_turn: Callable[..., None]) -> None:
+        """`in_turn` makes a call one turn of the node."""
+        self._in_turn = in_turn
+        self._worker = Worker("pages", loop, self._done)
+
+    def close(self) -> None:
+        self._in_turn = None
+        self._waiting.clear()
+        file, self._file = self._file, -1
+        if self._worker is None:
+            os.close(file)
+        else:
+            # After what it may still be reading.
+            self._worker.give(lambda: os.close(file))
+            self._worker.stop()
+            self._worker = None
+
+    def find_map(self) -> None:
+        """LMDB has mapped the file anew."""
+        self._address = self._mapped_bytes = 0
+        for start, stop, offset in mapped_ranges(self._data_file):
+            if offset == 0:
+                self._address, self._mapped_bytes = start, stop - start
+
+    def warm(self, ranges: list[KeyRange], done: Callable[[], None]) -> bool:
+        """True if these keys can be read without a wait for the disk. If not, `done` is called in a turn when they can.
+
+        What waits for the next commit is in memory, and is not looked for.
+        """
+        if self._worker is None or self._at_hand(ranges):
+            return True
+        file = self._file
+        self._waiting.append(done)
+        self._worker.give(lambda: self._touch(file, ranges))
+        return False
+
+    def _at_hand(self, ranges: list[KeyRange]) -> bool:
+        try:
+            spans = value_spans(self._read_resident, ranges)
+        except _Cold:
+            return False
+        except (OSError, *DAMAGES):
+            # Who reads them through LMDB is told what is wrong.
+            return True
+        return all(self._resident(*span) for span in pieces(spans, LOOK_BYTES))
+
+    def _read_resident(self, offset: int, size: int) -> bytes:
+        if not self._resident(offset, size):
+            raise _Cold
+        return os.pread(self._file, size, offset)
+
+    def _resident(self, offset: int, size: int) -> bool:
+        if offset + size > self._mapped_bytes:
+            return False
+        pages = -(-size // PAGE_BYTES)
+        if _libc.mincore(self._address + offset, size, self._pages) != 0:
+            return False
+        return b"\0" not in self._pages.raw[:pages]
+
+    def _touch(self, file: int, ranges: list[KeyRange]) -> None:
+        """Have these pages read from the disk. In the thread; touches nothing else of the loop's but the buffer."""
+        try:
+            spans = value_spans(_reading(file), ranges)
+            for offset, size in spans:
+                # All of them at once, so that the disk may choose the order.
+                os.posix_fadvise(file, offset, size, os.POSIX_FADV_WILLNEED)
+            with memoryview(self._buffer) as buffer:
+                for offset, size in pieces(spans, READ_BYTES):
+                    os.preadv(file, [buffer[:size]], offset)
+        except (OSError, *DAMAGES):
+            # As above.
+            return
+
+    def _done(self, outcome: Outcome[None]) -> None:
+        if self._in_turn is None or not self._waiting:
+            return
+        done = self._waiting.popleft()
+        outcome.unwrap()
+        self._in_turn(done)
+
+
+def _reading(file: int) -> Read:
+    return lambda offset, size: os.pread(file, size, offset)

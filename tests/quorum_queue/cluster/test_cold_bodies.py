@@ -1,0 +1,132 @@
+"""A member whose disk has yet to give the next bodies: its consumers wait for them, and nobody else does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.run import Run
+from tests.quorum_queue.cluster.clients import Holder
+from tests.quorum_queue.cluster.scene import Scene
+
+#: Too large for the bodies that are kept in memory.
+SIZE = 380
+
+
+class ColdScene(Scene):
+    """The disk of b gives what it is asked for when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__(more=("dead",))
+        self.sent = self.publisher("a")
+        for _ in range(20):
+            self.publish("a", self.sent, size=SIZE)
+            self.settle()
+        self.cold = self.nodes["b"]
+        self.cold.replicas.bodies.drop_group(self.group_id)
+        self.cold.slow_reads = 1.0
+        self._step: Callable[[], bool] = self.cold.step_read
+        changed: Any = self.cold
+        changed.step_read = lambda: False
+
+    def thaw(self) -> None:
+        """Everything that is asked for is given."""
+        changed: Any = self.cold
+        changed.step_read = self._step
+        self.work(3)
+
+    @property
+    def asked(self) -> int:
+        return len(self.cold.environment.reader.waiting)
+
+
+def watched(holder: Holder) -> list[bytes]:
+    """What arrives from now on."""
+    received: list[bytes] = []
+    deliver = holder.deliver
+
+    def noted(consumer: Consumer | None, run: Run, first_id: int) -> None:
+        deliver(consumer, run, first_id)
+        received.extend(run.contents or ())
+
+    changed: Any = holder
+    changed.deliver = noted
+    return received
+
+
+def test_deliveries_wait_in_order_and_publishers_do_not() -> None:
+    scene = ColdScene()
+    received = watched(scene.consume("b", prefetch=30))
+    scene.work(2)
+    assert received == []
+    assert scene.asked == 1
+    at_b, of_other = scene.publisher("b"), scene.publisher("b", "dead")
+    scene.publish("b", at_b, size=SIZE)
+    scene.publish("b", of_other, queue="dead")
+    scene.work(2)
+    assert not at_b.waiting
+    assert not of_other.waiting
+    assert received == []
+    scene.thaw()
+    assert received == scene.sent.bodies[1:] + at_b.bodies[1:]
+    scene.finish()
+
+
+def test_what_needs_no_ack_is_kept_on_the_disk_until_it_has_been_read() -> None:
+    scene = ColdScene()
+    received = watched(scene.consume("b", prefetch=0, no_ack=True))
+    scene.work(2)
+    host = scene.host("b")
+    assert host.ready_count == 0
+    assert received == []
+    of_now = scene.publisher("a")
+    last = host.group.applied
+    for _ in range(40):
+        scene.publish("a", of_now)
+        scene.work(1)
+    # For the queue these entries hold nothing any more, and the log has been cut behind them.
+    assert host.group.cleaned > last
+    assert received == []
+    scene.thaw()
+    assert received == scene.sent.bodies[1:] + of_now.bodies[1:]
+    for _ in range(40):
+        scene.publish("a", of_now)
+        scene.work(1)
+    stored = scene.cold.environment.groups.groups[scene.group_id].entries
+    assert min(stored, default=last + 1) > last
+    scene.finish()
+
+
+@pytest.mark.parametrize("end", ["purge", "delete", "fail"])
+def test_a_queue_that_ends_meanwhile(end: str) -> None:
+    scene = ColdScene()
+    holder = scene.consume("b", prefetch=5)
+    received = watched(holder)
+    scene.work(2)
+    assert scene.asked == 1
+    host = scene.host("b")
+    waiting = list(scene.cold.environment.reader.waiting)
+    if end == "purge":
+        purged: list[Any] = []
+        scene.host("a").purge(purged.append)
+        scene.nodes["a"].end_turn()
+        scene.work(2)
+        # What was handed out is unacked, though it has not arrived.
+        assert purged == [15]
+    elif end == "delete":
+        host.close()
+    else:
+        host.ended = "failed"
+        host._release()
+    for done in waiting:
+        scene.cold.turn.run(done)
+    if end == "purge":
+        scene.cold.environment.reader.waiting.clear()
+        scene.thaw()
+        assert received == scene.sent.bodies[1:6]
+    else:
+        assert received == []
+    assert not host._held

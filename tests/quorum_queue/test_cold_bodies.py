@@ -1,0 +1,295 @@
+"""A queue whose next bodies the disk has yet to give: they wait, and nothing else does."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from quorum_queue import paging
+from quorum_queue.local import LocalHost
+from quorum_queue.machine import run as run_module
+from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.run import Attributes
+from quorum_queue.machine.settings import Settings
+from quorum_queue.ports import Refused
+from tests.quorum_queue.node import PERSISTENT, Node, Publisher, Receiver, publish, resident_bytes
+
+TRANSIENT = Attributes()
+SIZE = 1000
+
+
+def numbered(first: int, last: int) -> list[bytes]:
+    return [b"%d" % number + b"." * SIZE for number in range(first, last + 1)]
+
+
+@pytest.fixture(autouse=True)
+def small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_module, "RUN_BYTES_MAX", 3 * SIZE)
+    monkeypatch.setattr(paging, "READ_AHEAD_BYTES", 4 * SIZE)
+    monkeypatch.setattr(paging, "WARM_AHEAD_BYTES", 12 * SIZE)
+
+
+class ColdNode(Node):
+    """The disk gives what `step` says, one after the other."""
+
+    def __init__(self, budget_bytes: int = 1 << 30) -> None:
+        super().__init__(budget_bytes)
+        self.cold = True
+        for store in (self.environment, self.environment.spill):
+            store.reader.waits = lambda: self.cold
+
+    @property
+    def asked(self) -> int:
+        return len(self.environment.reader.waiting) + len(self.environment.spill.reader.waiting)
+
+    def step(self) -> None:
+        """The disk has what it was asked for first."""
+        for store in (self.environment, self.environment.spill):
+            if store.reader.waiting:
+                # `done` schedules, and the turn of these tests ends at once then.
+                store.reader.step()()
+                return
+
+    def drain(self) -> None:
+        for _ in range(1000):
+            if not self.asked and not self.wakes.asked:
+                return
+            self.step()
+            self.wakes.run(1 << 40)
+        raise AssertionError("it never ends")
+
+
+def paged_out(
+    node: Node, last: int, *, journalled: bool = True, settings: Settings | None = None
+) -> LocalHost:
+    """A queue of so many messages, all out of memory but the head, which is where it stays; that is taken away."""
+    host = node.host(settings or Settings(), journalled=journalled)
+    for number in range(1, last + 1):
+        publish(host, numbered(number, number), attributes=PERSISTENT if journalled else TRANSIENT)
+    node.commit()
+    host.page_out(1 << 30)
+    for level in host.machine.ready.levels:
+        for run in level.main:
+            if run.contents is not None:
+                if not journalled:
+                    host._spill(run)
+                node.services.memory.used -= run.size
+                host.resident_bytes -= run.page_out()
+    node.commit()
+    return host
+
+
+def attach(host: LocalHost, key: str = "c", prefetch: int = 0, no_ack: bool = False) -> Receiver:
+    receiver = Receiver()
+    host.submit(("attach", Consumer(key, prefetch=prefetch, no_ack=no_ack, sink=receiver)))
+    return receiver
+
+
+@pytest.mark.parametrize("journalled", [True, False])
+@pytest.mark.parametrize("no_ack", [True, False])
+def test_deliveries_wait_for_the_disk_and_publishers_do_not(journalled: bool, no_ack: bool) -> None:
+    node = ColdNode()
+    host = paged_out(node, 30, journalled=journalled)
+    receiver, publisher = attach(host, no_ack=no_ack), Publisher()
+    assert receiver.contents == []
+    assert node.asked == 1
+    publish(host, numbered(31, 32), publisher, attributes=PERSISTENT if journalled else TRANSIENT)
+    node.commit()
+    assert publisher.confirms == {1, 2}
+    assert receiver.contents == []
+    node.step()
+    first = len(receiver.contents)
+    assert 0 < first < 32
+    node.drain()
+    assert receiver.contents == numbered(1, 32)
+    if not no_ack:
+        assert host.unacked_count == 32
+        host.submit(("settle", "c", 0, 31))
+    assert (host.unacked_count, resident_bytes(host), node.services.memory.used) == (0, 0, 0)
+
+
+def test_what_is_in_memory_waits_for_nothing() -> None:
+    node = ColdNode()
+    host = node.host(Settings(), journalled=True)
+    publish(host, numbered(1, 30))
+    assert attach(host).contents == numbered(1, 30)
+    assert node.asked == 0
+
+
+def test_what_the_page_cache_has_waits_for_nothing() -> None:
+    node = ColdNode()
+    host = paged_out(node, 30)
+    node.cold = False
+    assert attach(host).contents == numbered(1, 30)
+
+
+def test_the_disk_reads_on_while_deliveries_are_made() -> None:
+    node = ColdNode()
+    host = paged_out(node, 40)
+    receiver = attach(host, prefetch=2)
+    node.step()
+    assert receiver.contents == numbered(1, 2)
+    # What comes after the bodies that are back is asked for before anybody wants it.
+    assert node.asked == 1
+    assert host.resident_bytes < 10 * SIZE
+
+
+def test_no_more_is_in_memory_than_what_comes_next() -> None:
+    node = ColdNode()
+    host = paged_out(node, 200)
+    receiver = attach(host, prefetch=1)
+    highest = 0
+    for number in range(200):
+        while len(receiver.received) <= number:
+            assert node.asked
+            assert node.asked <= 2
+            node.step()
+            node.wakes.run(1 << 40)
+        highest = max(highest, resident_bytes(host))
+        host.submit(("settle", "c", number, number))
+    assert receiver.contents == numbered(1, 200)
+    assert 0 < highest < 10 * SIZE
+    assert node.services.memory.used == host.resident_bytes == 0
+
+
+def test_a_queue_is_purged_meanwhile() -> None:
+    node = ColdNode()
+    host = paged_out(node, 30)
+    receiver = attach(host)
+    purged: list[int | Refused] = []
+    host.purge(purged.append)
+    assert purged == [30]
+    publish(host, numbered(31, 33))
+    assert receiver.contents == numbered(31, 33)
+    node.drain()
+    assert receiver.contents == numbered(31, 33)
+    assert host.ready_count == 0
+
+
+@pytest.mark.parametrize("end", ["deleted", "failed"])
+def test_a_queue_ends_meanwhile(end: str) -> None:
+    node = ColdNode()
+    host = paged_out(node, 30)
+    receiver = attach(host)
+    got: list[object] = []
+    host.get(Consumer("g", sink=Receiver()), got.append)
+    assert got == []
+    if end == "deleted":
+        host.close()
+    else:
+        host.stop(Refused("it has failed"))
+    assert len(got) == 1
+    assert isinstance(got[0], Refused)
+    node.drain()
+    assert receiver.contents == []
+    assert node.services.memory.used == 0
+    assert len(got) == 1
+
+
+def test_a_get_waits_and_its_message_is_the_next_one() -> None:
+    node = ColdNode()
+    host = paged_out(node, 6)
+    got: list[object] = []
+    host.get(Consumer("g", sink=Receiver()), got.append)
+    assert got == []
+    node.drain()
+    assert [each.run.contents for each in got if each is not None] == [numbered(1, 1)]  # type: ignore[attr-defined]
+    assert (host.ready_count, host.unacked_count) == (5, 1)
+
+
+def test_a_get_whose_channel_closes_meanwhile_takes_nothing() -> None:
+    node = ColdNode()
+    host = paged_out(node, 6)
+    got: list[object] = []
+    host.get(Consumer("g", sink=Receiver()), got.append)
+    host.submit(("detach", "g", True))
+    node.drain()
+    assert got == [None]
+    assert (host.ready_count, host.unacked_count) == (6, 0)
+
+
+def test_a_get_whose_queue_is_purged_meanwhile_finds_nothing() -> None:
+    node = ColdNode()
+    host = paged_out(node, 6)
+    got: list[object] = []
+    host.get(Consumer("g", sink=Receiver()), got.append)
+    host.purge(lambda count: None)
+    node.drain()
+    assert got == [None]
+
+
+def test_an_expired_message_waits_for_its_body_before_it_is_a_dead_letter() -> None:
+    node = ColdNode()
+    settings = Settings(dead_letter=True, message_ttl_ms=1000)
+    host = paged_out(node, 10, settings=settings)
+    node.clock.now_ms += 5000
+    host.submit(("tick",))
+    assert node.letters.taken == []
+    assert host.ready_count == 10
+    got: list[object] = []
+    host.get(Consumer("g", sink=Receiver()), got.append)
+    node.drain()
+    assert [content for content, _ in node.letters.taken] == numbered(1, 10)
+    assert got == [None]
+    assert (host.ready_count, node.services.memory.used) == (0, 0)
+
+
+def test_what_comes_back_stands_before_what_waits() -> None:
+    node = ColdNode()
+    host = paged_out(node, 20)
+    receiver = attach(host, prefetch=3)
+    node.step()
+    assert receiver.contents == numbered(1, 3)
+    host._page_out_handed_out(1 << 30)
+    host.submit(("detach", "c", True))
+    other = attach(host, "d")
+    assert other.contents == []
+    node.drain()
+    assert other.contents == numbered(1, 20)
+    assert [redelivered for _, _, redelivered in other.received] == [True] * 3 + [False] * 17
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_order_whatever_happens_in_between(seed: int) -> None:
+    random = Random(seed)
+    node = ColdNode(12 * SIZE)
+    for store in (node.environment, node.environment.spill):
+        store.reader.waits = lambda: random.random() < 0.7
+    journalled = random.random() < 0.6
+    host = node.host(Settings(), journalled=journalled)
+    receiver, sent, settled = Receiver(), 0, 0
+    gone = attached = False
+    for _ in range(400):
+        match random.randrange(7):
+            case 0 | 1:
+                count = random.randint(1, 5)
+                attributes = PERSISTENT if random.random() < 0.7 else TRANSIENT
+                publish(host, numbered(sent + 1, sent + count), attributes=attributes)
+                sent += count
+            case 2:
+                node.commit()
+            case 3 | 4:
+                node.step()
+            case 5:
+                node.wakes.run(1 << 40)
+            case _ if not attached:
+                attached = True
+                host.submit(("attach", Consumer("c", prefetch=random.choice((0, 4)), sink=receiver)))
+            case _:
+                upto = len(receiver.received)
+                if upto > settled:
+                    host.submit(("settle", "c", settled, upto - 1))
+                    settled = upto
+        assert receiver.contents == numbered(1, len(receiver.received))
+        assert resident_bytes(host) == host.resident_bytes == node.services.memory.used
+        assert not gone
+    for _ in range(2000):
+        node.commit()
+        node.step()
+        node.wakes.run(1 << 40)
+        upto = len(receiver.received)
+        if attached and upto > settled:
+            host.submit(("settle", "c", settled, upto - 1))
+            settled = upto
+    assert receiver.contents == (numbered(1, sent) if attached else [])
