@@ -326,7 +326,10 @@ class VHost:
 
     def set_members(self, queue: Queue, members: tuple[str, ...], leader: str) -> None:
         """The nodes of a replicated queue are these from now on."""
-        queue.record = msgspec.structs.replace(queue.record, members=members, leader=leader)
+        record = queue.record
+        queue.record = msgspec.structs.replace(
+            record, members=members, leader=leader, founders=record.founders or record.members
+        )
         self._store_queue(queue)
         # Routes name queues, so that it may move needs no new ones.
         self.broker.turn.contain(queue, self.broker.hosts.changed, queue)

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+from pamqp import commands
 
 from amqp_server.broker.operations import SetMembers
 from tests.amqp_server.cluster.simulation.clients import Client
@@ -38,6 +39,19 @@ def hand() -> Iterator[None]:
     with by_hand():
         yield
     logging.disable(logging.NOTSET)
+
+
+def steps(scene: Scene, count: int) -> None:
+    """In each, every disk goes on by a commit's beginning or end, and every link by one frame."""
+    for number in range(count):
+        for node in scene.running:
+            scene.step_disk(node)
+        for place in scene.network.places():
+            if place in scene.network.places():
+                scene.network.go_on(*place, 1)
+        if number % 4 == 3:
+            for node in scene.running:
+                scene.tick(node)
 
 
 class Move:
@@ -71,16 +85,7 @@ class Move:
         node.end_turn()
 
     def steps(self, count: int) -> None:
-        scene = self.scene
-        for number in range(count):
-            for node in scene.running:
-                scene.step_disk(node)
-            for place in scene.network.places():
-                if place in scene.network.places():
-                    scene.network.go_on(*place, 1)
-            if number % 4 == 3:
-                for node in scene.running:
-                    scene.tick(node)
+        steps(self.scene, count)
 
     def hand_over(self) -> None:
         if self.how == "tx":
@@ -147,3 +152,29 @@ def test_handed_over_during_the_move(how: str, move: str) -> None:
     # A member that leaves refuses what is on its way when the others let it go: whether it landed it does not learn.
     assert min(found) == COUNT or move.startswith("leaves b")
     assert found[0] == COUNT
+
+
+@pytest.mark.parametrize("members", ["a", "ba", "b"])
+def test_a_commit_to_a_queue_that_is_deleted_meanwhile(members: str) -> None:
+    """As in RabbitMQ, the messages go with the queue, and commit-ok comes."""
+    for moment in (0, 1, 2, 3, 5, 8, 12):
+        scene = Scene()
+        reader = scene.client("c")
+        scene.place(reader, QUEUE, members)
+        client = scene.new_client(scene.nodes["b"], transactional=True)
+        scene.settle()
+        reader.send(commands.Queue.Delete(queue=QUEUE))
+        reader.asked = "delete", (QUEUE, 0)
+        scene.nodes["c"].end_turn()
+        steps(scene, moment)
+        if not client.queue_id(QUEUE):
+            break
+        client.publish(QUEUE, COUNT)
+        client.commit()
+        scene.nodes["b"].end_turn()
+        scene.settle()
+        assert client.refusals == []
+        assert scene.ledger.count["commit answered"] == 1
+        scene.finish()
+    else:
+        pytest.fail("the queue is never deleted")

@@ -98,7 +98,9 @@ class Model:
                 members, leader = self._staying(members, leader)
                 if found is None or found.queue_id != queue_id or not members:
                     return False
-                self.queues[vhost, name] = msgspec.structs.replace(found, members=members, leader=leader)
+                self.queues[vhost, name] = msgspec.structs.replace(
+                    found, members=members, leader=leader, founders=found.founders or found.members
+                )
                 return True
             case operations.NodeDown(node, incarnation):
                 return self._node_down(node, incarnation)
