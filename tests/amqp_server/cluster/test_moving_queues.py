@@ -12,8 +12,10 @@ import pytest
 from pamqp import commands
 
 from amqp_server.broker.operations import SetMembers
+from quorum_queue.cluster.remote_host import RemoteHost
 from tests.amqp_server.cluster.simulation.clients import Client
 from tests.amqp_server.cluster.simulation.cluster import by_hand
+from tests.amqp_server.cluster.simulation.planting import plants_of
 from tests.amqp_server.cluster.test_simulation_scenes import Scene
 
 COUNT = 10
@@ -178,3 +180,35 @@ def test_a_commit_to_a_queue_that_is_deleted_meanwhile(members: str) -> None:
         scene.finish()
     else:
         pytest.fail("the queue is never deleted")
+
+
+def test_a_queue_that_failed_on_a_member_which_leaves_is_not_begun_there_again() -> None:
+    """What its clients publish goes to the members; once it went to a queue of the node's own."""
+    scene = Scene()
+    reader = scene.client("c")
+    queue_id = scene.place(reader, QUEUE, "cab")
+    node = scene.nodes["b"]
+    plants_of(node.cluster.replicas).plant(queue_id, 1, after=False)
+    scene.publish(reader, QUEUE)
+    scene.wait(lambda: queue_id in node.cluster.hosts.stopped)
+    scene.propose("a", SetMembers("/", QUEUE, queue_id, ("c", "a"), "c"))
+    scene.ticks(MOVED_TICKS)
+    assert queue_id not in node.cluster.hosts.stopped
+    assert isinstance(node.cluster.hosts.queues[queue_id].host, RemoteHost)
+    scene.publish(scene.client("b"), QUEUE)
+    scene.finish()
+
+
+def test_a_member_that_fails_while_it_leaves_is_let_go() -> None:
+    scene = Scene()
+    reader = scene.client("c")
+    queue_id = scene.place(reader, QUEUE, "cab")
+    node = scene.nodes["b"]
+    scene.propose("a", SetMembers("/", QUEUE, queue_id, ("c", "a"), "c"))
+    assert queue_id in node.cluster.hosts.parting
+    plants_of(node.cluster.replicas).plant(queue_id, 1, after=False)
+    scene.publish(reader, QUEUE)
+    scene.ticks(MOVED_TICKS)
+    assert queue_id not in node.cluster.hosts.parting
+    scene.publish(scene.client("b"), QUEUE)
+    scene.finish()
