@@ -212,3 +212,20 @@ def test_a_member_that_fails_while_it_leaves_is_let_go() -> None:
     assert queue_id not in node.cluster.hosts.parting
     scene.publish(scene.client("b"), QUEUE)
     scene.finish()
+
+
+@pytest.mark.parametrize("how", ["tx", "confirm", "alarm"])
+def test_a_member_comes_back_before_it_was_let_go(how: str) -> None:
+    """Its leader takes nothing from it meanwhile."""
+    found: list[int] = []
+    for moment in MOMENTS:
+        world = Move(how, "leaves b")
+        if how != "confirm":
+            world.publish()
+        world.begin()
+        world.steps(moment)
+        world.hand_over()
+        world.after = "ab"
+        world.begin()
+        found.append(world.finish())
+    assert found[0] == COUNT
