@@ -49,6 +49,8 @@ class QueueRecord(msgspec.Struct, frozen=True):
     #: Producers with a sequence that it remembers, by the configuration of the node where it was declared: all nodes
     #: must remember the same.
     deduplication_producers: int = DEDUPLICATION_PRODUCERS
+    #: The nodes that it was declared on, if its members have changed since: its group began with them.
+    founders: tuple[str, ...] = ()
 
 
 def shared(record: QueueRecord) -> QueueRecord:
@@ -61,6 +63,7 @@ def shared(record: QueueRecord) -> QueueRecord:
         type=sys.intern(record.type),
         node=sys.intern(record.node),
         members=_members(record.members),
+        founders=_members(record.founders),
         leader=sys.intern(record.leader),
     )
 

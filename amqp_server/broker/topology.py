@@ -21,6 +21,7 @@ from amqp_server.broker.users import User
 from amqp_server.broker.vhosts import VhostRecord
 from exchanges.router import InvalidArgument, UnknownExchangeType
 from quorum_queue.boundary import Fatal
+from quorum_queue.machine import versions
 
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
@@ -70,6 +71,7 @@ class Topology:
         #: Index of the operation that was applied last.
         self.applied = 0
         self._queue_ids = count(1)
+        self._version = versions.NEWEST
 
     def queue_ids_from(self, first: int) -> None:
         """Queues that are declared on a node alone have these ids from now on.
@@ -212,13 +214,20 @@ class Topology:
         queue = self._queue(operation.vhost, operation.name, operation.queue_id)
         if queue is None:
             return Result(False)
-        queue.vhost.set_members(queue, operation.members, operation.leader)
+        record = queue.record
+        keeps = self._version >= versions.FOUNDERS
+        founders = record.founders or record.members if keeps else ()
+        queue.vhost.set_members(queue, operation.members, operation.leader, founders)
         return Result(True)
 
     def _node_down(self, index: int, operation: operations.NodeDown) -> Result:
         for vhost in list(self._broker.vhosts.values()):
             vhost.node_down(operation.node, operation.incarnation)
         return Result(True)
+
+    def has_version(self, version: int) -> None:
+        """The cluster has this version from the next operation on; see quorum_queue.machine.versions."""
+        self._version = version
 
     # -- the whole state -------------------------------------------------------------------------------------------
 
@@ -302,14 +311,14 @@ class Topology:
             if queue is None:
                 vhost.put_queue(record)
             elif (queue.members, queue.record.leader) != (record.members, record.leader):
-                vhost.set_members(queue, record.members, record.leader)
+                vhost.set_members(queue, record.members, record.leader, record.founders)
         for binding in _records(BindingRecord, state.bindings):
             broker.vhost(binding.vhost).put_binding(binding)
 
 
 #: Defaults of the fields that records have had since a version later than the first, which are their last ones. Until
 #: the cluster has that version, nothing else may stand in them; see amqp_server.cluster.catalog.
-LATER_FIELDS: dict[type, tuple[object, ...]] = {QueueRecord: (DEDUPLICATION_PRODUCERS,)}
+LATER_FIELDS: dict[type, tuple[object, ...]] = {QueueRecord: (DEDUPLICATION_PRODUCERS, ())}
 
 
 def snapshot_of(

@@ -324,9 +324,13 @@ class VHost:
     def _make_host(self, queue: Queue, machine: Machine | None) -> None:
         queue.host = self.broker.hosts.make(queue, machine)
 
-    def set_members(self, queue: Queue, members: tuple[str, ...], leader: str) -> None:
-        """The nodes of a replicated queue are these from now on."""
-        queue.record = msgspec.structs.replace(queue.record, members=members, leader=leader)
+    def set_members(
+        self, queue: Queue, members: tuple[str, ...], leader: str, founders: tuple[str, ...]
+    ) -> None:
+        """The nodes of a replicated queue are these from now on; see QueueRecord."""
+        queue.record = msgspec.structs.replace(
+            queue.record, members=members, leader=leader, founders=founders
+        )
         self._store_queue(queue)
         # Routes name queues, so that it may move needs no new ones.
         self.broker.turn.contain(queue, self.broker.hosts.changed, queue)

@@ -25,6 +25,7 @@ from amqp_server.errors import (
 )
 from amqp_server.wire import content, frames, tables
 from amqp_server.wire.deliver import DeliverTemplate
+from quorum_queue.host import DELETED
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.run import Run
 from quorum_queue.ports import EXCLUSIVE, Got, Recipient, Refused
@@ -325,7 +326,8 @@ def _barriers(hosts: list[Recipient], done: Callable[..., None]) -> None:
     def answered(refused: Refused | None = None) -> None:
         nonlocal left
         left -= 1
-        if refused is not None:
+        # A queue that is deleted meanwhile takes with it what it was to get, as in RabbitMQ.
+        if refused is not None and refused != DELETED:
             refusals.append(refused)
         if not left:
             done(*refusals[-1:])

@@ -127,6 +127,7 @@ class Catalog:
         self._listener = listener
         #: Callbacks that wait for a batch of this node.
         self._waiting: dict[int, Callable[[Result], None]] = {}
+        topology.has_version(roster.version)
 
     def batch(self, number: int, proposal: Proposal) -> bytes:
         return _encode(_Batch(*self._own, number, proposal))
@@ -193,6 +194,7 @@ class Catalog:
         elif isinstance(proposal, RaiseVersion):
             _check_version(proposal.version)
             self._roster.version = max(self._roster.version, proposal.version)
+            self._topology.has_version(self._roster.version)
         return Result(True)
 
     def _remove_node(self, index: int, name: str) -> list[str]:
@@ -288,6 +290,7 @@ class Catalog:
         found = _decode_state(state)
         _check_version(found.version)
         self._roster.restore(found.nodes, found.batches, found.begun, found.version)
+        self._topology.has_version(found.version)
         if self._topology.is_behind(found.topology):
             self._topology.restore(found.topology)
 
@@ -296,6 +299,7 @@ class Catalog:
         _check_version(found.version)
         removed = [name for name in self._roster.nodes if name not in found.nodes and self._is_news(name)]
         self._roster.restore(found.nodes, found.batches, found.begun, found.version)
+        self._topology.has_version(found.version)
         last_own, begun = self.last_own_batch(), self._roster.begun.get(self._own[0])
         if last_own and begun is not None:
             # Before the queues that depend on it are opened.

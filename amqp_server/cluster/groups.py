@@ -83,7 +83,10 @@ class Groups:
         node = self.replicas.node
         known = queue.queue_id in self._recovered
         lost = (late or queue.queue_id <= self.lost_before) and not known
-        host.group = self.start(host, queue.queue_id, _members(queue.members), lost=lost)
+        # All that have no other word of it must begin with the same members, or two majorities of it might not meet.
+        # Who has lost its memory gets that word from the leader.
+        began = queue.members if lost else queue.record.founders or queue.members
+        host.group = self.start(host, queue.queue_id, _members(began), lost=lost)
         fresh = not known and not lost
         if fresh and queue.record.leader == node:
             host.group.core.campaign()

@@ -203,7 +203,7 @@ class ClusterHosts:
             if queue_id in self.grouped:
                 self.leaving[queue_id] = queue
             elif self.stopped.pop(queue_id, None) is not None:
-                self._groups.drop(queue_id)
+                self._drop(queue_id)
             return
         self.leaving.pop(queue_id, None)
         if queue_id not in self.grouped and queue_id not in self.stopped:
@@ -226,6 +226,10 @@ class ClusterHosts:
         queue = self.leaving.pop(queue_id, None)
         if queue is None:
             return
+        if self.stopped.pop(queue_id, None) is not None:
+            # It failed here before the others had let it go.
+            self._drop(queue_id)
+            return
         before = self.grouped.pop(queue_id)
         served = self.remote.get(queue_id)
         if served is not None:
@@ -235,6 +239,11 @@ class ClusterHosts:
             return
         after = queue.host = self._remote_host(queue)
         before.hand_over(after)
+
+    def _drop(self, queue_id: int) -> None:
+        """Its group has stopped here, and is not needed any more."""
+        self.leaving.pop(queue_id, None)
+        self._groups.drop(queue_id)
 
     # -- queues that failed ----------------------------------------------------------------------------------------
 
@@ -258,7 +267,11 @@ class ClusterHosts:
 
     def revive(self, queue: Queue, attempt: int, done: Callable[[], None]) -> None:
         """Restart a group from its data on this node; if that did not help, let the others fill it."""
-        if queue.queue_id not in self.stopped:
+        if queue.members and queue.queue_id not in self.stopped:
+            # This node has left it since, and has clients served by the others.
+            done()
+            return
+        if not queue.members:
             self._local.revive(queue, attempt, done)
             return
 
@@ -270,7 +283,9 @@ class ClusterHosts:
 
     def _begin_anew(self, queue: Queue, attempt: int, done: Callable[[], None]) -> None:
         queue_id = queue.queue_id
-        refill = attempt > 1 and self._groups.others_go_on(queue_id)
+        # Of two members the other one has no majority while this one has forgotten all.
+        others = sum(name != self._groups.replicas.node for name in queue.members)
+        refill = attempt > 1 and others > len(queue.members) // 2 and self._groups.others_go_on(queue_id)
         if refill:
             self._groups.drop(queue_id)
         else:

@@ -355,6 +355,10 @@ class GroupHost(DeferredHost):
     def members_changed(self, members: Members) -> None:
         if self.group.is_leader:
             self.gone_members()
+        elif self.group.flights:
+            # This node may have been no member for a while, in which the leader took nothing from it.
+            self.group.sent_to = ("", 0)
+            self.replicas.touch(self.group)
 
     # -- effects ---------------------------------------------------------------------------------------------------
 

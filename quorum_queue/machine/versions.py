@@ -24,6 +24,9 @@ LETTERS = 2
 LOSSES = 2
 NEWEST = 2
 
+#: The topology keeps the nodes on which a queue was declared.
+FOUNDERS = 2
+
 #: What a node tells in the handshake of a link that it can apply, beyond the first version.
 FEATURES = tuple(f"machine/{version}" for version in range(FIRST + 1, NEWEST + 1))
 
@@ -36,4 +39,4 @@ def newest_of(features: Collection[str]) -> int:
     return version
 
 
-__all__ = ["FEATURES", "FIRST", "LETTERS", "LOSSES", "NEWEST", "newest_of"]
+__all__ = ["FEATURES", "FIRST", "FOUNDERS", "LETTERS", "LOSSES", "NEWEST", "newest_of"]

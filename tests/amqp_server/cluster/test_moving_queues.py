@@ -9,10 +9,13 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+from pamqp import commands
 
 from amqp_server.broker.operations import SetMembers
+from quorum_queue.cluster.remote_host import RemoteHost
 from tests.amqp_server.cluster.simulation.clients import Client
 from tests.amqp_server.cluster.simulation.cluster import by_hand
+from tests.amqp_server.cluster.simulation.planting import plants_of
 from tests.amqp_server.cluster.test_simulation_scenes import Scene
 
 COUNT = 10
@@ -38,6 +41,19 @@ def hand() -> Iterator[None]:
     with by_hand():
         yield
     logging.disable(logging.NOTSET)
+
+
+def steps(scene: Scene, count: int) -> None:
+    """In each, every disk goes on by a commit's beginning or end, and every link by one frame."""
+    for number in range(count):
+        for node in scene.running:
+            scene.step_disk(node)
+        for place in scene.network.places():
+            if place in scene.network.places():
+                scene.network.go_on(*place, 1)
+        if number % 4 == 3:
+            for node in scene.running:
+                scene.tick(node)
 
 
 class Move:
@@ -71,16 +87,7 @@ class Move:
         node.end_turn()
 
     def steps(self, count: int) -> None:
-        scene = self.scene
-        for number in range(count):
-            for node in scene.running:
-                scene.step_disk(node)
-            for place in scene.network.places():
-                if place in scene.network.places():
-                    scene.network.go_on(*place, 1)
-            if number % 4 == 3:
-                for node in scene.running:
-                    scene.tick(node)
+        steps(self.scene, count)
 
     def hand_over(self) -> None:
         if self.how == "tx":
@@ -146,4 +153,79 @@ def test_handed_over_during_the_move(how: str, move: str) -> None:
         found.append(world.finish())
     # A member that leaves refuses what is on its way when the others let it go: whether it landed it does not learn.
     assert min(found) == COUNT or move.startswith("leaves b")
+    assert found[0] == COUNT
+
+
+@pytest.mark.parametrize("members", ["a", "ba", "b"])
+def test_a_commit_to_a_queue_that_is_deleted_meanwhile(members: str) -> None:
+    """As in RabbitMQ, the messages go with the queue, and commit-ok comes."""
+    for moment in (0, 1, 2, 3, 5, 8, 12):
+        scene = Scene()
+        reader = scene.client("c")
+        scene.place(reader, QUEUE, members)
+        client = scene.new_client(scene.nodes["b"], transactional=True)
+        scene.settle()
+        reader.send(commands.Queue.Delete(queue=QUEUE))
+        reader.asked = "delete", (QUEUE, 0)
+        scene.nodes["c"].end_turn()
+        steps(scene, moment)
+        if not client.queue_id(QUEUE):
+            break
+        client.publish(QUEUE, COUNT)
+        client.commit()
+        scene.nodes["b"].end_turn()
+        scene.settle()
+        assert client.refusals == []
+        assert scene.ledger.count["commit answered"] == 1
+        scene.finish()
+    else:
+        pytest.fail("the queue is never deleted")
+
+
+def test_a_queue_that_failed_on_a_member_which_leaves_is_not_begun_there_again() -> None:
+    """What its clients publish goes to the members; once it went to a queue of the node's own."""
+    scene = Scene()
+    reader = scene.client("c")
+    queue_id = scene.place(reader, QUEUE, "cab")
+    node = scene.nodes["b"]
+    plants_of(node.cluster.replicas).plant(queue_id, 1, after=False)
+    scene.publish(reader, QUEUE)
+    scene.wait(lambda: queue_id in node.cluster.hosts.stopped)
+    scene.propose("a", SetMembers("/", QUEUE, queue_id, ("c", "a"), "c"))
+    scene.ticks(MOVED_TICKS)
+    assert queue_id not in node.cluster.hosts.stopped
+    assert isinstance(node.cluster.hosts.queues[queue_id].host, RemoteHost)
+    scene.publish(scene.client("b"), QUEUE)
+    scene.finish()
+
+
+def test_a_member_that_fails_while_it_leaves_is_let_go() -> None:
+    scene = Scene()
+    reader = scene.client("c")
+    queue_id = scene.place(reader, QUEUE, "cab")
+    node = scene.nodes["b"]
+    scene.propose("a", SetMembers("/", QUEUE, queue_id, ("c", "a"), "c"))
+    assert queue_id in node.cluster.hosts.leaving
+    plants_of(node.cluster.replicas).plant(queue_id, 1, after=False)
+    scene.publish(reader, QUEUE)
+    scene.ticks(MOVED_TICKS)
+    assert queue_id not in node.cluster.hosts.leaving
+    scene.publish(scene.client("b"), QUEUE)
+    scene.finish()
+
+
+@pytest.mark.parametrize("how", ["tx", "confirm", "alarm"])
+def test_a_member_comes_back_before_it_was_let_go(how: str) -> None:
+    """Its leader takes nothing from it meanwhile."""
+    found: list[int] = []
+    for moment in MOMENTS:
+        world = Move(how, "leaves b")
+        if how != "confirm":
+            world.publish()
+        world.begin()
+        world.steps(moment)
+        world.hand_over()
+        world.after = "ab"
+        world.begin()
+        found.append(world.finish())
     assert found[0] == COUNT

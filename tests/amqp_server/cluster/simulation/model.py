@@ -102,7 +102,10 @@ class Model:
                 members, leader = self._staying(members, leader)
                 if found is None or found.queue_id != queue_id or not members:
                     return False
-                self.queues[vhost, name] = msgspec.structs.replace(found, members=members, leader=leader)
+                founders = found.founders or found.members if self.version >= versions.FOUNDERS else ()
+                self.queues[vhost, name] = msgspec.structs.replace(
+                    found, members=members, leader=leader, founders=founders
+                )
                 return True
             case operations.NodeDown(node, incarnation):
                 return self._node_down(node, incarnation)
