@@ -8,7 +8,7 @@ from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.run import Run
 
 Reason = Literal["rejected", "expired", "maxlen", "delivery_limit"]
-#: Why a consumer was not attached: its key is in use, or one of two consumers is exclusive.
+#: Why a consumer was not attached: its key is in use, or it or an attached consumer is exclusive.
 Refusal = Literal["key in use", "exclusive"]
 
 

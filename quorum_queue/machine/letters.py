@@ -17,7 +17,7 @@ from typing import NamedTuple
 SOURCES_MAX = 1_000
 #: Stretches of positions remembered for each source; the lowest are forgotten.
 STRETCHES_MAX = 10_000
-#: Positions kept although the sender no longer waits for them.
+#: Stretches kept although the sender no longer waits for them.
 STRETCHES_KEPT = 1_000
 
 #: (source, first and last + 1 of each stretch, one after the other), least recently used first.
