@@ -15,7 +15,7 @@ from pathlib import Path
 
 LINUX = sys.platform == "linux"
 MADV_DONTNEED = 4
-# The kernel maps about this much around a page that is touched, as far as it has it in memory.
+# The kernel maps about this much around a touched page, as far as it is in memory.
 FAULT_BYTES = 256 * 1024
 # A kernel that keeps files in large folios maps a whole one.
 FOLIO_BYTES = 2 * 1024 * 1024
@@ -45,7 +45,7 @@ def drop_mapped_pages(path: Path) -> None:
         if len(fields) == 6 and fields[5] == name and fields[1].endswith("s"):
             start, stop = (int(number, 16) for number in fields[0].split("-"))
             offset = int(fields[2], 16)
-            # The map is far larger than the file; there is nothing behind its end.
+            # The map is far larger than the file; there are no pages after the file's end.
             length = min(stop - start, max(size - offset, 0))
             if length and _libc.madvise(start, length, MADV_DONTNEED) != 0:
                 raise OSError(ctypes.get_errno(), "madvise", name)

@@ -104,7 +104,7 @@ class TlsWire:
                 self._push()
                 raise
             else:
-                # Send data from the end of the handshake, such as session tickets.
+                # The end of the handshake may bring data, such as session tickets.
                 self._more = True
                 await self._send_all()
                 return
