@@ -1,6 +1,7 @@
-"""A file that only takes up room, to be given up when another program has filled the disk to its last byte.
+"""A file that only reserves room; the node deletes it when another program has filled the disk to its last
+byte.
 
-Deletions need pages before they free any. What this node appends leaves room for them by itself; others do not.
+Deletions need pages before they free any. This node's appends leave room for them; other programs do not.
 """
 
 import logging
@@ -10,7 +11,7 @@ from pathlib import Path
 log = logging.getLogger("mqd.persistence")
 
 BALLAST_BYTES = 4 * 1024 * 1024
-# It is made again only when so much would be free beside it.
+# It is made again only if so much stays free beside it.
 FREE_BYTES_MIN = 16 * 1024 * 1024
 
 
@@ -19,12 +20,12 @@ class Ballast:
         self._path = path
         #: The room is taken.
         self.held = False
-        # It is cut off when its process died while making it.
+        # It is too short if the process died while making it.
         self.give_up()
         self.restore()
 
     def restore(self) -> None:
-        """Take the room if there is plenty. It may have to wait for the disk."""
+        """Reserve the room if there is plenty. This may block on the disk."""
         if self.held:
             return
         disk = os.statvfs(self._path.parent)

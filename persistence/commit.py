@@ -1,17 +1,16 @@
-"""Commits: all that waits goes in one transaction, with one sync.
+"""Commits: all waiting changes go in one transaction, with one sync.
 
 The transaction is filled on the loop's thread and synced in a worker thread; meanwhile the next layer fills.
 Nothing is called durable before the sync has returned.
 
-The end of a turn begins a commit by itself if none is under way (`turn_begins`, `turn_ends`), and the end of that one
-the next: in between no task is woken. What takes longer than a moment is left to the commit task: large layers, which
-are filled in small steps, deletions that go on, a full disk, housekeeping.
+The end of a turn begins a commit if none is under way (`turn_begins`, `turn_ends`), and the end of that
+commit begins the next: no task is woken in between. The commit task does the longer work: large layers, which
+it fills in small steps, long deletions, a full disk, housekeeping.
 
 When the map or the disk is full nothing is lost: the layer stays, publishers must be stopped (`on_full`),
-and it is tried again every second. Space comes back only by settling, and the settles lie behind the layer
-that does not fit. Those of turns that did nothing but settle are therefore committed ahead; what was
-submitted in one turn, from one await to the next, stays together, because a dead-lettered message is an append here
-and a settle there.
+and it is tried again every second. Only settles free space, and they are in layers after the one that does
+not fit. Settles of turns that only settled are therefore committed ahead. The submissions of one turn, from
+one await to the next, stay together, because a dead-lettered message is an append here and a settle there.
 """
 
 import time
@@ -33,12 +32,12 @@ TEND_SECONDS = 1.0
 
 
 class Begun(NamedTuple):
-    """The oldest layer, under way."""
+    """The commit of the oldest layer."""
 
     layer: Layer
-    #: None if it could not even be begun: that is what the steps raise.
+    #: None if it could not be begun: then the steps raise the reason.
     transaction: Transaction | None
-    #: What is left to do before the sync.
+    #: The steps left before the sync.
     steps: Iterator[None]
 
 
@@ -51,7 +50,7 @@ class Commit:
         on_full: Callable[[bool], None] = lambda full: None,
     ) -> None:
         self._on_full = on_full
-        #: Makes a call, the first argument, one turn of the node with all that it leads to.
+        #: Runs its first argument as one turn of the node, with all its consequences.
         self._in_turn: Callable[..., None] = self._own_turn
         self._store = store
         self._pending = store.pending
@@ -65,19 +64,19 @@ class Commit:
         self._tended = time.monotonic()
         #: Within a turn, whose end begins a commit.
         self._turning = False
-        #: The commit task sees to the commits itself.
+        #: The commit task makes the commits itself.
         self._by_task = False
-        #: Begun by the end of a turn: the worker has it, or it is left to the task.
+        #: The commit that the end of a turn began: the worker has it, or it is left to the task.
         self._begun: Begun | None = None
         self._working = False
-        #: For the task: the worker is done, and with what outcome.
+        #: For the task: the worker is done, and its outcome.
         self._worked = trio.Event()
         self._outcome: Outcome[None] = Value(None)
 
     def request(self, done: Callable[[], None] | None = None) -> None:
-        """All that was submitted so far goes into the next transaction;
+        """Commit all submissions so far in the next transaction.
 
-        Done() is called once it is durable.
+        `done` is called once they are durable.
         """
         if done is not None:
             self._pending.open.done.append(done)
@@ -86,21 +85,21 @@ class Commit:
             return
         self._wake.set()
         if self._loop is not None and (self._full or self._pending.is_large):
-            # Not now: a turn asks for a commit several times, and more of it may follow. The loop gets to this
-            # when the task that runs now has come to an await, and that is the end of its turn.
+            # Not now: a turn asks for a commit several times, and may submit more. The loop calls this when
+            # the present task reaches an await, which ends its turn.
             self._loop.run_sync_soon(self._pending.close_layer, idempotent=True)
 
     @property
     def unsynced(self) -> bool:
-        """True if anything that was submitted is not on the disk yet."""
+        """True if a submission is not on the disk yet."""
         return bool(self._pending.open) or len(self._pending.layers) > 1
 
     def turn_begins(self) -> None:
-        """What is requested from now on is committed when the turn ends."""
+        """Commits requested from now on begin when the turn ends."""
         self._turning = True
 
     def turn_ends(self) -> None:
-        """Commit what was requested, if no commit is under way."""
+        """Begin the requested commit, if none is under way."""
         self._turning = False
         if not self._wanted or self._loop is None:
             return
@@ -120,7 +119,7 @@ class Commit:
             self.turn_ends()
 
     async def barrier(self) -> None:
-        """Wait until all that was submitted before is durable."""
+        """Wait until all earlier submissions are durable."""
         durable = trio.Event()
         self.request(durable.set)
         await durable.wait()
@@ -134,7 +133,7 @@ class Commit:
 
     def _begin_oldest(self) -> None:
         layer = self._pending.take()
-        # What was closed before the open layer comes next.
+        # The layers before the open one come first.
         self._wanted = len(self._pending.layers) > 2
         begun = self._begun = self._fill(layer)
         filled = capture(next, begun.steps, begun)
@@ -154,7 +153,7 @@ class Commit:
         return Begun(layer, transaction, transaction.apply())
 
     def _leave(self, begun: Begun, failure: Error) -> None:
-        """Leave what went wrong to the task."""
+        """Leave a failure to the task."""
         if begun.transaction is not None:
             begun.transaction.abort()
         self._begun = Begun(begun.layer, None, _failed(failure))
@@ -166,7 +165,7 @@ class Commit:
         self._worker.give(begun.transaction.commit)
 
     def _synced(self, outcome: Outcome[None]) -> None:
-        """The worker is done. Called by the loop, where nothing may be raised."""
+        """The worker is done. The loop calls this, so it must not raise."""
         self._working = False
         begun = self._begun
         if self._by_task or begun is None:
@@ -227,7 +226,7 @@ class Commit:
                 await self._wake.wait()
 
     async def _let_go(self) -> None:
-        """End what was begun: nobody waits for it any more."""
+        """Finish or abort the begun commit: no task waits for it any more."""
         begun, self._begun = self._begun, None
         if begun is None or begun.transaction is None:
             return
@@ -249,7 +248,7 @@ class Commit:
                 await trio.to_thread.run_sync(self._marks.flush)
 
     async def _commit_all(self) -> None:
-        """Commit the layers that are here now; those that come meanwhile wait for the next round."""
+        """Commit the present layers; later ones wait for the next round."""
         self._wanted = False
         last = self._pending.open
         if self._begun is not None:
@@ -295,7 +294,7 @@ class Commit:
         transaction.finish()
 
     async def _work_done(self) -> None:
-        """Wait for the worker. That can't be cancelled, as little as what it does."""
+        """Wait for the worker. Neither the wait nor the worker's job can be cancelled."""
         while self._working:
             self._worked = trio.Event()
             with trio.CancelScope(shield=True):
@@ -312,13 +311,13 @@ class Commit:
                 return layer
 
     async def _commit_erasing(self, layers: list[Layer]) -> None:
-        """Commit those that only erase, ahead of the oldest layer.
+        """Commit the layers that only erase, ahead of the oldest layer.
 
-        They stay where they are, too: settling twice is the same as once, and the batches that are not yet
-        written need it.
+        The erasures also stay in their layers: settling twice is the same as once, and batches that are not
+        written yet need it.
         """
         erasing = self._pending.erasures(layers, self._store.groups.snapshot_index)
-        # An empty transaction follows, which lets LMDB use the pages that were freed.
+        # An empty transaction follows, so that LMDB can use the freed pages.
         turns = 2
         while turns or self._store.has_erasures():
             try:
@@ -337,6 +336,6 @@ def _tell(waiting: list[Callable[[], None]]) -> None:
 
 
 def _failed(failure: Error) -> Iterator[None]:
-    """The steps of what can't be begun."""
+    """The steps of a commit that could not be begun."""
     failure.unwrap()
     yield

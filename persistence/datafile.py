@@ -1,11 +1,12 @@
-"""Is LMDB's data file as long as it has to be? Looked at before anything maps it.
+"""Checks that LMDB's data file is long enough, before anything maps it.
 
-A page of a mapped file behind the file's end kills the process without a word (SIGBUS). LMDB does not look: a file that
-was cut off, by a copy that did not come to its end or a file system that was repaired, is opened and read.
+Access to a mapped page after the file's end kills the process silently (SIGBUS). LMDB does not check: it
+opens and reads a file that was cut off by an incomplete copy or a file system repair.
 
-The newest meta page says which page is the last. The file may rightly be shorter: pages that one transaction took and
-gave back were never written. Those are in the list of free pages, so all that is missing has to be there. This follows
-LMDB's layout of version 0.9 (mdb.c): a 16-byte header, offsets of nodes behind it, nodes from the page's end downwards.
+The newest meta page says which page is the last. The file may rightly be shorter: pages that one transaction
+took and gave back were never written. Those are in the list of free pages, so that list must have all missing
+pages. This follows LMDB's layout of version 0.9 (mdb.c): a 16-byte header, offsets of nodes behind it, nodes
+from the page's end downwards.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from pathlib import Path
 from persistence.errors import StoreCorrupt
 
 _MAGIC, _DATA_VERSION = 0xBEEFC0DE, 1
-#: Behind a page's header: magic, version, address, map size; of the free list: page size, flags, depth, branch, leaf
-#: and overflow pages, entries, root; the same of the tables; last page, transaction.
+#: Behind a page's header: magic, version, address, map size; of the free list: page size, flags, depth,
+#: branch, leaf and overflow pages, entries, root; the same of the tables; last page, transaction.
 _META = struct.Struct("=IIQQ" + 2 * "IHHQQQQQ" + "QQ")
 _PAGE = struct.Struct("=QHHHH")
 _NODE = struct.Struct("=HHHH")
@@ -52,11 +53,11 @@ class _DataFile:
 
     def check(self, *, was_used: bool) -> None:
         if not self._size and not was_used:
-            # The process ended between making it and its first page.
+            # The process ended between making the file and writing its first page.
             return
         metas = self._metas()
         if metas is None:
-            # Another version's, or none of LMDB's: that it says itself.
+            # Another version's file, or not LMDB's: LMDB reports that itself.
             return
         last_page, free_root = max(metas)[1:]
         wanted = (last_page + 1) * self._page_bytes

@@ -16,11 +16,11 @@ class DataDirectoryUnusable(PersistenceError):
 
 
 class SchemaMismatch(PersistenceError):
-    """The directory was written by a version of the program with another layout."""
+    """A version of the program with another layout wrote the directory."""
 
 
 class CommitFailed(PersistenceError):
-    """A sync failed other than for want of space: what is on disk is unknown, so the node must stop."""
+    """A sync failed for another reason than lack of space: the state of the disk is unknown, so the node must stop."""
 
 
 class StorageFull(PersistenceError):
@@ -28,14 +28,15 @@ class StorageFull(PersistenceError):
 
 
 class StoreCorrupt(BaseException):
-    """A file of the store is damaged beyond its records: nothing that it says can be relied on, so the process ends.
+    """A file of the store is damaged beyond its records: none of its contents is reliable, so the process
+    ends.
 
-    Nobody but the top of the program catches it. It is no Exception because there are guards all over which keep what
-    goes wrong in one connection, link or request from all others, and none of them may keep a node running on such a file.
+    Only the top of the program catches this. It is no Exception because many guards confine a failure to one
+    connection, link or request, and none of them may keep a node running on such a file.
     """
 
     def __init__(self, file: str | os.PathLike[str], what: str, *, lasts: bool = True) -> None:
-        """`lasts`: the file is not made anew at each start."""
+        """`lasts`: the file is kept from one start to the next."""
         super().__init__(f"the data file {os.fspath(file)} is damaged: {what}")
         self.lasts = lasts
 

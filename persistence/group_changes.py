@@ -1,8 +1,8 @@
 """Changes of one Raft group within one layer.
 
-However the calls came, what they amount to is always: what lies below (the older layers and the disk), without
-the log from `cut` on, without the erased entries, and with `entries`. So layers can be merged, and a read asks
-them from the newest to the oldest.
+The result of any sequence of calls is: the contents below (the older layers and the disk), without the log
+from `cut` on, without the erased entries, and with `entries`. So layers can be merged, and a read asks them
+from the newest to the oldest.
 """
 
 from persistence import settled
@@ -33,7 +33,7 @@ class GroupChanges:
 
     def erase(self, start: int, stop: int) -> None:
         self._remove(start, stop)
-        # Entries are settled much in their order, so the last interval often only grows.
+        # Entries are settled roughly in their order, so often only the last interval grows.
         if self.stops and self.stops[-1] == start:
             self.stops[-1] = stop
         else:
@@ -54,7 +54,7 @@ class GroupChanges:
         return self.starts, self.stops
 
     def hides(self, index: int) -> bool:
-        """Is an entry with this index, if one lies below, gone?"""
+        """Return whether this layer removes an entry with this index from the layers below."""
         if self.dropped or (self.cut is not None and index >= self.cut):
             return True
         return bool(self.starts) and settled.contains(*self.erased(), index)

@@ -1,9 +1,9 @@
 """Entries and snapshots of Raft groups on disk: keys, values and their checksums.
 
 An entry is a head under (group, index): its term, kind and size, and its data if that is small. The data of a
-larger one lies in chunks in a table of their own, under (group, index, term, chunk). A start and a deletion so
-go along the heads and touch no body: py-lmdb reads every page of a value that a cursor comes by. The term in
-the chunk's key keeps the body of a truncated entry from ever passing for that of its successor.
+larger one is in chunks in a separate table, under (group, index, term, chunk). So a start and a deletion walk
+the heads and touch no body: py-lmdb reads every page of a value that a cursor passes. Because of the term in
+the chunk's key, the body of a truncated entry is never taken for that of its successor.
 
 Snapshots are the same: a head under the group, and chunks. All values are sealed as in persistence/record.py.
 """
@@ -59,11 +59,11 @@ class SnapshotHead(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RecoveredGroup:
-    """What is on disk of a group, found without reading large bodies.
+    """The stored state of a group, found without reading large bodies.
 
-    The log is what lies above the snapshot. The term of an entry that is lost in it is known only if those of
-    both neighbours are the same; `terms` gives it its predecessor's. If the last entry is lost, its term is a
-    guess, and the node must neither vote nor campaign before it has the entry again.
+    The log is above the snapshot. The term of a lost entry in it is known only if both neighbours have the
+    same one; `terms` gives it its predecessor's. If the last entry is lost, its term is a guess; see
+    quorum_queue.cluster.lost_entries for what the node may do then.
     """
 
     group: int

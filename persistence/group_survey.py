@@ -1,13 +1,13 @@
-"""What a start makes of the heads of one group's entries."""
+"""Reconstructs the state of one group from the heads of its entries at a start."""
 
 from persistence.group_record import RecoveredGroup
 
 
 class Survey:
-    """Told of each entry on disk, from the lowest on.
+    """Gets each entry on disk, from the lowest on.
 
-    A damaged head lies where it always lay, but its key may be what is wrong. In the log the entries before it
-    tell which one it was; below the snapshot nobody asks for an entry that is not needed.
+    A damaged head is at its old place, but its key may be the damaged part. In the log the earlier entries
+    tell which one it was; below the snapshot no one asks for an entry that is not needed.
     """
 
     __slots__ = ("_kinds", "_lost", "_tail", "_terms", "snapshot", "snapshot_term", "stored")
@@ -72,7 +72,7 @@ class Survey:
         return not (self.stored or self._lost or self._tail)
 
     def _forget_snapshot(self) -> None:
-        """Nobody knows where the log begins: where the last entries without a gap begin."""
+        """The start of the log is unknown: assume that it begins with the last entries without a gap."""
         self.snapshot = self.stored[-1].start - 1 if self.stored else 0
         self._kinds = {
             kind: [index for index in indexes if index > self.snapshot]
@@ -92,7 +92,7 @@ class Survey:
         return terms
 
     def _all_lost(self) -> list[int]:
-        """In order, the gaps of the log included."""
+        """The lost entries in order, the gaps of the log included."""
         lost = {*self._lost}
         expected = self.snapshot + 1
         for span in self.stored:

@@ -1,8 +1,8 @@
-"""The Raft groups in LMDB: what is durable of them, and recovery.
+"""The Raft groups in LMDB: their durable state, and recovery.
 
-`entries` and `entry_chunks` hold the entries of all groups, `snapshots` and `snapshot_chunks` at most one snapshot
-for each, `hard` term and vote, and `entry_erasures` what is still to be deleted: the entries in there are on disk
-and are gone all the same.
+`entries` and `entry_chunks` hold the entries of all groups, `snapshots` and `snapshot_chunks` at most one
+snapshot for each, `hard` term and vote, and `entry_erasures` unfinished deletions: the entries in these
+ranges are still on disk, but count as deleted.
 """
 
 import logging
@@ -49,7 +49,7 @@ class GroupTables:
         self._store = store
         self._tables = store.tables
         self.erasures: Erasures = {}
-        #: Entries that a recovery has come by.
+        #: Entries that a recovery has read.
         self._walked = 0
         self._erased: dict[int, tuple[list[int], list[int]]] = {}  # the same, sorted and joined
         with store.snapshot().cursor(db=self._tables.entry_erasures) as cursor:
@@ -109,7 +109,7 @@ class GroupTables:
     def _body(
         self, txn: "lmdb.Transaction[memoryview]", table: "lmdb._Database", keys: list[bytes]
     ) -> tuple[bytes, str | None]:
-        """The data of these chunks, and what is wrong with it."""
+        """The data of these chunks, and its damage if any."""
         chunks: list[memoryview] = []
         for at, key in enumerate(keys):
             chunk = txn.get(key, db=table)
@@ -123,7 +123,7 @@ class GroupTables:
         snapshot = self.snapshot_index(group)
         survey = Survey(snapshot, 0)
         with self._store.guard, self._store.snapshot().cursor(db=self._tables.entries) as cursor:
-            # Back to the last entry that is sound: what is behind it is lost, but it was there.
+            # Go back to the last sound entry: the entries after it existed, and are lost.
             damaged: list[int] = []
             end = QUEUE.pack(group) + GROUP_END
             found = cursor.prev() if cursor.set_range(end) else cursor.last()
@@ -170,7 +170,7 @@ class GroupTables:
         return head.index, head.term, state
 
     def _erasure(self, group: int, index: int) -> tuple[int, int] | None:
-        """The interval that the entry is in, if it is on disk only because its deletion is not finished."""
+        """The interval of the entry, if it is on disk only because its deletion is not finished."""
         if group not in self.erasures:
             return None
         intervals = self._erased.get(group)
@@ -215,7 +215,7 @@ class GroupTables:
             self._check_count(tables.entries, self._walked)
 
     def _check_count(self, table: "lmdb._Database", walked: int) -> None:
-        """A page that has lost keys shows in nothing else, and a member must not forget what it promised."""
+        """Only this reveals a page that has lost keys, and a member must not forget its votes and acknowledgements."""
         expected = self._store.snapshot().stat(table)["entries"]
         if walked != expected:
             raise self._store.guard.damaged(f"a table has {walked} of its {expected} keys")
@@ -232,7 +232,7 @@ class GroupTables:
         hard = txn.get(QUEUE.pack(group), db=self._tables.hard)
         if hard is None and snapshot is None and not (snapshot_lost or survey.stored):
             if not survey.is_empty():
-                # The number may be what is damaged, so that there is no such group.
+                # The group's number may be damaged, so that there is no such group.
                 log.error("damaged entries of an unknown Raft group, perhaps %d, are left alone", group)
             return None
         term, vote, hard_lost = _unpack_hard(group, hard)
@@ -270,7 +270,7 @@ def _unpack_hard(group: int, value: "memoryview | bytes | None") -> tuple[int, s
     except CorruptRecord as error:
         log.error("%s", error)
         return 0, "", True
-    # Thousands of groups keep the names of a few nodes.
+    # Thousands of groups share the names of a few nodes.
     return QUEUE.unpack_from(content)[0], sys.intern(content[QUEUE.size :].decode()), False
 
 

@@ -1,8 +1,8 @@
 """The groups' part of a transaction.
 
-Deleting is bounded for each transaction as it is in the journal: the rest of a range is noted, as durably as a
-deletion, and carried on by the following transactions. What a truncation removes is not bounded: it is only
-what was never committed, and its place is wanted at once.
+Deletions in one transaction are bounded, as in the journal: the rest of a range is noted, as durable as a
+deletion, and the following transactions continue it. A truncation is not bounded: it removes only entries
+that were never committed, and their place is needed at once.
 """
 
 from collections.abc import Callable, Generator, Iterator
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from persistence.store import LmdbStore
 
 ERASE_KEYS_MAX = 8192
-# A further call to LMDB counts as so many bytes.
+# Each further call to LMDB counts as so many bytes.
 CALL_BYTES = 512
 
 
 class GroupWriter:
-    """Called says whether to pause after a call to LMDB with so many bytes."""
+    """Calling it returns whether to pause after a call to LMDB with so many bytes."""
 
     def __init__(
         self, store: "LmdbStore", txn: "lmdb.Transaction[memoryview]", called: Callable[[int], bool]
@@ -85,7 +85,7 @@ class GroupWriter:
         for entry in changes.entries.values():
             key = POSITION.pack(group, entry[0])
             head, chunks = pack_entry_head(key, entry)
-            # What is to be replaced may have other chunks.
+            # The replaced entries may have other chunks.
             if changes.kept and self._entries.set_key(key):
                 self._delete_entry()
             txn.put(key, head, db=tables.entries)
@@ -130,7 +130,7 @@ class GroupWriter:
         self._store.touched(FAULT_BYTES * len(keys))
 
     def _delete_prefix(self, table: "lmdb._Database", prefix: bytes) -> int:
-        """All chunks whose head can't be read. Returns how many."""
+        """Delete all chunks whose head can't be read. Returns how many."""
         deleted = 0
         with self._txn.cursor(db=table) as cursor:
             cursor.set_range(prefix)
@@ -186,7 +186,7 @@ class GroupWriter:
         return stop
 
     def _erase_before_reuse(self, group: int, low: int, high: int) -> Iterator[None]:
-        """Entries are put where old ones are still being erased: finish that first."""
+        """New entries replace old ones that are still being erased: finish the erasure first."""
         if any(start <= high and stop > low for start, stop in self.erasures[group].items()):
             self._erase_left += INDEX_MAX
             yield from self._continue_erasure(group)

@@ -1,9 +1,9 @@
 """Logs, votes and snapshots of the node's Raft groups.
 
 They share the node's one transaction with the journal and the metadata: what is submitted goes into the open
-layer and is durable with the next commit. Indexes above the snapshot are the group's log; at and below it are
-entries that only still hold live messages. Only `read…` and `recover` touch the disk, and, once for each group,
-the first call that has to know where its log ends.
+layer and is durable with the next commit. Indexes above the snapshot are the group's log; entries at and
+below it remain only because they hold live messages. Only `read…` and `recover` touch the disk, and, once for
+each group, the first call that has to know where its log ends.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,7 +19,7 @@ LOOKUPS_MAX = 64
 
 
 class Bounds:
-    """Where a group's log begins and ends, as submitted."""
+    """The begin and end of a group's log, as submitted."""
 
     __slots__ = ("last", "snapshot")
 
@@ -50,7 +50,7 @@ class Groups:
     def append(self, group: int, entries: Sequence[EntryLike]) -> None:
         """Consecutive entries, the first at most one after the end of the log.
 
-        They replace everything of the log from the first one's index on.
+        They replace the log from the first one's index on.
         """
         if not entries:
             return
@@ -74,7 +74,10 @@ class Groups:
         self._pending.count(size)
 
     def truncate(self, group: int, index: int) -> None:
-        """The log ends before index. Needed before an installed snapshot: what was never committed must go."""
+        """Cut the log off before index.
+
+        Needed before installing a snapshot: entries that were never committed must go.
+        """
         bounds = self._bounds_of(group)
         if index <= bounds.snapshot:
             raise ValueError(
@@ -88,7 +91,7 @@ class Groups:
         self._pending.open.group(group).hard = term, vote
 
     def snapshot(self, group: int, index: int, term: int, state: Payload) -> None:
-        """Replace the snapshot. Entries up to index are no longer of the log, and stay until dropped.
+        """Replace the snapshot. Entries up to index leave the log, and stay until dropped.
 
         Before a snapshot that another node sent: `truncate(group, commit + 1)`. Entries up to the commit are
         the same everywhere; those after it may be others than the ones that the snapshot covers.
@@ -119,7 +122,7 @@ class Groups:
         self._pending.count(size)
 
     def drop_entries(self, group: int, spans: Iterable[range]) -> None:
-        """Entries whose messages are all gone. They must lie at or below the snapshot: the log needs its own."""
+        """Drop entries whose messages are all gone. They must be at or below the snapshot: the log needs its own."""
         bounds = self._bounds_of(group)
         found = [(min(span), max(span) + 1, abs(span.step)) for span in spans if span]
         for start, stop, _ in found:
@@ -139,7 +142,7 @@ class Groups:
                     changes.erase(index, index + 1)
 
     def drop(self, group: int) -> None:
-        """The group is gone, its vote included."""
+        """Drop the group, its vote included."""
         self._pending.open.group(group).drop()
         self._bounds[group] = Bounds(0, 0)
 
@@ -208,7 +211,7 @@ class Groups:
 
     def _note_bounds(self, found: RecoveredGroup) -> None:
         if not found.snapshot_lost and found.group not in self._bounds:
-            # Nothing changes without being submitted here, so nobody need look for the end of the log again.
+            # All changes are submitted here, so the end of the log need not be looked up again.
             self._bounds[found.group] = Bounds(found.first_index - 1, found.last_index)
 
     def _changes_of(self, group: int) -> list[GroupChanges]:
@@ -232,7 +235,7 @@ def _size_of(entries: Sequence[EntryLike]) -> int:
 
 
 def _submitted(layers: list[GroupChanges], group: int, index: int) -> StoredEntry | None:
-    """The entry if it waits for the disk, None if it is on the disk or nowhere."""
+    """The entry if it waits for the disk; None if it is on the disk or does not exist."""
     for changes in layers:
         entry = changes.entries.get(index)
         if entry is not None:

@@ -1,7 +1,8 @@
-"""What LMDB and its file say when the file is damaged, as one exception that ends the process.
+"""Turns the errors of a damaged LMDB file into one exception that ends the process.
 
-LMDB has no checksums: a page that is not what it was shows in one of these ways, or in records that fail their own
-checksums, or not at all. Whoever went on would read the same page again and again, or write over what can still be saved.
+LMDB has no checksums: a damaged page causes one of these errors, or records that fail their own checksums, or
+nothing. A process that continued would read the same page again and again, or overwrite data that can still
+be saved.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import lmdb
 
 from persistence.errors import StoreCorrupt
 
-#: struct.error: a key is longer or shorter than keys of its table are. SystemError: py-lmdb's cursors say nothing
-#: else of some damaged pages. BadTxnError follows upon any of the others.
+#: struct.error: a key has the wrong length for its table. SystemError: py-lmdb's cursors raise only this for
+#: some damaged pages. BadTxnError follows any of the others.
 DAMAGE = (
     lmdb.BadTxnError,
     lmdb.CorruptedError,
@@ -31,17 +32,17 @@ DAMAGE = (
     SystemError,
 )
 
-#: What writing to LMDB raises.
+#: Exceptions of writes to LMDB.
 WRITE_ERRORS = (lmdb.Error, *DAMAGE)
 
 
 class Guard:
-    """Stands around whatever touches one data file: `with guard: …`."""
+    """Surrounds all accesses to one data file: `with guard: …`."""
 
     __slots__ = ("_data_file", "_found", "_lasts")
 
     def __init__(self, data_file: Path, *, lasts: bool) -> None:
-        """`lasts`: the file is not made anew at each start."""
+        """`lasts`: the file is kept from one start to the next."""
         self._data_file = data_file
         self._lasts = lasts
         self._found: StoreCorrupt | None = None
@@ -56,11 +57,11 @@ class Guard:
             raise self.damaged(error) from error
 
     def check(self) -> None:
-        """Raise again what was found before: nothing of the file is used any more, whoever caught it."""
+        """Raise earlier damage again: the file must not be used any more, even if a caller caught the exception."""
         if self._found is not None:
             raise self._found
 
     def damaged(self, error: Exception | str) -> StoreCorrupt:
-        """Note that the file is damaged; return what is to be raised."""
+        """Note that the file is damaged; return the exception to raise."""
         self._found = StoreCorrupt(self._data_file, str(error), lasts=self._lasts)
         return self._found

@@ -1,9 +1,9 @@
-"""What was submitted and is not yet durable.
+"""Submissions that are not durable yet.
 
-Layers queue up behind the running commit: the oldest may be in a transaction, the newest takes what comes. A
-layer is one transaction, so it is closed when it is large, but only between turns: what one turn submits, such as
-a dead letter or all of a tx, is there after a crash altogether or not at all. A done() waits for the layer that was
-open when it was given.
+Layers queue up behind the running commit: the oldest may be in a transaction, the newest takes new
+submissions. A layer is one transaction, so it is closed when it is large, but only between turns: after a
+crash the submissions of one turn, such as a dead letter or all of a tx, exist completely or not at all. A
+done() waits for the layer that was open when it was given.
 """
 
 from collections import deque
@@ -13,7 +13,7 @@ from operator import itemgetter
 from persistence.group_changes import GroupChanges
 from persistence.record import Payload
 
-# From here on a layer is large.
+# A layer of this size is large.
 LAYER_BYTES_MAX = 32 * 1024 * 1024
 LAYER_APPENDS_MAX = 50_000
 
@@ -109,7 +109,7 @@ class Layer:
         return changes
 
     def only_erases(self) -> bool:
-        """Does it nothing but settle and drop?"""
+        """Return whether this layer only settles and drops."""
         return (
             not self.metadata
             and all(changes.only_erases() for changes in self.groups.values())
@@ -131,7 +131,7 @@ class Layer:
 
 
 class Pending:
-    """The layers of one store, oldest first. There is always one that is open."""
+    """The layers of one store, oldest first. One is always open."""
 
     def __init__(self) -> None:
         self.open = Layer()
@@ -151,7 +151,7 @@ class Pending:
 
     @property
     def is_large(self) -> bool:
-        """Is the open layer to be closed after this turn?"""
+        """Return whether the open layer must be closed after this turn."""
         return self.open.bytes >= LAYER_BYTES_MAX or self.open.appended >= LAYER_APPENDS_MAX
 
     def close_layer(self) -> None:
@@ -175,17 +175,17 @@ class Pending:
         self.bytes -= layer.bytes
 
     def behind(self) -> list[Layer]:
-        """All that was submitted after the oldest layer, in closed layers. Between turns only."""
+        """All submissions after the oldest layer, in closed layers. Between turns only."""
         self.close_layer()
         return [layer for layer in self.layers if layer is not self.layers[0] and layer is not self.open]
 
     def erasures(self, behind: list[Layer], durable_snapshot: Callable[[int], int]) -> Layer:
-        """What of these layers, the next ones after the oldest, may be committed ahead of it.
+        """The erasures of these layers, the next ones after the oldest, that may be committed ahead of it.
 
-        Of a Raft group that is only entries at and below the snapshot that is on disk (`durable_snapshot`). An
-        entry above it belongs to the log there, even if a snapshot that waits in the oldest layer covers it.
-        Votes, snapshots and whole groups go in their order. Where an older layer drops the group, and its number
-        is perhaps used again, nothing is known of the indexes.
+        For a Raft group these are only entries at and below the snapshot on disk (`durable_snapshot`). An
+        entry above it belongs to the log on disk, even if a snapshot that waits in the oldest layer covers
+        it. Votes, snapshots and whole groups go in their order. If an older layer drops the group, its number
+        may be used again, and the indexes mean nothing.
         """
         erasing = Layer()
         renewed = {group for group, changes in self.layers[0].groups.items() if changes.dropped}

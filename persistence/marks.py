@@ -1,9 +1,9 @@
-"""How far each queue has delivered, in a mapped file.
+"""The last delivered message of each queue, in a mapped file.
 
 A message that was delivered and not acked must come back flagged redelivered, even after kill -9, and a
-commit for each delivery would be far too dear. A store into a shared mapping survives the process at once,
-without any call to the kernel. Only a crash of the machine can lose the marks of the last second; then a
-flag may be missing, never a message.
+commit for each delivery would cost far too much. A store into a shared mapping survives the process at once,
+without a system call. Only a crash of the machine can lose the marks of the last second; then a flag may be
+missing, never a message.
 
 A slot is 8 aligned bytes, little-endian: 0 free, 1 taken and nothing marked, otherwise the sequence number
 plus 2.
@@ -23,15 +23,15 @@ NOTHING = -1
 
 
 class DeliveredMarks:
-    """Slots are numbered from 0; the caller remembers which is whose."""
+    """Slots are numbered from 0; the caller remembers the slot of each queue."""
 
     def __init__(self, path: str | os.PathLike[str], *, sync: Callable[[int], None] = os.fsync) -> None:
-        """`sync` writes a file, what was stored through its mapping included, and gives up the interpreter's lock.
+        """`sync` syncs a file, including stores through its mapping, and releases the interpreter's lock.
 
         `mmap.flush` keeps that lock while it waits for the disk: a stalled disk would stop the loop as well.
         """
         self._sync = sync
-        #: Something may not be on disk yet.
+        #: Some marks may not be on disk yet.
         self.changed = True
         self._file = os.open(Path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         size = os.fstat(self._file).st_size
@@ -69,7 +69,7 @@ class DeliveredMarks:
             self.changed = True
 
     def retain(self, slots: Iterable[int]) -> None:
-        """After a restart: these slots are known to their queues, all others are free."""
+        """After a restart: keep these slots, which queues use, and free all others."""
         self.changed = True
         keep = set(slots)
         while keep and max(keep) >= self._slots():
@@ -83,7 +83,7 @@ class DeliveredMarks:
                 SLOT.pack_into(self._map, slot * SLOT.size, TAKEN)
 
     def flush(self) -> None:
-        """Write to disk, for the case that the machine fails. Runs in a thread: what changes meanwhile is written next time."""
+        """Write to disk, for the case that the machine fails. Runs in a thread: the next call writes later changes."""
         self.changed = False
         self._sync(self._file)
 

@@ -1,7 +1,7 @@
 """The store in memory, for tests and simulations: the same interface, and failures on demand.
 
-It keeps single messages rather than records with masks, so that it is simple enough to be believed; the
-tests hold LMDB against it. `crash` is a restart: what was not committed is gone.
+It keeps single messages rather than records with masks, so that it is obviously correct; the tests compare
+LMDB with it. `crash` is a restart: uncommitted changes are lost.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +21,7 @@ FAULT = "does not match its checksum"
 
 @dataclass
 class Faults:
-    """Commits that fail: the next `full` ones for want of space, further ones at random, by the seed."""
+    """Commits that fail: the next `full` ones for lack of space, further ones at random, by the seed."""
 
     full: int = 0
     full_share: float = 0.0
@@ -90,7 +90,7 @@ class MemoryStore(Metadata):
         pass
 
     def crash(self) -> None:
-        """The process dies and starts again on what is durable."""
+        """The process dies and restarts from the durable state."""
         self.pending = Pending()
         self.reader.waiting.clear()
         self.writing = False
@@ -150,7 +150,7 @@ class MemoryStore(Metadata):
 
 
 class MemoryEnvironment(MemoryStore):
-    """In the place of environment.Environment."""
+    """Replaces environment.Environment."""
 
     def __init__(self, faults: Faults | None = None, node_id: str = "memory") -> None:
         super().__init__(faults)

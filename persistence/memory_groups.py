@@ -43,7 +43,7 @@ class MemoryGroups:
 
     def __init__(self, random: Random, warm: Callable[[Callable[[], None]], bool]) -> None:
         self.groups: dict[int, MemoryGroup] = {}
-        #: Was anything here ever damaged?
+        #: Whether any entry was ever damaged.
         self.was_damaged = False
         self._random = random
         self._warm = warm
@@ -63,14 +63,14 @@ class MemoryGroups:
     # --- faults
 
     def flip(self, group: int, index: int) -> None:
-        """A bit of the stored entry flips. What is submitted and not yet written is not touched."""
+        """Flip a bit of the stored entry. Does not touch submissions that are not written yet."""
         if index not in self.groups[group].entries:
             raise ValueError(f"group {group} has no entry {index} on disk")
         self.was_damaged = True
         self.groups[group].damaged[index] = "does not match its checksum"
 
     def flip_any(self, but: "MemoryGroups | None" = None) -> tuple[int, int] | None:
-        """The same with an entry that the seed picks, none that is damaged on a certain other disk. Returns which."""
+        """Flip a bit of an entry that the seed picks, except those damaged on a certain other disk. Returns which."""
         there = [
             (number, index)
             for number, group in self.groups.items()
@@ -84,7 +84,7 @@ class MemoryGroups:
         return number, index
 
     def tear(self, group: int) -> int | None:
-        """The last entry is cut off. Returns which."""
+        """Cut off the last entry. Returns which."""
         found = self.groups.get(group)
         if found is None or not found.entries:
             return None

@@ -2,7 +2,7 @@
 …).
 
 LMDB keys are bounded (511 bytes), ours are not: a binding names a queue, an exchange and a routing key. A
-long key is stored as its beginning and its SHA-256; the value always carries the key itself.
+long key is stored as its beginning and its SHA-256; the value always contains the key itself.
 """
 
 import struct
@@ -41,7 +41,7 @@ def unpack_entry(stored: bytes, entry: bytes | memoryview) -> tuple[str, bytes]:
 
 
 class Metadata:
-    """Written with the next commit, read as submitted. A store adds the reading of what is durable."""
+    """Written with the next commit, read as submitted. A store adds reads of the durable state."""
 
     pending: Pending
 
@@ -59,7 +59,7 @@ class Metadata:
         return self._fetch(stored)
 
     def items(self, table: str) -> Iterator[tuple[str, bytes]]:
-        """All entries of the table as they are at the call, ordered by key."""
+        """All present entries of the table, ordered by key."""
         prefix = table_prefix(table)
         entries: dict[bytes, tuple[str, bytes | None]] = dict(self._scan(prefix))
         for layer in self.pending:
@@ -69,7 +69,7 @@ class Metadata:
         return iter([(key, value) for _, (key, value) in sorted(entries.items()) if value is not None])
 
     def about(self, name: str) -> bytes | None:
-        """What is noted of the data directory itself, such as the cluster that it belongs to."""
+        """Notes about the data directory itself, such as the cluster that it belongs to."""
         return self.get(ABOUT, name)
 
     def set_about(self, name: str, value: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What the journal, the groups and the commit task need of a store. There are two: LMDB (environment) and memory."""
+"""What the journal, the groups and the commit task need from a store. There are two: LMDB (environment) and memory."""
 
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -15,7 +15,8 @@ class Transaction(Protocol):
     def commit(self) -> None:
         """Make it durable.
 
-        Runs in a worker thread, touches nothing of the loop's. Raises StorageFull or CommitFailed.
+        Runs in a worker thread, and touches no object of the loop's thread. Raises StorageFull or
+        CommitFailed.
         """
 
     def finish(self) -> None:
@@ -26,7 +27,7 @@ class Transaction(Protocol):
 
 
 class GroupStore(Protocol):
-    """What is durable of the Raft groups."""
+    """The durable state of the Raft groups."""
 
     def entries(self, group: int, low: int, high: int, max_bytes: int) -> list[StoredEntry]:
         """Entries from low on, until max_bytes or high is reached; at least one. Raises EntryLost."""
@@ -57,7 +58,7 @@ class Store(Protocol):
     def transaction(self, layer: Layer) -> Transaction: ...
 
     def has_erasures(self) -> bool:
-        """Is there room left to reclaim by further transactions, even empty ones?"""
+        """Return whether further transactions, even empty ones, can reclaim room."""
 
     def enlarge(self) -> bool:
         """Make a little more room for deletions, which need pages before they free any.
@@ -77,10 +78,10 @@ class Store(Protocol):
     def recover(self) -> Iterator[RecoveredQueue]: ...
 
     def recover_queue(self, queue_id: int) -> RecoveredQueue | None:
-        """What is durable of one queue."""
+        """The durable state of one queue."""
 
     def tend(self) -> Callable[[], None] | None:
         """Housekeeping between transactions, about once a second.
 
-        What of it may have to wait for the disk is returned, to be called in a worker thread.
+        Returns the part that may block on the disk, to be called in a worker thread.
         """

@@ -1,11 +1,12 @@
 """Records on disk: keys, values and their checksums.
 
-A record is a batch of messages with consecutive sequence numbers. Its payload is a head, which a restart reads,
-and a body, which it does not. The head lies under (queue, first, count, chunks), big-endian, so that keys sort by
-queue and position; the body in so many chunks in a table of their own, under (queue, first, chunk). What is small is
-in the head's value altogether and has no chunks. So a restart and a settle go along the heads and touch no body:
-py-lmdb reads every page of a value that a cursor comes by. The count and the number of chunks are in the key, so that
-a settle needs no value at all. A body is cut into chunks because LMDB needs contiguous free pages for each value.
+A record is a batch of messages with consecutive sequence numbers. Its payload is a head, which a restart
+reads, and a body, which it does not. The head is stored under (queue, first, count, chunks), big-endian, so
+that keys sort by queue and position; the body in so many chunks in a separate table, under (queue, first,
+chunk). A small record is completely in the head's value and has no chunks. So a restart and a settle walk the
+heads and touch no body: py-lmdb reads every page of a value that a cursor passes. The count and the number of
+chunks are in the key, so that a settle needs no value at all. A body is cut into chunks because LMDB needs
+contiguous free pages for each value.
 
 Every value begins with a version byte and the CRC-32 of all the rest, the key included: a good value under a
 wrong key is corrupt, too.
@@ -21,10 +22,10 @@ from persistence.errors import CorruptRecord
 
 RECORD_VERSION = 1
 CHUNK_BYTES = 512 * 1024
-# Up to this size head and body share a value. A larger limit would save a call for each record and cost a restart:
-# with bodies of 1 KB beside the heads it would read three times as many pages as with none.
+# Up to this size head and body share a value. A larger limit would save a call for each record and cost a
+# restart: with bodies of 1 KB beside the heads it would read three times as many pages as with none.
 INLINE_BYTES = 512
-# Up to this size it is cheaper to copy a chunk once more than to put its checksum in afterwards.
+# Up to this size copying a chunk once more is cheaper than inserting its checksum afterwards.
 COPIED_BYTES_MAX = 8 * 1024
 
 KEY = struct.Struct(">QQIH")  # queue_id, first_seq, count, chunks of the body
@@ -77,12 +78,12 @@ class RecoveredRecord:
 
     @property
     def head_corrupt(self) -> bool:
-        """Does the head fail its checksum?"""
+        """Whether the head fails its checksum."""
         return find_seal_fault(self._key, self._value) is not None
 
     @property
     def corrupt(self) -> bool:
-        """Does anything of the record fail its checksum? Reads all of it."""
+        """Whether any part of the record fails its checksum. Reads all of it."""
         return self.head_corrupt or _read_body(self._key, self._fetch)[1] is not None
 
 
@@ -132,7 +133,7 @@ def body_keys(key: bytes) -> list[bytes]:
 
 
 def _read_body(key: bytes, fetch: Fetch) -> tuple[list[memoryview], str | None]:
-    """The chunks of a record's body, and what is wrong with them."""
+    """The chunks of a record's body, and their damage if any."""
     keys = body_keys(key)
     chunks: list[memoryview] = []
     for at, body_key in enumerate(keys):
@@ -150,7 +151,7 @@ def _corrupt(key: bytes, what: str) -> CorruptRecord:
 
 
 def pack_chunks(key_of: Callable[[int], bytes], payload: Payload) -> Values:
-    """Keys and values of a payload that is cut into chunks. `key_of` makes the key of a chunk."""
+    """Keys and values of a payload in chunks. `key_of` makes the key of a chunk."""
     parts = [payload] if isinstance(payload, bytes) else payload
     size = sum(map(len, parts))
     if size <= CHUNK_BYTES:
@@ -181,7 +182,7 @@ def count_chunks(size: int) -> int:
 def find_fault(
     key_of: Callable[[int], bytes], keys: Sequence[bytes], chunks: Sequence[memoryview | bytes]
 ) -> str | None:
-    """What is wrong with these chunks, which should be all of one payload, as they were packed."""
+    """Describe the damage of these chunks, which should be one complete payload, as packed."""
     found = size = 0
     for chunk, (key, value) in enumerate(zip(keys, chunks, strict=True)):
         if len(value) < HEADER.size:
@@ -218,7 +219,7 @@ def unseal(key: bytes, value: bytes | memoryview, name: Callable[[], str]) -> by
 
 
 def find_seal_fault(key: bytes, value: bytes | memoryview) -> str | None:
-    """What is wrong with a small value."""
+    """Describe the damage of a small value."""
     if len(value) < SEALED.size:
         return "is cut off"
     version, checksum = SEALED.unpack_from(value)

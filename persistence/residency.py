@@ -15,7 +15,7 @@ from pathlib import Path
 
 LINUX = sys.platform == "linux"
 MADV_DONTNEED = 4
-# The kernel maps about this much around a page that is touched, as far as it has it in memory.
+# The kernel maps about this much around a touched page, as far as it is in memory.
 FAULT_BYTES = 256 * 1024
 # A kernel that keeps files in large folios maps a whole one.
 FOLIO_BYTES = 2 * 1024 * 1024

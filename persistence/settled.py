@@ -32,7 +32,7 @@ def contains(starts: list[int], stops: list[int], seq: int) -> bool:
 
 
 def outside(starts: list[int], stops: list[int], spans: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """What is left of the merged intervals without the spans, which are sorted and disjoint."""
+    """The merged intervals without the spans, which are sorted and disjoint."""
     at = 0
     for start, stop in zip(starts, stops, strict=True):
         while at < len(spans) and spans[at][1] <= start:

@@ -1,4 +1,4 @@
-"""Commits one at a time, in steps, by whoever decides how long the disk takes.
+"""Commits one at a time, in steps: the caller decides how long the disk takes.
 
 For simulations, which have no Trio, and for `flush`:
 
@@ -18,7 +18,7 @@ from persistence.ports import Store, Transaction
 
 
 class SteppedCommit:
-    """In the place of commit.Commit, as far as `request` goes."""
+    """Replaces commit.Commit where only `request` is needed."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -35,16 +35,16 @@ class SteppedCommit:
 
     @property
     def unsynced(self) -> bool:
-        """True if anything that was submitted is not durable yet."""
+        """True if a submission is not durable yet."""
         return bool(self._pending.open) or len(self._pending.layers) > 1
 
     def turn_begins(self) -> None: ...
 
     def turn_ends(self) -> None:
-        """Whoever steps the disk decides when a commit begins."""
+        """Does nothing: the caller of `begin` decides when a commit begins."""
 
     def waits(self) -> bool:
-        """Is there anything to begin?"""
+        """Return whether there is a commit to begin."""
         pending = self._pending
         return bool(
             pending.open or pending.open.done or len(pending.layers) > 1 or self._store.has_erasures()
@@ -69,7 +69,7 @@ class SteppedCommit:
         return True
 
     def end(self) -> None:
-        """It is durable. Raises StorageFull, as `begin`, or CommitFailed."""
+        """Make the transaction durable. Raises StorageFull, as `begin`, or CommitFailed."""
         assert self._running is not None
         layer, transaction = self._running
         self._running = None

@@ -2,7 +2,7 @@
 
 LMDB runs without its own lock file and reader table (`lock=False`): the data directory is locked as a whole,
 and the mutex of the default mode would bind a write transaction to the thread that began it, while ours is
-filled on the loop's thread and committed in a worker. What LMDB then no longer guards is guarded here:
+filled on the loop's thread and committed in a worker. This module replaces the guards that LMDB then lacks:
 
 - There is one writer: `begin_write` refuses a second one.
 - A writer reuses pages that no reader of the last two states can see, and nobody tells it of older readers.
@@ -11,7 +11,7 @@ filled on the loop's thread and committed in a worker. What LMDB then no longer 
   never looks for the newest state while a commit is writing it.
 - So a thread has no read transaction. What it reads ahead for the loop it reads from the file: see
   persistence/page_reader.py.
-- Nobody keeps views of mapped pages: reads copy, and `recover` must be used up before the first write.
+- No caller keeps views of mapped pages: reads copy, and `recover` must be exhausted before the first write.
 """
 
 import errno
@@ -58,13 +58,13 @@ STAT_BLOCK_BYTES = 512  # what stat counts in, whatever the file system's blocks
 ENLARGE_BYTES = 4 * 1024 * 1024
 ENLARGE_BYTES_MAX = 64 * 1024 * 1024
 DISK_SLACK_BYTES = 16 * 1024 * 1024
-# Of the disk so much is left for deletions, which need pages before they free any: without it, a disk filled to its
-# last page stays full for ever.
+# Room on the disk that appends leave for deletions, which need pages before they free any: without it, a disk
+# filled to its last page would stay full for ever.
 RESERVE_BYTES = 4 * 1024 * 1024
-# The free room is looked at again when so much was appended, and once a second.
+# The free room is checked again after so many appended bytes, and once a second.
 LOOK_BYTES = 16 * 1024 * 1024
-# Each call of `info` and `stat` interns these names anew unless they stand here: the interpreter's table of such
-# strings would grow by a megabyte for those that are gone.
+# Each call of `info` and `stat` interns these names anew unless they stand here: the interpreter's table of
+# such strings would grow by a megabyte for those that are gone.
 INFO_NAMES = ("map_addr", "map_size", "last_pgno", "last_txnid", "max_readers", "num_readers")
 STAT_NAMES = ("psize", "depth", "branch_pages", "leaf_pages", "overflow_pages", "entries")
 
@@ -99,18 +99,19 @@ class LmdbStore:
         self.annotated: set[int] = set()  # queues that may have annotations on disk
         self.erasures: Erasures = {}
         self._data_file = directory / DATA_FILE
-        #: Around all that reads what LMDB has.
+        #: Surrounds all reads of LMDB.
         self.guard = Guard(self._data_file, lasts=sync)
         self._resident_bytes_max = resident_bytes_max
         self._map_bytes = map_bytes
         self._enlarged_bytes = 0
         self._touched_bytes = 0
-        # What is not synced is not needed after a crash, nor are deletions from it.
+        # A store that is not synced is not needed after a crash, so its deletions need no room of their own.
         self._ballast = Ballast(directory / "ballast") if sync else None
         self._snapshot: lmdb.Transaction[memoryview] | None = None
         self._writing = False
         self._written: int | None = None
-        #: Of the disk so much was free above what deletions need, less what was appended since.
+        #: Free bytes of the disk above the room for deletions at the last check, minus the bytes appended
+        #: since.
         self._room_bytes = 0
         self._recovering = 0
         with self.guard:
@@ -142,20 +143,20 @@ class LmdbStore:
         return LmdbTransaction(self, layer)
 
     def _check_room(self, layer: Layer) -> None:
-        """Raise StorageFull if this would take what is left for deletions."""
+        """Raise StorageFull if this would use the room for deletions."""
         # Values of some size have pages of their own, leaves are half empty at worst.
         wanted = layer.bytes + layer.bytes // 4 + min(layer.appended * PAGE_BYTES, layer.bytes)
         self._room_bytes -= wanted
         if self._room_bytes > 0:
             return
         free = self._disk_free()
-        # Other programs write, too: with less than this to spare it is looked at each time.
+        # Other programs write, too: with less than this to spare, check the disk each time.
         self._room_bytes = min(free - wanted - RESERVE_BYTES - DISK_SLACK_BYTES, LOOK_BYTES)
         if free < wanted + RESERVE_BYTES and free + self._unused_bytes() < wanted + RESERVE_BYTES:
             raise StorageFull(f"{self._data_file}: the rest of the disk is needed for deletions")
 
     def _unused_bytes(self) -> int:
-        """What the data file has on the disk and no page in use; its free pages were perhaps never written."""
+        """Bytes of the data file on the disk that no page uses; some free pages were perhaps never written."""
         allocated = os.stat(self._data_file).st_blocks * STAT_BLOCK_BYTES
         return max(0, allocated - self._pages_used() * int(self._env.stat()["psize"]))
 
@@ -182,12 +183,12 @@ class LmdbStore:
         return bool(self.erasures or self.groups.erasures)
 
     def failure(self, error: Exception, wanted_bytes: int) -> PersistenceError | StoreCorrupt:
-        """Return what a write that ended with one of WRITE_ERRORS is to raise."""
+        """Return the exception to raise for a write that failed with one of WRITE_ERRORS."""
         if isinstance(error, DAMAGE):
             return self.guard.damaged(error)
         if isinstance(error, lmdb.MapFullError | lmdb.DiskError) or _says(error, errno.EDQUOT):
             return StorageFull(f"{self._data_file}: {error}")
-        # LMDB reports a write that the disk took only a part of as EIO.
+        # LMDB reports a partial write as EIO.
         if _says(error, errno.EIO) and self._disk_free() < wanted_bytes + DISK_SLACK_BYTES:
             return StorageFull(f"{self._data_file}: {error}; the disk is nearly full")
         return CommitFailed(f"{self._data_file}: {error}")
@@ -205,7 +206,7 @@ class LmdbStore:
 
     @property
     def written(self) -> int:
-        """Transactions that this store has taken since it was made: on the disk, where it is synced."""
+        """Number of transactions since the store was made. They are on the disk if the store is synced."""
         if self._written is None:
             self._written = int(self._env.info()["last_txnid"])
         return self._written
@@ -240,7 +241,7 @@ class LmdbStore:
             residency.drop_mapped_pages(self._data_file)
 
     def touched(self, size: int) -> None:
-        """So much of the map was read: at full speed that is more in a second than may stay resident."""
+        """Count bytes read from the map: at full speed one second reads more than may stay resident."""
         self._touched_bytes += size
         if self._touched_bytes >= self._resident_bytes_max // 4:
             self._touched_bytes = 0
@@ -293,7 +294,7 @@ class LmdbStore:
         return unpack_mask(position, txn.get(position, db=self.tables.settled), count)
 
     def _erased(self, queue_id: int, first_seq: int, count: int) -> bool:
-        """Is the record on disk only because its deletion is not finished?"""
+        """Return whether the record is on disk only because its deletion is not finished."""
         spans = self.erasures.get(queue_id)
         return spans is not None and any(
             start <= first_seq and first_seq + count <= stop for start, stop in spans.items()
@@ -320,7 +321,7 @@ class LmdbStore:
             self._recovering -= 1
 
     def recover_queue(self, queue_id: int) -> RecoveredQueue | None:
-        """What is on disk of one queue. Its records are to be used up before the next write."""
+        """The stored state of one queue. Exhaust its records before the next write."""
         txn = self.snapshot()
         state, annotations = self._state(txn, queue_id), self._annotations(txn, queue_id)
         records = list(self._recover_records(txn, queue_id))
@@ -329,7 +330,7 @@ class LmdbStore:
         return RecoveredQueue(queue_id, state, annotations, iter(records))
 
     def _has_records(self, txn: "lmdb.Transaction[memoryview]", queue_id: int) -> bool:
-        """Has the queue any record but those that are being erased?"""
+        """Return whether the queue has any record besides those being erased."""
         if queue_id not in self.erasures:
             return True
         last = -1
@@ -376,7 +377,7 @@ class LmdbStore:
                 _, first, count, _ = KEY.unpack(key)
                 if self._erased(queue_id, first, count):
                     continue
-                # Heads share pages, but those lie scattered among the bodies.
+                # Heads share pages, but those are scattered among the bodies.
                 self.touched((len(key) + len(value)) * (FOLIO_BYTES // PAGE_BYTES))
                 bits = self.mask(txn, queue_id, first, count)
                 yield RecoveredRecord(key, value, fetch, settled.ranges(first, bits))
@@ -405,7 +406,7 @@ class LmdbStore:
                 self.erasures.setdefault(queue_id, {})[start] = self.unpack_erasure(bytes(key), value)
 
     def unpack_erasure(self, key: bytes, value: memoryview) -> int:
-        """Return where an erasure ends. Without that what was erased would be there again."""
+        """Return where an erasure ends. Without it, erased records would reappear."""
         try:
             return int(QUEUE.unpack(unseal(key, value, lambda: "the note of a deletion"))[0])
         except CorruptRecord as error:
@@ -420,7 +421,7 @@ def _record(first_seq: int, count: int, key: bytes, value: memoryview, fetch: Fe
 
 
 def _says(error: Exception, number: int) -> bool:
-    """Has the error this errno? Those without a class of their own are known by their text only."""
+    """Return whether the error has this errno. For errors without a class of their own only the text tells."""
     return os.strerror(number) in str(error)
 
 

@@ -4,11 +4,11 @@
 so that a thread doing many small puts would fight with a busy loop for it. Only `commit`, the write and the
 sync, runs in a worker thread.
 
-No index of the records is kept in memory. A settled range is looked up with a cursor: records that lie
-wholly in it are deleted, those at its edges get a mask of their settled messages beside them. Bodies are deleted
-by their keys: a cursor would read them. Even so LMDB reads a page of each large one, so one transaction deletes only
-so many. The rest of the range is noted as an erasure, as durable as a deletion, and the following transactions
-carry on with it.
+No index of the records is kept in memory. A settled range is looked up with a cursor: records that lie wholly
+in it are deleted, those at its edges get a mask of their settled messages beside them. Bodies are deleted by
+their keys: a cursor would read them. Even so LMDB reads a page of each large one, so one transaction deletes
+a limited number. The rest of the range is noted as an erasure, as durable as a deletion, and the following
+transactions continue it.
 """
 
 import logging
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqd.persistence")
 
 ERASE_KEYS_MAX = 8192
-# Work between two chances for the loop to do something else: about half a millisecond.
+# Work between two pauses for the loop: about half a millisecond.
 STEP_WORK = 256 * 1024
 CALL_WORK = 512
 
@@ -54,7 +54,8 @@ class LmdbTransaction:
 
     def apply(self) -> Iterator[None]:
         try:
-            # Not kept: it calls back, and in a cycle the layer would stay in memory until the collector comes.
+            # Not kept: it refers back to this object, and in a cycle the layer would stay in memory until a
+            # garbage collection.
             groups = GroupWriter(self._store, self._txn, self._called)
             for key, (name, value) in self._layer.metadata.items():
                 if value is None:
@@ -71,8 +72,8 @@ class LmdbTransaction:
             yield from groups.continue_erasures()
             self._group_erasures = groups.erasures
             if not self._layer:
-                # LMDB uses the pages that a transaction freed in the one after the next, and counts only
-                # those that changed something.
+                # LMDB reuses freed pages in the transaction after the next, and counts only transactions that
+                # changed something.
                 self._txn.put(b"turn", b"%d" % self._txn.id(), db=self._tables.about)
         except WRITE_ERRORS as error:
             raise self._store.failure(error, self._layer.bytes) from error
@@ -169,7 +170,7 @@ class LmdbTransaction:
             self._txn.put(position, seal(position, QUEUE.pack(stop)), db=self._tables.erasures)
 
     def _erase(self, queue_id: int, start: int, stop: int) -> Generator[None, None, int]:
-        """Delete the records that lie wholly in [start, stop), mask the one at the end.
+        """Delete the records that are wholly in [start, stop), and mask the one at the end.
 
         Returns how far it came.
         """
@@ -244,7 +245,7 @@ class LmdbTransaction:
                     yield
 
     def _erase_before_reuse(self, queue_id: int, stop: int, start: int) -> Iterator[None]:
-        """A dropped queue's number is used again where old records are still being erased: finish first."""
+        """A dropped queue's number is reused while old records are still being erased: finish the erasure first."""
         if any(low < stop and high > start for low, high in self._erasures[queue_id].items()):
             self._erase_left += SEQ_MAX
             yield from self._continue_erasure(queue_id)
@@ -265,7 +266,7 @@ class LmdbTransaction:
 def unpack_mask(position: bytes, value: bytes | memoryview | None, count: int) -> int:
     """The settled messages of a record.
 
-    A mask that is damaged counts as empty: better twice than not at all.
+    A damaged mask counts as empty: better deliver twice than not at all.
     """
     if value is None:
         return 0

@@ -221,11 +221,13 @@ class Administration:
         return homed
 
     def _only_on(self, name: str) -> list[Queue]:
-        """Return the durable queues that would be lost with a node."""
+        """Return the durable queues that would be lost with a node: other members that are about to leave don't count."""
+        staying = [node for node in self._cluster.roster.staying if node != name]
         return [
             queue
             for queue in list(self._cluster.hosts.queues.values())
-            if queue.members == (name,) or (queue.node == name and queue.durable and not queue.exclusive)
+            if (name in queue.members and not any(node in staying for node in queue.members))
+            or (queue.node == name and queue.durable and not queue.exclusive)
         ]
 
     async def _parted(self) -> None:

@@ -92,6 +92,8 @@ class Maintenance:
             addresses = self._addresses()
             for name in unnamed:
                 self._replication.submit(PutNode(name, addresses.get(name, "")))
+            # A new cluster begins with the newest version, before there is any queue.
+            self._raise_version(group.core.members.voters)
         for node, incarnation in self._replicas.incarnations.items():
             if incarnation is not None and self._told.get(node) != incarnation and node in nodes:
                 self._told[node] = incarnation

@@ -166,7 +166,7 @@ class Group:
 
     @property
     def behind(self) -> bool:
-        """Return whether a leader has committed entries that are not applied here yet, or there is no leader to tell."""
+        """Return whether entries may be committed that are not applied here yet: a leader says so, or none is known."""
         return self.applied < self.core.leader_commit or not self.core.leader
 
     @property

@@ -398,7 +398,7 @@ class GroupHost(DeferredHost):
             self._turn.schedule(self)
 
     def _missed(self, batches: range) -> None:
-        """The commands of this node's clients in these batches are lost: refuse them, or submit them again."""
+        """The commands of this node's clients in these batches are lost: answer them, or attach consumers again."""
         for token, publish in list(self._publishes.items()):
             if publish.batch in batches:
                 self._confirmed(token, publish.first, publish.last, refused=True)

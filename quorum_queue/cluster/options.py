@@ -9,39 +9,40 @@ KIB, MIB = 1 << 10, 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicationOptions:
-    #: Batches of one turn make one entry; a larger turn makes several of about this size.
+    #: The batches of one turn make one entry; a larger turn makes several of about this size.
     entry_bytes: int = MIB
-    #: Entries of one queue with few messages follow one another no faster, where more come one by one, ms.
+    #: Least time between two small entries of one queue whose messages come one by one, ms.
     gather_ms: int = 2
     #: Commands of one host in one turn are cut into batches of about this size.
     batch_bytes: int = 256 * KIB
     #: A snapshot is due after so many entries or bytes that came after the last one…
     snapshot_entries: int = 2048
     snapshot_bytes: int = 4 * MIB
-    #: …and after bytes as many times its own size, so that a long queue does not spend its time on them.
+    #: …and not before so many times the snapshot's own size, so that a long queue does not spend its time on
+    #: snapshots.
     snapshot_growth: int = 4
-    #: Entries that a follower still lacks are kept so long; one that lags further gets a snapshot.
+    #: Entries kept for a follower that still lacks them; one that lags further gets a snapshot.
     log_bytes_max: int = 64 * MIB
     #: Size of one piece of a snapshot, and of one answer with entries.
     piece_bytes: int = MIB
-    #: Pieces of snapshots on the way to one peer.
+    #: Pieces of snapshots on their way to one peer.
     transfer_bytes_max: int = 8 * MIB
-    #: A snapshot of which nothing moves for so long is given up, and begun anew, ms.
+    #: A snapshot transfer without progress for so long is given up, and begun anew, ms.
     transfer_timeout_ms: int = 10_000
-    #: A node that broke off is given so long to come back before its consumers are taken for gone, ms.
+    #: Time for a disconnected node to come back before its consumers count as gone, ms.
     node_down_ms: int = 1_500
     #: A write that takes longer makes this node give up leadership, ms.
     disk_stall_ms: int = 2_000
     #: A change of the topology is refused when it has not been applied for so long, ms.
     change_timeout_ms: int = 10_000
-    #: Between two looks at whether a leader should be elsewhere, ms.
+    #: Time between two checks for leaders that should move, ms.
     rebalance_ms: int = 2_000
-    #: Leaders moved at one look.
+    #: Leaders moved at one check.
     rebalance_groups: int = 50
-    #: A node that is alive and not reached from here for so long moves leaders to where it is reached, ms:
-    #: all nodes notice within this time that one is dead.
+    #: Leaders move away from this node when it has not reached a live member for so long, ms: all nodes
+    #: notice within this time that a node is dead.
     reach_ms: int = 500
-    #: A link that was lost is taken to last when it has lasted for so long, ms.
+    #: A restored link counts as reliable when it has lasted for so long, ms.
     steady_ms: int = 10_000
     #: Groups handed over at one tick because another node reaches more of their voters.
     handover_groups: int = 100

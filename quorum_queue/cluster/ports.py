@@ -1,4 +1,4 @@
-"""What replication needs from below: a store, commits, links."""
+"""The interfaces that replication uses: a store, commits, links."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Store(Protocol):
     def keep(self, group: int, entries: Sequence[Any]) -> None: ...
 
     def begin_aside(self, group: int, index: int, term: int) -> None:
-        """A snapshot at this index comes from another node, and entries below it."""
+        """A snapshot at this index is coming from another node, with entries below it."""
 
     def keep_aside(self, group: int, entries: Sequence[Any]) -> None:
-        """Keep such entries, apart from this node's own log, which holds until the snapshot is taken over."""
+        """Keep such entries apart from this node's own log, which is valid until the snapshot replaces it."""
 
     def truncate(self, group: int, index: int) -> None: ...
 
@@ -49,4 +49,4 @@ class Links(Protocol):
     def connected(self) -> Collection[str]: ...
 
     def features_of(self, peer: str) -> Collection[str]:
-        """Return what a connected peer has told that it understands; nothing of a peer that is not connected."""
+        """Return the features that a connected peer has announced; none of a peer that is not connected."""

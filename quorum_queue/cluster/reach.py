@@ -1,19 +1,18 @@
 """Which nodes have links with which, as they tell each other, and which of them reaches most members of a
 group.
 
-Batches go straight to the leader, and entries come straight from it. While one link is dead, a leader at one end is of no
-use to the node at the other end, though both are alive. So each node tells the others which nodes it has links with
+Batches go straight to the leader, and entries come straight from it. While one link is dead, the node at one end cannot use a leader at the other end, though both are alive. So each node tells the others which nodes it has links with
 (frames.REACH): when that changes, and at the beginning of each link. A leader compares the members that it reaches with
 those that other voters reach; see handover.
 
-Two rules keep leaders from going to and fro. *Leaving is quick, returning is slow*: a lost link counts after
+Two rules keep leaders from moving to and fro. *Leaving is quick, returning is slow*: a lost link counts after
 `reach_ms`, because all nodes notice a dead node within that time; and leaders return only when a link that
 was lost and is back has lasted for `steady_ms`. *A link that breaks again and again* (`FLAPS` times within
-`steady_ms`) counts as lost even while it stands, unless the other voter's link with the same node breaks as
-often: then that node is the trouble.
+`steady_ms`) counts as lost even while it is up, unless the other voter's link with the same node breaks as
+often: then that node is the cause.
 
-A node of an earlier version does not tell. It never gets a group for what it reaches; groups that it is to
-lead return to it unless another node says that it has no link with it.
+A node of an earlier version does not tell its links. It never gets a group because of them; groups that it is
+to lead return to it unless another node reports that it has no link with it.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from quorum_queue.cluster.frames import ReachWord
 from quorum_queue.cluster.options import ReplicationOptions
 from quorum_queue.cluster.ports import Links
 
-#: A link that broke so often within `steady_ms` is no link to rely on.
+#: A link that broke so often within `steady_ms` is unreliable.
 FLAPS = 3
 
 
 class Breaks:
-    """When links broke lately, by the node at the other end."""
+    """Recent breaks of links, by the node at the other end."""
 
     __slots__ = ("_at_ms",)
 
@@ -45,12 +44,12 @@ class Breaks:
         return node in self._at_ms
 
     def count(self, node: str, since_ms: int) -> int:
-        """Return how many there were since then, FLAPS at most."""
+        """Return the number of breaks since then, FLAPS at most."""
         return sum(at_ms >= since_ms for at_ms in self._at_ms.get(node, ()))
 
 
 class Told:
-    """What one peer has told in the present session."""
+    """What one peer has told about its links in the present session."""
 
     __slots__ = ("breaks", "leads", "linked", "restored_ms")
 
@@ -58,7 +57,7 @@ class Told:
         self.leads = True
         self.linked: tuple[str, ...] = ()
         self.breaks = Breaks()
-        #: Since when it has links again that it had lost, by the node at the other end.
+        #: When the peer's lost links came back, by the node at the other end.
         self.restored_ms: dict[str, int] = {}
 
     def hear(self, word: ReachWord, now_ms: int) -> None:
@@ -81,21 +80,22 @@ class Reach:
         leads: Callable[[], bool],
         options: ReplicationOptions,
     ) -> None:
-        """`leads` says whether this node takes leaders now."""
+        """`leads` returns whether this node accepts leadership now."""
         self.node = node
         self.options = options
         self._links = links
         self._clock = clock
         self._leads = leads
-        #: Peers that there are links with and that understand the word, and what they have told.
+        #: Linked peers that understand REACH, and what they have told.
         self._told: dict[str, Told] = {}
-        #: What they were told last.
+        #: What this node told them last.
         self._said: dict[str, ReachWord] = {}
         self._breaks = Breaks()
-        #: Since when there are nodes that others have links with and this node has not.
+        #: Since when other nodes have links with a node that this one has none with.
         self._apart_since: dict[str, int] = {}
 
-    # -- words -----------------------------------------------------------------------------------------------------
+    # -- frames
+    # ----------------------------------------------------------------------------------------------------
 
     def link_up(self, peer: str, features: Collection[str]) -> None:
         self._told.pop(peer, None)
@@ -111,7 +111,7 @@ class Reach:
         self.tell()
 
     def tell(self) -> None:
-        """Let the others know what they do not know yet of this node's links."""
+        """Tell the others about changes of this node's links."""
         self._look()
         word = ReachWord(self._leads(), tuple(sorted(self._links.connected())))
         for peer in self._told:
@@ -126,11 +126,11 @@ class Reach:
         self._look()
 
     def understands(self, peer: str) -> bool:
-        """Does a connected peer know these words?"""
+        """Return whether a connected peer understands REACH."""
         return peer in self._told
 
     def _look(self) -> None:
-        """Note which nodes are alive and not reached from here."""
+        """Note the nodes that are alive and that this node does not reach."""
         now, connected = self._clock.monotonic_ms(), self._links.connected()
         alive = {
             node: None
@@ -141,64 +141,66 @@ class Reach:
         before = self._apart_since
         self._apart_since = {node: before.get(node, now) for node in alive}
 
-    # -- what is known ---------------------------------------------------------------------------------------------
+    # -- known links
+    # -----------------------------------------------------------------------------------------------
 
     def is_alive(self, node: str) -> bool:
-        """Is there a link with this node, here or at another node that there is a link with?"""
+        """Return whether this node, or one that it has a link with, has a link with the given one."""
         return node == self.node or node in self._links.connected() or node in self._apart_since
 
     def apart(self) -> list[str]:
-        """Return the nodes that are alive and not reached from here."""
+        """Return the nodes that are alive and that this node does not reach."""
         return list(self._apart_since)
 
     def linked(self, one: str, two: str) -> bool:
-        """Do these two nodes reach each other, as far as is known here?"""
+        """Return whether these two nodes reach each other, as far as this node knows."""
         if one == two:
             return True
         if self.node in (one, two):
             return (two if one == self.node else one) in self._links.connected()
         told, answer = self._told.get(one), self._told.get(two)
         if told is None and answer is None:
-            # Neither of them tells: they are taken to reach each other, as long as this node reaches both.
+            # Neither of them tells: assume that they reach each other, as long as this node reaches both.
             connected = self._links.connected()
             return one in connected and two in connected
         return (told is None or two in told.linked) and (answer is None or one in answer.linked)
 
     def takes_leaders(self, peer: str) -> bool:
-        """Return whether a connected peer does, as far as is known."""
+        """Return whether a connected peer accepts leadership, as far as this node knows."""
         told = self._told.get(peer)
         return told is None or told.leads
 
     def count(self, node: str, names: Iterable[str]) -> int:
-        """Return how many of these a node reaches, itself included."""
+        """Return how many of these nodes a node reaches, itself included."""
         return sum(self.linked(node, name) for name in names)
 
     def dead_links(self, names: Iterable[str]) -> list[tuple[str, str]]:
-        """Return the pairs of these nodes that are alive and do not reach each other, as far as is known here."""
+        """Return the pairs of these nodes that are alive and do not reach each other, as far as this node knows."""
         here = (self.node, *self._links.connected())
         alive = sorted(name for name in names if self.is_alive(name))
         return [
             (one, two)
             for at, one in enumerate(alive)
             for two in alive[at + 1 :]
-            # Of two nodes that are both out of reach nothing is known.
+            # This node knows nothing about two nodes that it does not reach.
             if (one in here or two in here) and not self.linked(one, two)
         ]
 
     def missed(self, placed: Sequence[str]) -> int:
-        """Return how many of these nodes are alive and not reached from the first of them."""
+        """Return how many of these nodes are alive and the first of them does not reach."""
         return sum(self.is_alive(name) and not self.linked(placed[0], name) for name in placed)
 
-    # -- where leaders belong --------------------------------------------------------------------------------------
+    # -- choosing leaders
+    # ------------------------------------------------------------------------------------------
 
     def lacking(self) -> list[str]:
-        """Return the nodes that others may reach and this node has not reached for long, or not reliably."""
+        """Return the nodes that this node has not reached for long, or not reliably, and others may reach."""
         since = self._clock.monotonic_ms() - self.options.reach_ms
         lost = [node for node, at_ms in self._apart_since.items() if at_ms <= since]
         return lost + [node for node in self._links.connected() if self._flaps(node)]
 
     def gain(self, peer: str, members: Iterable[str]) -> int:
-        """Return how many members more are reached from a peer than from here."""
+        """Return how many more members a peer reaches than this node."""
         told = self._told.get(peer)
         if told is None or not told.leads:
             return 0
@@ -219,7 +221,7 @@ class Reach:
         return self._breaks.count(node, self._clock.monotonic_ms() - self.options.steady_ms) >= FLAPS
 
     def may_return(self, peer: str, members: Iterable[str]) -> bool:
-        """Does a peer reach as many of the members as this node, and for long enough to be relied on?"""
+        """Return whether a peer reaches as many of the members as this node, by links that have lasted long enough."""
         if not self.takes_leaders(peer):
             return False
         since = self._clock.monotonic_ms() - self.options.steady_ms
@@ -229,7 +231,7 @@ class Reach:
             restored_ms = None if told is None else told.restored_ms.get(member)
             steady = restored_ms is None or restored_ms <= since
             there += steady and self.linked(peer, member)
-            # What this node has lost just now may be back soon.
+            # A link that this node has lost just now may be back soon.
             here += member == self.node or member in connected or self._breaks.count(member, since) > 0
         return there >= here
 

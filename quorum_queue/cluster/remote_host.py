@@ -1,9 +1,8 @@
-"""A queue that lives on another node: its commands go there over the link, and what they lead to comes back.
+"""A queue that lives on another node: its commands go there over the link, and their results come back.
 
-As long as the link stands, this is as good as being there. When it breaks, nobody knows what became of the
-publishes on their way: they are refused, which tells their publisher to try again; consumers are cancelled,
-as RabbitMQ cancels those of a queue whose node went down, and the queue's home gives what they held to
-others.
+While the link is up, clients notice no difference. When it breaks, the outcome of publishes on their way is
+unknown: they are refused, which tells their publisher to try again. Consumers are cancelled, as RabbitMQ
+cancels those of a queue whose node went down, and the queue's home gives their messages to others.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ FRAME_BYTES = 1 << 20
 
 
 class RemoteHost(DeferredHost):
-    """The host, here, of a queue that another node serves."""
+    """This node's host of a queue that another node serves."""
 
     __slots__ = (
         "_answered_to",
@@ -56,7 +55,7 @@ class RemoteHost(DeferredHost):
         incarnation: int,
         home: Callable[[str], str],
     ) -> None:
-        """`home` returns the node to ask, one other than its argument if there is one."""
+        """`home` returns the node to ask, if possible another one than its argument."""
         super().__init__(queue, turn)
         self.queue_id = queue_id
         self.name = name
@@ -65,15 +64,14 @@ class RemoteHost(DeferredHost):
         self._node = node
         self._incarnation = incarnation
         self._home = home
-        #: The node that said last that it does not serve the queue.
+        #: The node that last said that it does not serve the queue.
         self._avoid = ""
-        #: Numbers of the last batch that was sent, and of the last one that all was answered for.
+        #: Numbers of the last batch sent, and of the last one with all its answers.
         self._last_sent = self._answered_to = 0
-        #: Called once all that was sent is answered; nothing more is sent meanwhile.
+        #: Called once all sent batches are answered; nothing more is sent meanwhile.
         self._drained: Callable[[], None] | None = None
         self._stats = events.Stats(0, 0, 0, 0)
-        #: The node that the present answers come from, as long as the link to it stands, and the first batch
-        #: it got.
+        #: The node that answers at present, while the link to it is up, and the first batch that it got.
         self._session = ""
         self._session_since = 1
 
@@ -98,7 +96,7 @@ class RemoteHost(DeferredHost):
         return self._stats.consumers
 
     def consumers(self) -> list[ConsumerState]:
-        """Those of this node; only the queue's home knows the others."""
+        """The number of this node's consumers; only the queue's home knows the others."""
         return [
             ConsumerState(
                 (self._node, self._incarnation, *key),
@@ -111,7 +109,8 @@ class RemoteHost(DeferredHost):
             for key, consumer in self._consumers.items()
         ]
 
-    # -- out -------------------------------------------------------------------------------------------------------
+    # -- sending
+    # ---------------------------------------------------------------------------------------------------
 
     def _send_pending(self) -> None:
         if self._drained is not None:
@@ -120,7 +119,7 @@ class RemoteHost(DeferredHost):
         if not self._session:
             self._session_since = self._last_sent + 1
         if self._pending_barriers:
-            # Its answer tells how full the queue is then.
+            # Its answer tells how full the queue is.
             self.pending.append(("touch",))
         for commands in cut(self._outgoing(), FRAME_BYTES):
             self._last_sent += 1
@@ -130,7 +129,7 @@ class RemoteHost(DeferredHost):
                 if not self._session:
                     self._answered_to = self._last_sent
                     if self._consumers:
-                        # They came from another host and were to be attached here.
+                        # They came from another host, to be attached here.
                         self._lose_consumers()
                 return
             self._session = home
@@ -146,15 +145,15 @@ class RemoteHost(DeferredHost):
         self.submit(("touch",))
 
     def wake(self) -> None:
-        """It asks for no times: its home does."""
+        """Sets no timers: the queue's home does."""
 
     def drain(self, then: Callable[[], None]) -> None:
-        """Send nothing more, and call back when all that was sent is answered: what came meanwhile is pending."""
+        """Stop sending, and call back when all sent batches are answered. Later commands stay pending."""
         self._drained = then
         self._look_whether_drained()
 
     def resume(self) -> None:
-        """Go on after all."""
+        """Resume sending."""
         self._drained = None
         self._turn.schedule(self)
 
@@ -172,7 +171,7 @@ class RemoteHost(DeferredHost):
         super().hand_over(to, failed=failed)
 
     def _release(self) -> None:
-        """All that it has is on another node."""
+        """Release nothing: all data is on another node."""
 
     def close(self) -> None:
         if not self.ended:
@@ -180,12 +179,12 @@ class RemoteHost(DeferredHost):
             self._end(DELETED)
 
     def link_down(self, node: str) -> None:
-        """The way to the queue's home is gone."""
+        """The link to the queue's home has broken."""
         if self._session != node:
             return
         self._session = ""
         self._answered_to = self._last_sent
-        # What was not sent yet goes to another home, if there is one.
+        # Unsent commands go to another home, if there is one.
         unsent = self._take_unsent()
         self._end(self._down())
         self._lose_consumers()
@@ -198,10 +197,11 @@ class RemoteHost(DeferredHost):
         self._next_ids.clear()
         self.queue.consumers_lost()
 
-    # -- in --------------------------------------------------------------------------------------------------------
+    # -- receiving
+    # -------------------------------------------------------------------------------------------------
 
     def received(self, found: list[tuple[Any, ...]]) -> None:
-        """Take what the queue's home tells; see events.decode."""
+        """Take events from the queue's home; see events.decode."""
         for event in found:
             kind = event[0]
             if kind == events.DELIVERED:

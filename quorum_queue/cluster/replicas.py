@@ -1,11 +1,10 @@
-"""All Raft groups of this node, without I/O: what arrives goes to their cores, and what they ask for is
-gathered.
+"""All Raft groups of this node, without I/O: passes frames to their cores, and gathers what the cores ask
+for.
 
-In one turn (see amqp_server.turn) the batches that reached a leader become entries, every dirty group tells
-what it wants written, sent and applied, all that is to be written goes into the layer of the next commit (one
-transaction for all groups), and what must wait for the disk is sent when that commit is done. A group at rest
-costs nothing: it has no timer, and the beats by which nodes know of each other are the links', one for each
-pair of nodes.
+In one turn (see amqp_server.turn) the batches that reached a leader become entries, and every dirty group
+returns what to write, send and apply. All writes go into the layer of the next commit (one transaction for
+all groups), and messages that must wait for the disk leave when that commit is done. An idle group costs
+nothing: it has no timer, and the heartbeats belong to the links, one for each pair of nodes.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from quorum_queue.raft.options import Options
 logger = logging.getLogger("mqd.replication")
 
 _RAFT = bytes((frames.RAFT,))
-#: A leader that was heard from within this time goes on, ms.
+#: A leader that this node heard from within this time stays leader, ms.
 OTHERS_HEARD_MS = 2_000
 
 
 class Written(NamedTuple):
-    """What a commit makes durable for one group, and what may leave then."""
+    """What a commit makes durable for one group, and the messages that may leave then."""
 
     group: Group
     hard: HardState | None
@@ -50,13 +49,13 @@ class Written(NamedTuple):
 
 
 class Stopped:
-    """A group that takes no part in anything here. What the others do with it is watched."""
+    """A group that has stopped on this node, which watches what the other members do."""
 
     __slots__ = ("applied", "heard_ms")
 
     def __init__(self, applied: int) -> None:
         self.applied = applied
-        #: When a leader told last of a commit beyond what was applied here.
+        #: When a leader last told of a commit beyond the last entry applied here.
         self.heard_ms = 0
 
 
@@ -87,20 +86,20 @@ class Replicas:
         self.timers = timers
         self.options = options
         self.raft_options = raft
-        #: Whatever touches a group is called through it: what one group raises stops that group.
+        #: All calls to a group go through it: an exception of one group stops only that group.
         self.contain = boundary.contain
         self.groups: dict[int, Group] = {}
         self.dirty: dict[Group, None] = {}
         #: Groups that want ticks.
         self.active: dict[Group, None] = {}
-        #: Bytes of this node's batches that are not applied here.
+        #: Bytes of this node's batches that are not applied here yet.
         self.flight_bytes = 0
         self.led_count = 0
-        #: What is known of the nodes: the incarnation of those that are up, None for those that are down.
+        #: The incarnation of each known node that is up, None for those that are down.
         self.incarnations: dict[str, int | None] = {node: incarnation}
         self._written: list[Written] = []
         self._writing: deque[int] = deque()
-        #: The disk does not take what it is given: this node leads nothing.
+        #: The disk does not accept writes: this node leads nothing.
         self.stalled = self._full = False
         #: This node is about to stop.
         self.draining = False
@@ -111,7 +110,7 @@ class Replicas:
         self._left: dict[int, int] = {}
         #: Groups that have stopped here because they failed.
         self._stopped: dict[int, Stopped] = {}
-        #: How often a group has forgotten what it had since this start.
+        #: How often a group has forgotten its log since this start.
         self._forgotten: dict[int, int] = {}
         self.bodies = BodyCache(options.bodies_bytes)
 
@@ -148,22 +147,22 @@ class Replicas:
         return group
 
     def close(self, group: Group) -> None:
-        """Forget a group with all that it stored."""
+        """Close a group and delete all its stored data."""
         if self.groups.get(group.id) is group:
             self._leave_out(group)
             self.drop(group.id)
 
     def drop(self, group_id: int) -> None:
-        """Delete what is stored of a group that is not open."""
+        """Delete the stored data of a group that is not open."""
         self._stopped.pop(group_id, None)
         self.store.drop(group_id)
         self.commits.request()
 
     def stop(self, group: Group) -> None:
-        """Take no part in a group from now on: neither vote, nor lead, nor take anything. What it stored is kept."""
+        """Stop a group on this node: it does not vote, lead or take entries. Its stored data is kept."""
         if self.groups.get(group.id) is group:
             if group.is_leader:
-                # Its followers trust it for as long as the links stand.
+                # Otherwise its followers would trust it for as long as the links are up.
                 for peer in group.core.members.everyone():
                     if peer != self.node:
                         self.post(group.id, Message(RESIGN, self.node, peer, group.core.term))
@@ -171,13 +170,12 @@ class Replicas:
             self._stopped[group.id] = Stopped(group.applied)
 
     def others_go_on(self, group_id: int) -> bool:
-        """True if the other members have gone on beyond the entry at which a group stopped here."""
+        """Return whether the other members have gone beyond the entry at which a group stopped here."""
         stopped = self._stopped.get(group_id)
         return stopped is not None and self.clock.monotonic_ms() - stopped.heard_ms < OTHERS_HEARD_MS
 
     def new_memory(self, group_id: int) -> int:
-        """Return a number that no earlier memory of this node for this group had: it has forgotten what it
-        promised.
+        """Return a number that no earlier memory of this node for this group had: it has forgotten its votes.
 
         Starts of the process are times in ms, so there is room between two of them.
         """
@@ -196,21 +194,21 @@ class Replicas:
             self.led_count -= 1
 
     def leave(self, group_id: int) -> None:
-        """This node is a member of a group no more. It may become one again."""
+        """This node is no longer a member of a group. It may become one again."""
         self._left[group_id] = self._left.get(group_id, 0) + 1
 
     def own_in(self, group_id: int) -> tuple[str, int]:
-        """Return what this node's batches for a group begin with.
+        """Return the node and incarnation that this node's batches for a group begin with.
 
-        The numbers of batches begin with 1 in each membership. For the group, who comes again is a further
-        start of its node; of these two numbers the start of this node's process is a time in ms, so there is
-        room between.
+        The numbers of batches begin with 1 in each membership. For the group, a node that returns is a
+        further start of that node. Starts of processes are times in ms, so there is room for such numbers
+        between two of them.
         """
         times = self._left.get(group_id)
         return self.own if times is None else (self.node, self.incarnation + times)
 
     def touch(self, group: Group) -> None:
-        """Something happened in a group: look at it at the end of the turn."""
+        """Something happened in a group: process it at the end of the turn."""
         self.dirty[group] = None
 
     # -- links -----------------------------------------------------------------------------------------------------
@@ -227,7 +225,7 @@ class Replicas:
         self.lost_entries.ask_again()
 
     def _link_up(self, group: Group, peer: str) -> None:
-        # Whoever neither leads nor follows this node has nothing to do with it yet.
+        # A peer matters to a group only if it leads the group, or follows this node in it.
         if group.core.leader in (self.node, peer) and peer in group.core.members.everyone():
             group.core.in_contact(peer)
             if group.core.leader == peer:
@@ -260,7 +258,7 @@ class Replicas:
         elif kind == frames.BATCH:
             group_id, payload = frames.parse_batch(frame)
             group = self.groups.get(group_id)
-            # Whoever is no member any more will not see what became of its batches, nor be seen to go.
+            # A node that is no longer a member sees neither the results of its batches nor its own removal.
             if group is not None and group.is_leader and peer in group.core.members.everyone():
                 group.take(payload)
         elif kind == frames.STATE:
@@ -300,7 +298,7 @@ class Replicas:
             raise frames.FrameError(f"a frame of kind {kind}")
 
     def _watch(self, stopped: Stopped, message: Message) -> None:
-        # Only leaders tell what they have committed.
+        # Only leaders send a commit.
         if message.kind in (APPEND, COMMIT) and message.hint_term > stopped.applied:
             stopped.heard_ms = self.clock.monotonic_ms()
 
@@ -310,7 +308,7 @@ class Replicas:
         self.touch(group)
 
     def _take_pieces(self) -> None:
-        """Hand over what came before its group was there."""
+        """Process frames that came before their group was opened."""
         for group_id in self.unopened.groups_with_pieces:
             group = self.groups.get(group_id)
             if group is not None:
@@ -318,7 +316,7 @@ class Replicas:
                     self.contain(group, transfer.receive_state, group, peer, piece)
 
     def topology_came(self, index: int) -> None:
-        """What has no group here, now that the topology has come to this index, will have none."""
+        """The topology has come to this index: drop frames for groups that do not exist by then."""
         self.unopened.topology_index = index
         self._take_pieces()
         self.unopened.forget()
@@ -326,11 +324,11 @@ class Replicas:
     # -- time ------------------------------------------------------------------------------------------------------
 
     def tick(self, heard: Collection[str]) -> None:
-        """One tick of the election clock, for the groups that are not at rest."""
+        """One tick of the election clock, for the groups that are not idle."""
         self._watch_disk()
         self.lost_entries.tick()
         if self.stalled:
-            # Whoever cannot write leads nobody.
+            # A node that cannot write must not lead.
             return
         self._take_pieces()
         for group in list(self._transfers):
@@ -341,7 +339,7 @@ class Replicas:
     def _tick(self, group: Group, heard: Collection[str]) -> None:
         core = group.core
         core.tick(heard)
-        # After most ticks a thousand candidates go on waiting.
+        # After most ticks a thousand candidates keep waiting.
         if core.has_ready or core.quiet or group.inbox:
             self.touch(group)
 
@@ -353,7 +351,7 @@ class Replicas:
 
     @property
     def takes_leaders(self) -> bool:
-        """True if other nodes may hand groups over to this one."""
+        """Return whether other nodes may hand groups over to this one."""
         return not (self.draining or self.stalled)
 
     def disk_full(self, full: bool) -> None:
@@ -375,7 +373,7 @@ class Replicas:
                 self.touch(group)
 
     def distrust(self) -> None:
-        """What this node knows may be long out of date: it leads nobody and follows nobody, until it hears anew."""
+        """This node's knowledge may be outdated: it neither leads nor follows until it hears from the others again."""
         for group in list(self.groups.values()):
             if group.is_leader:
                 self.contain(group, group.core.step_down)
@@ -386,12 +384,12 @@ class Replicas:
     # -- turns -----------------------------------------------------------------------------------------------------
 
     def take_dirty(self) -> list[Group]:
-        """Return the groups that something happened in since this was last called."""
+        """Return the groups in which something happened since the last call."""
         dirty, self.dirty = self.dirty, {}
         return [group for group in dirty if self.groups.get(group.id) is group]
 
     def carry_out(self, group: Group) -> None:
-        """Do what a dirty group asks for."""
+        """Carry out what a dirty group asks for."""
         if self.groups.get(group.id) is not group:
             return
         core = group.core
@@ -443,7 +441,7 @@ class Replicas:
         self.links.send(message.to, [_RAFT, *encode_message(group_id, message)])
 
     def write(self) -> None:
-        """Ask for one commit for all that this turn wrote."""
+        """Request one commit for all writes of this turn."""
         if not self._written:
             return
         written, self._written = self._written, []

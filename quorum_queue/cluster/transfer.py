@@ -1,11 +1,11 @@
-"""Filling a follower that lacks more than the log still holds: a snapshot's state, then the bodies it speaks
-of.
+"""Fills a follower that lacks more than the log still holds: sends a snapshot's state, then the bodies of its
+queue.
 
 The leader sends the state of its machine in pieces. The follower then asks for the entries that hold bodies
-of the queue and that it has not got, and only when all of them and the state are durable does it tell its
-core, which answers the leader: until then it counts for nothing. So a replica in step always has every body
-of its queue. A leader that has just started may lack bodies which its snapshot names: they were settled later
-in the log, and deleted.
+of the queue and that it lacks. When all of them and the state are durable, it tells its core, which answers
+the leader; until then the follower does not count. So a replica in step always has every body of its queue. A
+leader that has just started may lack bodies which its snapshot names: they were settled later in the log, and
+deleted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mqd.replication")
 
-#: Entries asked for at once.
+#: Entries requested at once.
 FETCH_ENTRIES_MAX = 128
 
 
@@ -44,7 +44,7 @@ class Sending:
 
 
 class Receiving:
-    """A snapshot on its way to here."""
+    """A snapshot on its way to this node."""
 
     __slots__ = (
         "asked",
@@ -63,17 +63,17 @@ class Receiving:
 
     def __init__(self, leader: str, piece: frames.StatePiece, last_index: int, now_ms: int) -> None:
         self.leader = leader
-        #: Where the log here ends while the snapshot comes.
+        #: Last index of this node's log while the snapshot comes.
         self.last_index = last_index
         self.term = piece.term
         self.index = piece.index
         self.log_term = piece.log_term
         self.members = piece.members
         self.state = bytearray()
-        #: Entries still to be asked for, and those asked for.
+        #: Entries still to be requested, and those requested.
         self.wanted: deque[int] = deque()
         self.asked: dict[int, None] = {}
-        #: Entries that the leader has not got, and need not have got: see frames.PERHAPS_SETTLED.
+        #: Entries that the leader lacks, and may rightly lack: see frames.PERHAPS_SETTLED.
         self.missing: list[int] = []
         self.storing = False
         self.moved_at = now_ms
@@ -102,7 +102,7 @@ def begin(group: Group, to: str) -> None:
 
 
 def go_on(group: Group) -> None:
-    """Send more pieces as far as the links take them; give up what does not move."""
+    """Send more pieces as far as the links accept them; give up transfers without progress."""
     replicas = group.replicas
     now = replicas.clock.monotonic_ms()
     options = replicas.options
@@ -147,7 +147,7 @@ def _matched(group: Group, to: str) -> int:
 
 
 def ended(group: Group, to: str, *, ok: bool) -> None:
-    """A transfer is over; what was kept for it may go."""
+    """A transfer is over: release what was kept for it."""
     sending = (group.sending or {}).pop(to, None)
     if sending is None:
         return
@@ -172,7 +172,7 @@ def answer_fetch(replicas: Replicas, peer: str, group_id: int, indexes: list[int
     found: list[frames.StoredEntry] = []
     size = 0
     for index in indexes:
-        # What is not applied may be another leader's.
+        # An entry that is not applied may be another leader's.
         known = group is not None and index <= group.applied
         entry = read_entry(replicas, group, index) if group is not None and known else None
         if entry is None:
@@ -180,7 +180,7 @@ def answer_fetch(replicas: Replicas, peer: str, group_id: int, indexes: list[int
             why = frames.PERHAPS_SETTLED if perhaps_settled else frames.LOST
             found.append(frames.StoredEntry(index, 0, frames.GONE, why))
             if group is not None and known and group.machine.wanted(index):
-                # By the time it is asked for again it may have come from another member.
+                # Another member may have sent it by the time the peer asks again.
                 replicas.lost_entries.add(group, index)
             continue
         found.append(entry)
@@ -223,7 +223,7 @@ def receive_state(group: Group, peer: str, piece: frames.StatePiece) -> None:
     if len(receiving.state) < piece.total:
         return
     for index in group.machine.kept_in(bytes(receiving.state)):
-        # Of its own log a follower trusts what is committed; the rest may be another leader's.
+        # A follower trusts only the committed part of its log; the rest may be another leader's.
         if index > group.applied or read_entry(replicas, group, index) is None:
             receiving.wanted.append(index)
     replicas.store.begin_aside(group.id, receiving.index, receiving.log_term)
@@ -255,13 +255,13 @@ def receive_entries(group: Group, peer: str, found: list[frames.StoredEntry]) ->
         if receiving is None or entry.index not in receiving.asked:
             continue
         if entry.kind == frames.GONE and entry.data == frames.PERHAPS_SETTLED:
-            # This leader may need us to find that out, so we go on without.
+            # This leader may need this member to find that out, so the member continues without the entry.
             answered = True
             del receiving.asked[entry.index]
             receiving.missing.append(entry.index)
             continue
         if entry.kind == frames.GONE:
-            # The leader has lost it, too, or is one no more. Begin anew.
+            # The leader has lost it, too, or is no longer leader. Begin anew.
             logger.warning("group %d: %s has no entry %d", group.id, peer, entry.index)
             group.receiving = None
             return
@@ -271,7 +271,7 @@ def receive_entries(group: Group, peer: str, found: list[frames.StoredEntry]) ->
     if receiving is None or not answered:
         return
     receiving.moved_at = replicas.clock.monotonic_ms()
-    # An answer holds as many as fit: ask again for the others.
+    # An answer holds as many entries as fit: request the others again.
     receiving.wanted.extendleft(reversed(list(receiving.asked)))
     receiving.asked = {}
     replicas.commits.request()
@@ -279,7 +279,7 @@ def receive_entries(group: Group, peer: str, found: list[frames.StoredEntry]) ->
 
 
 def _store(group: Group, receiving: Receiving) -> None:
-    """All is here: make it durable, then take it over."""
+    """All has arrived: make it durable, then replace state and log."""
     replicas, core = group.replicas, group.core
     index, term = receiving.index, receiving.log_term
     if (
@@ -287,18 +287,18 @@ def _store(group: Group, receiving: Receiving) -> None:
         or core.leader != receiving.leader
         or not core.installing(index, term)
     ):
-        # Things have moved on: the leader begins anew if it is still needed.
+        # The group has changed meanwhile: the leader begins anew if that is still needed.
         group.receiving = None
         return
     receiving.storing = True
     state = bytes(receiving.state)
     members = Members.decode(receiving.members)
     store = replicas.store
-    # In one transaction: what was never committed goes, and the snapshot stands.
+    # In one transaction: delete entries that were never committed, and store the snapshot.
     store.truncate(group.id, group.applied + 1)
     store.snapshot(group.id, index, term, pack_state(members, state))
     kept = dict.fromkeys(group.machine.kept_in(state))
-    # Those from the beginning, too, that were kept for bodies which meanwhile nobody wants.
+    # Also delete old entries that were kept for bodies which are no longer needed.
     store.drop_entries(group.id, _outside(kept, 1, index))
 
     def take_over() -> None:
@@ -322,7 +322,7 @@ def _store(group: Group, receiving: Receiving) -> None:
 
 
 def _outside(kept: dict[int, None], low: int, high: int) -> list[range]:
-    """Return the spans of low … high without what is to be kept."""
+    """Return the spans of low … high without the entries to keep."""
     spans: list[range] = []
     at = low
     for keep in sorted(kept):

@@ -1,4 +1,4 @@
-"""What arrives for groups of which this node has not heard yet: a leader may be ahead of it in the topology."""
+"""Frames for groups that this node does not know yet: a leader may be ahead of it in the topology."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from collections.abc import Iterator
 from quorum_queue.cluster.frames import StatePiece
 from quorum_queue.raft.messages import Message
 
-#: The group that is the log of the topology.
+#: The group whose log is the topology's.
 TOPOLOGY = 0
 
 
 class UnopenedGroups:
-    """First words to new groups, and pieces of the snapshots with which a node that lost its disk is filled."""
+    """First messages to new groups, and pieces of snapshots for a node that lost its disk."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._messages: dict[int, list[tuple[Message, int]]] = {}
-        #: With the peers that sent them.
+        #: Messages with the peers that sent them.
         self._pieces: dict[int, list[tuple[str, StatePiece]]] = {}
-        #: The topology has come so far here. Groups up to this number that do not exist will not come into
-        #: being.
+        #: How far this node has applied the topology. Groups up to this number that do not exist will never
+        #: exist.
         self.topology_index = 0
 
     def may_come(self, group_id: int) -> bool:
-        """True if a group may still come into being here: its declaration is not applied yet.
+        """Return whether a group may still be opened here: its declaration is not applied yet.
 
         The topology's own group has none, and opens when the node has noted which cluster it belongs to.
         """
@@ -60,7 +60,7 @@ class UnopenedGroups:
             yield peer, piece
 
     def forget(self) -> None:
-        """What has no group here, now that the topology has come so far, will have none."""
+        """The topology has come so far: drop frames for groups that do not exist by now."""
         for group_id in [group_id for group_id in self._messages if not self.may_come(group_id)]:
             self._bytes -= sum(size for _, size in self._messages.pop(group_id))
         for group_id in [group_id for group_id in self._pieces if not self.may_come(group_id)]:

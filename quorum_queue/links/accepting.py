@@ -1,4 +1,4 @@
-"""The port for links: strangers get nothing from it, and cost little."""
+"""The listener for links: it sends nothing to strangers, and they cost little."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ACCEPT_BATCH = 64
 
 
 class Accepting:
-    """Accepts connections and lets in who proves to be a peer."""
+    """Accepts connections, and lets in those that prove to be peers."""
 
     def __init__(
         self,
@@ -38,8 +38,8 @@ class Accepting:
         self._options = options
         self._make_wire = make_wire
         self._log = log
-        #: Connections that have said nothing right yet. Those that have are apart, so that strangers do not push them
-        #: out; their first message may be another's, heard before, so they are bounded, too.
+        #: Connections without a valid message yet. Those with one are kept apart, so that strangers do not
+        #: push them out; a stranger may replay a valid first message, so they are bounded, too.
         self.strangers: dict[Wire, None] = {}
         self.greeted: dict[Wire, None] = {}
 
@@ -65,7 +65,7 @@ class Accepting:
                 nursery.start_soon(self._accepted, wire, _name_of(sock))
 
     def _crowd(self, pool: dict[Wire, None], wire: Wire) -> None:
-        """Let it into the pool; the oldest there makes room."""
+        """Put it into the pool; the oldest there makes room."""
         if len(pool) >= self._options.half_open_max:
             oldest = next(iter(pool))
             del pool[oldest]
@@ -90,7 +90,7 @@ class Accepting:
             wire.close()
 
     async def _greet(self, wire: Wire, where: str) -> tuple[Hello, Standing] | None:
-        """Find out who is there. A stranger may send anything, and nothing of the node's depends on it yet."""
+        """Find out who dialled. A stranger may send anything; nothing in the node depends on it yet."""
         try:
             with trio.fail_after(self._options.handshake_ms / 1000):
                 if isinstance(wire, TlsWire):

@@ -1,4 +1,4 @@
-"""Dials the peers that there is no session with."""
+"""Dials the peers without a session."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Dialling:
         self._log = log
 
     def start(self, nursery: trio.Nursery, pair: Pair) -> None:
-        """Keep dialling this peer, if that is not being done."""
+        """Keep dialling this peer, if no task does so yet."""
         if pair.dialling is None and pair.address is not None:
             pair.dialling = trio.CancelScope()
             nursery.start_soon(self._run, pair, pair.dialling)
@@ -56,10 +56,10 @@ class Dialling:
     def _retry_s(self, pair: Pair) -> float:
         shortest, longest = self._options.retry_min_ms / 1000, self._options.retry_max_ms / 1000
         if pair.failures:
-            # The exponent is bounded, or the number would grow for as long as the peer is away.
+            # The exponent is bounded; otherwise the number would grow while the peer is away.
             grown: float = shortest * (1 << min(pair.failures - 1, 16))
             return min(longest, grown) * random.uniform(0.5, 1.0)
-        # After the end of a session both would dial at once: the one that chooses goes first.
+        # After the end of a session both would dial at once: the one that decides goes first.
         return 0.0 if decides(self._sessions.node, pair.name) or not pair.had_session else shortest
 
     async def _dial(self, pair: Pair, peer: Peer) -> None:
@@ -78,7 +78,7 @@ class Dialling:
                 level, sort = (logging.WARNING, "suspect") if refused.suspect else (logging.INFO, "refused")
                 self._log.write(level, sort, peer.name, f"no link to {where}: {refused}")
         except (*LOST, trio.TooSlowError, UnicodeError) as error:
-            # A host name that is none is a UnicodeError.
+            # An invalid host name raises UnicodeError.
             if pair.session is None:
                 text = str(error) or type(error).__name__
                 self._log.write(logging.INFO, "lost", peer.name, f"no link to {where} yet: {text}")

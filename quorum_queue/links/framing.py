@@ -1,8 +1,9 @@
-"""Frames of a link: a length of four bytes, and so many bytes. A frame of length 0 only says that its sender lives.
+"""Frames of a link: a length of four bytes, and so many bytes. A frame of length 0 is only a keep-alive.
 
-The reader says where the next bytes are to go, and finds the frames in them: frames that lie whole in the shared buffer
-are handed on as views of it, and one that does not gets a buffer of its own, into which the rest of it is read
-straight from the socket. So no byte is copied more than once before the node sees it, whatever the sizes.
+The reader returns the buffers for the next bytes, and finds the frames in them. Frames that are whole in the
+shared buffer are passed on as views of it. A frame that is not gets a buffer of its own, into which its rest
+is read straight from the socket. So no byte is copied more than once before the node sees it, for any frame
+size.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ from collections.abc import Sequence
 HEAD = struct.Struct(">I")
 KEEP_ALIVE = HEAD.pack(0)
 
-#: Frames up to this size are made one piece as they are queued: cheaper than giving the kernel the pieces.
+#: Frames up to this size are joined into one piece when queued: cheaper than giving the kernel the pieces.
 JOIN_BYTES_MAX = 4096
 
-#: Two buffers up to this size are kept for the next frames of a session: fresh memory costs a page fault each 4 KiB.
+#: Two buffers up to this size are kept for the next frames of a session: fresh memory costs a page fault each
+#: 4 KiB.
 SPARE_BYTES_MAX = 2 << 20
 
 
 class FrameError(Exception):
-    """The peer sent what is not a frame; its session ends."""
+    """The peer sent bytes that are no frame; its session ends."""
 
 
 def encode(parts: Sequence[bytes], size: int) -> list[bytes]:
@@ -33,16 +35,16 @@ def encode(parts: Sequence[bytes], size: int) -> list[bytes]:
 
 
 class FrameReader:
-    """Of one session. `buffers` and `received` are to be called without a wait in between: the buffer is shared."""
+    """Frames of one session. Call `buffers` and `received` without a wait in between: the buffer is shared."""
 
     __slots__ = ("_filled", "_frame", "_head", "_limit", "_other_spare", "_shared", "_spare")
 
     def __init__(self, shared: memoryview, frame_bytes_max: int) -> None:
         self._shared = shared
         self._limit = frame_bytes_max
-        #: First bytes of a length that has not come whole.
+        #: First bytes of an incomplete length.
         self._head = b""
-        #: A frame that has begun, and how much of it has come.
+        #: An incomplete frame, and how many of its bytes have come.
         self._frame: memoryview | None = None
         self._filled = 0
         #: For the next two frames that do not lie whole in the shared buffer, in turn.
@@ -55,9 +57,9 @@ class FrameReader:
         return [self._shared[len(self._head) :]]
 
     def received(self, count: int) -> list[memoryview]:
-        """Return the frames completed by so many bytes more. Raises FrameError.
+        """Return the frames that so many more bytes complete. Raises FrameError.
 
-        The views are good until the next wait.
+        The views are valid until the next wait.
         """
         frames: list[memoryview] = []
         frame = self._frame

@@ -32,7 +32,7 @@ class Greeter:
     hello: Hello
     #: Returns nonces.
     random: Callable[[int], bytes]
-    #: What this node holds of that peer now.
+    #: Returns this node's present standing with a peer.
     standing: Callable[[str], Standing]
 
     async def dial(self, wire: Wire, to: str) -> tuple[Hello, Standing]:
@@ -42,7 +42,7 @@ class Greeter:
         try:
             answer = await read_message(wire)
         except EndedError:
-            # A process that dies resets the connection; this one has read what we said, and closed.
+            # A dying process resets the connection; this peer has read our message, and closed.
             raise Refused(
                 "it closed the connection without an answer: another cluster secret or cluster name there, "
                 f"or {self.hello.name!r} is no peer of it",
@@ -53,7 +53,7 @@ class Greeter:
         return hello, standing
 
     async def accept(self, wire: Wire, opened: Callable[[Hello], None]) -> tuple[Hello, Standing]:
-        """`opened` is told who the dialler claims to be, and may raise Refused. Raises Refused, OSError."""
+        """Calls `opened` with the dialler's claimed identity; it may raise Refused. Raises Refused, OSError."""
         acceptor = Acceptor(self.keys, self.cluster, self.hello, self.random(NONCE_BYTES))
         hello = acceptor.opened(await read_message(wire))
         opened(hello)

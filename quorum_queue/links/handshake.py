@@ -1,19 +1,21 @@
-"""Two nodes prove to each other that they know the cluster's secret, without showing it. Pure: nonces come in as data.
+"""Two nodes prove to each other that they know the cluster's secret, without showing it. Pure: nonces come in
+as data.
 
-Three messages; the node that dials speaks first, and the other is silent until what it heard is right:
+Three messages; the node that dials speaks first, and the other is silent until that message is valid:
 
     1  dialler  -> acceptor   OPEN      cluster, whom it wants, hello, nonce, MAC
     2  acceptor -> dialler    ANSWER    hello, standing, nonce, MAC over 1 and 2
     3  dialler  -> acceptor   FINISH    standing, MAC over 1, 2 and 3
 
-Each MAC is HMAC-SHA256 under a key of its own, derived from the secret for that message, so nothing said in one
-direction or at one place is of use in another (reflection). The first MAC only keeps strangers from getting an answer:
-it can be replayed, and buys an ANSWER. Proof is in 2 for the dialler, whose nonce it covers, and in 3 for the
-acceptor; and both cover all that was said before, names and cluster included.
+Each MAC is HMAC-SHA256 under a key of its own, derived from the secret for that message, so an attacker
+cannot reuse a message in another direction or place (reflection). The first MAC only keeps strangers from
+getting an answer: a replay of it gets an ANSWER and nothing else. Message 2 is the proof for the dialler,
+whose nonce it covers, and message 3 for the acceptor; both cover all earlier messages, names and cluster
+included.
 
-Frames after the handshake carry no MAC. On a network where others can write into a TCP stream, or read it, configure
-TLS for the links: it protects every byte, and the handshake then runs inside it. Whoever can read a handshake can try
-secrets against it at leisure, so the secret has to be random and long, not a word.
+Frames after the handshake carry no MAC. On a network where others can write into a TCP stream, or read it,
+configure TLS for the links: it protects every byte, and the handshake then runs inside it. An attacker who
+can read a handshake can try secrets against it offline, so the secret has to be random and long, not a word.
 """
 
 from __future__ import annotations
@@ -23,13 +25,13 @@ import struct
 from dataclasses import dataclass
 
 MAGIC = b"MQDL"
-#: Of the handshake and the framing. Another one is refused.
+#: Version of the handshake and the framing. Peers with another one are refused.
 PROTOCOL = 1
 OPEN, ANSWER, FINISH = 1, 2, 3
 
 NONCE_BYTES = 32
 MAC_BYTES = 32
-#: Of one message before authentication, and so of what a stranger can make a node hold.
+#: Bytes of one message before authentication: a stranger can make a node hold no more.
 MESSAGE_BYTES_MAX = 1024
 SECRET_BYTES_MIN = 16
 
@@ -40,35 +42,35 @@ _LENGTH = struct.Struct(">I")
 
 
 class Refused(Exception):
-    """The other side is not let in. The text is for our own log; the wire says nothing."""
+    """The other side is refused. The text is only for our own log, not for the wire."""
 
     def __init__(self, text: str, *, suspect: bool = False) -> None:
         super().__init__(text)
-        #: Is it likely that an operator configured something wrong? Else it is noise from the network.
+        #: True if an operator has probably made a mistake; else it is noise from the network.
         self.suspect = suspect
 
 
 @dataclass(frozen=True)
 class Hello:
-    """Who a node says it is. Known to be true once the handshake is done."""
+    """A node's claimed identity. Proved once the handshake is done."""
 
     name: str
-    #: Raised by each start of the node.
+    #: Number of the node's start; it rises with each.
     incarnation: int
-    #: Of the data directory.
+    #: Identity of the data directory.
     identity: str
-    #: Of what is said over links, above the framing.
+    #: Version of the frames' contents.
     version: int = 1
     features: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Standing:
-    """What the speaker holds of the other at this moment; `choice` rests on it."""
+    """The sender's present sessions with the other side; `choice` uses it."""
 
-    #: Sessions, with whatever peer, that it has begun since its start.
+    #: Sessions with any peer that the sender has begun since its start.
     adopted: int
-    #: Does it hold a session with the other?
+    #: Whether the sender holds a session with the other side.
     linked: bool
 
 
@@ -127,7 +129,7 @@ class Acceptor:
         self._before = b""
 
     def opened(self, message: bytes) -> Hello:
-        """Check the first message; return who it claims to be from: not proved yet. Raises Refused."""
+        """Check the first message; return its claimed sender, not proved yet. Raises Refused."""
         reader = _Reader(message, OPEN)
         cluster, to, hello = reader.text(), reader.text(), reader.hello()
         reader.nonce_and_end()
@@ -151,7 +153,7 @@ class Acceptor:
         return message
 
     def finish(self, message: bytes) -> Standing:
-        """Check the third message: from here on the other side is who it claimed to be. Raises Refused."""
+        """Check the third message: after it the other side's identity is proved. Raises Refused."""
         reader = _Reader(message, FINISH)
         standing = reader.standing()
         reader.end()
@@ -193,7 +195,7 @@ def _nonce(nonce: bytes) -> bytes:
 
 
 def _framed(message: bytes) -> bytes:
-    """With its length, so that no two sequences of messages look the same to the MAC."""
+    """The message with its length, so that no two sequences of messages have the same MAC."""
     return _LENGTH.pack(len(message)) + message
 
 
@@ -209,7 +211,7 @@ def _verify(key: bytes, before: bytes, message: bytes, claimed: str = "") -> Non
 
 
 class _Reader:
-    """Walks one message. Raises Refused wherever it is not what it should be."""
+    """Parses one message. Raises Refused if it is malformed."""
 
     def __init__(self, message: bytes, kind: int) -> None:
         if len(message) > MESSAGE_BYTES_MAX or len(message) < _HEAD.size + MAC_BYTES:

@@ -1,4 +1,4 @@
-"""The links of a node, as the node sees them."""
+"""All links of a node."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Mesh:
             self.add_peer(peer)
 
     async def run(self, events: Events) -> None:
-        """Accept and dial until cancelled; `events` is told what happens. What that raises ends this, too."""
+        """Accept and dial until cancelled, and notify `events`. An exception of `events` ends this, too."""
         self._sessions.events = events
         try:
             async with trio.open_nursery() as nursery:
@@ -74,17 +74,17 @@ class Mesh:
     def send(self, peer: str, parts: list[bytes]) -> bool:
         """Queue one frame, the parts concatenated; False if there is no session.
 
-        It leaves at the end of this turn. Big parts are not copied. Raises ValueError if the frame is empty or longer
-        than a frame may be.
+        It leaves at the end of this turn. Big parts are not copied. Raises ValueError if the frame is empty
+        or longer than a frame may be.
         """
         return self._sessions.send(peer, parts)
 
     def turn_begins(self) -> None:
-        """`flush` is called when the turn ends: nothing need be sent before."""
+        """The turn calls `flush` at its end: nothing need be sent before."""
         self._sessions.turn_begins()
 
     def flush(self) -> None:
-        """Send what was queued. Outside of turns that happens by itself."""
+        """Send the queued frames. Outside of turns that happens by itself."""
         self._sessions.flush()
 
     def waiting(self) -> Collection[str]:
@@ -92,23 +92,23 @@ class Mesh:
         return self._sessions.waiting()
 
     def pending_bytes(self, peer: str) -> int:
-        """Return what is queued for the peer and was not taken by the socket."""
+        """Return the bytes that are queued for the peer and that the socket has not taken yet."""
         session = self._sessions.open.get(peer)
         return 0 if session is None else session.pending_bytes
 
     def connected(self) -> Collection[str]:
-        """Return the peers that frames can be sent to."""
+        """Return the peers with a session."""
         return [name for name, session in self._sessions.open.items() if not session.closed]
 
     def features_of(self, peer: str) -> Collection[str]:
-        """Return what a connected peer told that it understands; nothing of a peer that is not connected."""
+        """Return the features that a connected peer has announced; none of a peer that is not connected."""
         session = self._sessions.open.get(peer)
         return () if session is None else session.hello.features
 
     def heard_within(self, seconds: float) -> Collection[str]:
-        """Return the connected peers from which anything came lately.
+        """Return the connected peers from which data came lately.
 
-        Time in which this process stood still is not counted: what was sent then waits in the sockets.
+        Time in which this process stood still does not count: the data of that time waits in the sockets.
         """
         since = self._sessions.seen_s() - seconds
         sessions = self._sessions.open.items()

@@ -1,4 +1,4 @@
-"""What a mesh is told, and what it tells."""
+"""The mesh's options, and the events that it reports."""
 
 from __future__ import annotations
 
@@ -21,49 +21,50 @@ class Peer:
 class LinkOptions:
     """Limits and intervals of all links of a node."""
 
-    #: Payload of one frame: an entry of 64 MiB and what is said about it.
+    #: Payload of one frame: an entry of 64 MiB and its fields.
     frame_bytes_max: int = (64 << 20) + (64 << 10)
-    #: Queued for one peer and not yet taken by its socket; a peer that lets more gather loses its session.
+    #: Bytes queued for one peer and not yet taken by its socket; with more the peer loses its session.
     queue_bytes_max: int = 256 << 20
-    #: Taken from a socket by one read, shared by all links.
+    #: Bytes of one read from a socket; all links share the buffer.
     read_bytes: int = 1 << 20
-    #: A keep-alive leaves when nothing else did for so long.
+    #: A keep-alive is sent when no other frame was sent for so long.
     heartbeat_ms: int = 100
-    #: A session silent for so long is over.
+    #: A session that is silent for so long ends.
     dead_ms: int = 1_000
-    #: For a connection to the peer's address.
+    #: Time for a connection to the peer's address.
     dial_ms: int = 1_000
-    #: From the connection to the end of authentication, TLS included.
+    #: Time from the connection to the end of authentication, TLS included.
     handshake_ms: int = 5_000
-    #: Between attempts to dial, growing from the one to the other, with jitter.
+    #: Pause between attempts to dial, growing from the first to the second, with jitter.
     retry_min_ms: int = 50
     retry_max_ms: int = 1_000
-    #: Connections that have not proved yet that they know the secret; the oldest makes room for the next.
+    #: Unauthenticated connections; the oldest makes room for the next.
     half_open_max: int = 32
-    #: Warnings of one sort are logged once in so long, with the number of those left out.
+    #: A sort of warning is logged once in this time, with the number of those left out.
     log_interval_ms: int = 5_000
 
 
 class Events(Protocol):
     """The node above: called on the loop, without waiting; it must be fast.
 
-    What a peer sends may be wrong: then the node drops the peer. An exception out of these is a defect, and ends `run`.
+    If a peer sends something wrong, the node drops the peer. An exception of these methods is a defect, and
+    ends `run`.
     """
 
     def link_up(self, peer: str, hello: Hello) -> None:
-        """A session with this peer begins. What is sent from now on belongs to it."""
+        """A session with this peer begins. Frames sent from now on belong to it."""
 
     def link_down(self, peer: str) -> None:
-        """The session is over; what was queued for it is gone. Follows each `link_up` exactly once."""
+        """The session is over; its queued frames are lost. Follows each `link_up` exactly once."""
 
     def admits(self, peer: str) -> bool:
-        """True if a node that is no peer may have a session: one that is about to join."""
+        """Return whether a node that is no peer may have a session: one that is about to join."""
 
     def refusal(self, hello: Hello) -> str:
         """Return why there can be no session with this authenticated node now; nothing if there can."""
 
     def received(self, peer: str, frames: list[memoryview]) -> None:
-        """All complete frames of one read, in order. The views are good during this call only."""
+        """All complete frames of one read, in order. The views are valid during this call only."""
 
 
 __all__ = ["Events", "Hello", "LinkOptions", "Peer"]

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 
 class SeldomLog:
-    """Writes one line of each sort in an interval, and with the next one how many were left out.
+    """Writes one line of each sort in an interval; the next line tells how many were left out.
 
-    Sorts have to be few: they are kept for good.
+    There must be few sorts: they are kept for ever.
     """
 
     def __init__(self, logger: logging.Logger, interval_s: float, now_s: Callable[[], float]) -> None:

@@ -1,4 +1,4 @@
-"""One session with one peer: frames out of its queue into the wire, and out of the wire to the mesh."""
+"""One session with one peer: writes queued frames to the wire, and passes frames from the wire to the mesh."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from quorum_queue.links.wire import Wire
 
 logger = logging.getLogger("mqd.links")
 
-#: Chunks given to the kernel at once (IOV_MAX is 1,024), and bytes, as it takes no more than fit in the socket.
+#: Chunks given to the kernel at once (IOV_MAX is 1,024), and bytes, as it takes no more than fit in the
+#: socket.
 GATHER_MAX = 512
 GATHER_BYTES = 2 << 20
 
-#: How a connection ends without anybody's fault.
+#: Ordinary ends of a connection.
 LOST = (OSError, ssl.SSLError, trio.BrokenResourceError, trio.ClosedResourceError)
 
 
 class Session:
-    """From its agreed beginning until one side ends it."""
+    """A session lasts from its agreed beginning until one side ends it."""
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class Session:
     ) -> None:
         self.peer = hello.name
         self.hello = hello
-        #: Its number among the sessions of the node that did not choose it; see choice.
+        #: Its number among the sessions of the node that adopted it; see choice.
         self.adopted_as = adopted_as
         self._wire = wire
         self._reader = reader
@@ -49,13 +50,13 @@ class Session:
         self._queue_bytes_max = options.queue_bytes_max
         self._queue: deque[bytes | memoryview] = deque()
         self._queued_bytes = 0
-        #: The socket is full: `_drain` goes on when it is not.
+        #: The socket is full: `_drain` continues when it has room.
         self._blocked = False
         self._wake_drain = trio.Event()
         self._scope = trio.CancelScope()
-        #: Nothing is taken or handed on any more.
+        #: The session takes and passes on no more frames.
         self.closed = False
-        #: Why it was ended from our side, if it was.
+        #: Why our side ended it, if it did.
         self.reason = ""
         self._sent_since_tick = True
         self.began = self.heard_at = clock.at(trio.current_time())
@@ -77,7 +78,7 @@ class Session:
         return True
 
     def flush(self) -> None:
-        """Send what waits, as far as the socket takes it now."""
+        """Send waiting frames, as far as the socket takes them now."""
         if self._blocked or self.closed:
             return
         try:
@@ -123,7 +124,10 @@ class Session:
             self.close(str(error))
 
     async def run(self, received: Callable[[Session, list[memoryview]], None]) -> None:
-        """Hand on frames until the session ends. What `received` raises is raised here: it is the node's, not the peer's."""
+        """Pass on frames until the session ends.
+
+        Raises what `received` raises: that is the node's fault, not the peer's.
+        """
         with self._scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._drain)
@@ -150,7 +154,7 @@ class Session:
                 received(self, frames)
 
     def keep_alive(self) -> None:
-        """Say that we live, if nothing was sent since this was last called."""
+        """Send a keep-alive if nothing was sent since the last call."""
         if not self._sent_since_tick and not self._queue and not self._wire.pending_bytes:
             self._queue.append(KEEP_ALIVE)
             self._queued_bytes += len(KEEP_ALIVE)
@@ -158,7 +162,7 @@ class Session:
         self._sent_since_tick = False
 
     def close(self, reason: str = "") -> None:
-        """End it: takes nothing more from now on; `run` returns soon."""
+        """End the session: it takes nothing more; `run` returns soon."""
         if not self.closed:
             self.closed = True
             self.reason = reason

@@ -1,4 +1,4 @@
-"""The sessions of a node: which connection becomes one, and what is told of it, in turns."""
+"""The sessions of a node: chooses the connections for them, and reports their events in turns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quorum_queue.links.wire import Wire
 
 logger = logging.getLogger("mqd.links")
 
-#: A session that lived so long was a good one: what follows its end is not a further failure.
+#: A session that lasted so long was good: a redial after its end is not a further failure.
 GOOD_SESSION_S = 1.0
 
 START = b"\x01"
@@ -34,11 +34,11 @@ class Candidate:
 
 
 class Pair:
-    """This node and one peer. Kept for good, as names that have proved to know the secret are few."""
+    """This node and one peer. Kept for ever: there are few names with a proof of the secret."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        #: None: known only because it dialled us.
+        #: None if the peer is known only because it dialled us.
         self.address: Peer | None = None
         self.session: Session | None = None
         self.candidate: Candidate | None = None
@@ -59,25 +59,25 @@ class Sessions:
         self._options = options
         self.pairs: dict[str, Pair] = {}
         self.open: dict[str, Session] = {}
-        #: Sessions that this node has begun because the peer chose them.
+        #: Sessions that this node has begun because the peer decided so.
         self._adopted = 0
         self._dirty: dict[Session, None] = {}
-        #: Within a turn of the node, whose end sends what was queued.
+        #: Within a turn of the node, whose end sends the queued frames.
         self._turning = False
         self._flush_wanted = trio.Event()
-        #: For all links: it is filled and emptied between two waits.
+        #: Shared by all links: it is filled and emptied between two waits.
         self._shared = memoryview(bytearray(options.read_bytes))
         self._clock = SteadyClock(0.0, 2 * options.heartbeat_ms / 1000)
 
     def pair(self, name: str) -> Pair:
-        """Return what is known of this peer, making it if need be."""
+        """Return the pair with this peer; make it if necessary."""
         pair = self.pairs.get(name)
         if pair is None:
             pair = self.pairs[name] = Pair(name)
         return pair
 
     def standing(self, name: str) -> Standing:
-        """Return what the peer is told of its sessions here."""
+        """Return this node's standing with the peer, for the handshake."""
         session = self.open.get(name)
         return Standing(self._adopted, session is not None and not session.closed)
 
@@ -109,7 +109,7 @@ class Sessions:
             session.flush()
 
     async def authenticated(self, wire: Wire, hello: Hello, standing: Standing) -> None:
-        """Agree with the peer whether this is the session, and serve it if so. Raises Refused, OSError."""
+        """Agree with the peer whether this connection is the session, and serve it if so. Raises Refused, OSError."""
         refusal = self.events.refusal(hello)
         if refusal:
             raise Refused(refusal, suspect=True)
@@ -191,7 +191,7 @@ class Sessions:
         self.events.received(session.peer, frames)
 
     async def flush_on_demand(self) -> None:
-        """Send what was queued outside the turns of links, as soon as the task that queued it waits."""
+        """Send frames that were queued outside of turns, as soon as the task that queued them waits."""
         while True:
             await self._flush_wanted.wait()
             self._flush_wanted = trio.Event()
@@ -216,7 +216,7 @@ def _another(hello: Hello) -> Refused:
 
 
 def _pass_over(new: Hello, old: Hello) -> int | None:
-    """Keep the connection that there is."""
+    """Keep the present connection."""
     if not follows(new, old):
         raise _another(new)
     return None

@@ -1,15 +1,15 @@
-"""Time as far as this process was there to see it. Pure: the loop's time comes in as data.
+"""Time in which this process was running. Pure: the loop's time comes in as data.
 
-A process that was stopped (SIGSTOP, a suspended machine, a long pause) finds that its peers were silent all the while,
-though what they sent waits in the sockets. So silence is measured in time during which the loop was running: a gap
-between two ticks counts for no more than `step_max_s`.
+To a process that was stopped (SIGSTOP, a suspended machine, a long pause) its peers seem to have been silent
+all the while, though their data waits in the sockets. So silence is measured in time during which the loop
+was running: a gap between two ticks counts for no more than `step_max_s`.
 """
 
 from __future__ import annotations
 
 
 class SteadyClock:
-    """Runs with the loop's clock, and stands still while the loop does."""
+    """Advances with the loop's clock, and stands still while the loop does."""
 
     __slots__ = ("_loop", "_seen", "_step_max")
 
@@ -19,7 +19,7 @@ class SteadyClock:
         self._step_max = step_max_s
 
     def tick(self, loop_s: float) -> None:
-        """To be called at short intervals."""
+        """Call this at short intervals."""
         self._seen = self.at(loop_s)
         self._loop = loop_s
 

@@ -8,31 +8,31 @@ from typing import Protocol, cast
 
 import trio
 
-#: Encrypted at once; as much may have left the queue and not yet reached the socket.
+#: Bytes encrypted at once; so many may have left the queue and not yet reached the socket.
 TLS_CHUNK_BYTES = 256 * 1024
-#: Read from the socket at once, to be decrypted.
+#: Bytes read from the socket at once, to be decrypted.
 TLS_READ_BYTES = 256 * 1024
 
 
 class Wire(Protocol):
     @property
     def pending_bytes(self) -> int:
-        """Taken by `send` and not yet by the socket."""
+        """Bytes taken by `send` and not yet by the socket."""
 
     async def readable(self) -> None:
-        """Wait until `receive` may bring something."""
+        """Wait until `receive` may return data."""
 
     def receive(self, buffers: list[memoryview]) -> int | None:
-        """Fill the buffers in order with what has come; return its size, 0 at the end, None if it was nothing."""
+        """Fill the buffers in order with received bytes; return their count, 0 at the end, None if there were none."""
 
     def send(self, chunks: list[bytes | memoryview]) -> int:
         """Return how many bytes of the chunks were taken: all, some, or none."""
 
     async def writable(self) -> None:
-        """Wait until `send` may take something; move what it has taken before."""
+        """Wait until `send` may take more; move bytes that it has taken before to the socket."""
 
     def close(self) -> None:
-        """Whoever waits for this wire gets trio.ClosedResourceError."""
+        """Close the wire. A task that waits for it gets trio.ClosedResourceError."""
 
 
 class PlainWire:
@@ -85,7 +85,7 @@ class TlsWire:
             self._incoming, self._outgoing, server_side=server_host is None, server_hostname=server_host
         )
         self._unsent: bytes | memoryview = b""
-        #: May more be decrypted without reading from the socket?
+        #: Whether more may be decrypted without reading from the socket.
         self._more = False
         self._ended = False
 
@@ -100,11 +100,11 @@ class TlsWire:
                 if self._fill() == 0:
                     raise ConnectionResetError("the other side left during the TLS handshake") from None
             except ssl.SSLError:
-                # The alert, so that the other side can say what is wrong.
+                # Send the alert, so that the other side can log what is wrong.
                 self._push()
                 raise
             else:
-                # What came with the end of it, as session tickets do.
+                # The end of the handshake may bring data, such as session tickets.
                 self._more = True
                 await self._send_all()
                 return
@@ -115,7 +115,7 @@ class TlsWire:
 
     async def readable(self) -> None:
         if self._more or self._ended:
-            # Others have to get their turn, too.
+            # Let other tasks run, too.
             await trio.lowlevel.checkpoint()
         else:
             await _readable(self._socket)
@@ -187,7 +187,7 @@ class TlsWire:
             await self.writable()
 
     def _fill(self) -> int | None:
-        """Take what the socket has; return its size, 0 at the end, None if it was nothing."""
+        """Take the socket's bytes; return their count, 0 at the end, None if there were none."""
         try:
             data = self._socket.recv(TLS_READ_BYTES)
         except (BlockingIOError, InterruptedError):

@@ -43,7 +43,7 @@ class Bodies:
             self.count += len(sizes)
 
     def contents(self, ordinals: range) -> list[bytes]:
-        """Return the bodies of these messages. Raises CodecError for such as are not there."""
+        """Return the bodies of these messages. Raises CodecError for missing ones."""
         if not ordinals:
             return []
         if ordinals.step < 1 or ordinals[0] < 0 or ordinals[-1] >= self.count:
@@ -69,7 +69,7 @@ class Bodies:
 
 
 def bodies_of(data: bytes | memoryview) -> Bodies:
-    """Return the bodies of an entry, without a look at its commands. Raises CodecError."""
+    """Return the bodies of an entry without decoding its commands. Raises CodecError."""
     try:
         return sections(data)[2]
     except (struct.error, ValueError) as error:

@@ -2,8 +2,8 @@
 
     u8 version | u32 bytes of all run heads | run heads | bodies, one after the other
 
-A run head is fixed fields, then its routing, then the size of each message, so a node that starts reads heads only
-and never touches the pages that hold bodies.
+A run head is fixed fields, then its routing, then the size of each message, so a node that starts reads heads
+only and never touches the pages that hold bodies.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ VERSION = 2
 #: The first parts of what `encode` returns, which hold all that `decode_heads` needs.
 HEAD_PARTS = 2
 _PREFIX = struct.Struct(">BI")
-#: messages, mixed heads?, persistent?, priority, ttl_ms (-1 none), channel, frame_bytes, overhead, expires_at (-1 none), bytes of heads
+#: messages, mixed heads?, persistent?, priority, ttl_ms (-1 none), channel, frame_bytes, overhead, expires_at
+#: (-1 none), bytes of heads
 _RUN = struct.Struct(">I??BqHIIqI")
 
 
@@ -138,7 +139,7 @@ def framed(part: bytes) -> bytes:
 
 
 def unframed(block: bytes, count: int | None = None) -> list[bytes]:
-    """Return what was framed one after the other, `count` of them if that is known. Raises CodecError."""
+    """Return the parts of a sequence of framed parts; `count` is their number if known. Raises CodecError."""
     found: list[bytes] = []
     offset = 0
     while offset < len(block):

@@ -1,4 +1,4 @@
-"""Consumers of one queue: who may take how many, in whose turn, and who holds what."""
+"""Consumers of one queue: their limits, their turns, and the messages that they hold."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Window(Protocol):
 
 
 class Checkout:
-    """Messages that a consumer holds, by the consumer's own running delivery ids."""
+    """Messages that a consumer holds, by the consumer's own consecutive delivery ids."""
 
     __slots__ = ("count", "runs", "starts")
 
@@ -123,12 +123,12 @@ class Consumer:
         self.own_prefetch = prefetch
         #: A replica cannot share a window: there its limit is one of each of its consumers; 0 is unlimited.
         self.window_limit = window_limit
-        #: What follows from both.
+        #: The limit that results from both.
         self.prefetch = _least(prefetch, window_limit)
         self.priority = priority
         self.exclusive = exclusive
         self.window = window
-        #: What the consumers of one channel have in common, if not the window.
+        #: Identity of the channel, common to its consumers, if they share no window.
         self.channel = channel
         #: Where the host sends deliveries; opaque here.
         self.sink = sink
@@ -139,12 +139,12 @@ class Consumer:
         self.checkout = Checkout()
 
     def limit(self, own_prefetch: int, window_limit: int) -> None:
-        """Change what it may hold."""
+        """Change the limit of messages that it may hold."""
         self.own_prefetch, self.window_limit = own_prefetch, window_limit
         self.prefetch = _least(own_prefetch, window_limit)
 
     def room(self) -> int:
-        """How many messages it may take now."""
+        """Number of messages that it may take now."""
         if self.paused:
             return 0
         if self.no_ack:
@@ -156,7 +156,7 @@ class Consumer:
 
 
 def _least(prefetch: int, window_limit: int) -> int:
-    """Return the smaller of two limits of which 0 is none."""
+    """Return the smaller of two limits, where 0 is no limit."""
     return min(prefetch, window_limit) if prefetch and window_limit else prefetch or window_limit
 
 
@@ -171,7 +171,8 @@ class Consumers:
         self._groups: list[tuple[int, deque[Consumer]]] = []
         self.count = 0
         self.single_active = single_active
-        #: The single active consumer stays so until it goes, whatever the priority of those that come after it.
+        #: The single active consumer stays active until it detaches, even if later consumers have higher
+        #: priorities.
         self.active: Consumer | None = None
 
     def attach(self, consumer: Consumer) -> None:
@@ -187,7 +188,7 @@ class Consumers:
         self._groups.sort(key=lambda pair: -pair[0])
 
     def detach(self, consumer: Consumer) -> None:
-        """It takes no more; what it holds stays with it until it is forgotten."""
+        """The consumer takes no more messages; it keeps those that it holds until it is forgotten."""
         if not consumer.attached:
             return
         consumer.attached = False
@@ -207,14 +208,14 @@ class Consumers:
             yield from group
 
     def in_turn(self) -> list[Consumer]:
-        """All consumers: those attached, in turn, then those that only hold something still.
+        """All consumers: the attached ones, in turn, then detached ones that still hold messages.
 
         The order of `by_key` is not the same on a replica that was restored; this one is.
         """
         return [*self.attached(), *(held for held in self.by_key.values() if not held.attached)]
 
     def takers(self) -> list[Consumer]:
-        """Return those whose turn it is: all with room in the highest priority that has any."""
+        """Return the consumers whose turn it is: all with room in the highest priority that has any."""
         if self.single_active:
             active = self.active
             return [active] if active is not None and active.room() > 0 else []
@@ -229,7 +230,7 @@ class Consumers:
         return []
 
     def served(self, consumer: Consumer) -> None:
-        """Give the turn to the one after `consumer`. However runs are cut, the turn then passes in the same way."""
+        """Give the turn to the consumer after this one. The turn passes in the same way however runs are cut."""
         if self.single_active:
             return
         for priority, group in self._groups:

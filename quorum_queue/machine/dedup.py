@@ -1,12 +1,13 @@
 """Publisher deduplication: which messages a queue has taken, so that none is taken twice.
 
-A message says who it is in one of two ways; the edge makes bytes of either (`id_of`, `sequence_of`):
+A message identifies itself in one of two ways; the edge encodes either as bytes (`id_of`, `sequence_of`):
 
     an id           remembered for the queue's window of time and up to its count; the oldest are forgotten first
     a sequence      rising numbers of one producer: only its highest is remembered, so the memory is that of one id;
                     a producer is forgotten when it was idle for a week, or when there are too many others
 
-The state is part of the machine's: replicated, in the snapshot and in the digest. Nothing here looks at a clock.
+The state is part of the machine's: replicated, in the snapshot and in the digest. Nothing here looks at a
+clock.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ NAME_BYTES_MAX = 128
 _SEQUENCE_LOW = -(1 << 63)
 SEQUENCE_MAX = (1 << 63) - 1
 
-#: What stands before the producer.
+#: Prefix of the producer in a name.
 _SEQUENCE_BYTES = 9
 _ID, _SEQUENCE = b"i", b"s"
 
@@ -35,12 +36,12 @@ Change = tuple[bytes, bool]
 
 
 class Sequence:
-    """The names of messages that one producer has numbered one after the other: all that a queue has to look at is two."""
+    """Names of consecutively numbered messages of one producer: a queue has to look only at the first and the last."""
 
     __slots__ = ("key", "numbers")
 
     def __init__(self, key: bytes, numbers: range) -> None:
-        #: What the producer is remembered by.
+        #: The key that the producer is remembered by.
         self.key = key
         self.numbers = numbers
 
@@ -81,12 +82,12 @@ class Sequence:
         return [self.name(number) for number in self.numbers]
 
 
-#: What the messages of a run are called.
+#: The names of the messages of a run.
 Names = list[bytes | None] | Sequence
 
 
 class DedupState(msgspec.Struct, array_like=True):
-    """Everything, oldest first."""
+    """The whole state, oldest first."""
 
     ids: list[tuple[bytes, int]]
     #: producer, highest sequence, last used
@@ -96,8 +97,8 @@ class DedupState(msgspec.Struct, array_like=True):
 class Dedup:
     """What one queue remembers.
 
-    The names of messages are remembered by their keys: an id is its own, a sequence has its producer. What changes is
-    added to `changes` for a host that has a journal: (name, True) taken, (key, False) forgotten.
+    A queue remembers names by their keys: the key of an id is the id, that of a sequence its producer. It
+    adds changes to `changes` for a host that has a journal: (name, True) taken, (key, False) forgotten.
     """
 
     __slots__ = (
@@ -115,7 +116,7 @@ class Dedup:
         self._ids: dict[bytes, int] = {}
         #: (highest sequence, time of last use) by key, least recently used first.
         self._producers: dict[bytes, tuple[int, int]] = {}
-        #: Where a host has each key in its journal. No part of the state.
+        #: Position of each key in the journal of a host. Not part of the state.
         self.positions: dict[bytes, int] = {}
         self.next_position = 0
         self._window_ms = self._count = self._producer_count = 0
@@ -125,13 +126,13 @@ class Dedup:
         return len(self._ids) + len(self._producers)
 
     def configure(self, settings: Settings) -> None:
-        """Take new limits. What is too much for them goes with the next message."""
+        """Take new limits. The next message removes what exceeds them."""
         self._window_ms = settings.deduplication_window_ms or 0
         self._count = settings.deduplication_count
         self._producer_count = settings.deduplication_producers
 
     def is_new(self, name: bytes | None) -> bool:
-        """Was this message not taken yet? One without a name never was."""
+        """Return whether this message was not taken yet. A message without a name is always new."""
         if name is None:
             return True
         if name[:1] == _ID:
@@ -140,13 +141,13 @@ class Dedup:
         return known is None or _sequence(name) > known[0]
 
     def taken_of(self, names: Sequence) -> int:
-        """Return how many of these, which are the first of them, were taken already."""
+        """Return how many of these messages, from the first on, were taken already."""
         known = self._producers.get(names.key)
         numbers = names.numbers
         return 0 if known is None else min(max(0, known[0] + 1 - numbers.start), len(numbers))
 
     def take(self, name: bytes | None, now_ms: int, changes: list[Change] | None = None) -> None:
-        """Remember a message that is new. What it pushes out is added to `changes`, the message itself is not."""
+        """Remember a new message. Adds the keys that it pushes out to `changes`, but not the message itself."""
         if name is None:
             return
         key = key_of(name)
@@ -159,7 +160,7 @@ class Dedup:
         _bound(self._producers, self._producer_count, changes)
 
     def expire(self, now_ms: int, changes: list[Change]) -> None:
-        """Forget what is too old."""
+        """Forget keys that are too old."""
         ids, producers = self._ids, self._producers
         while ids and ids[oldest := next(iter(ids))] <= now_ms - self._window_ms:
             del ids[oldest]
@@ -198,19 +199,19 @@ def sequence_of(producer: bytes, sequence: int) -> bytes:
 
 
 def is_name(name: bytes) -> bool:
-    """Has it the form that `id_of` and `sequence_of` give?"""
+    """Return whether it has the form that `id_of` and `sequence_of` give."""
     return name[:1] == _ID or (name[:1] == _SEQUENCE and len(name) > _SEQUENCE_BYTES)
 
 
 def _bounded(name: bytes) -> bytes:
-    """Return a name of bounded length. The first byte says which way it was made, so that no two become one."""
+    """Return a name of bounded length. The first byte tells how it was made, so that no two names become equal."""
     if len(name) <= NAME_BYTES_MAX:
         return b"\x00" + name
     return b"\x01" + blake2b(name, digest_size=32).digest()
 
 
 def key_of(name: bytes) -> bytes:
-    """Return what a message is remembered by."""
+    """Return the key that a message is remembered by."""
     return name if name[:1] == _ID else _SEQUENCE + name[_SEQUENCE_BYTES:]
 
 

@@ -1,4 +1,4 @@
-"""What the machine asks its host to do, gathered over one batch of commands."""
+"""The effects that a host must carry out, gathered over one batch of commands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.run import Run
 
 Reason = Literal["rejected", "expired", "maxlen", "delivery_limit"]
-#: Why a consumer was not attached: the key is in use, or one of the two wants to be alone.
+#: Why a consumer was not attached: its key is in use, or it or an attached consumer is exclusive.
 Refusal = Literal["key in use", "exclusive"]
 
 
@@ -45,11 +45,11 @@ class Effects:
     def __init__(
         self, *, wants_enqueued: bool = False, wants_places: bool = False, in_memory: bool = False
     ) -> None:
-        #: The host has a log to write: it wants a copy of each run as it was accepted.
+        #: The host writes a log, so it needs a copy of each run as it was accepted.
         self.wants_enqueued = wants_enqueued
-        #: Handed out in this batch.
+        #: Messages handed out in this batch.
         self.burst_messages = self.burst_bytes = 0
-        #: There is more to hand out than one batch may: the machine wants another tick at once.
+        #: More is left to hand out than one batch may: the machine needs another tick at once.
         self.more = False
         #: Nothing is handed out, nor expires into a dead letter, before the host has brought its body into memory.
         self.in_memory = in_memory
@@ -57,7 +57,8 @@ class Effects:
         self.paged_out = False
         #: Gets for the same reason: the host gives them again.
         self.gets_waiting: list[tuple[Any, ...]] = []
-        #: Somebody used the queue: the lease of an expiring one begins anew, also if the clock has stood still.
+        #: A client used the queue: the lease of an expiring one begins anew, even if the clock has stood
+        #: still.
         self.used = False
         #: Body bytes taken into the queue.
         self.accepted_bytes = 0
@@ -69,24 +70,26 @@ class Effects:
         self.confirmed: list[tuple[Any, int, int, bool]] = []
         #: (origin, first, last): not taken, because the queue is full.
         self.refused: list[tuple[Any, int, int]] = []
-        #: (first position, count, number before), if wanted: what became of the numbers that runs came with.
+        #: (first position, count, number before), if requested: positions of the messages, by the numbers
+        #: that runs came with.
         self.places: list[tuple[int, int, int]] | None = [] if wants_places else None
-        #: Messages among those confirmed that were there before, and were not taken again.
+        #: Confirmed messages that were duplicates, and were not taken again.
         self.duplicates = 0
-        #: What deduplication remembers and forgets from now on, in order; of transient messages it is not told.
+        #: What deduplication remembers and forgets from now on, in order; transient messages are left out.
         self.names: list[tuple[bytes, bool]] = []
-        #: Messages that left the queue for good and go to the dead-letter exchange. Those that never were in it,
-        #: because it was full, have no positions: they have the numbers that they came with, negated.
+        #: Messages that left the queue for good and go to the dead-letter exchange. Messages that never
+        #: entered it, because it was full, have no positions: they have the numbers that they came with,
+        #: negated.
         self.dead_letters: list[tuple[Run, Reason]] = []
         #: Runs that came back and were counted against the delivery limit.
         self.returned: list[Run] = []
         #: Messages that left the queue for good: their entries may be deleted.
         self.settled: list[Run] = []
-        #: The machine wants a tick at this time (ms).
+        #: The machine needs a tick at this time (ms).
         self.wake_at: int | None = None
-        #: Consumers that may not be, because another is or wants to be alone.
+        #: Consumers that were refused, because they or another one are exclusive.
         self.attach_refused: list[tuple[Any, Refusal]] = []
-        #: Consumers that are no more because their node is down.
+        #: Consumers that were removed because their node is down.
         self.consumers_gone: list[Any] = []
         #: Keys of gets that found no message.
         self.got_nothing: list[Any] = []

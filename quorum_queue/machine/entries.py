@@ -1,11 +1,12 @@
-"""Entries of a replicated queue's log: what the nodes had their queues do, as bytes.
+"""Entries of a replicated queue's log: the commands of the nodes, as bytes.
 
     entry   u8 version | u64 now_ms | batches, one after the other
     batch   lengths | node | consumer keys | commands | sizes of all messages | bodies, one after the other
 
-Each node makes batches of its own commands; the leader puts those that came together into one entry, adds the time,
-and looks into none. A message is found by its ordinal in the entry: messages are counted over all enqueues of all
-batches, in order. Whoever applies an entry reads everything but bodies, with work for each run, not each message.
+Each node makes batches of its own commands; the leader puts those that came together into one entry, adds the
+time, and decodes none. The ordinal in the entry identifies a message: it counts messages over all enqueues of
+all batches, in order. A member that applies an entry reads everything except bodies; the work is per run, not
+per message.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ from quorum_queue.machine.machine import ENQUEUES, Command
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
 
-#: A consumer's key on a replica is (node, incarnation, *key on the node); those of a channel have this much in common.
+#: A consumer's key on a replica is (node, incarnation, *key on the node); those of a channel have this much
+#: in common.
 CHANNEL_FIELDS = 4
 
-#: verb, origin + 1 (0 none), first, messages, flags, priority, ttl_ms (-1 none), channel, frame_bytes, overhead, bytes of heads, of ids
+#: verb, origin + 1 (0 none), first, messages, flags, priority, ttl_ms (-1 none), channel, frame_bytes,
+#: overhead, bytes of heads, of ids
 _ENQUEUE = struct.Struct(">BQQIBBqHIIII")
 _MIXED, _PERSISTENT, _WITH_IDS, _WITH_SEQUENCE, _WITH_LETTER = 1, 2, 4, 8, 16
 #: verb, key, first and last delivery id
@@ -69,9 +72,9 @@ class Batch:
 
     def __init__(self, node: str, incarnation: int, number: int, commands: list[Command]) -> None:
         self.node = node
-        #: Which start of the node this is.
+        #: The start of the node.
         self.incarnation = incarnation
-        #: 1 for the first of an incarnation, and so on without a gap.
+        #: Consecutive from 1 within an incarnation.
         self.number = number
         self.commands = commands
 
@@ -93,8 +96,8 @@ class DecodedEntry:
 def encode_batch(node: str, incarnation: int, number: int, commands: Iterable[Command]) -> list[bytes]:
     """Return the parts whose concatenation is the batch; bodies must be in memory, and are not copied.
 
-    Commands are as hosts make them, with the keys that consumers have on their own node, but an origin is a number
-    or None, and so is the token of a purge.
+    Commands are as hosts make them, with the keys that consumers have on their own node, but an origin is a
+    number or None, and so is the token of a purge.
     """
     keys: dict[Any, int] = {}
     encoded_keys: list[bytes] = []
@@ -249,7 +252,7 @@ class _Decoder:
         self._sizes = sizes
         #: Of the batch's first message.
         self._ordinal = ordinal
-        #: Messages of the batch that were in a run so far.
+        #: Messages of the batch in runs so far.
         self._taken = 0
 
     def commands(self) -> list[Command]:

@@ -1,11 +1,11 @@
-"""Which dead letters a queue has taken, so that one which is sent again is not taken twice.
+"""Which dead letters a queue has taken, so that it does not take one twice that is sent again.
 
-A queue that must lose no dead letter (x-dead-letter-strategy: at-least-once) sends it again whenever it does not know
-whether the target has it: after each change of leader, for one. The letter says which queue it comes from, its position
-there, and the lowest position of which that queue still waits to hear. What lies below that may be forgotten; some of it
-is kept, because a leader that was deposed may have sent letters that are still on their way.
+A queue with x-dead-letter-strategy=at-least-once sends a dead letter again whenever it does not know whether
+the target has it, for example after each change of leader. The letter has its source queue, its position
+there, and the lowest position for which that queue still waits. The target may forget lower positions; it
+keeps some, because a deposed leader may have sent letters that are still on their way.
 
-All limits here are part of what every member does, so they are no options: to change one takes a new version.
+All limits here affect the state of every member, so they are no options: changing one requires a new version.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
-#: Queues whose letters are remembered; the one that has sent nothing for longest is forgotten.
+#: Number of source queues that are remembered; the one that has been idle for longest is forgotten.
 SOURCES_MAX = 1_000
-#: Stretches of positions remembered for each; the lowest are forgotten.
+#: Stretches of positions remembered for each source; the lowest are forgotten.
 STRETCHES_MAX = 10_000
-#: So many are remembered though nobody needs them any more, as far as the sender knows.
+#: Stretches kept although the sender no longer waits for them.
 STRETCHES_KEPT = 1_000
 
 #: (source, first and last + 1 of each stretch, one after the other), least recently used first.
@@ -25,9 +25,9 @@ State = list[tuple[int, list[int]]]
 
 
 class Letter(NamedTuple):
-    """Where a dead letter comes from."""
+    """The source of a dead letter."""
 
-    #: Id of the queue.
+    #: Id of the source queue.
     source: int
     position: int
     #: No letter below this one is still on its way.
@@ -35,7 +35,7 @@ class Letter(NamedTuple):
 
 
 class Letters:
-    """What one queue remembers."""
+    """The dead letters that one queue remembers."""
 
     __slots__ = ("_taken",)
 
@@ -51,7 +51,7 @@ class Letters:
         return not bisect_right(self._taken.get(letter.source, ()), letter.position) % 2
 
     def take(self, letter: Letter) -> None:
-        """Remember a letter that is new, and forget what can't come again."""
+        """Remember a new letter, and forget those that can't come again."""
         source, position, low = letter
         bounds = self._taken.pop(source, None) or []
         self._taken[source] = bounds
@@ -68,7 +68,7 @@ class Letters:
             del self._taken[next(iter(self._taken))]
 
     def _forget(self, bounds: list[int], low: int) -> None:
-        """Whole stretches only."""
+        """Forget whole stretches only."""
         many = len(bounds) - 2 * STRETCHES_KEPT
         if many > 0:
             below = bisect_right(bounds, low) // 2 * 2

@@ -1,8 +1,8 @@
 """Where bodies are: positions in the queue to (entry of the log, ordinal of the message within it).
 
-A span is consecutive positions that lie one after the other in one entry. Spans are numbers in arrays, found by
-bisection: a queue of a million messages in entries of a hundred is ten thousand spans, 320 KB. How many messages of
-an entry are not settled is counted by entry, so one old unacked message pins its own entry and no other.
+A span is a range of positions whose bodies follow one another in one entry. Spans are numbers in arrays,
+found by bisection: a queue of a million messages in entries of a hundred has ten thousand spans, 320 KB. The
+unsettled messages are counted for each entry, so one old unacked message pins its own entry and no other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from quorum_queue.machine.arrays import packed, unpacked
 from quorum_queue.machine.codec import CodecError
 
-#: Spans whose entries are released are swept out when there are this many, and no fewer than the others.
+#: Spans of released entries are removed when there are this many, and at least as many as the others.
 SWEEP_SPANS_MIN = 64
 
 
@@ -28,7 +28,8 @@ class _State(msgspec.Struct, array_like=True):
     live: bytes
 
 
-#: The columns and counts of a queue that has never held anything, of which there may be thousands. Never written to.
+#: The columns and counts of a queue that has never held a message; thousands may share them. Never written
+#: to.
 _NONE = array("q")
 _NOTHING: dict[int, int] = {}
 
@@ -75,7 +76,7 @@ class Locations:
     def find(self, seqs: range) -> list[tuple[int, range]]:
         """Return the entries of these positions, in order, each with the ordinals within it. Raises KeyError.
 
-        What was forgotten since the last `add` is still found.
+        Also finds positions that were forgotten since the last `add`.
         """
         return [(self._entries[at], ordinals) for at, ordinals in self._pieces(seqs)]
 
@@ -104,7 +105,7 @@ class Locations:
         return pieces
 
     def forget(self, seqs: range) -> None:
-        """These messages are settled. Each is forgotten once."""
+        """Forget messages that are settled. Each is forgotten once."""
         live = self._live
         released: list[int] = []
         for at, ordinals in self._pieces(seqs):
@@ -133,7 +134,7 @@ class Locations:
         return entry in self._live
 
     def positions(self, entry: int) -> list[range]:
-        """Return the positions of this entry's messages, of those that are settled, too."""
+        """Return the positions of this entry's messages, settled ones included."""
         return [
             range(first, first + count)
             for first, count, at in zip(self._firsts, self._counts, self._entries, strict=True)

@@ -1,8 +1,8 @@
 """The queue machine: one deterministic state machine for classic and quorum queues.
 
-`apply(meta, commands, effects)` is all that changes it. Time and identity come with `meta` and the commands; what is
-to be done comes back as data in `effects`. It takes no clock, no randomness, iterates no sets, hashes nothing, and
-raises nothing for outcomes that are to be expected. Compare rabbit_fifo in RabbitMQ and ra_machine in ra.
+Only `apply(meta, commands, effects)` changes it. Time and identity come with `meta` and the commands; effects
+come back as data in `effects`. The machine uses no clock and no randomness, iterates no sets, hashes nothing,
+and raises no exception for expected outcomes. Compare rabbit_fifo in RabbitMQ and ra_machine in ra.
 
 Commands are tuples whose first field names them:
 
@@ -16,8 +16,8 @@ Commands are tuples whose first field names them:
     ("discard", key, low, high)                       rejected: to the dead-letter exchange
     ("get", Consumer)                                 basic.get: hand one message to this consumer
     ("purge", token) ("configure", Settings) ("tick",) ("dead_lettered", low, high)
-    ("touch",)                                        somebody asked for the queue: its lease starts anew
-    ("node_down", node, incarnation)                  its consumers are no more, up to this start of the node
+    ("touch",)                                        a client used the queue: its lease starts anew
+    ("node_down", node, incarnation)                  removes its consumers, up to this start of the node
     ("version", number)                               behave as this version does from now on; see versions
     ("lose", low, high)                               no disk has the bodies at these positions any more
 """
@@ -43,13 +43,14 @@ Command = tuple[Any, ...]
 #: Verbs of commands that bring messages: (verb, run, origin, first, …).
 ENQUEUES = ("enqueue", "enqueue_once", "enqueue_letter")
 
-#: What one batch hands out at most; the rest waits for the next one, so that a way that fills up is noticed.
+#: Most messages that one batch hands out; the rest waits for the next one, so that the machine notices full
+#: consumers.
 BURST_MESSAGES = 4096
 BURST_BYTES = 1 << 20
 
 
 class Meta(NamedTuple):
-    """What comes with a batch from outside."""
+    """Context of a batch."""
 
     #: Time of the batch in ms.
     now_ms: int
@@ -80,10 +81,10 @@ class Machine:
         self.unacked_count = 0
         #: Dead letters that wait for their targets, by position (at-least-once only).
         self.dead_lettering: dict[int, tuple[Run, Reason]] = {}
-        #: When somebody last asked for the queue or consumed from it.
+        #: When a client last used the queue.
         self.last_used_ms = 0
         self.dedup = _dedup(settings)
-        #: Dead letters of other queues.
+        #: Dead letters that came from other queues.
         self.letters = Letters()
 
     def apply(self, meta: Meta, commands: Iterable[Command], effects: Effects) -> None:
@@ -97,18 +98,18 @@ class Machine:
             _APPLY[command[0]](self, meta, command, effects)
 
     def finish(self, meta: Meta, effects: Effects) -> None:
-        """Hand out what is there, to those who have room."""
+        """Hand out ready messages to consumers with room."""
         self._assign(meta, effects)
 
     @property
     def due_ms(self) -> int | None:
-        """When the next message expires, as the effects of the last batch said too."""
+        """When the next message expires; the effects of the last batch have it, too."""
         head = self.ready.head()
         return None if head is None else head.expires_at
 
     @property
     def lease_ends_ms(self) -> int | None:
-        """When the queue is to be deleted if nobody uses it before (x-expires)."""
+        """When the queue must be deleted unless a client uses it before (x-expires)."""
         if self.settings.expires_ms is None or self.consumers.count:
             return None
         return self.last_used_ms + self.settings.expires_ms
@@ -134,14 +135,14 @@ class Machine:
             self._enqueue_or_refuse(meta, run, origin, first, effects)
 
     def _enqueue_once(self, meta: Meta, command: Command, effects: Effects) -> None:
-        """Take what was not taken before, and confirm the rest as if it were."""
+        """Take the new messages, and confirm the duplicates as if they were new."""
         _, rest, origin, first, names = command
         dedup, settings = self.dedup, self.settings
         if dedup is None:
             self._enqueue(meta, ("enqueue", rest, origin, first), effects)
             return
         dedup.expire(meta.now_ms, effects.names)
-        # A queue that may refuse does so one by one: what it refuses is not remembered.
+        # A queue that may refuse messages takes them one by one: it does not remember refused ones.
         limited = settings.max_length is not None or settings.max_length_bytes is not None
         may_refuse = limited and settings.overflow != "drop-head"
         if isinstance(names, Sequence) and not may_refuse:
@@ -166,14 +167,14 @@ class Machine:
                     self._remember(dedup, ids[start], persistent, meta, effects)
             else:
                 effects.duplicates += 1
-                # As if it were persistent: the one that is there already may be.
+                # Confirm it like a persistent message: the first one may be persistent.
                 effects.confirmed.append((origin, first + start, first + start, True))
             start = stop
 
     def _enqueue_sequence(
         self, meta: Meta, run: Run, origin: Any, first: int, names: Sequence, effects: Effects
     ) -> None:
-        """Messages in a row of one producer: those that were taken stand before those that were not."""
+        """Take a sequence of one producer: its duplicates come before its new messages."""
         dedup = self.dedup
         assert dedup is not None
         count = len(names)
@@ -197,7 +198,7 @@ class Machine:
             dedup.take(name, meta.now_ms, effects.names)
 
     def _enqueue_letter(self, meta: Meta, command: Command, effects: Effects) -> None:
-        """Take a dead letter unless it was taken before; then confirm it as if it were."""
+        """Take a dead letter unless it is a duplicate; confirm it in either case."""
         _, run, origin, first, letter = command
         if self.version < versions.LETTERS:
             self._enqueue(meta, ("enqueue", run, origin, first), effects)
@@ -205,7 +206,7 @@ class Machine:
             next_seq = self.next_seq
             self._enqueue(meta, ("enqueue", run, origin, first), effects)
             if self.next_seq > next_seq:
-                # What a full queue refuses is sent again, and is to be taken then.
+                # A letter that a full queue refuses is sent again, and must be new then.
                 self.letters.take(letter)
         else:
             effects.duplicates += 1
@@ -334,7 +335,8 @@ class Machine:
     def _expire(self, meta: Meta, effects: Effects) -> None:
         """Drop expired messages at the head of the queue, and say when the next one will be due.
 
-        As in RabbitMQ a message expires only where it would be handed out next: in a priority queue behind no other.
+        As in RabbitMQ a message expires only where it would be handed out next: in a priority queue behind no
+        other.
         """
         ready = self.ready
         while ready.count:
@@ -421,7 +423,7 @@ class Machine:
             self._discard(run, "rejected", effects)
 
     def _discard(self, run: Run, reason: Reason, effects: Effects) -> None:
-        """The queue is done with these messages other than by an ack."""
+        """Discard messages for another reason than an ack."""
         if not self.settings.dead_letter:
             effects.settled.append(run)
             return
@@ -442,7 +444,7 @@ class Machine:
                 effects.settled.append(self.dead_lettering.pop(seq)[0])
 
     def _lose(self, meta: Meta, command: Command, effects: Effects) -> None:
-        """Messages without a body leave the queue, wherever they are: nobody can be given them."""
+        """Remove messages that have no body any more, wherever they are: they cannot be delivered."""
         _, low, high = command
         lost = self.ready.take_positions(low, high)
         for consumer in self.consumers.in_turn():
@@ -479,7 +481,7 @@ class Machine:
         key = consumer.key
         self.consumers.detach(consumer)
         if requeue:
-            # Copies: what was handed out in this batch is still to be sent, and what comes back is joined with others.
+            # Copies: this batch's deliveries are yet to be sent, and returned runs are joined with others.
             runs = [run.every(0, 1) for run in consumer.checkout.take_all()]
             self._taken(consumer, runs)
             self._give_back(runs, effects)
@@ -525,7 +527,7 @@ class Machine:
         effects.settled += self.ready.clear()
 
     def _configure(self, meta: Meta, command: Command, effects: Effects) -> None:
-        # What the state is built on stays as it was declared.
+        # Settings that the state depends on stay as declared.
         self.settings = replace(
             command[1],
             priority_max=self.settings.priority_max,
@@ -539,18 +541,24 @@ class Machine:
             self._drop_over_limit(effects)
 
     def _tick(self, meta: Meta, command: Command, effects: Effects) -> None:
-        """Time passed; `apply` expires what is due."""
+        """Time has passed; `apply` expires due messages."""
 
 
 def _fitting(run: Run, room_bytes: int) -> int:
-    """Return how many messages of a run begin within the room. Where runs are cut must not change what a batch holds."""
+    """Return how many messages of a run begin within the room.
+
+    The cuts of runs must not change the contents of a batch.
+    """
     sizes = map(len, run.contents) if run.contents is not None else run.sizes or ()
     return 1 + bisect_left(list(accumulate(sizes))[:-1], room_bytes)
 
 
 def _one_by_one(takers: list[Consumer]) -> bool:
-    """Must messages go out singly? So it is where room is shared, and for consumers of one channel: what a publisher
-    sent through one queue arrives on one channel in order (AMQP 0-9-1, 4.7), whichever of its consumers gets it."""
+    """Return whether messages must go out one by one.
+
+    They must if consumers share room, and for consumers of one channel: messages that a publisher sent
+    through one queue arrive on one channel in order (AMQP 0-9-1, 4.7), whichever of its consumers gets them.
+    """
     channels: list[Any] = []
     for taker in takers:
         if taker.window is not None:
@@ -569,7 +577,8 @@ def _dedup(settings: Settings) -> Dedup | None:
 def _as_delivered(run: Run) -> Run:
     """Return the run as the effect carries it: later commands cut the machine's own, or join others to it.
 
-    Contents are shared all the same: where they are in memory, nobody settles what the same batch hands out.
+    Contents are shared nevertheless: if they are in memory, no command settles messages that the same batch
+    hands out.
     """
     copy = Run(run.seqs, run.contents, run.head, run.attributes, run.expires_at, run.size)
     if run.sizes is not None:

@@ -1,7 +1,7 @@
-"""The messages that wait: one FIFO for each priority, and those that came back, in their old places.
+"""The ready messages: one FIFO for each priority, with returned messages in their old places.
 
-What comes back always has smaller sequence numbers than what was never handed out (a level is handed out from its
-head only), so a level is two lists: `returned`, then `main`.
+Returned messages always have smaller sequence numbers than messages that were never handed out (a level is
+handed out from its head only), so a level is two lists: `returned`, then `main`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Level:
     def __init__(self) -> None:
         self.main: deque[Run] = deque()
         self.returned: deque[Run] = deque()
-        #: Runs of `main` whose bodies may be in memory, oldest first; entries outlive their run and are skipped.
+        #: Runs of `main` whose bodies may be in memory, oldest first; entries outlive their run and are
+        #: skipped.
         self.resident: deque[Run] = deque()
 
     def head(self) -> Run | None:
@@ -58,7 +59,7 @@ class Level:
         self.resident.append(run)
 
     def forget_gone(self) -> None:
-        """Let go of runs that were handed out, before others come in front of them."""
+        """Forget runs that were handed out, before others come in front of them."""
         resident = self.resident
         while resident and not resident[0].ready:
             resident.popleft()
@@ -87,7 +88,7 @@ class Level:
         self.returned = deque(_joined(_disjoint(pool)))
 
     def _insert(self, run: Run) -> None:
-        """Put one run among the many that came back before it."""
+        """Put one run among the many that were returned before it."""
         returned = self.returned
         at = bisect_left(returned, run.seqs.start, key=_by_position)
         fits_before = at == 0 or _last(returned[at - 1]) < run.seqs.start
@@ -114,7 +115,7 @@ class Level:
         return run
 
     def take_positions(self, low: int, high: int) -> list[Run]:
-        """Take the messages with these positions, wherever they stand."""
+        """Take the messages with these positions, wherever they are."""
         taken: list[Run] = []
         self.returned = deque(_without(self.returned, low, high, taken))
         self.main = deque(_without(self.main, low, high, taken))
@@ -124,7 +125,7 @@ class Level:
 
 
 def _without(runs: Iterable[Run], low: int, high: int, taken: list[Run]) -> Iterator[Run]:
-    """Yield what is left of the runs, and put the rest into `taken`."""
+    """Yield the runs without the taken messages, and put those into `taken`."""
     for run in runs:
         first, stop = run.within(low, high)
         if first == stop:
@@ -147,7 +148,7 @@ def _last(run: Run) -> int:
 
 
 def _disjoint(pool: list[Run]) -> list[Run]:
-    """Split runs that overlap one another into singles, and sort again."""
+    """Split overlapping runs into single messages, and sort again."""
     overlapping = any(a.seqs[-1] > b.seqs.start for a, b in zip(pool, pool[1:], strict=False))
     if not overlapping:
         return pool
@@ -182,7 +183,8 @@ class Ready:
 
     def __init__(self, priority_max: int = 0) -> None:
         self.priority_max = priority_max
-        #: Lowest priority first; there are none before the first message, because an empty deque takes 700 bytes.
+        #: Lowest priority first; there are none before the first message, because an empty deque takes 700
+        #: bytes.
         self.levels: list[Level] = []
         self.count = 0
         self.bytes = 0

@@ -1,11 +1,13 @@
-"""A queue as each member of its group has it: the machine, and what replication adds. Pure, as the machine is.
+"""The replica of a queue on each member of its group: the machine, and what replication adds. Pure, like the
+machine.
 
-Every replica applies the same entries and comes to the same state; every node then delivers to its own consumers and
-answers its own publishers. So nothing of a node is in the state but names: a consumer is its key, which begins with
-its node and that node's incarnation, and a publisher is a number that only its own node understands.
+Every replica applies the same entries and comes to the same state; every node then delivers to its own
+consumers and answers its own publishers. So the state has only names of such objects: a consumer is its key,
+which begins with its node and that node's incarnation, and a publisher is a number that only its own node
+understands.
 
-A node numbers its batches, and a batch is applied only in its turn. So a node may send again, to whoever leads now,
-all that it has not seen applied: nothing is applied twice, and its order holds.
+A node numbers its batches, and replicas apply them only in order. So a node may send all batches that it has
+not seen applied again to a new leader: none is applied twice, and the order holds.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ Member = tuple[str, int]
 
 
 class Applied:
-    """What applying an entry means for the node: of answers and deliveries only its own, of the rest everything."""
+    """The effects of an entry for a node: its own answers and deliveries only, and all other effects."""
 
     __slots__ = (
         "accepted_bytes",
@@ -59,9 +61,10 @@ class Applied:
         self.index = index
         #: Numbers of own batches that were applied.
         self.batches: list[int] = []
-        #: Numbers of own batches that were not: applied before, or out of turn because one before them was lost.
+        #: Numbers of own batches that were not applied: duplicates, or out of order because an earlier one
+        #: was lost.
         self.skipped: list[int] = []
-        #: Own batches that were in an entry which no member can read any more.
+        #: Own batches in an entry that no member can read any more.
         self.missed = range(0)
         #: (consumer, run without bodies, first delivery id) for own consumers.
         self.deliveries: list[tuple[Consumer, Run, int]] = []
@@ -71,19 +74,19 @@ class Applied:
         #: Own keys.
         self.attach_refused: list[tuple[Any, Refusal]] = []
         self.got_nothing: list[Any] = []
-        #: Own consumers that were let go because the group took the node for down.
+        #: Own consumers that were removed because the group took the node for down.
         self.consumers_gone: list[Any] = []
         #: (token, messages) of own purges.
         self.purged: list[tuple[int, int]] = []
-        #: The leader sends these. At least once: until ("dead_lettered", …) is applied; `Replica.dead_lettering`
-        #: is what a new leader finds still to be done.
+        #: Dead letters that the leader sends. At least once: until ("dead_lettered", …) is applied; a new
+        #: leader finds the remaining ones in `Replica.dead_lettering`.
         self.dead_letters: list[tuple[Run, Reason]] = []
         #: Messages that left the queue for good.
         self.settled: list[Run] = []
-        #: Entries of which no message is left.
+        #: Entries whose messages are all settled.
         self.released: list[int] = []
         self.accepted_bytes = 0
-        #: There is more to hand out than one entry may: the leader proposes a tick at once.
+        #: More is left to hand out than one entry may: the leader proposes a tick at once.
         self.more = False
         #: The leader begins the lease of an expiring queue anew, by its own clock.
         self.used = False
@@ -110,12 +113,12 @@ class Replica:
         self.machine = Machine(settings, version=versions.FIRST)
         #: Index of the last entry applied.
         self.applied = 0
-        #: Time of the last entry; it never goes back, whatever the clocks of successive leaders say.
+        #: Time of the last entry; it never goes back, even if the next leader's clock is behind.
         self.now_ms = 0
         #: Incarnation and number of the last batch applied, by node.
         self.batches: dict[str, tuple[int, int]] = {}
-        #: Once an entry was passed over: the nodes of which a batch was applied since. Of all others the next batch is
-        #: taken though there are some missing before it: they were in that entry.
+        #: After an entry was given up: the nodes with a batch applied since. For each other node the next
+        #: batch is taken even if earlier ones are missing: those were in that entry.
         self.gap: dict[str, None] | None = None
         self.locations = Locations()
 
@@ -152,7 +155,10 @@ class Replica:
         return applied
 
     def _is_next(self, batch: Batch, meta: Meta, effects: Effects) -> bool:
-        """Is it this batch's turn? Then note it. With its first batch a node that started again ends what it was."""
+        """Return whether this batch is next in order, and note it.
+
+        The first batch of a new start ends the earlier start.
+        """
         incarnation, last = self.batches.get(batch.node, (0, 0))
         may_miss = self.gap is not None and batch.node not in self.gap
         if batch.incarnation > incarnation:
@@ -171,7 +177,11 @@ class Replica:
         return True
 
     def _run_own(self, batch: Batch, meta: Meta, effects: Effects, applied: Applied) -> None:
-        """Origins and tokens are numbers of one node: what this batch led to is told from the rest by its place."""
+        """Apply an own batch.
+
+        Origins and tokens are unique in a node only: the effects' positions in the lists tell which are its
+        own.
+        """
         confirmed, refused, purged = len(effects.confirmed), len(effects.refused), len(effects.purged)
         self.machine.run(meta, batch.commands, effects)
         applied.batches.append(batch.number)
@@ -190,10 +200,12 @@ class Replica:
         applied.released = locations.released()
 
     def find(self, seqs: range) -> list[tuple[int, range]]:
-        """Return where bodies are: entries, each with ordinals, in the order of the positions. Raises KeyError.
+        """Return where bodies are: entries, each with ordinals, in the order of the positions. Raises
+        KeyError.
 
-        What the last entry settled is still found until the next is applied, and so are messages that it brought and
-        that went to the dead-letter exchange because the queue was full: their numbers are below 1.
+        Until the next entry is applied this still finds messages that the last one settled, and messages of
+        the last one that went to the dead-letter exchange because the queue was full: their numbers are below
+        1.
         """
         if seqs and seqs[0] < 1:
             return [(self.applied, range(-seqs.start, -seqs.start + len(seqs)))]
@@ -201,11 +213,11 @@ class Replica:
 
     @property
     def dead_lettering(self) -> list[tuple[Run, Reason]]:
-        """Dead letters whose targets have not got them yet, for a leader that comes new to them."""
+        """Dead letters whose targets have not got them yet, for a new leader."""
         return list(self.machine.dead_lettering.values())
 
     def members(self) -> list[Member]:
-        """Return the nodes, with their incarnations, that consumers belong to: those that are down want a node_down."""
+        """Return the nodes of consumers, with their incarnations: nodes that are down need a node_down."""
         found: dict[Member, None] = {}
         for consumer in self.machine.consumers.in_turn():
             found[consumer.key[0], consumer.key[1]] = None
@@ -214,7 +226,7 @@ class Replica:
     # -- the whole state -------------------------------------------------------------------------------------------
 
     def snapshot(self) -> bytes:
-        """Return everything but bodies. The entries that `locations.pinned()` names are needed beside it."""
+        """Return everything but bodies. A restore also needs the entries that `locations.pinned()` names."""
         batches = [(node, last[0], last[1]) for node, last in sorted(self.batches.items())]
         state = _State(
             self.machine.version,
@@ -256,7 +268,7 @@ class Replica:
 
 
 def _joined(runs: list[Run]) -> Iterator[range]:
-    """Positions of runs, neighbours as one: two hundred acks of one read are one look-up."""
+    """Positions of runs, with neighbours joined: two hundred acks of one read are one look-up."""
     joined = range(0)
     for run in runs:
         seqs = run.seqs

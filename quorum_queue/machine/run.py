@@ -1,7 +1,8 @@
 """Runs: consecutive messages that share everything but their content.
 
-A queue of a million messages is a few hundred runs. A prefetch window, an `ack multiple` and two hundred acks of one
-read are each one run, so the machine's work is per run, and the per-message work is slicing, which C does.
+A queue of a million messages is a few hundred runs. A prefetch window, an `ack multiple` and two hundred acks
+of one read are each one run, so the machine's work is per run, and the per-message work is slicing, which C
+does.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 from array import array
 from typing import NamedTuple
 
-#: Longest run that merging makes: long enough to forget its own cost, short enough to page in and out.
+#: Longest run that merging makes: long enough that its own cost does not matter, short enough to page in and
+#: out.
 RUN_LENGTH_MAX = 2048
 #: The same in bytes: a run is paged out, and in again, as a whole.
 RUN_BYTES_MAX = 1 << 20
@@ -18,7 +20,7 @@ MIXED_LENGTH_MAX = 16
 
 
 class Attributes(NamedTuple):
-    """What the machine and the edge must know of a message without decoding it. Shared by whole runs."""
+    """What the machine and the edge must know about a message without decoding it. Shared by whole runs."""
 
     persistent: bool = False
     priority: int = 0
@@ -28,7 +30,7 @@ class Attributes(NamedTuple):
     channel: int = 1
     #: Largest frame among the content frames, in bytes.
     frame_bytes: int = 4096
-    #: Bytes of each content that a limit in bytes does not count (told only to queues with such a limit).
+    #: Bytes of each content that a limit in bytes does not count (set only for queues with such a limit).
     overhead: int = 0
 
 
@@ -38,8 +40,9 @@ DEFAULT_ATTRIBUTES = Attributes()
 class Run:
     """Messages with the sequence numbers `seqs`, in order.
 
-    `contents` holds one handle for each message (content frames as they travel), or None while the bodies are paged
-    out; then `sizes` holds their lengths in bytes. `head` is the routing that all share; a mixed run has `heads`.
+    `contents` holds one handle for each message (content frames as they travel), or None while the bodies are
+    paged out; then `sizes` holds their lengths in bytes. `head` is the routing that all share; a mixed run
+    has `heads`.
     """
 
     __slots__ = (
@@ -75,11 +78,11 @@ class Run:
         #: Deadline in ms of the machine's time, None for never.
         self.expires_at = expires_at
         self.redelivered = False
-        #: How often each was delivered and came back (what a delivery limit counts).
+        #: How often each message was delivered and returned (counted by a delivery limit).
         self.attempts = 0
         #: Bytes of all contents together.
         self.size = sum(map(len, contents)) if size < 0 and contents is not None else size
-        #: Stands in the queue, not with a consumer.
+        #: In the queue, not held by a consumer.
         self.ready = False
         #: All bodies are in the spill, whether they are in memory or not: no position is written there twice.
         self.spilled = False
@@ -152,7 +155,7 @@ class Run:
         return self.head if self.heads is None else self.heads[index]
 
     def absorb(self, later: Run) -> bool:
-        """Append a run that follows directly, if they may be one; say whether it was done."""
+        """Append a run that follows directly, if the two may be one; return whether they were joined."""
         if (
             (self.contents is None) is not (later.contents is None)
             or self.size + later.size > RUN_BYTES_MAX
@@ -184,7 +187,7 @@ class Run:
         return True
 
     def _alike(self, later: Run) -> bool:
-        """Do the attributes differ in nothing but the frame size, of which a run keeps the largest?"""
+        """Return whether the attributes differ at most in the frame size, of which a run keeps the largest."""
         return self.attributes._replace(frame_bytes=later.attributes.frame_bytes) == later.attributes
 
     def page_out(self) -> int:

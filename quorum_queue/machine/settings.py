@@ -1,4 +1,4 @@
-"""What a queue was declared to do. Plain data, the same on every replica."""
+"""The settings of a queue from its declaration. Plain data, the same on every replica."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Settings:
     max_length: int | None = None
     max_length_bytes: int | None = None
     overflow: Literal["drop-head", "reject-publish", "reject-publish-dlx"] = "drop-head"
-    #: Messages that are discarded go to the dead-letter exchange; without one they are only dropped.
+    #: Discarded messages go to the dead-letter exchange; without one they are dropped.
     dead_letter: bool = False
     #: Hold a dead letter until its targets have it, rather than send it once and forget.
     dead_letter_at_least_once: bool = False
@@ -25,7 +25,7 @@ class Settings:
     keeps_all: bool = False
     #: Returns allowed for one message before it is dropped; None is unlimited.
     delivery_limit: int | None = None
-    #: Ids of messages are remembered this long, so that none is taken twice; None is not at all.
+    #: How long ids of messages are remembered for deduplication; None turns it off.
     deduplication_window_ms: int | None = None
     #: How many ids are remembered at most.
     deduplication_count: int = 100_000

@@ -1,7 +1,7 @@
 """The whole state of a machine as bytes, and its digest.
 
-Bodies are not in it, only their sizes: where bodies are is the host's matter. A million messages are a few hundred
-runs, each a few fields and an array of sizes (one number where all are alike).
+It has no bodies, only their sizes: the host knows where bodies are. A million messages are a few hundred
+runs, each a few fields and an array of sizes (one number if all are equal).
 """
 
 from __future__ import annotations
@@ -286,6 +286,6 @@ def _digest_singly(update: Callable[[bytes], None], run: Run, first_id: int) -> 
 
 
 def _shared(run: Run) -> tuple[Any, ...]:
-    """Without the frame size: a run keeps the largest, so it depends on the cut."""
+    """The attributes without the frame size: a run keeps the largest, so it depends on the cut."""
     attributes = tuple(run.attributes._replace(frame_bytes=0))
     return attributes, run.expires_at, run.redelivered, run.attempts

@@ -1,16 +1,17 @@
-"""Versions of the queue machine: what a replicated queue does with the same entries, and what its snapshots hold.
+"""Versions of the queue machine: how a replicated queue applies entries, and what its snapshots hold.
 
-All members of a group must do the same with each entry. So whatever changes in what `Machine.apply` does, in the
-commands that an entry may hold, or in a snapshot, belongs to a new version, and a machine does it only from that version
-on. A queue begins with the first one. Its leader raises it by an entry, once the topology says that all nodes of the
-cluster can apply the new one (see amqp_server.cluster.maintenance). A queue that is on one node only begins with the newest.
+All members of a group must apply each entry in the same way. So every change in `Machine.apply`, in the
+commands that an entry may hold, or in a snapshot, belongs to a new version, and takes effect only from that
+version on. A queue begins with the first one. Its leader raises it by an entry, once the topology says that
+all nodes of the cluster can apply the new one (see amqp_server.cluster.maintenance). A queue that is on one
+node only begins with the newest.
 
     1   mqd 0.1
     2   mqd 0.2: dead letters that come again are taken once (("enqueue_letter", …)), and messages whose bodies no
         member can read leave the queue (("lose", …))
 
-A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the queue stops
-there, with a line that says so.
+A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
+queue stops there, with a line that says so.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 FIRST = 1
-#: Dead letters are known by the queue that they come from and their position there.
+#: Dead letters are identified by their source queue and their position there.
 LETTERS = 2
 #: Messages may leave the queue because their bodies are lost on all members.
 LOSSES = 2
@@ -27,7 +28,8 @@ NEWEST = 2
 #: The topology keeps the nodes on which a queue was declared.
 FOUNDERS = 2
 
-#: What a node tells in the handshake of a link that it can apply, beyond the first version.
+#: Features that a node announces in the handshake of a link for the versions that it can apply, beyond the
+#: first.
 FEATURES = tuple(f"machine/{version}" for version in range(FIRST + 1, NEWEST + 1))
 
 

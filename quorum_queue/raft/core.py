@@ -1,14 +1,15 @@
-"""Raft for one group, without I/O: calls in, `Ready` out. After etcd/raft in manner; see the Raft paper and thesis.
+"""Raft for one group, without I/O: calls in, `Ready` out. After etcd/raft in manner; see the Raft paper and
+thesis.
 
-Two things are unlike the textbook. There are no heartbeats of a group: the driver knows, for each pair of nodes,
-whether it is heard from, and an idle group costs nothing. A follower therefore trusts its leader as long as their
-nodes stay in contact, from the first message of that leader in the present session of their link until the session
-ends (`lost_contact`) or the leader says that it resigns. And a member that lost its disk is told so (`amnesiac`):
-it may have given votes and acknowledged entries that it forgot, so it neither votes nor counts until the leader has
-made it a learner by an entry of the log, and it has that entry.
+Two things differ from the textbook. Groups have no heartbeats: the driver knows for each pair of nodes
+whether they are in contact, and an idle group costs nothing. A follower therefore trusts its leader as long
+as their nodes stay in contact, from the first message of that leader in the present session of their link
+until the session ends (`lost_contact`) or the leader resigns. And the driver tells a member that it lost its
+disk (`amnesiac`): it may have given votes and acknowledged entries that it forgot, so it neither votes nor
+counts until the leader has made it a learner by an entry of the log, and it has that entry.
 
-Messages may be lost, doubled and reordered without harm. That something goes on after a loss rests on the sessions:
-what is lost within one is sent again only while the leader waits for an answer.
+Messages may be lost, doubled and reordered without harm. Progress after a loss depends on the sessions: a
+message lost within one is sent again only while the leader waits for an answer.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from quorum_queue.raft.ready import Ready
 from quorum_queue.raft.roles import CANDIDATE, FOLLOWER, LEADER, PRE_CANDIDATE
 from quorum_queue.raft.timeouts import election_timeout, lost_timeout
 
-#: In place of a vote while the member has no memory, followed by the number of its new disk.
+#: Stands in place of a vote while the member has no memory, followed by the number of its new disk.
 _AMNESIAC = "?"
 
 
@@ -77,9 +78,9 @@ class Raft:
         changes: Iterable[tuple[int, Members]] = (),
         amnesiac: int = 0,
     ) -> None:
-        """`members` are those at the log's snapshot (at the start of the group without one), `changes` the members
-        entries after it by index. `amnesiac` is a number that no earlier disk of this node had, if the disk that
-        this group had here is gone; it is remembered in the hard state for later starts."""
+        """`members` are those at the log's snapshot (at the start of the group without one), `changes` the
+        members entries after it by index. `amnesiac` is a number that no earlier disk of this node had, if
+        this group's disk here is lost; the hard state keeps it for later starts."""
         self.node = node
         self.group = group
         self.options = options
@@ -92,31 +93,32 @@ class Raft:
         self.set_hard(hard.term, "" if self.amnesiac else hard.vote)
         self.role = self._told_role = FOLLOWER
         self.leader = self._told_leader = ""
-        #: What a leader said is committed, whether its entries are here or not.
+        #: The commit that a leader told, whether its entries are here or not.
         self.leader_commit = 0
         self.leadership: Leadership | None = None
         self.commit = self._applied = log.snapshot_index
-        #: The log is the same as that of this term's leader up to here, and that much it was told.
+        #: The log equals that of this term's leader up to this index, and the index that the leader was told.
         self.verified = 0
         self.acked = 0
         #: A snapshot is being written to disk.
         self.installing_index = 0
-        #: Answers of this candidacy: who grants.
+        #: Answers in this candidacy: members and whether they grant.
         self.granted: dict[str, bool] | None = None
-        # There may be thousands of groups at rest: what is empty is no object of its own.
+        # There may be thousands of idle groups: all empty collections share one object.
         self._messages: list[Message] | None = None
         #: Messages that may not leave before the term and vote are durable.
         self._resting: list[Message] | None = None
         self.snapshots: tuple[str, ...] = ()
         self.offer: Message | None = None
-        #: Nobody on this node waits for what the leader commits; the driver says so.
+        #: No client of this node waits for commits; the driver sets this.
         self.patient = False
         self.elapsed = 0
         self.attempt = 0
         self.timeout = 0
         self.restart_clock()
 
-    # -- what is known ---------------------------------------------------------------------------------------------
+    # -- queries
+    # ---------------------------------------------------------------------------------------------------
 
     @property
     def term(self) -> int:
@@ -136,7 +138,7 @@ class Raft:
 
     @property
     def members_index(self) -> int:
-        """The entry that the members come from."""
+        """Index of the entry that set the present members."""
         return self._configs[-1][0]
 
     def members_at(self, index: int) -> Members:
@@ -144,37 +146,37 @@ class Raft:
         return next(members for since, members in reversed(self._configs) if since <= index)
 
     def caught_up(self, node: str) -> bool:
-        """Return whether a member has everything that is committed, as far as a leader knows."""
+        """Return whether a member has all committed entries, as far as a leader knows."""
         peer = self.leadership.peers.get(node) if self.leadership is not None else None
         return peer is not None and not peer.amnesiac and peer.match >= self.commit
 
     @property
     def quiet(self) -> bool:
-        """No tick is needed until something happens to this group."""
+        """True if this group needs no tick until something happens to it."""
         if self.leadership is not None:
             return self.leadership.quiet
         return bool(self.leader) or not self.may_campaign()
 
     @property
     def has_holes(self) -> bool:
-        """Is there an entry, not applied yet, that cannot be read here?"""
+        """Return whether an entry that is not applied yet cannot be read."""
         return bool(self.log.lost) and self.log.lost[-1] > self._applied
 
     def may_campaign(self) -> bool:
-        # A leader must be able to send and apply all that it has, and know the members that its log names last.
+        # A leader must be able to send and apply all its entries, and know the last members in its log.
         return not self.amnesiac and not self.has_holes and self.node in self.members.voters
 
     # -- time and contact ------------------------------------------------------------------------------------------
 
     def tick(self, heard: Collection[str]) -> None:
-        """A tick has passed; `heard` are the nodes from which anything has come lately."""
+        """A tick has passed; `heard` are the nodes that this node has heard from lately."""
         if self.leadership is not None:
             self.leadership.tick(heard)
         elif self.leader and self.leader in heard:
             self.elapsed = 0
         elif self.may_campaign():
             self.elapsed += 1
-            # A node whose disk doesn't answer can't lead, and can't promise anything in a further term.
+            # A node whose disk doesn't answer can't lead, and can't vote in a new term.
             if self.elapsed > self.timeout and self.durable_hard == self.hard:
                 election.start_pre_vote(self)
 
@@ -225,20 +227,20 @@ class Raft:
         self._leading().transfer(to)
 
     def campaign(self) -> None:
-        """Try to lead without waiting: for the member that is to lead a group just made."""
+        """Campaign at once: for the member that is to lead a new group."""
         if self.leadership is None and self.may_campaign():
             election.start_pre_vote(self)
 
     def hurry(self) -> None:
-        """Nobody leads as far as is known, and a majority was reached just now: campaign at the tick after next.
+        """No leader is known, and this node has just reached a majority: campaign at the tick after next.
 
-        Only for the member that is to lead: who hears of a leader meanwhile stays its follower.
+        Only for the preferred leader; if it hears of a leader meanwhile, it stays a follower.
         """
         if self.role in (FOLLOWER, PRE_CANDIDATE) and not self.leader and self.may_campaign():
             self.elapsed = max(self.elapsed, self.timeout - 1)
 
     def step_down(self) -> None:
-        """Stop leading, and let others go first."""
+        """Stop leading, and let other members campaign first."""
         if self.leadership is not None:
             self.end_leadership()
             self.become_follower(self.term, "")
@@ -255,19 +257,19 @@ class Raft:
         self.log.compact(index)
 
     def snapshot_offer(self, to: str, index: int) -> Message:
-        """Return the message that goes before the snapshot at this index, which is not below the log's start."""
+        """Return the message that precedes the snapshot at this index, which is not below the log's start."""
         return self._leading().snapshot_offer(to, index)
 
     def snapshot_done(self, to: str, index: int, ok: bool) -> None:
-        """The snapshot asked for in a Ready was sent to its end, or was not."""
+        """The driver has sent the snapshot of a Ready completely, or has given up."""
         if self.leadership is not None:
             self.leadership.snapshot_done(to, index, ok)
 
     def installing(self, index: int, term: int) -> bool:
-        """The offered snapshot is complete and is to be written now. Return whether it is still wanted.
+        """The offered snapshot has arrived completely. Return whether to write it.
 
-        From here to `restore` (or `not_installed`) nothing else changes the log. A log that meanwhile has the
-        snapshot's entry must not be replaced: what follows on it may have been acknowledged.
+        Until `restore` (or `not_installed`) nothing else changes the log. A log that has got the snapshot's
+        entry meanwhile must not be replaced: later entries may have been acknowledged.
         """
         if self.leadership is not None or index <= self.commit or self.log.term_at(index) == term:
             return False
@@ -278,7 +280,7 @@ class Raft:
         self.installing_index = 0
 
     def restore(self, index: int, term: int, members: Members) -> None:
-        """The snapshot at this index is durable here and replaces state and log."""
+        """The snapshot at this index is durable and replaces state and log."""
         if index <= self.commit:
             raise ValueError(f"a snapshot at {index} was installed over entry {self.commit}")
         self.installing_index = 0
@@ -320,7 +322,7 @@ class Raft:
             self.restart_clock()
 
     def cut(self, index: int) -> None:
-        """The leader has other entries than this log from here on, or none. The caller truncates what is stored."""
+        """The leader has other entries than this log from here on, or none. The caller truncates the stored log."""
         if index <= self.commit:
             raise LogDiverged(f"{self.leader} has no entry {index}, which is committed here")
         while len(self._configs) > 1 and self._configs[-1][0] >= index:
@@ -330,10 +332,10 @@ class Raft:
         self.acked = min(self.acked, index - 1)
 
     def forget(self, amnesiac: int) -> None:
-        """The next entry to be applied is lost here, and the others keep it no more.
+        """The next entry to be applied is lost here, and the others no longer keep it.
 
-        What follows on it is of no use then. It may have been acknowledged, so this is as if the disk was lost: see
-        the constructor for the number. The caller truncates what is stored after the last applied entry.
+        The entries after it are useless then. They may have been acknowledged, so this counts as a lost disk:
+        see the constructor for the number. The caller truncates the stored log after the last applied entry.
         """
         if self.leadership is not None:
             self.step_down()
@@ -362,7 +364,7 @@ class Raft:
             self._messages.append(message)
 
     def rest(self, message: Message) -> None:
-        """Send as soon as term and vote are durable: the message is a promise that a restart must not break."""
+        """Send as soon as term and vote are durable: a restart must not contradict the message."""
         if self._resting is None:
             self._resting = [message]
         else:
@@ -379,7 +381,7 @@ class Raft:
         self.leadership.open_term()
 
     def follow(self, leader: str) -> None:
-        """There was a message of this term's leader."""
+        """A message of this term's leader has come."""
         if self.leadership is not None:
             raise LogDiverged(f"{leader} leads in term {self.term} as well")
         if self.leader != leader or self.role != FOLLOWER:
@@ -403,12 +405,12 @@ class Raft:
 
     def set_hard(self, term: int, vote: str) -> None:
         hard = HardState(term, f"{_AMNESIAC}{self.amnesiac:x}" if self.amnesiac else vote)
-        # An equal one that is handed out or durable stays the one and only.
+        # If an equal hard state was handed out or is durable, keep that one.
         if hard != self.hard:
             self.hard = hard
 
     def remember(self) -> None:
-        """End the amnesia. In this term, whatever vote is forgotten, the leader may be taken to have it."""
+        """End the amnesia. Whatever vote was forgotten, in this term the leader may count as having got it."""
         self.amnesiac = 0
         self.set_hard(self.term, self.leader)
         following.acknowledge(self)
@@ -416,7 +418,7 @@ class Raft:
     # -- the log ---------------------------------------------------------------------------------------------------
 
     def append(self, entries: Sequence[Entry]) -> None:
-        """Append to the log, in place of its end if they overlap. Members hold from their entry on."""
+        """Append to the log, replacing its end if they overlap. New members count from their entry on."""
         first = entries[0].index
         while len(self._configs) > 1 and self._configs[-1][0] >= first:
             self._configs.pop()
@@ -432,7 +434,8 @@ class Raft:
             if self.leadership is not None:
                 self.leadership.committed()
 
-    # -- what is to be done ----------------------------------------------------------------------------------------
+    # -- the work to do
+    # --------------------------------------------------------------------------------------------
 
     @property
     def has_ready(self) -> bool:
@@ -451,7 +454,7 @@ class Raft:
         )
 
     def ready(self) -> Ready:
-        """Return what is to be done, once."""
+        """Return the work to do, each piece once."""
         if self.leadership is not None:
             self.leadership.send()
         log = self.log
@@ -484,7 +487,7 @@ class Raft:
         return ready
 
     def _trim(self) -> None:
-        """Keep entries in memory only as long as somebody is about to need them."""
+        """Keep entries in memory only as long as they will be needed soon."""
         needed_after = self._applied
         if self.leadership is not None:
             for peer in self.leadership.peers.values():

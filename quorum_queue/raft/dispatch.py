@@ -1,4 +1,4 @@
-"""Where a message goes, by its term and its kind."""
+"""Passes a message to its handler, by its term and its kind."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def step(raft: Raft, message: Message) -> None:
     if message.term > raft.term:
         if kind == VOTE and not message.context and election.trusts_leader(raft, message.sender):
             return
-        # A pre-vote and its grant speak of a term that may never be.
+        # A pre-vote and its grant name a term that may never begin.
         if kind != PRE_VOTE and (kind != PRE_VOTE_ANSWER or message.reject):
             _adopt_term(raft, message)
     elif message.term < raft.term:
@@ -41,12 +41,12 @@ def step(raft: Raft, message: Message) -> None:
 def _adopt_term(raft: Raft, message: Message) -> None:
     deposed = raft.leader
     if raft.leadership is not None:
-        # Told in the new term, so that who followed does not wait for this node.
+        # Resign in the new term, so that former followers do not wait for this node.
         raft.set_hard(message.term, "")
         raft.end_leadership(message.sender)
     raft.become_follower(message.term, "")
     if deposed not in ("", raft.node, message.sender):
-        # There are no heartbeats by which an idle leader would learn that it was deposed.
+        # Without heartbeats an idle leader would not learn that it was deposed.
         _reject(raft, deposed)
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def start_pre_vote(raft: Raft) -> None:
-    """Ask the other voters whether an election would be of use."""
+    """Ask the other voters whether they would vote for this member."""
     _candidate(raft, PRE_CANDIDATE)
     for name in raft.members.voters:
         if name != raft.node:
@@ -21,7 +21,7 @@ def start_pre_vote(raft: Raft) -> None:
 
 
 def start_vote(raft: Raft, *, forced: bool = False) -> None:
-    """Ask for votes in a new term. The own one counts, like those of others, when it is durable."""
+    """Ask for votes in a new term. This member's own vote counts, like those of others, when it is durable."""
     raft.set_hard(raft.term + 1, raft.node)
     _candidate(raft, CANDIDATE)
     for name in raft.members.voters:
@@ -44,7 +44,7 @@ def _request(raft: Raft, kind: int, to: str, term: int) -> Message:
 
 def on_pre_vote(raft: Raft, message: Message) -> None:
     if message.term > raft.term and message.sender == raft.leader:
-        raft.lose_leader()  # Who leads does not ask.
+        raft.lose_leader()  # A leader never starts a pre-vote.
     grant = (
         message.term > raft.term
         and not raft.amnesiac
@@ -54,11 +54,11 @@ def on_pre_vote(raft: Raft, message: Message) -> None:
     term = message.term if grant else raft.term
     raft.rest(Message(PRE_VOTE_ANSWER, raft.node, message.sender, term, reject=not grant))
     if raft.leadership is not None:
-        raft.leadership.in_contact(message.sender)  # It does not know who leads.
+        raft.leadership.in_contact(message.sender)  # The sender does not know that this member leads.
 
 
 def on_vote(raft: Raft, message: Message) -> None:
-    # An amnesiac's vote is taken, by the number of its disk.
+    # An amnesiac's vote is never free: the number of its disk is in its place.
     free = raft.hard.vote == message.sender or (not raft.hard.vote and not raft.leader)
     grant = free and log_is_as_good(raft, message)
     if grant:

@@ -1,4 +1,4 @@
-"""What the Raft core refuses, and what it finds broken."""
+"""Errors of the Raft core: refused calls and broken data."""
 
 
 class CodecError(Exception):
@@ -6,7 +6,7 @@ class CodecError(Exception):
 
 
 class NotLeader(Exception):
-    """Only the leader takes proposals; `leader` is who leads as far as is known, or empty."""
+    """Only the leader takes proposals; `leader` is the known leader, or empty."""
 
     def __init__(self, leader: str) -> None:
         super().__init__(f"the leader is {leader or 'unknown'}")
@@ -18,7 +18,7 @@ class TransferInProgress(NotLeader):
 
 
 class MembershipRefused(Exception):
-    """This change of members may not be made, or not now."""
+    """This change of members is not allowed, or not now."""
 
 
 class EntryLost(Exception):
@@ -30,4 +30,4 @@ class EntryLost(Exception):
 
 
 class LogDiverged(Exception):
-    """A leader contradicts an entry that is committed here. Nothing may be done with this group any more."""
+    """A leader contradicts an entry that is committed here. The group must stop."""

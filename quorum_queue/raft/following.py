@@ -1,4 +1,4 @@
-"""A follower's side: what it does with what a leader sends."""
+"""A follower's side: handles the messages of a leader."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def on_append(raft: Raft, message: Message) -> None:
-    """Take entries that follow on what is here, and answer when they are durable."""
+    """Take entries that follow on this log, and answer when they are durable."""
     raft.follow(message.sender)
     raft.leader_commit = max(raft.leader_commit, message.hint_term)
     if raft.installing_index:
         return
     if raft.log.vague and raft.log.is_vague(message.index, message.index + len(message.entries)):
-        # Nobody can say whether these are other entries than the ones here. What cannot be read is asked for first; the
-        # leader sends this again then.
+        # It is unknown whether these entries equal the ones here. First fetch the unreadable ones; the leader
+        # sends this append again.
         return
     if not fits(raft, message):
         _reject(raft, message)
@@ -42,7 +42,7 @@ def on_commit(raft: Raft, message: Message) -> None:
 
 
 def on_snapshot(raft: Raft, message: Message) -> None:
-    """Ask for the snapshot, unless this log has what it stands for."""
+    """Ask for the snapshot, unless this log has its entries."""
     raft.follow(message.sender)
     raft.leader_commit = max(raft.leader_commit, message.index)
     if raft.installing_index or (raft.log.vague and raft.log.is_vague(message.index, message.index)):
@@ -57,13 +57,13 @@ def on_snapshot(raft: Raft, message: Message) -> None:
 
 
 def fits(raft: Raft, message: Message) -> bool:
-    """Return whether this log has the entry before the message's; what the snapshot stands for, it has."""
+    """Return whether this log has the entry before the message's; it has all that its snapshot covers."""
     log = raft.log
     return message.index < log.snapshot_index or log.term_at(message.index) == message.log_term
 
 
 def acknowledge(raft: Raft, kind: int = APPEND_ANSWER) -> None:
-    """Tell the leader up to where this log is durable and known to be the same as its own."""
+    """Tell the leader up to which index this log is durable and known to equal the leader's."""
     index = durable_and_verified(raft)
     raft.acked = index
     raft.rest(
@@ -81,7 +81,7 @@ def acknowledge(raft: Raft, kind: int = APPEND_ANSWER) -> None:
 
 
 def durable_and_verified(raft: Raft) -> int:
-    """Committed entries are in every later leader's log, so they are known to be the same as well."""
+    """Committed entries are in every later leader's log, so they are known to be equal as well."""
     return min(raft.log.stable_index, max(raft.verified, raft.commit))
 
 
@@ -90,7 +90,7 @@ def _take_entries(raft: Raft, message: Message) -> None:
     entries = message.entries
     known = 0
     for entry in entries:
-        # Below the snapshot all is committed, hence the same.
+        # All entries below the snapshot are committed, hence equal.
         if entry.index > log.snapshot_index:
             if entry.index > log.last_index:
                 break
@@ -108,7 +108,7 @@ def _take_entries(raft: Raft, message: Message) -> None:
 def _verify(raft: Raft, message: Message) -> None:
     """Commit what the leader has committed, as far as this log is known to be the leader's.
 
-    What lies behind that may be left over from an earlier leader.
+    Later entries may be left over from an earlier leader.
     """
     raft.verified = max(raft.verified, message.index + len(message.entries))
     raft.commit_to(min(message.commit, raft.verified))

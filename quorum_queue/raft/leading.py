@@ -1,4 +1,4 @@
-"""A leader's side: replication, commit, hand-over. Exists only while its node leads."""
+"""A leader's side: replication, commit, hand-over. A `Leadership` exists only while its node leads."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class Leadership:
 
     def __init__(self, raft: Raft) -> None:
         self.raft = raft
-        #: The first entry of this term: what it follows on is committed when it is.
+        #: The first entry of this term: all earlier entries are committed when it is.
         self.first_index = raft.log.last_index + 1
         self.peers: dict[str, Progress] = {}
         #: There may be something to send.
         self.due = True
-        #: A tick has passed: the patient ones are told of the commit, too.
+        #: A tick has passed: also tell the commit to followers that don't mind hearing of it late.
         self.telling = False
         self.quorum_silent = 0
         self.transferring = ""
@@ -90,7 +90,7 @@ class Leadership:
         return index
 
     def could_commit(self, members: Members) -> bool:
-        """Return whether a majority of these voters is reached and counts. New ones are taken to."""
+        """Return whether a majority of these voters is in contact and counts. New voters are assumed to."""
         ready = 0
         for name in members.voters:
             peer = self.peers.get(name)
@@ -98,7 +98,7 @@ class Leadership:
         return ready > len(members.voters) // 2
 
     def meet_members(self) -> None:
-        """Begin with new members at once; those who leave are served until their leaving is committed."""
+        """Use new members at once; serve leaving members until their removal is committed."""
         raft = self.raft
         everyone = raft.members.everyone()
         for name in everyone:
@@ -147,7 +147,7 @@ class Leadership:
             self.due = True
 
     def in_contact(self, node: str) -> None:
-        """Its node is reached (again): let it know who leads, and find out what it has."""
+        """A follower's node is in contact (again): tell it who leads, and find out what its log has."""
         peer = self.peers.get(node)
         if peer is not None:
             peer.contact = True
@@ -179,7 +179,7 @@ class Leadership:
     # -- sending ---------------------------------------------------------------------------------------------------
 
     def send(self) -> None:
-        """Put out what the followers may get now."""
+        """Send what the followers may get now."""
         self.due = False
         for name, peer in self.peers.items():
             if peer.contact and peer.state != NEEDS_SNAPSHOT:
@@ -189,7 +189,7 @@ class Leadership:
         if target is not None and target.match == self.raft.log.last_index:
             self.raft.send(Message(TIMEOUT_NOW, self.raft.node, self.transferring, self.raft.term))
         if self.raft.members_index <= self.raft.commit and self.raft.node not in self.raft.members.voters:
-            # The change that takes this node out is committed, and the others were told above.
+            # The change that removes this node is committed, and the others were told above.
             self.raft.step_down()
 
     def _send_to(self, name: str, peer: Progress) -> None:
@@ -217,7 +217,7 @@ class Leadership:
             self._tell_commit(name, peer)
 
     def _append(self, name: str, peer: Progress, entries: tuple[Entry, ...]) -> int:
-        """Send an append; return the commit that it tells."""
+        """Send an append; return the commit that it contains."""
         raft = self.raft
         index = entries[0].index - 1 if entries else self._known_index(peer)
         commit = min(raft.commit, entries[-1].index) if entries else self.commit_for(peer)
@@ -240,11 +240,11 @@ class Leadership:
         return commit
 
     def commit_for(self, peer: Progress) -> int:
-        """Return the commit for a message without entries: no more than what the follower has for sure."""
+        """Return the commit for a message without entries: no more than the follower certainly has."""
         return min(self.raft.commit, peer.match)
 
     def _known_index(self, peer: Progress) -> int:
-        """Return what an append without entries follows on. In step, that is what is known to be there."""
+        """Return the index that an append without entries follows on: for a follower in step, its known last one."""
         if peer.state == REPLICATE and peer.match >= self.raft.log.snapshot_index:
             return peer.match
         return max(peer.next - 1, self.raft.log.snapshot_index)
@@ -292,7 +292,7 @@ class Leadership:
         if peer.state == REPLICATE and message.index > peer.match:
             peer.probe()
         elif peer.state == PROBE and message.index == peer.next - 1:
-            # A follower that has lost what it once acknowledged must be sent it again.
+            # A follower may have lost entries that it once acknowledged: send them again.
             peer.match = min(peer.match, message.hint)
             peer.probe()
         else:
@@ -312,7 +312,7 @@ class Leadership:
             peer.snapshot_sent = True
             peer.next = index + 1
         else:
-            # The next probe waits for a tick: whatever failed would fail again at once.
+            # The next probe waits for a tick: the same failure would come again at once.
             peer.probe()
             peer.due = False
 
@@ -339,7 +339,7 @@ class Leadership:
         return 0 if peer.amnesiac else peer.match
 
     def own_match(self) -> int:
-        """A leader is one of the disks that count, no sooner than its own write is done."""
+        """The leader's own disk counts only once its write is done."""
         return self.raft.log.stable_index
 
     def committed(self) -> None:
@@ -362,7 +362,7 @@ class Leadership:
         self.due = True
 
     def resign(self, besides: str = "") -> None:
-        """Say that this node leads no longer."""
+        """Tell the others that this node no longer leads."""
         raft = self.raft
         for name in self.peers:
             if name != besides:

@@ -1,7 +1,7 @@
-"""What the core knows of its group's log.
+"""What the core knows about its group's log.
 
-Bodies are on disk; here are the terms (run-length: a log has few), how far the disk is, and those recent entries that
-somebody still needs: the disk, the state machine, or a follower that is reached. An idle group caches nothing.
+Bodies are on disk. This holds the terms (run-length: a log has few), how far the disk is, and the recent
+entries that the disk, the state machine or a reachable follower still needs. An idle group caches nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol
 from quorum_queue.raft.errors import EntryLost
 from quorum_queue.raft.messages import Entry
 
-#: Counted for each cached entry beside its data.
+#: Bytes counted for each cached entry beside its data.
 ENTRY_OVERHEAD = 100
 _ENDLESS = 1 << 63
 
@@ -24,7 +24,7 @@ class Storage(Protocol):
 
 
 class Log:
-    """Entries from snapshot_index + 1 to last_index. The snapshot stands for all before."""
+    """Entries from snapshot_index + 1 to last_index. The snapshot covers all earlier ones."""
 
     __slots__ = (
         "_cache",
@@ -54,28 +54,32 @@ class Log:
         holes: Iterable[int] = (),
         term_bound: int = 0,
     ) -> None:
-        """`terms`: (first index, term) of each run of entries of one term, as found on disk; an entry that cannot be
-        read has its predecessor's. `holes` are those, and no entry has a term above `term_bound`."""
+        """`terms`: (first index, term) of each run of entries of one term, as found on disk.
+
+        An unreadable entry gets its predecessor's term. `holes` are the unreadable entries. No entry has a term above
+        `term_bound`.
+        """
         self._storage = storage
         self.snapshot_index = snapshot_index
         self.snapshot_term = snapshot_term
         self.last_index = max(last_index, snapshot_index)
-        #: Durable on this disk up to here.
+        #: Durable on this disk up to this index.
         self.stable_index = self.last_index
         self.terms = tuple((first, term) for first, term in terms if first <= self.last_index)
         self._cut_terms()
-        #: Entries that could not be read, and those of them that nobody was told of yet.
+        #: Entries that could not be read, and those of them that were not reported yet.
         self.lost: tuple[int, ...] = tuple(sorted(holes))
         self.newly_lost: tuple[int, ...] = self.lost
-        #: Those of them whose term is not known, because their neighbours have different ones or nothing follows.
+        #: Unreadable entries whose term is not known, because their neighbours' terms differ or no entry
+        #: follows.
         self.vague: tuple[int, ...] = ()
         self.term_bound = term_bound
-        #: The last entries of the log, without a gap. There may be thousands of logs at rest: what is empty is no
-        #: object of its own.
+        #: The last entries of the log, without a gap. There may be thousands of idle logs: all empty
+        #: collections share one object.
         self._cache: list[Entry] | tuple[()] = ()
         self._cache_bytes = 0
-        #: Given to the disk up to here, and the writes not yet reported done: (last index, its term, the index up
-        #: to which that write still counts, since truncations).
+        #: Given to the disk up to this index, and the writes not yet reported done: (last index, its term,
+        #: the index up to which that write still counts, since truncations).
         self._handed = self.last_index
         self._writing: tuple[tuple[int, int, int], ...] = ()
         if self.lost:
@@ -90,7 +94,7 @@ class Log:
         self.vague = tuple(vague)
 
     def anchor(self, index: int) -> int:
-        """Return the first entry behind this one that can be read, or the one behind the last."""
+        """Return the first readable entry after this one, or the one after the last."""
         index += 1
         while index in self.lost:
             index += 1
@@ -114,7 +118,7 @@ class Log:
         return self.terms[bisect_right(self.terms, (index, _ENDLESS)) - 1][1]
 
     def last_before_conflict(self, index: int, term: int) -> int:
-        """Return the last index up to this one whose term is not above `term`: where logs may agree at best."""
+        """Return the last index up to this one whose term is not above `term`: the logs agree up to there at best."""
         index = min(index, self.last_index)
         for first, own in reversed(self.terms):
             if first <= index:
@@ -126,7 +130,7 @@ class Log:
     # -- appending -------------------------------------------------------------------------------------------------
 
     def append(self, entries: Sequence[Entry]) -> None:
-        """Put consecutive entries at the end, or in place of the end."""
+        """Append consecutive entries, or replace the end with them."""
         first = entries[0].index
         if first <= self.last_index:
             self.truncate(first)
@@ -144,7 +148,7 @@ class Log:
         self.last_index = entries[-1].index
 
     def truncate(self, index: int) -> None:
-        """Let the log end before this entry."""
+        """Cut the log off before this entry."""
         kept = max(0, index - self._cache_first())
         for entry in self._cache[kept:]:
             self._cache_bytes -= len(entry.data) + ENTRY_OVERHEAD
@@ -154,8 +158,8 @@ class Log:
             self.terms = self.terms[:-1]
         self.stable_index = min(self.stable_index, self.last_index)
         self._handed = min(self._handed, self.last_index)
-        # A write that is still under way brings back nothing of what is cut off now, even if the same entries
-        # are appended again meanwhile: the disk cuts them off after that write.
+        # A write that is still under way does not bring back entries that are cut off now, even if the same
+        # ones are appended again meanwhile: the disk cuts them off after that write.
         self._writing = tuple((last, term, min(counts, index - 1)) for last, term, counts in self._writing)
         self.lost = tuple(lost for lost in self.lost if lost < index)
         self.newly_lost = tuple(lost for lost in self.newly_lost if lost < index)
@@ -168,7 +172,7 @@ class Log:
         return self._handed < self.last_index
 
     def take(self) -> tuple[Entry, ...]:
-        """Return what the disk was not given yet."""
+        """Return the entries that were not given to the disk yet."""
         if self._handed == self.last_index:
             return ()
         entries = tuple(self._cache[self._handed + 1 - self._cache_first() :])
@@ -190,7 +194,7 @@ class Log:
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def read(self, low: int, high: int, max_bytes: int) -> tuple[Entry, ...]:
-        """Return entries from low on, at least one unless it is lost. Those before a lost entry are returned."""
+        """Return entries from low up to a lost one, at least one unless the first is lost."""
         for lost in self.lost:
             if lost >= low:
                 high = min(high, lost - 1)
@@ -224,7 +228,7 @@ class Log:
             self._find_vague(tuple(other for other in self.vague if other != index))
 
     def _set_term(self, index: int, term: int) -> None:
-        """The term of an entry has become known: unreadable ones behind it may have it, too."""
+        """The term of an entry has become known: unreadable ones after it may have it, too."""
         stop = min(self.anchor(index), self.last_index) + 1
         runs = [run for run in self.terms if run[0] < index]
         for at in range(index, stop):
@@ -238,7 +242,7 @@ class Log:
         return any(low <= index <= high for index in self.vague)
 
     def trim(self, needed_after: int, bytes_max: int, needed_at_least_after: int) -> None:
-        """Let go of cached entries up to the first index, or up to the last if the cache is too large."""
+        """Drop cached entries up to the first index, or up to the last if the cache is too large."""
         if self._cache_bytes > bytes_max:
             needed_after = needed_at_least_after
         count = min(needed_after, self.stable_index) + 1 - self._cache_first()
@@ -257,7 +261,7 @@ class Log:
     # -- snapshots -------------------------------------------------------------------------------------------------
 
     def compact(self, index: int) -> None:
-        """Forget the entries up to this one, for which there is a snapshot."""
+        """Forget the entries up to this one, which a snapshot covers."""
         self.snapshot_term = self.term_at(index)
         self.snapshot_index = index
         self.stable_index = max(self.stable_index, index)

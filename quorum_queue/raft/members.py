@@ -1,4 +1,4 @@
-"""Who belongs to a group, and what a member must never forget."""
+"""The members of a group, and the state that a member must never forget."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _NAME_BYTES_MAX = 255
 
 
 class HardState(NamedTuple):
-    """Durable before any message leaves that rests on it. `vote` is empty while none is given in this term."""
+    """Durable before any message leaves that depends on it.
+
+    `vote` is empty if this member has not voted in this term.
+    """
 
     term: int = 0
     vote: str = ""
@@ -34,7 +37,7 @@ class Members:
         return Members(tuple(name for name in self.voters if name != node), (*self.learners, node))
 
     def voters_changed(self, other: Members) -> int:
-        """Return how many voters only one of the two has."""
+        """Return how many voters are in only one of the two."""
         return sum(name not in other.voters for name in self.voters) + sum(
             name not in self.voters for name in other.voters
         )
@@ -72,7 +75,7 @@ class Members:
         return members
 
     def problem(self) -> str:
-        """Return why these can't be the members of a group, or nothing."""
+        """Return why these members are invalid, or nothing."""
         everyone = self.everyone()
         if not self.voters:
             return "a group needs a voter"

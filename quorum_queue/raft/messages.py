@@ -1,8 +1,8 @@
 """Entries and messages, and their bytes on a link.
 
-    u8 version | u8 kind | u8 flags | u64 group, term, index, log_term, commit | u8 bytes of sender | u8 of receiver
-    [u64 hint, hint_term, context, amnesiac] | sender | receiver
-    [u16 bytes of members | members] [u32 entries | (u64 term | u8 kind | u32 bytes) each | data of all entries]
+    u8 version | u8 kind | u8 flags | u64 group, term, index, log_term, commit | u8 bytes of sender | u8 of
+    receiver [u64 hint, hint_term, context, amnesiac] | sender | receiver [u16 bytes of members | members]
+    [u32 entries | (u64 term | u8 kind | u32 bytes) each | data of all entries]
 
 Parts in brackets are there if their flag is set. Entries follow `index` one by one, so theirs are not sent.
 """
@@ -18,7 +18,7 @@ from quorum_queue.raft.members import Members
 
 # Kinds of entries.
 NORMAL, MEMBERS, EMPTY = range(3)
-#: Data of an EMPTY entry that stands for one which no member can read any more.
+#: Data of an EMPTY entry that replaces one which no member can read any more.
 PASSED_OVER = b"lost"
 
 # Kinds of messages.
@@ -31,7 +31,7 @@ APPEND_ANSWER = 2
 #: May I campaign for `term`, with a log that ends at (index, log_term)?
 PRE_VOTE = 3
 PRE_VOTE_ANSWER = 4
-#: The same in earnest. `context` is 1 if the leader itself asked for the election.
+#: The request for a real vote. `context` is 1 if the leader itself asked for the election.
 VOTE = 5
 VOTE_ANSWER = 6
 #: A snapshot at (index, log_term) with these members is on its way.
@@ -39,7 +39,7 @@ SNAPSHOT = 7
 SNAPSHOT_ANSWER = 8
 #: The leader asks the receiver to campaign at once.
 TIMEOUT_NOW = 9
-#: The sender leads no longer.
+#: The sender no longer leads.
 RESIGN = 10
 #: The leader's commit has risen, for a log that has (index, log_term). Answered only if it has not.
 COMMIT = 11
@@ -82,7 +82,7 @@ class Message(NamedTuple):
     #: In answers: the sender has lost its disk, and this is the number of its new one. In appends the leader
     #: says it back, and from which index on (`hint`) that member may remember again.
     amnesiac: int = 0
-    #: In answers: nobody at the sender waits for what is committed, so it may be told when it suits.
+    #: In answers: no client of the sender waits for commits, so the leader may tell it late.
     patient: bool = False
 
 
@@ -132,7 +132,7 @@ def _decode(data: memoryview) -> tuple[int, Message]:
         offset += _MORE.size
     if max(term, index, log_term, commit, hint, hint_term) >= _NUMBER_MAX:
         raise CodecError("a message has a number out of bounds")
-    # Nodes are few, and thousands of groups keep their names.
+    # There are few nodes, and thousands of groups keep their names.
     sender = intern(_slice(data, offset, sender_bytes).decode())
     offset += sender_bytes
     to = intern(_slice(data, offset, to_bytes).decode())

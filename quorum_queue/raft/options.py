@@ -7,22 +7,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Options:
-    #: Silence of the leader after which a follower campaigns, and of a quorum after which a leader steps down.
-    #: A candidate waits up to twice as long, each member of a group another time.
+    #: Silence of the leader after which a follower campaigns, and of a quorum after which a leader steps
+    #: down. A candidate waits up to twice as long, each member of a group another time.
     election_ticks: int = 10
-    #: The same once the link to the leader's node is known to be gone: least wait, and how far members spread.
+    #: The same once the link to the leader's node is known to be lost: least wait, and the spread between
+    #: members.
     lost_ticks_min: int = 0
     lost_ticks_jitter: int = 3
     #: Entry bytes of one append (a single larger entry goes by itself).
     append_bytes_max: int = 1 << 20
-    #: The same while it is not known where a follower's log agrees.
+    #: The same while the leader does not know where a follower's log agrees.
     probe_bytes_max: int = 1 << 16
-    #: Sent to one follower and not yet answered.
+    #: Bytes sent to one follower and not yet answered.
     inflight_appends_max: int = 64
     inflight_bytes_max: int = 8 << 20
     #: Entry bytes handed out for applying in one Ready.
     apply_bytes_max: int = 4 << 20
-    #: Entries kept in memory for followers that are behind. What is not yet durable or applied is kept anyway.
+    #: Entries kept in memory for followers that are behind. Entries that are not yet durable or applied are
+    #: always kept.
     cache_bytes_max: int = 4 << 20
     #: How long a follower may take to answer after a snapshot was sent to its end.
     snapshot_ticks: int = 200

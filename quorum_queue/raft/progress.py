@@ -1,14 +1,14 @@
-"""What a leader knows of one follower, and how much it may send to it."""
+"""What a leader knows about one follower, and how much it may send to it."""
 
 from __future__ import annotations
 
 from quorum_queue.raft.options import Options
 
-#: Not known where the logs agree: one append at a time.
+#: The leader does not know where the logs agree: one append at a time.
 PROBE = 0
 #: In step: appends are sent ahead of the answers.
 REPLICATE = 1
-#: What it needs next is gone from the log: it gets a snapshot first.
+#: Its next entry is gone from the log: it gets a snapshot first.
 SNAPSHOT = 2
 
 
@@ -31,26 +31,27 @@ class Progress:
 
     def __init__(self, next_index: int) -> None:
         self.state = PROBE
-        #: Durable there and the same as here, up to this index.
+        #: Its log is durable and equal to the leader's up to this index.
         self.match = 0
         self.next = next_index
         #: There is a link to its node. Assumed until the driver says otherwise.
         self.contact = True
-        #: A probe is to be sent.
+        #: A probe is due.
         self.due = True
         #: Sent and not yet answered: (last index, bytes).
         self.inflight: list[tuple[int, int]] = []
         self.inflight_bytes = 0
         #: The highest commit it was told.
         self.told = 0
-        #: It does not mind to hear of the commit a tick late.
+        #: It may hear of the commit a tick late.
         self.patient = False
         #: Ticks without an answer.
         self.silent = 0
         self.snapshot_sent = False
-        #: The number of its new disk, if it lost its memory; it counts for nothing until it is admitted again.
+        #: The number of its new disk, if it lost its memory; it counts for nothing until it is admitted
+        #: again.
         self.amnesiac = 0
-        #: Index from which on it may remember; -1 as long as this isn't settled.
+        #: Index from which it may count again; -1 while that is not decided.
         self.floor = -1
 
     def probe(self) -> None:

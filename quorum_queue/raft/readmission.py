@@ -1,14 +1,14 @@
 """Members that lost their disk and came back under their old name.
 
-Such a member may have given votes and acknowledged entries that it forgot. If it voted again in a term in which it
-has voted, two could lead; if it voted for a log without what it acknowledged, committed entries could be lost. So it
-says in each answer that it is amnesiac, with the number of its new disk, and neither votes nor counts. The leader
-takes its vote away by an entry of the log (once committed, nobody who lacks that entry can win with a vote from before
-the loss), and tells it that entry's index. As soon as the member has that entry, its log is that of a new learner of
-the same name, as good as any, and it remembers from then on. It becomes a voter again by a further entry, which the
-host proposes, as for all learners.
+Such a member may have given votes and acknowledged entries that it forgot. If it voted again in a term in
+which it has voted, two could lead; if it voted for a log without what it acknowledged, committed entries
+could be lost. So it says in each answer that it is amnesiac, with the number of its new disk, and neither
+votes nor counts. The leader removes its vote by an entry of the log (once that is committed, a member without
+the entry cannot win with a vote from before the loss), and tells it the entry's index. As soon as the member
+has that entry, its log is that of a new learner of the same name, as good as any, and it remembers from then
+on. It becomes a voter again by a further entry, which the host proposes, as for all learners.
 
-The entry needs a majority of the voters that are left: of three, both.
+The entry needs a majority of the remaining voters: of three, both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def memory_changed(message: Message, peer: Progress) -> None:
-    """An answer tells of another memory than was known."""
+    """An answer has the number of another memory than was known."""
     if not message.amnesiac and message.index < peer.floor:
         return  # From before the loss.
     peer.amnesiac = message.amnesiac
@@ -35,7 +35,7 @@ def memory_changed(message: Message, peer: Progress) -> None:
 
 
 def proceed(leadership: Leadership, name: str, peer: Progress) -> None:
-    """Take the next step for an amnesiac, if it can be taken now."""
+    """Take the next step for an amnesiac, if possible now."""
     raft = leadership.raft
     members = raft.members
     if peer.floor >= 0 or raft.commit < leadership.first_index or raft.members_index > raft.commit:

@@ -1,4 +1,4 @@
-"""What the core wants done, as data."""
+"""The work that the core asks for, as data."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from quorum_queue.raft.messages import Entry, Message
 
 
 class Ready(NamedTuple):
-    """Everything that came up since the last one. The driver owes an answer to three of its parts:
+    """All work since the last Ready. The driver must answer three of its parts:
 
-    `hard` → `hard_written(hard)`, `entries` → `written(index, term)` of the last one, each once and in the order
-    of the Readys, as soon as the disk has them; `snapshots` → `snapshot_done()` for each.
+    `hard` → `hard_written(hard)`, `entries` → `written(index, term)` of the last one, each once and in the
+    order of the Readys, as soon as the disk has them; `snapshots` → `snapshot_done()` for each.
     """
 
     #: To be made durable, in one transaction with `entries`.
@@ -23,12 +23,13 @@ class Ready(NamedTuple):
     messages: tuple[Message, ...]
     #: To be sent when `hard` and `entries` of this Ready are durable.
     after_sync: tuple[Message, ...]
-    #: To be applied now, in order; each entry comes once, those of all kinds. They are on the disks of a majority,
-    #: which need not include this node's own: its write may still be running.
+    #: To be applied now, in order; each entry of any kind comes once. They are on the disks of a majority,
+    #: perhaps without this node's own: its write may still be running.
     committed: tuple[Entry, ...]
     #: Followers whose next entry is gone from the log: send `snapshot_offer()` and the newest snapshot.
     snapshots: tuple[str, ...]
-    #: The leader's snapshot that this node needs: when all of it is here, `installing()`, write it, `restore()`.
+    #: The leader's snapshot that this node needs: when all of it has arrived, `installing()`, write it,
+    #: `restore()`.
     offer: Message | None
     #: Entries of this disk that cannot be read: fetch them from a peer, store them, and say `found(index)`.
     lost: tuple[int, ...]

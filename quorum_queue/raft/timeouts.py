@@ -1,4 +1,4 @@
-"""When who campaigns. Times differ from member to member and from try to try, but come from numbers, not from chance."""
+"""When each member campaigns. Times differ by member and by try, but are computed, not random."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def mix(*numbers: int) -> int:
 def election_timeout(
     options: Options, node: str, voters: tuple[str, ...], group: int, term: int, attempt: int
 ) -> int:
-    """Return ticks from one to two election timeouts; members who are at the same try get places of their own."""
+    """Return ticks from one to two election timeouts; members at the same try get different ones."""
     count = len(voters)
     place = (voters.index(node) + mix(group, term + attempt)) % count
     width = max(1, options.election_ticks // count)
@@ -31,7 +31,7 @@ def election_timeout(
 def lost_timeout(
     options: Options, node: str, voters: tuple[str, ...], lost: str, group: int, term: int
 ) -> int:
-    """Return ticks to wait after the leader's node was lost: one member goes first, the others give it time."""
+    """Return ticks to wait after the leader's node was lost: one member campaigns first, the others give it time."""
     survivors = [name for name in voters if name != lost]
     place = (survivors.index(node) + mix(group, term)) % len(survivors)
     spacing = max(1, options.lost_ticks_jitter // max(1, len(survivors) - 1))

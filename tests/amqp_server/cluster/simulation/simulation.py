@@ -173,8 +173,10 @@ class Simulation(Cluster):
 
     async def _join(self, node: SimulatedNode, name: str) -> None:
         other = self.nodes[name]
-        if not other.alive:
-            other.replace_disk()
+        # One that still runs would be told soon that it was removed, and begin anew with an empty disk: a new queue on two
+        # nodes would not survive that.
+        self.crash(other)
+        other.replace_disk()
         self.wiped[name] = None
         await node.cluster.administration.join(name, "127.0.0.1:1")
 
@@ -268,7 +270,7 @@ class Simulation(Cluster):
 
     def lose_disk(self, node: SimulatedNode) -> None:
         """Only where nothing else is amiss: more than one lost disk at a time is more than Raft bears."""
-        if self.wounded or self.changing or node.name not in self.belonging or self.dead or self.unrest():
+        if self.wounded or self.asked or node.name not in self.belonging or self.dead or self.unrest():
             return
         if any(0 < len(queue.members) < 3 for queue in node.broker.all_queues()):
             # Two of two are no majority any more if one of them has forgotten all.
