@@ -243,7 +243,8 @@ class Node:
         async with trio.open_nursery() as background:
             background.start_soon(self.commits.run, turn.run)
             background.start_soon(self._spill_commits.run)
-            self.environment.read_in_threads(trio.lowlevel.current_trio_token(), turn.run)
+            background.start_soon(self.environment.reader.run, turn.run)
+            background.start_soon(self.environment.spill.reader.run, turn.run)
             background.start_soon(self._driver.run, turn, self.broker.timers, self.broker.clock)
             background.start_soon(self.server.watch)
             background.start_soon(self.resources.run)

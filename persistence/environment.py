@@ -9,9 +9,9 @@ import fcntl
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import lmdb
 
@@ -21,9 +21,6 @@ from persistence.flush import flush
 from persistence.metadata import Metadata, unpack_entry
 from persistence.record import seal, unseal
 from persistence.store import DATA_FILE, LmdbStore
-
-if TYPE_CHECKING:
-    import trio
 
 SCHEMA_VERSION = 2
 RESIDENT_BYTES_MAX = 64 * 1024 * 1024
@@ -92,11 +89,6 @@ class Environment(Metadata, LmdbStore):
         self.spill.close()
         super().close()
         os.close(self._lock)
-
-    def read_in_threads(self, loop: "trio.lowlevel.TrioToken", in_turn: Callable[..., None]) -> None:
-        """From now on `warm` has threads read what is not in memory. `in_turn` makes a call one turn of the node."""
-        self.reader.start(loop, in_turn)
-        self.spill.reader.start(loop, in_turn)
 
     def flush(self) -> None:
         """Commit at once and wait for it. Only while no commit task runs."""

@@ -13,16 +13,13 @@ import os
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import trio
 from outcome import Outcome
 
 from persistence.pages import DAMAGES, KeyRange, Read, pieces, value_spans
 from persistence.residency import LINUX, PAGE_BYTES, mapped_ranges
 from persistence.worker import Worker
-
-if TYPE_CHECKING:
-    import trio
 
 #: What the thread reads at once.
 READ_BYTES = 256 * 1024
@@ -39,7 +36,7 @@ class _Cold(Exception):
 
 
 class PageReader:
-    """All calls on the loop's thread. Until `start` everything counts as at hand."""
+    """All calls on the loop's thread. Unless `run` runs, everything counts as at hand."""
 
     def __init__(self, data_file: Path) -> None:
         self._data_file = data_file
@@ -49,26 +46,29 @@ class PageReader:
         self._pages = ctypes.create_string_buffer(LOOK_BYTES // PAGE_BYTES)
         self._buffer = bytearray(READ_BYTES)
         self._worker: Worker | None = None
-        self._in_turn: Callable[..., None] | None = None
+        #: Who waits for the thread, and who is to be told.
         self._waiting: deque[Callable[[], None]] = deque()
+        self._given: deque[Callable[[], None]] = deque()
+        self._called = trio.Event()
         self.find_map()
 
-    def start(self, loop: "trio.lowlevel.TrioToken", in_turn: Callable[..., None]) -> None:
-        """`in_turn` makes a call one turn of the node."""
-        self._in_turn = in_turn
-        self._worker = Worker("pages", loop, self._done)
+    async def run(self, in_turn: Callable[..., None]) -> None:
+        """Tell who waits, each in a turn of the node, until cancelled. What a turn raises is raised here."""
+        worker = self._worker = Worker("pages", trio.lowlevel.current_trio_token(), self._done)
+        try:
+            while True:
+                await self._called.wait()
+                self._called = trio.Event()
+                while self._given:
+                    in_turn(self._given.popleft())
+        finally:
+            self._worker = None
+            self._waiting.clear()
+            worker.stop()
 
     def close(self) -> None:
-        self._in_turn = None
-        self._waiting.clear()
-        file, self._file = self._file, -1
-        if self._worker is None:
-            os.close(file)
-        else:
-            # After what it may still be reading.
-            self._worker.give(lambda: os.close(file))
-            self._worker.stop()
-            self._worker = None
+        # What the thread may still read, from whatever has this number then, it throws away.
+        os.close(self._file)
 
     def find_map(self) -> None:
         """LMDB has mapped the file anew."""
@@ -127,11 +127,10 @@ class PageReader:
             return
 
     def _done(self, outcome: Outcome[None]) -> None:
-        if self._in_turn is None or not self._waiting:
-            return
-        done = self._waiting.popleft()
-        outcome.unwrap()
-        self._in_turn(done)
+        """Called by the loop, where nothing may be raised."""
+        if self._waiting:
+            self._given.append(self._waiting.popleft())
+            self._called.set()
 
 
 def _reading(file: int) -> Read:

@@ -10,8 +10,10 @@ from random import Random
 
 import pytest
 import trio
+import trio.testing
 
 from persistence.environment import Environment
+from persistence.errors import StoreCorrupt
 from persistence.group_record import StoredEntry
 from persistence.groups import Groups
 from persistence.journal import Journal
@@ -109,7 +111,9 @@ def test_a_file_that_changes_underneath_does_no_harm(environment: Environment) -
     assert outcomes[False]
 
 
-async def test_cold_pages_are_read_in_the_thread_and_are_in_memory_then(environment: Environment) -> None:
+async def test_cold_pages_are_read_in_the_thread_and_are_in_memory_then(
+    environment: Environment, nursery: trio.Nursery
+) -> None:
     if sys.platform != "linux":
         pytest.skip("who can't look has everything read")
     journal, groups = Journal(environment), Groups(environment)
@@ -122,7 +126,8 @@ async def test_cold_pages_are_read_in_the_thread_and_are_in_memory_then(environm
         turns.append("turn")
         call()
 
-    environment.read_in_threads(trio.lowlevel.current_trio_token(), in_turn)
+    nursery.start_soon(environment.reader.run, in_turn)
+    await trio.testing.wait_all_tasks_blocked()
     warm: list[Callable[[Callable[[], None]], bool]] = [
         lambda done: journal.warm(1, [(0, 0)], done),
         lambda done: groups.warm(5, [(1, 1)], done),
@@ -141,16 +146,35 @@ async def test_cold_pages_are_read_in_the_thread_and_are_in_memory_then(environm
     assert journal.read(1, 0, 0)[0].payload[1:] == marked(1, 0, 3_000_000)
 
 
-async def test_nobody_is_called_after_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PageReader, "_at_hand", lambda self, ranges: False)
-    environment = Environment.open(tmp_path, map_bytes=1 << 32)
-    environment.read_in_threads(trio.lowlevel.current_trio_token(), lambda call: call())
+async def test_nobody_is_called_after_the_end(environment: Environment, slow: None) -> None:
     called: list[str] = []
-    assert not Journal(environment).warm(1, [(0, 0)], lambda: called.append("early"))
-    environment.close()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(environment.reader.run, lambda call: call())
+        await trio.testing.wait_all_tasks_blocked()
+        assert not Journal(environment).warm(1, [(0, 0)], lambda: called.append("early"))
+        nursery.cancel_scope.cancel()
     for _ in range(20):
         await trio.sleep(0.005)
     assert called == []
+    # Nobody reads any more, so nobody could be told.
+    assert Journal(environment).warm(1, [(0, 0)], lambda: called.append("late"))
+
+
+async def test_what_a_turn_raises_ends_the_task(environment: Environment, slow: None) -> None:
+    def in_turn(call: Callable[[], None]) -> None:
+        raise StoreCorrupt(environment.directory, "as was asked for", lasts=True)
+
+    with pytest.RaisesGroup(StoreCorrupt):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(environment.reader.run, in_turn)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not Journal(environment).warm(1, [(0, 0)], lambda: None)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is ever in memory."""
+    monkeypatch.setattr(PageReader, "_at_hand", lambda self, ranges: False)
 
 
 def _drop_page_cache(environment: Environment) -> None:
