@@ -118,7 +118,7 @@ class Groups:
             self._store.truncate(group_id, last_index + 1)
         if found.hard_lost:
             logger.error(
-                "%s: node %s cannot read which vote it gave, so it has none until the leader has filled it. There is "
+                "%s: node %s cannot read its last vote, so it does not vote until the leader has filled it. There is "
                 "nothing to be done as long as a majority of the other members is up",
                 *(machine.title, self.replicas.node),
             )
@@ -162,7 +162,7 @@ class Groups:
         """The stored data cannot be used: begin empty, and without a vote until the others have filled the group."""
         self._store.drop(group_id)
         logger.error(
-            "%s: node %s cannot read its snapshot: it begins without anything and without a vote, and the leader fills "
+            "%s: node %s cannot read its snapshot: it begins empty and without a vote, and the leader fills "
             "it. There is nothing to be done as long as a majority of the other members is up",
             *(machine.title, self.replicas.node),
         )

@@ -111,7 +111,7 @@ class Maintenance:
         others = [versions.newest_of(links.features_of(name)) for name in nodes if name != own]
         known = min(others, default=versions.NEWEST)
         if known > self._roster.version:
-            logger.info("all nodes know version %d of queues: queues are raised to it", known)
+            logger.info("all nodes know version %d of queues: raising queues to it", known)
             self._replication.submit(RaiseVersion(known))
 
     def _look_after_lost(self, node: str) -> None:
@@ -124,7 +124,7 @@ class Maintenance:
         since = self._down_since.setdefault(node, now)
         if node not in self._lost and now - since >= LOST_FACTOR * self._replicas.options.node_down_ms:
             self._lost[node] = None
-            logger.warning("node %s does not come back: its transient and exclusive queues are deleted", node)
+            logger.warning("node %s is down for too long: deleting its transient and exclusive queues", node)
             self._replication.propose(NodeDown(node, self._roster.incarnation_of(node)))
 
     # -- members ---------------------------------------------------------------------------------------------------

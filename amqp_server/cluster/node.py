@@ -335,7 +335,9 @@ class ClusterNode:
         asleep_ms, self._awake_ms = now - self._awake_ms, now
         if asleep_ms < self._config.cluster_dead_ms + self._config.node_down_ms // 2:
             return
-        logger.warning("this process stood still for %d ms: asking the other nodes how things are", asleep_ms)
+        logger.warning(
+            "this process stood still for %d ms: asking the other nodes for the present state", asleep_ms
+        )
         self._from_before = dict.fromkeys(self.mesh.connected())
         for peer in self._from_before:
             self.mesh.drop(peer)
@@ -359,7 +361,7 @@ class ClusterNode:
             for frame in found:
                 self._frame(peer, frame)
         except (frames.FrameError, CodecError, BatchError, msgspec.MsgspecError) as error:
-            logger.error("node %s sent what is no frame of this version: %s", peer, error)
+            logger.error("node %s sent an invalid frame: %s", peer, error)
             self.mesh.drop(peer)
 
     def _frame(self, peer: str, frame: memoryview) -> None:

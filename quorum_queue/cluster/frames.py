@@ -2,8 +2,7 @@
 
     RAFT    a message of the Raft core               BATCH    commands for the leader of a group
     STATE   a piece of a snapshot's state             FETCH    ask for entries by index
-    ENTRIES entries that were asked for               ABOUT    the sender's name and the cluster that it
-    belongs to
+    ENTRIES entries that were asked for               ABOUT    the sender's name and cluster
     QUEUE   commands for a queue that lives here      EVENTS   their results, and deliveries
     APPLIED how far the sender is in the topology's log
     REPLY   messages for a client of the peer that waits for direct replies

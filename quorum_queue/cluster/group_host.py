@@ -214,12 +214,12 @@ class GroupHost(DeferredHost):
 
     def passed_over(self, index: int) -> None:
         self.replica.passed_over(index)
-        logger.error("%s: entry %d is passed over, and what it held is lost", self.title, index)
+        logger.error("%s: entry %d is given up, and its contents are lost", self.title, index)
         self.passed(index)
 
     def lose_bodies(self, indexes: list[int]) -> None:
         if self.replica.machine.version < versions.LOSSES:
-            logger.error("%s: nothing can be given up before all nodes run this version of mqd", self.title)
+            logger.error("%s: cannot give up entries before all nodes run this version of mqd", self.title)
             return
         locations = self.replica.locations
         count = sum(map(locations.count_of, indexes))

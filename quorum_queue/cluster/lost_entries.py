@@ -368,7 +368,7 @@ class LostEntries:
             return
         first = group.applied + 1
         logger.error(
-            "%s: the others have deleted what is missing here, so this node forgets its log from entry %d on, gives up "
+            "%s: the others have deleted the missing entry, so this node forgets its log from entry %d on, gives up "
             "its vote, and is filled by the leader",
             *(group.machine.title, first),
         )
@@ -442,8 +442,8 @@ class LostEntries:
             group, lost = self._replicas.groups[group_id], self.lost_on_all(group_id)
             named = ", ".join(map(str, sorted(lost)[:NAMED_MAX]))
             logger.critical(
-                "%s: %d entries of its log can be read on none of its members %s (%s%s): what is in them waits, and what "
-                "comes after them may; bring back a disk that has them, or give them up (mqctl cluster accept-loss)",
+                "%s: %d entries of its log can be read on none of its members %s (%s%s): these entries wait, and later "
+                "ones may, too; bring back a disk that has them, or give them up (mqctl cluster accept-loss)",
                 *(group.machine.title, len(lost), ", ".join(group.core.members.everyone()), named),
                 ", …" if len(lost) > NAMED_MAX else "",
             )

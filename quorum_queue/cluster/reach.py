@@ -1,9 +1,10 @@
 """Which nodes have links with which, as they tell each other, and which of them reaches most members of a
 group.
 
-Batches go straight to the leader, and entries come straight from it. While one link is dead, the node at one end cannot use a leader at the other end, though both are alive. So each node tells the others which nodes it has links with
-(frames.REACH): when that changes, and at the beginning of each link. A leader compares the members that it reaches with
-those that other voters reach; see handover.
+Batches go straight to the leader, and entries come straight from it. While one link is dead, the node at one
+end cannot use a leader at the other end, though both are alive. So each node tells the others which nodes it
+has links with (frames.REACH): when that changes, and at the beginning of each link. A leader compares the
+members that it reaches with those that other voters reach; see handover.
 
 Two rules keep leaders from moving to and fro. *Leaving is quick, returning is slow*: a lost link counts after
 `reach_ms`, because all nodes notice a dead node within that time; and leaders return only when a link that

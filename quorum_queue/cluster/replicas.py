@@ -364,9 +364,9 @@ class Replicas:
             return
         self.stalled = stalled
         if not stalled:
-            logger.warning("the disk takes what it is given again")
+            logger.warning("the disk accepts writes again")
             return
-        logger.warning("the disk does not take what it is given: giving up leadership")
+        logger.warning("the disk does not accept writes: giving up leadership")
         for group in list(self.groups.values()):
             if group.is_leader:
                 self.contain(group, group.core.step_down)
