@@ -294,7 +294,7 @@ class Administration:
         return accepted[0]
 
     async def rebalance(self) -> int:
-        """TopologyProgress the leaders over the nodes that are up; return how many will move."""
+        """Spread the leaders over the nodes that are up; return how many will move."""
         connected = {self._cluster.node, *self._cluster.mesh.connected()}
         led = dict.fromkeys(sorted(connected), 0)
         moved = 0

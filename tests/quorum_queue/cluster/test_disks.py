@@ -53,37 +53,6 @@ def test_deliveries_wait_in_order_for_a_body_that_the_disk_lost() -> None:
     scene.finish()
 
 
-def test_a_body_is_asked_for_again_when_the_answer_was_lost() -> None:
-    scene = Scene()
-    publisher = scene.publisher("a")
-    scene.publish("a", publisher)
-    scene.work()
-    node = scene.nodes["b"]
-    scene.crash(node)
-    scene.start(node)
-    scene.heal()
-    scene.settle()
-    (index,) = scene.host("b").replica.locations.pinned()
-    scene.host("b").replicas.bodies.drop_group(scene.group_id)
-    node.environment.groups.flip(scene.group_id, index)
-    holder = scene.consume("b")
-    for _ in range(8):
-        for sender in "abc":
-            for to in "abc":
-                if sender != to:
-                    scene.deliver(sender, to, lambda frame: frame[0] not in (frames.FETCH, frames.SEEK))
-            sync(scene.nodes[sender])
-    assert node.replicas.lost_entries.entries() == [(scene.group_id, index)]
-    # The question goes with the links.
-    for session in scene.sessions_of("b"):
-        scene.end_session(session)
-    scene.heal()
-    scene.work()
-    assert not node.replicas.lost_entries.entries()
-    assert [body.split(b".")[1] for body in holder.unacked.values()] == [b"1"]
-    scene.finish()
-
-
 def test_what_was_settled_while_it_waited_for_its_body_holds_nobody_up() -> None:
     scene = Scene()
     publisher = scene.publisher("a")
