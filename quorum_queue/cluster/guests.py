@@ -218,6 +218,10 @@ class Guests:
 
 def _done(host: Host, guest: Guest, number: int) -> Callable[..., None]:
     def done(refused: Refused | None = None) -> None:
+        if refused is not None and host.ended != "deleted":
+            # Nobody knows what became of it, so it must not look as if it was done.
+            guest.moved()
+            return
         guest.tell(
             events.DONE, number, host.ready_count, host.ready_bytes, host.unacked_count, host.consumer_count
         )

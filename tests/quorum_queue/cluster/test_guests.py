@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from quorum_queue.cluster import frames
+from quorum_queue.cluster import events, frames
+from quorum_queue.cluster.guests import Guests
 from quorum_queue.cluster.remote_host import RemoteHost
+from quorum_queue.machine.entries import encode_batch
+from quorum_queue.ports import Refused
 from tests.quorum_queue.cluster.scene import Scene, sync
 
 
@@ -160,3 +164,48 @@ def test_a_guest_is_told_when_its_queue_moves_on() -> None:
     assert len(again.unacked) == 2
     assert not publisher.waiting
     scene.finish()
+
+
+@pytest.mark.parametrize(
+    ("ended", "told"), [("failed", events.MOVED), ("moved", events.MOVED), ("deleted", events.DONE)]
+)
+def test_a_batch_that_a_host_refuses_is_not_answered_as_done(ended: str, told: int) -> None:
+    """The acks in it, of a transaction perhaps, may have come to nothing. A queue that is deleted needs none."""
+    sent: list[tuple[Any, ...]] = []
+
+    class Ending:
+        """A host that ends while a batch is on its way through it."""
+
+        ended = ""
+        pending: list[Any] = []
+        ready_count = ready_bytes = unacked_count = consumer_count = 0
+
+        def submit(self, *commands: Any) -> None: ...
+
+        def barrier(self, done: Any) -> None:
+            self.ended = ended
+            done(Refused("it has ended"))
+
+    class Links:
+        def send(self, peer: str, parts: list[bytes]) -> bool:
+            _, head, bodies = frames.parse_events(memoryview(b"".join(parts)))
+            sent.extend(events.decode(head, bodies))
+            return True
+
+        def pending_bytes(self, peer: str) -> int:
+            return 0
+
+    class Turn:
+        def gather(self, gatherer: Any) -> None: ...
+
+        def contain(self, unit: Any, call: Any, *arguments: Any) -> None:
+            call(*arguments)
+
+    links: Any = Links()
+    turn: Any = Turn()
+    host: Any = Ending()
+    guests = Guests(links, turn, lambda queue_id: host)
+    batch = b"".join(encode_batch("b", 1, 1, [("settle", (1, 1, "c", 1), 0, 0)]))
+    guests.received("b", memoryview(b"".join(frames.queue(7, [batch]))))
+    guests.flush()
+    assert [event[0] for event in sent] == [told]
