@@ -283,8 +283,11 @@ class LostEntries:
     def _look_for_body(self, group: Group, index: int) -> tuple[int, StoredEntry | None]:
         """The asker has applied this entry."""
         if index > group.applied:
-            empty = group.core.amnesiac or group.receiving is not None
-            return (frames.NOT_HERE if empty else frames.APPLIED_HERE), None
+            log, empty = group.core.log, group.core.amnesiac or group.receiving is not None
+            # What stands in the log here and is readable may be that entry; it will be known when it is applied. A
+            # member that the leader is to fill has nothing there, and will not be filled without this entry.
+            perhaps = log.snapshot_index < index <= log.last_index and index not in log.lost
+            return (frames.APPLIED_HERE if perhaps and not empty else frames.NOT_HERE), None
         entry = transfer.read_entry(self._replicas, group, index)
         if entry is not None:
             return frames.FOUND, entry
