@@ -220,11 +220,8 @@ class LostEntries:
 
     # -- answering -------------------------------------------------------------------------------------------------
 
-    def answer(self, peer: str, group_id: int, questions: list[Question]) -> None:
+    def answer(self, peer: str, group: Group, questions: list[Question]) -> None:
         """Send entries that a peer has lost, as many as fit in one answer; the rest it asks for again."""
-        group = self._replicas.groups.get(group_id)
-        if group is None:
-            return
         answers: list[SoughtEntry] = []
         size = 0
         for question in questions:
@@ -242,7 +239,7 @@ class LostEntries:
                 break
         leader_term = group.core.term if group.is_leader else 0
         if answers:
-            self._replicas.send(peer, frames.sought(group_id, leader_term, answers))
+            self._replicas.send(peer, frames.sought(group.id, leader_term, answers))
 
     def _look_for(self, group: Group, question: Question) -> tuple[int, StoredEntry | None] | None:
         """Return the answer about an entry that a peer has lost, if this node can give one."""
@@ -311,18 +308,15 @@ class LostEntries:
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
-    def answered(self, peer: str, group_id: int, leader_term: int, answers: list[SoughtEntry]) -> None:
-        group = self._replicas.groups.get(group_id)
-        if group is None:
-            return
+    def answered(self, peer: str, group: Group, leader_term: int, answers: list[SoughtEntry]) -> None:
         by_leader = peer == group.core.leader and leader_term == group.core.term
         count = len(self._waiting)
         for answer in answers:
-            loss = self._waiting.get((group_id, answer.index))
+            loss = self._waiting.get((group.id, answer.index))
             if loss is not None:
                 loss.said[peer] = answer.what
                 self._take(group, answer, by_leader=by_leader)
-        left = [at for owner, at in self._waiting if owner == group_id and self._waiting[owner, at].told]
+        left = [at for owner, at in self._waiting if owner == group.id and self._waiting[owner, at].told]
         if left and len(self._waiting) < count:
             # The peer had some of them, so it may have more.
             self._ask_of(peer, group, left)

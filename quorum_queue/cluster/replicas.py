@@ -284,12 +284,12 @@ class Replicas:
             group_id, questions = frames.parse_seek(frame)
             group = self.groups.get(group_id)
             if group is not None:
-                self.contain(group, self.lost_entries.answer, peer, group_id, questions)
+                self.contain(group, self.lost_entries.answer, peer, group, questions)
         elif kind == frames.SOUGHT:
             group_id, leader_term, answers = frames.parse_sought(frame)
             group = self.groups.get(group_id)
             if group is not None:
-                self.contain(group, self.lost_entries.answered, peer, group_id, leader_term, answers)
+                self.contain(group, self.lost_entries.answered, peer, group, leader_term, answers)
         elif kind == frames.PASS:
             group = self.groups.get(frames.parse_group(frame))
             if group is not None:

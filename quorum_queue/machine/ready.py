@@ -107,13 +107,6 @@ class Level:
         run.ready = False
         return run
 
-    def pop_last(self) -> Run:
-        """Take the newest run."""
-        queue = self.main or self.returned
-        run = queue.pop()
-        run.ready = False
-        return run
-
     def take_positions(self, low: int, high: int) -> list[Run]:
         """Take the messages with these positions, wherever they are."""
         taken: list[Run] = []
