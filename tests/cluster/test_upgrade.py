@@ -24,6 +24,8 @@ OLD = releases.program(releases.WHEELS[-1])
 MIXED_S = 4.0
 #: A node that is refused would have been let in many times by then, s.
 REFUSED_S = 5.0
+#: The others refuse it, unless its own disk has a snapshot of the new version by now: that ends it at its start.
+UNREADABLE = "a snapshot has version 2, this mqd reads version 1"
 
 
 @pytest.fixture
@@ -83,7 +85,10 @@ def test_a_node_of_the_last_release_does_not_come_back(old: MqdCluster) -> None:
     old.stop("n3")
     old.run_as("n3", OLD)
     old.launch("n3")
-    wait_for("it is refused", lambda: "too old for this cluster" in old.log("n1") + old.log("n2"))
+    wait_for(
+        "it is kept out",
+        lambda: "too old for this cluster" in old.log("n1") + old.log("n2") or UNREADABLE in old.log("n3"),
+    )
     time.sleep(REFUSED_S)
     nodes = {node["name"]: node["running"] for node in old.status("n1")["nodes"]}
     assert nodes == {"n1": True, "n2": True, "n3": False}

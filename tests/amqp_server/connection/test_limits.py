@@ -148,11 +148,16 @@ async def test_any_frame_is_a_sign_of_life(tmp_path: Path) -> None:
 
 async def test_a_blocked_publisher_is_not_dropped(tmp_path: Path) -> None:
     """It is not read from, so its heartbeats cannot be missed."""
-    async with served(tmp_path) as node, client(node, heartbeat_s=1) as blocked:
+    contents = [message(routing_key="q", body=b"x" * 65_000).encode(1)] * 30
+    async with (
+        served(tmp_path) as node,
+        client(node, heartbeat_s=1) as blocked,
+        trio.open_nursery() as nursery,
+    ):
         await blocked.ask(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
         node.broker.alarms.set("test", True)
-        for _ in range(30):
-            await blocked.send(message(routing_key="q", body=b"x" * 65_000).encode(1))
+        # Not all of it may fit in the socket's buffers until the node reads on.
+        nursery.start_soon(blocked.send, *contents)
         await blocked.wait_for(commands.Connection.Blocked)
         [transport] = node.server.transports
         await until(lambda: transport.session.incoming.stalled)
@@ -162,7 +167,7 @@ async def test_a_blocked_publisher_is_not_dropped(tmp_path: Path) -> None:
         node.broker.alarms.set("test", False)
         await blocked.wait_for(commands.Connection.Unblocked)
         queue = node.broker.vhost("/").queues["q"]
-        await until(lambda: queue.host.ready_count == 30)
+        await until(lambda: queue.host.ready_count == len(contents))
 
 
 async def test_heartbeats_are_read_while_blocked(tmp_path: Path) -> None:
