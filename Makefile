@@ -3,6 +3,8 @@
 # test    the tests, and the conformance suite against mqd
 # example a pipeline of Spark's through the broker of `make run`; ends with a picture
 # check   format, lint, types, the direction of imports
+# attack  what one hostile client can do to the others
+# soak    an hour of churn, after which memory, descriptors and disk must be flat
 # sim     clusters in one process, with seeded chance in the place of networks, disks and clocks
 PYTHON ?= python3
 BIN := .venv/bin
@@ -10,7 +12,7 @@ ARGS ?=
 # Most tests wait for disks and processes, so more of them than there are cores may run at a time.
 WORKERS ?= 3
 
-.PHONY: run cluster test example check conformance clients bench chaos sim clean
+.PHONY: run cluster test example check conformance clients bench chaos attack soak sim clean
 
 run: .venv/run
 	exec $(BIN)/mqd $(ARGS)
@@ -47,6 +49,14 @@ bench: .venv/test
 # Kills, 4 GB of messages through a small memory, three nodes under every fault, Spark jobs under kills; an hour, not seconds.
 chaos: .venv/test
 	$(BIN)/python -m tests.reliability.chaos $(ARGS)
+
+# What one hostile client can do to the others; `make attack ARGS=--short` takes a minute or two.
+attack: .venv/test
+	$(BIN)/python -m tests.attacks $(ARGS)
+
+# An hour of churn, after which the broker must be as small as after five minutes; ARGS="--minutes 2" is a start.
+soak: .venv/test
+	$(BIN)/python -m tests.attacks.soak $(ARGS)
 
 # Whole clusters under seeded chance: `make sim SEED=n` is one run (ARGS=--trace tells all of it), without SEED those of CI.
 # KIND=queues is quorum queues and their messages, KIND=topology whole nodes with all that is declared; both by default.

@@ -64,8 +64,17 @@ class _Content:
 class Client:
     """Events come in the order of the wire."""
 
-    def __init__(self, port: int, *, heartbeat_s: int = 0, timeout_s: float = PATIENCE_S) -> None:
-        self.sock = socket.create_connection(("127.0.0.1", port), timeout_s)
+    def __init__(
+        self,
+        port: int,
+        *,
+        heartbeat_s: int = 0,
+        timeout_s: float = PATIENCE_S,
+        channel_max: int = 10,
+        source: str = "",
+    ) -> None:
+        """Log in and open a channel. `source` is the address to connect from."""
+        self.sock = socket.create_connection(("127.0.0.1", port), timeout_s, (source, 0) if source else None)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._rest = b""
         self._content: _Content | None = None
@@ -74,15 +83,15 @@ class Client:
         self.blocked: list[str] = []
         self.unblocked = 0
         self.heartbeats = 0
-        self._log_in(heartbeat_s)
+        self._log_in(heartbeat_s, channel_max)
 
-    def _log_in(self, heartbeat_s: int) -> None:
+    def _log_in(self, heartbeat_s: int, channel_max: int) -> None:
         self.send(header.ProtocolHeader().marshal())
         self.expect(commands.Connection.Start)
         properties: dict[str, Any] = {"capabilities": {"connection.blocked": True, "basic.nack": True}}
         self.method(commands.Connection.StartOk(properties, "PLAIN", "\0guest\0guest", "en_US"), 0)
         self.expect(commands.Connection.Tune)
-        self.method(commands.Connection.TuneOk(10, FRAME_MAX, heartbeat_s), 0)
+        self.method(commands.Connection.TuneOk(channel_max, FRAME_MAX, heartbeat_s), 0)
         self.method(commands.Connection.Open("/"), 0)
         self.expect(commands.Connection.OpenOk)
         self.call(commands.Channel.Open(), commands.Channel.OpenOk)

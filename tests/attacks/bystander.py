@@ -1,0 +1,100 @@
+"""python -m tests.attacks.bystander AMQP_PORT HTTP_PORT: a small client whose latency is watched during an attack.
+
+It publishes a message every PERIOD_S and consumes it, logs in anew and asks for `/health` now and then. It ends when its
+standard input ends, and prints what it saw as JSON. A process of its own, so that no attacker shares its interpreter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import struct
+import sys
+import time
+import urllib.request
+from dataclasses import asdict, dataclass, field
+
+from pamqp import commands
+
+from tests.reliability.client import Address, Client, Delivery, Gone
+
+PERIOD_S = 0.005
+#: Logins and health probes.
+SELDOM_S = 0.5
+#: What takes longer is a failure.
+PATIENCE_S = 20.0
+QUEUE = "bystander"
+
+
+@dataclass
+class Seen:
+    """Latencies in ms, each from the moment it was due."""
+
+    messages: list[float] = field(default_factory=list)
+    logins: list[float] = field(default_factory=list)
+    probes: list[float] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+
+class Bystander:
+    def __init__(self, amqp: int, http: int) -> None:
+        self.seen = Seen()
+        self._amqp, self._http = amqp, http
+        self._client = Client(amqp, timeout_s=PATIENCE_S)
+        self._client.declare(QUEUE, durable=False)
+        self._client.call(commands.Basic.Consume(queue=QUEUE, no_ack=True), commands.Basic.ConsumeOk)
+        self._address = Address("", QUEUE, persistent=False)
+
+    def run(self) -> None:
+        """Until standard input ends."""
+        due = seldom = time.monotonic()
+        while not select.select([sys.stdin], [], [], max(0.0, due - time.monotonic()))[0]:
+            self._message(due)
+            if due >= seldom:
+                self._seldom()
+                seldom = due + SELDOM_S
+                # Logins are measured by themselves.
+                due = time.monotonic()
+            due += PERIOD_S
+
+    def _message(self, due: float) -> None:
+        self._client.send(self._address.message(struct.pack(">d", due)))
+        while True:
+            for event in self._client.receive(PATIENCE_S):
+                if isinstance(event, Delivery) and struct.unpack(">d", event.body)[0] == due:
+                    self.seen.messages.append((time.monotonic() - due) * 1e3)
+                    return
+            if time.monotonic() - due > PATIENCE_S:
+                raise TimeoutError(f"a message did not come within {PATIENCE_S} s")
+
+    def _seldom(self) -> None:
+        began = time.monotonic()
+        try:
+            with contextlib.closing(Client(self._amqp, timeout_s=PATIENCE_S)):
+                self.seen.logins.append((time.monotonic() - began) * 1e3)
+        except (Gone, OSError) as error:
+            self.seen.failures.append(f"login: {error!r}")
+        began = time.monotonic()
+        try:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self._http}/health", timeout=PATIENCE_S
+            ) as answer:
+                answer.read()
+            self.seen.probes.append((time.monotonic() - began) * 1e3)
+        except OSError as error:
+            self.seen.failures.append(f"health: {error!r}")
+
+
+def main() -> None:
+    bystander = Bystander(int(sys.argv[1]), int(sys.argv[2]))
+    print("ready", flush=True)
+    try:
+        bystander.run()
+    except (Gone, OSError) as error:
+        bystander.seen.failures.append(f"messages: {error!r}")
+    print(json.dumps(asdict(bystander.seen)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

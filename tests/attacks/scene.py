@@ -1,0 +1,159 @@
+"""What an attack is, and how it is judged."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.reliability.client import Client, Gone
+from tests.reliability.node import MemoryWatch, Node, memory
+
+from .bystander import Seen
+
+MIB = 1 << 20
+MEMORY_LIMIT = 600 * MIB
+#: The bystander's p99 may grow by so much, ms: a turn takes a few, and the attacker has a core of its own.
+P99_MAX_MS = 20.0
+#: Memory that an attack may leave behind: allocator, caches, threads.
+KEPT_MAX_BYTES = 100 * MIB
+#: What the resident set may reach: the limit, mapped pages of the store and the interpreter itself.
+RESIDENT_MAX_BYTES = MEMORY_LIMIT + 150 * MIB
+#: Time for the broker to notice that the attacker has gone.
+AFTER_S = 1.5
+CALM_S = 1.0
+#: Attackers that come from elsewhere have this address.
+ELSEWHERE = "127.0.0.2"
+
+
+@dataclass
+class Target:
+    """A running node, and how large the attack is to be: 1 is in full."""
+
+    node: Node
+    size: float
+
+    def many(self, count: int) -> int:
+        return max(1, round(count * self.size))
+
+    @contextlib.contextmanager
+    def client(self, **options: Any) -> Iterator[Client]:
+        """A client that logs in as the bystander does. The broker may hang up on it: that is a good answer."""
+        client = Client(self.node.port, **options)
+        try:
+            with contextlib.suppress(Gone):
+                yield client
+        finally:
+            client.close()
+
+
+@dataclass(frozen=True)
+class Scene:
+    """An attack by its name."""
+
+    name: str
+    #: What the attacker does, as the table says it.
+    title: str
+    run: Callable[[Target], None]
+    #: The attack fills the memory, so that publishers wait by design.
+    alarms: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the judges saw."""
+
+    scene: Scene
+    seconds: float
+    calm_p99_ms: float
+    p99_ms: float
+    worst_ms: float
+    login_ms: float
+    probe_ms: float
+    grown_bytes: int
+    kept_bytes: int
+    resident_bytes: int
+    failures: Sequence[str]
+
+    def broken(self, slack: float) -> list[str]:
+        """What does not hold, with latencies `slack` times as long as they may be on a quiet machine."""
+        found = list(self.failures)
+        most = P99_MAX_MS * slack + self.calm_p99_ms
+        if not self.scene.alarms and self.p99_ms > most:
+            found.append(f"p99 of a bystander {self.p99_ms:.0f} ms, at most {most:.0f}")
+        if self.resident_bytes > RESIDENT_MAX_BYTES:
+            found.append(f"{self.resident_bytes // MIB} MiB resident, at most {RESIDENT_MAX_BYTES // MIB}")
+        if self.kept_bytes > KEPT_MAX_BYTES:
+            found.append(f"{self.kept_bytes // MIB} MiB kept, at most {KEPT_MAX_BYTES // MIB}")
+        return found
+
+
+def attacked(scene: Scene, directory: Path, size: float, options: Sequence[str] = ()) -> Verdict:
+    """Run a scene on a node of its own."""
+    with Node(directory, "--memory-limit", str(MEMORY_LIMIT), *options) as node:
+        status = Path(f"/proc/{node.pid}/status")
+        calm = _watched(node, lambda: time.sleep(CALM_S))
+        before = memory(status)["RssAnon"]
+        began = time.monotonic()
+        failures: list[str] = []
+        with MemoryWatch(node.pid) as watch:
+            seen = _watched(node, lambda: _run(scene, Target(node, size), failures))
+            seconds = time.monotonic() - began
+            if node.running:
+                time.sleep(AFTER_S)
+        after = (
+            _watched(node, lambda: time.sleep(CALM_S)) if node.running else Seen(failures=["the node ended"])
+        )
+        left = memory(status)["RssAnon"] if node.running else 0
+        failures += seen.failures if not scene.alarms else []
+        failures += [f"afterwards, {failure}" for failure in after.failures]
+        return Verdict(
+            scene,
+            seconds,
+            _p99(calm.messages),
+            _p99(seen.messages),
+            max(seen.messages, default=math.inf),
+            max(seen.logins, default=math.inf),
+            max(seen.probes, default=math.inf),
+            max(0, watch.peak.anonymous - before),
+            max(0, left - before),
+            watch.peak.resident,
+            failures,
+        )
+
+
+def _run(scene: Scene, target: Target, failures: list[str]) -> None:
+    try:
+        scene.run(target)
+    except (OSError, AssertionError) as error:
+        failures.append(f"the attack ended with {error!r}")
+
+
+def _watched(node: Node, while_: Callable[[], None]) -> Seen:
+    """What a bystander sees meanwhile."""
+    command = [sys.executable, "-m", "tests.attacks.bystander", str(node.port), str(node.http)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        if process.stdout.readline() != "ready\n":
+            return Seen(failures=["a bystander could not connect"])
+        while_()
+        said, _ = process.communicate(timeout=120)
+        return Seen(**json.loads(said))
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _p99(latencies: Sequence[float]) -> float:
+    return sorted(latencies)[int(len(latencies) * 0.99)] if latencies else math.inf

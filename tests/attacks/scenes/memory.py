@@ -1,0 +1,98 @@
+"""Attacks on the broker's memory, and on its life."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+from pamqp import commands
+
+from tests.reliability.client import ChannelClosed, Gone
+
+from ..scene import MIB, Scene, Target
+from . import frames
+
+#: The attacker keeps still for so long, s.
+HELD_S = 3.0
+
+
+def long_dead_letter_key(target: Target) -> None:
+    """A key that does not fit into a short string, needed by a timer."""
+    with target.client() as client:
+        with contextlib.suppress(ChannelClosed):
+            arguments: Any = {
+                "x-dead-letter-exchange": "amq.fanout",
+                "x-dead-letter-routing-key": "k" * 300,
+                "x-message-ttl": 50,
+            }
+            client.declare("keys", **arguments)
+            client.send(frames.message("", "keys", b"x", delivery_mode=2))
+        time.sleep(0.5)
+    target.node.mqctl("list_queues")
+
+
+def deleted_queues(target: Target) -> None:
+    """Fill a queue and delete it, again and again: four times as much as the memory takes."""
+    body = bytes(MIB)
+    for _ in range(8):
+        with target.client() as client:
+            client.declare("full", durable=False)
+            for _ in range(target.many(150)):
+                client.send(frames.message("", "full", body))
+            client.call(commands.Queue.Delete(queue="full"), commands.Queue.DeleteOk)
+
+
+def got_and_nacked(target: Target) -> None:
+    """A few bytes ask a hundred times for one large message."""
+    with target.client() as client:
+        client.declare("large", durable=False)
+        client.send(frames.message("", "large", bytes(16 * MIB - 1024)))
+        client.count("large")
+        times = target.many(100)
+        got = [
+            frames.method(commands.Basic.Get(queue="large"))
+            + frames.method(commands.Basic.Nack(tag, False, True))
+            for tag in range(1, times + 1)
+        ]
+        client.send(b"".join(got))
+        # It reads nothing of the answers for a while.
+        time.sleep(HELD_S)
+
+
+def distinct_headers(target: Target) -> None:
+    """Large headers, no two alike, at a headers exchange."""
+    with target.client() as client:
+        client.declare("some", durable=False)
+        client.call(
+            commands.Queue.Bind(queue="some", exchange="amq.headers", arguments={"wanted": "none"}),
+            commands.Queue.BindOk,
+        )
+        for number in range(target.many(14_000)):
+            client.send(
+                frames.message("amq.headers", "", b"", headers={"filler": f"{number:08}" + "x" * 60_000})
+            )
+        client.count("some")
+
+
+def unfinished_contents(target: Target) -> None:
+    """Many channels, each with a large content whose last frame never comes."""
+    body = bytes(16 * MIB - 1024)
+    with target.client(channel_max=200, timeout_s=10.0) as client:
+        client.declare("some", durable=False)
+        client.sock.settimeout(HELD_S)
+        # Until the broker stops reading.
+        with contextlib.suppress(Gone):
+            for channel in range(2, target.many(137) + 2):
+                client.method(commands.Channel.Open(), channel)
+                client.send(frames.message("", "some", body, channel=channel, whole=False))
+        time.sleep(HELD_S)
+
+
+SCENES = (
+    Scene("long-dead-letter-key", "dead-letter routing key of 300 bytes", long_dead_letter_key),
+    Scene("deleted-queues", "1.2 GB queued and deleted, 150 MB at a time", deleted_queues),
+    Scene("got-and-nacked", "16 MiB message fetched and returned 100 times in one read", got_and_nacked),
+    Scene("distinct-headers", "14,000 messages with 60 kB of headers each, no two alike", distinct_headers),
+    Scene("unfinished-contents", "137 unfinished contents of 16 MiB each", unfinished_contents, alarms=True),
+)

@@ -1,0 +1,148 @@
+"""Attacks by exchanges, bindings and queues."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pamqp import commands
+
+from tests.reliability.client import Client
+
+from ..scene import Scene, Target
+from . import frames
+
+
+def _queues(client: Client, count: int, *, exclusive: bool = False) -> None:
+    frames.flood(client, [commands.Queue.Declare(queue=f"q{n}", exclusive=exclusive) for n in range(count)])
+
+
+def many_bindings(target: Target) -> None:
+    with target.client() as client:
+        client.declare("bound", durable=False)
+        frames.flood(
+            client,
+            [
+                commands.Queue.Bind(queue="bound", exchange="amq.direct", routing_key=f"k{n}")
+                for n in range(target.many(18_000))
+            ],
+        )
+
+
+def channel_churn(target: Target) -> None:
+    """Channels come and go on a connection that has published to many keys."""
+    with target.client() as client:
+        client.send(
+            b"".join(frames.message("amq.topic", f"key.{n}", b"") for n in range(target.many(10_000)))
+        )
+        client.sync(0)
+        for _ in range(target.many(3_000)):
+            client.send(
+                frames.method(commands.Channel.Open(), 2)
+                + frames.method(commands.Channel.Close(200, "", 0, 0), 2)
+            )
+            client.expect(commands.Channel.CloseOk)
+
+
+def alternate_chain(target: Target) -> None:
+    """Each exchange has the next one as its alternate; nothing is bound."""
+    length = target.many(3_000)
+    with target.client() as client:
+        frames.flood(
+            client,
+            [
+                commands.Exchange.Declare(exchange=f"x{n}", arguments={"alternate-exchange": f"x{n + 1}"})
+                for n in range(length)
+            ],
+        )
+        for number in range(200):
+            client.send(frames.message("x0", f"k{number}", b""))
+        client.sync(0)
+
+
+def hash_ring(target: Target) -> None:
+    """Many heavy bindings of a consistent-hash exchange, with a message after each."""
+    with target.client() as client:
+        client.call(
+            commands.Exchange.Declare(exchange="ring", exchange_type="x-consistent-hash"),
+            commands.Exchange.DeclareOk,
+        )
+        count = target.many(1_000)
+        _queues(client, count)
+        for number in range(count):
+            client.call(
+                commands.Queue.Bind(queue=f"q{number}", exchange="ring", routing_key="100"),
+                commands.Queue.BindOk,
+            )
+            client.send(frames.message("ring", f"k{number}", b""))
+
+
+def topic_hashes(target: Target) -> None:
+    """Patterns of many `#` against keys of many words."""
+    with target.client() as client:
+        client.declare("bound", durable=False)
+        for last in "abcdefgh":
+            client.call(
+                commands.Queue.Bind(
+                    queue="bound", exchange="amq.topic", routing_key=".".join(["#"] * 12 + [last])
+                ),
+                commands.Queue.BindOk,
+            )
+        for number in range(target.many(50)):
+            client.send(frames.message("amq.topic", ".".join(["w"] * 60 + [f"{number}"]), b""))
+        client.count("bound")
+
+
+def wide_headers(target: Target) -> None:
+    """Bindings that ask for any of 300 headers, messages with 2,000."""
+    with target.client() as client:
+        client.declare("bound", durable=False)
+        for number in range(50):
+            wanted: Any = {f"h{number}-{n}": "no" for n in range(300)} | {"x-match": "any"}
+            client.call(
+                commands.Queue.Bind(queue="bound", exchange="amq.headers", arguments=wanted),
+                commands.Queue.BindOk,
+            )
+        for number in range(target.many(200)):
+            headers = {f"k{n}": f"{number}" for n in range(2_000)}
+            client.send(frames.message("amq.headers", "", b"", headers=headers))
+        client.count("bound")
+
+
+def wide_fanout(target: Target) -> None:
+    """A fanout to 3,000 queues."""
+    with target.client() as client:
+        count = target.many(3_000)
+        _queues(client, count)
+        frames.flood(
+            client, [commands.Queue.Bind(queue=f"q{n}", exchange="amq.fanout") for n in range(count)]
+        )
+        one = frames.message("amq.fanout", "", b"x")
+        for _ in range(target.many(50)):
+            client.send(one * 20)
+        client.sync(0)
+
+
+def passive_declares(target: Target) -> None:
+    with target.client() as client:
+        client.declare("here", durable=False)
+        question = commands.Queue.Declare(queue="here", passive=True)
+        frames.flood(client, [question] * target.many(200_000), batch=20_000)
+
+
+def exclusive_queues_left(target: Target) -> None:
+    """A client with 40,000 queues of its own goes."""
+    with target.client() as client:
+        _queues(client, target.many(40_000), exclusive=True)
+
+
+SCENES = (
+    Scene("many-bindings", "18,000 bindings of one exchange", many_bindings),
+    Scene("channel-churn", "3,000 channels opened and closed beside 10,000 remembered routes", channel_churn),
+    Scene("alternate-chain", "chain of 3,000 alternate exchanges", alternate_chain),
+    Scene("hash-ring", "1,000 heavy bindings of a consistent-hash exchange", hash_ring),
+    Scene("topic-hashes", "topic patterns with 12 `#`, keys of 61 words", topic_hashes),
+    Scene("wide-headers", "50 bindings for any of 300 headers, messages with 2,000", wide_headers),
+    Scene("wide-fanout", "1,000 messages to 3,000 queues each", wide_fanout),
+    Scene("passive-declares", "200,000 passive declares", passive_declares),
+    Scene("exclusive-queues-left", "40,000 exclusive queues deleted at once", exclusive_queues_left),
+)

@@ -1,0 +1,88 @@
+"""Attacks by acks, prefetch and dead letters."""
+
+from __future__ import annotations
+
+from pamqp import commands
+
+from tests.reliability.client import Delivery, settle
+
+from ..scene import Scene, Target
+from . import frames
+
+
+def _fill(target: Target, count: int, queue: str = "many") -> None:
+    with target.client() as client:
+        client.declare(queue, durable=False)
+        one = frames.message("", queue, b"")
+        for _ in range(count // 1000):
+            client.send(one * 1000)
+        client.send(one * (count % 1000))
+        client.count(queue)
+
+
+def rolled_back_acks(target: Target) -> None:
+    """Many acks in one transaction, which is rolled back."""
+    count = target.many(200_000)
+    _fill(target, count)
+    with target.client() as client:
+        client.consume("many", 0)
+        taken = 0
+        while taken < count:
+            taken += sum(isinstance(event, Delivery) for event in client.receive())
+        client.call(commands.Tx.Select(), commands.Tx.SelectOk)
+        for first in range(1, count + 1, 1000):
+            client.send(b"".join(settle(80, tag, 0) for tag in range(first, min(first + 1000, count + 1))))
+        client.call(commands.Tx.Rollback(), commands.Tx.RollbackOk)
+
+
+def prefetch_toggled(target: Target) -> None:
+    """The prefetch of a channel with many consumers goes up and down."""
+    with target.client() as client:
+        client.declare("quiet", durable=False)
+        frames.flood(
+            client,
+            [commands.Basic.Consume(queue="quiet", consumer_tag=f"c{n}") for n in range(target.many(10_000))],
+        )
+        frames.flood(
+            client,
+            [commands.Basic.Qos(prefetch_count=n % 2 + 1, global_=True) for n in range(target.many(2_000))],
+        )
+
+
+def nacks_of_nothing(target: Target) -> None:
+    """`nack(0, multiple)` on a channel with many consumers."""
+    with target.client() as client:
+        client.declare("quiet", durable=False)
+        frames.flood(
+            client,
+            [commands.Basic.Consume(queue="quiet", consumer_tag=f"c{n}") for n in range(target.many(10_000))],
+        )
+        client.send(settle(120, 0, 3) * target.many(2_000))
+        client.sync(0)
+
+
+def dead_letter_cycles(target: Target) -> None:
+    """Six queues whose dead letters all go back to the exchange that feeds them."""
+    queues = 6 if target.size >= 1 else 4
+    with target.client() as client:
+        client.call(
+            commands.Exchange.Declare(exchange="round", exchange_type="fanout"), commands.Exchange.DeclareOk
+        )
+        for number in range(queues):
+            client.declare(
+                f"round-{number}",
+                durable=False,
+                **{"x-dead-letter-exchange": "round", "x-message-ttl": 1},
+            )
+            client.call(commands.Queue.Bind(queue=f"round-{number}", exchange="round"), commands.Queue.BindOk)
+        client.send(frames.message("round", "", b"x"))
+        for _ in range(20):
+            client.sync(0)
+
+
+SCENES = (
+    Scene("rolled-back-acks", "transaction with 200,000 acks rolled back", rolled_back_acks),
+    Scene("prefetch-toggled", "global prefetch of 10,000 consumers changed 2,000 times", prefetch_toggled),
+    Scene("nacks-of-nothing", "2,000 multiple nacks on a channel with 10,000 consumers", nacks_of_nothing),
+    Scene("dead-letter-cycles", "dead letters of six queues, each fed by all", dead_letter_cycles),
+)
