@@ -98,13 +98,13 @@ class Node:
         clock = SystemClock()
         alarms = Alarms()
         self._driver = Driver()
-        timers = Timers(changed=self._driver.wake)
+        boundary = Boundary()
+        timers = Timers(changed=self._driver.wake, boundary=boundary)
         self.marks = DeliveredMarks(environment.directory / MARKS_FILE)
         self.commits = Commit(environment, self.marks, on_full=lambda full: alarms.set("disk", full))
         self._spill_commits = Commit(environment.spill)
         self._journal = Journal(environment)
         spill = SpillJournal(environment, self._spill_commits)
-        boundary = Boundary()
         parts = self._cluster_parts(clock, timers, boundary) if config.peers else None
         peers: Peers = NoPeers() if parts is None else parts.peers
         turn = Turn(self.commits, peers, self._driver.wake, boundary)

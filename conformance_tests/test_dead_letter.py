@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from typing import Any
 
@@ -9,7 +10,8 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from conformance_tests.conftest import Name
+from conformance_tests.conftest import Connect, Name
+from conformance_tests.expect import expect_channel_close
 from conformance_tests.inbox import (
     Delivery,
     drain,
@@ -379,3 +381,47 @@ def test_dead_letters_do_not_hold_up_the_rest(ch: BlockingChannel, name: Name, d
     assert last is not None
     ch.basic_nack(last.tag, multiple=True, requeue=False)
     assert wait_drain(ch, dead, 300) == numbered(300)
+
+
+# --- routing keys ---
+
+
+def test_routing_key_of_255_bytes(ch: BlockingChannel, name: Name) -> None:
+    dead = name("dead")
+    ch.queue_declare(dead)
+    ch.queue_bind(dead, "amq.fanout")
+    arguments = {
+        "x-dead-letter-exchange": "amq.fanout",
+        "x-dead-letter-routing-key": "k" * 255,
+        "x-message-ttl": 0,
+    }
+    publish(ch, source(ch, name, arguments), b"one")
+    assert wait_get(ch, dead).routing_key == "k" * 255
+
+
+def test_routing_key_above_255_bytes_is_refused(ch: BlockingChannel, name: Name) -> None:
+    arguments = {"x-dead-letter-exchange": "amq.fanout", "x-dead-letter-routing-key": "k" * 256}
+    queue = name("q")
+    with expect_channel_close(406, f"invalid arg 'x-dead-letter-routing-key' for queue '{queue}'"):
+        ch.queue_declare(queue, arguments=arguments)
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_routing_key_above_255_bytes_harms_nobody_else(connect: Connect, name: Name, durable: bool) -> None:
+    """A queue with such a key may be refused, or have dead letters that cannot be delivered; the broker goes on."""
+    queue, other = name("q"), name("other")
+    arguments = {
+        "x-dead-letter-exchange": "amq.fanout",
+        "x-dead-letter-routing-key": "k" * 300,
+        "x-message-ttl": 10,
+    }
+    with contextlib.suppress(pika.exceptions.ChannelClosedByBroker):
+        ch = connect().channel()
+        ch.queue_declare(queue, durable=durable, arguments=arguments)
+        publish(ch, queue, b"one")
+        wait_depth(ch, queue, 0)
+    bystander = connect().channel()
+    bystander.queue_declare(other, exclusive=True)
+    publish(bystander, other, b"two")
+    assert wait_get(bystander, other).body == b"two"
+    bystander.queue_delete(queue)

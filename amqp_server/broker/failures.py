@@ -48,6 +48,10 @@ class Failure:
     def wake(self) -> None:
         self._failures.revive(self)
 
+    def failed(self, error: Exception) -> None:
+        """The queue could not be begun anew. See quorum_queue.boundary.Unit."""
+        self._failures.add(self.queue, error)
+
 
 class Failures:
     """All failed queues of the node."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from amqp_server.broker.metadata import Metadata, decode, encode
+from quorum_queue.boundary import Fatal
 from quorum_queue.clock import Clock, QueueTime, TimeNote
 from quorum_queue.ports import Commits, Timers
 
@@ -51,6 +52,10 @@ class TimeNotes:
         if abs(shift_ms) >= SHIFT_MS or now.queue_ms - last.queue_ms >= NOTE_MS:
             self.note()
         self._timers.wake(self, self._clock.monotonic_ms() + LOOK_MS)
+
+    def failed(self, error: Exception) -> None:
+        """Without the time no queue can go on. See quorum_queue.boundary."""
+        raise Fatal(f"the time could not be noted: {error!r}") from error
 
     def note(self) -> None:
         """Have the present time noted."""

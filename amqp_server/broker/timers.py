@@ -7,11 +7,13 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any, NamedTuple, Protocol
 
+from quorum_queue.boundary import Boundary, Unit
+
 #: Times in the heap that count no more are swept out when there are so many more than those that count.
 SPARE_MAX = 64
 
 
-class Wakeable(Protocol):
+class Wakeable(Unit, Protocol):
     def wake(self) -> None: ...
 
 
@@ -28,8 +30,9 @@ class Timers:
     the heap is as long as there are hosts, however often they ask.
     """
 
-    def __init__(self, changed: Callable[[], None]) -> None:
-        """`changed` is called when the next wake-up has become earlier."""
+    def __init__(self, changed: Callable[[], None], boundary: Boundary | None = None) -> None:
+        """`changed` is called when the next wake-up has become earlier. `boundary` is the node's."""
+        self._contain = (boundary or Boundary()).contain
         self._heap: list[_Call] = []
         #: The call that counts, by the identity of its host, which it keeps alive.
         self._pending: dict[int, _Call] = {}
@@ -69,11 +72,11 @@ class Timers:
         return heap[0].at_ms if heap else None
 
     def run(self, now_ms: int) -> None:
-        """Wake all that is due."""
+        """Wake all that is due. One that raises has failed; the others are woken all the same."""
         while True:
             next_ms = self.next_ms
             if next_ms is None or next_ms > now_ms:
                 return
             host = heapq.heappop(self._heap).host
             del self._pending[id(host)]
-            host.wake()
+            self._contain(host, host.wake)

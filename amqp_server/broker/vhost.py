@@ -248,7 +248,7 @@ class VHost:
 
     # -- queues ----------------------------------------------------------------------------------------------------
 
-    def parse_arguments(
+    def check_arguments(
         self,
         name: str,
         arguments: Mapping[str, object],
@@ -259,7 +259,7 @@ class VHost:
         types: Mapping[str, str],
         default_type: str,
     ) -> QueueArguments:
-        """Raises PreconditionFailed with RabbitMQ's texts."""
+        """Parse the arguments of a new queue. Raises PreconditionFailed with RabbitMQ's texts."""
         key = arguments.get("x-dead-letter-routing-key")
         if isinstance(key, str) and len(key.encode()) > SHORT_STRING_MAX:
             # RabbitMQ takes it, and then closes the channel of each consumer that gets such a dead letter.
@@ -305,13 +305,14 @@ class VHost:
         """Make a queue that has its record, with its messages where it has any."""
         record = shared(record)
         arguments = arguments_of(record)
-        parsed = self.parse_arguments(
+        # Not checked: an earlier version, or another node, took what this one would refuse.
+        parsed = parse_queue_arguments(
             record.name,
+            self.name,
             arguments,
             durable=record.durable,
             exclusive=record.exclusive,
             auto_delete=record.auto_delete,
-            types={},
             default_type=record.type,
         )
         queue = Queue(self, record, parsed, arguments)

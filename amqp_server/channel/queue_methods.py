@@ -146,7 +146,7 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
     if name in vhost.queues:
         declared()
         return
-    parsed = vhost.parse_arguments(
+    parsed = vhost.check_arguments(
         name,
         arguments,
         durable=durable,

@@ -10,6 +10,7 @@ import pytest
 from pamqp import commands
 
 from amqp_server.broker import recovery, stored_queues, vhost
+from amqp_server.broker.dead_letter import DeadLetterSender
 from amqp_server.broker.failures import PAUSE_FACTOR, PAUSE_MS, describe
 from amqp_server.config import Config
 from persistence.journal import Journal
@@ -146,12 +147,7 @@ def test_one_that_cannot_be_read_does_not_keep_the_node_from_starting(
         return fill(record, *rest)
 
     monkeypatch.setattr(stored_queues, "fill", planted)
-    marks = node.broker.services.marks
-    node.broker = broker = make_broker(
-        Config(), node.environment, node.clock, Commits(node.environment), marks=marks
-    )
-    node.turn = broker.turn
-    node.turn.run(recovery.recover, broker, Journal(node.environment))
+    begin_again(node)
     assert [(each["name"], each["reason"]) for each in stopped(node)] == [("bad", "unreadable")]
     assert ready(node, "good") == 1
     again = node.peer()
@@ -179,11 +175,63 @@ def test_a_dead_letter_with_a_routing_key_that_is_too_long_harms_nobody(
     # As that earlier version would have stored it.
     monkeypatch.setattr(vhost, "SHORT_STRING_MAX", 1000)
     peer.call(3, commands.Channel.Open())
-    arguments["x-max-length"] = 1
-    peer.call(3, commands.Queue.Declare(queue="long", durable=True, arguments=arguments))
     peer.call(3, commands.Queue.Bind(queue="good", exchange="amq.fanout"))
-    assert [type(answer) for answer in publish(peer, ("long", b"one"), ("long", b"two"))] == [
-        commands.Basic.Ack
-    ]
+    for name, limit in (("long", "x-max-length"), ("timed", "x-message-ttl")):
+        peer.call(3, commands.Queue.Declare(queue=name, durable=True, arguments=arguments | {limit: 1}))
+    monkeypatch.undo()
+    assert publish(peer, ("long", b"one"), ("long", b"two"))
     assert stopped(node) == []
     assert (ready(node, "long"), ready(node, "good")) == (1, 0)
+    # Nor does it keep the node from starting.
+    publish(peer, ("timed", b"one"))
+    begin_again(node)
+    again = node.peer()
+    again.call(1, commands.Channel.Open(), commands.Confirm.Select())
+    later(node, 10)
+    assert stopped(node) == []
+    assert (ready(node, "long"), ready(node, "timed"), ready(node, "good")) == (1, 0, 0)
+    assert [type(answer) for answer in publish(again, ("long", b"three"))] == [commands.Basic.Ack]
+
+
+def begin_again(node: MemoryNode) -> None:
+    """Start the node again from what is on its disk."""
+    marks = node.broker.services.marks
+    node.broker = broker = make_broker(
+        Config(), node.environment, node.clock, Commits(node.environment), marks=marks
+    )
+    node.turn = broker.turn
+    node.turn.run(recovery.recover, broker, Journal(node.environment))
+
+
+@pytest.mark.parametrize("how", ["expires", "comes back"])
+def test_a_timer_that_raises_stops_its_queue_and_nothing_else(
+    node: MemoryNode, peer: Peer, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Dead letters are sent, and sent again, when a time has come that no client waits for."""
+    arguments: dict[str, Any] = {
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": "good" if how == "expires" else "nowhere",
+        "x-message-ttl": 100,
+    }
+    if how == "comes back":
+        arguments |= {
+            "x-queue-type": "quorum",
+            "x-dead-letter-strategy": "at-least-once",
+            "x-overflow": "reject-publish",
+        }
+    peer.call(1, commands.Queue.Declare(queue="timed", durable=True, arguments=arguments))
+    publish(peer, ("timed", b"one"))
+    if how == "comes back":
+        later(node, 200)
+        assert len(node.broker.vhost("/").queues["timed"].host.machine.dead_lettering) == 1  # type: ignore[attr-defined]
+
+    def planted(*rest: Any) -> bool:
+        raise Planted("letter")
+
+    monkeypatch.setattr(DeadLetterSender, "_send", planted)
+    later(node, 2_000)
+    assert [each["name"] for each in stopped(node)] == ["timed"]
+    assert [type(answer) for answer in publish(peer, ("good", b"one"))] == [commands.Basic.Ack]
+    monkeypatch.undo()
+    later(node, PAUSE_MS)
+    assert stopped(node) == []

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
+
 from amqp_server.broker.timers import SPARE_MAX, Timers
+from quorum_queue.boundary import DISK_ERRORS, Fatal
+from tests.turns import Planted
 
 
 class Host:
     def __init__(self) -> None:
         self.woken = 0
+        self.failures: list[Exception] = []
+
+    def failed(self, error: Exception) -> None:
+        self.failures.append(error)
 
     def wake(self) -> None:
         self.woken += 1
@@ -47,6 +55,32 @@ def test_a_host_may_ask_again_while_it_is_woken() -> None:
     timers.run(100)
     assert host.woken == 3
     assert not len(timers)
+
+
+class Broken(Host):
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def wake(self) -> None:
+        raise self.error
+
+
+def test_one_that_raises_has_failed_and_the_others_are_woken() -> None:
+    timers = Timers(changed=lambda: None)
+    before, broken, after = Host(), Broken(Planted()), Host()
+    for at, host in enumerate((before, broken, after)):
+        timers.wake(host, at)
+    timers.run(10)
+    assert (before.woken, after.woken) == (1, 1)
+    assert broken.failures == [broken.error]
+
+
+def test_a_failing_disk_is_everybodys() -> None:
+    timers = Timers(changed=lambda: None)
+    timers.wake(Broken(DISK_ERRORS[0]("full")), 0)
+    with pytest.raises(Fatal):
+        timers.run(10)
 
 
 def test_the_heap_is_as_long_as_there_are_hosts() -> None:

@@ -162,12 +162,12 @@ class SimulatedNode:
         self.silent = {}
         config = Config(node=self.name, peers=tuple(f"{name}=127.0.0.1:1" for name in peers), **LIMITS)
         self.commits = commits = SteppedCommit(self.disk)
-        timers, journal = Timers(changed=lambda: None), Journal(self.disk)
+        boundary = StrictBoundary()
+        timers, journal = Timers(changed=lambda: None, boundary=boundary), Journal(self.disk)
         environment: Any = self.disk
         directory, self.incarnation = parts.begin(environment, self.clock)
         self.mesh = SimulatedMesh(self, self.name, config.peer_addresses)
         mesh: Any = self.mesh
-        boundary = StrictBoundary()
         self.parts = made = parts.make_parts(
             config,
             environment,
