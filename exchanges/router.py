@@ -1,6 +1,5 @@
 """The exchanges and bindings of one vhost, and where a message goes."""
 
-from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -60,6 +59,8 @@ class Router:
         self._exchanges: dict[str, Exchange] = {}
         self._from: dict[str, dict[Binding, None]] = {}
         self._to: dict[tuple[DestinationKind, str], dict[Binding, None]] = {}
+        # From each exchange to those that it is bound to, with the number of bindings.
+        self._neighbours: dict[str, dict[str, int]] = {}
         # What the answer of an exchange that looks beyond the key may depend on; forgotten at each change.
         self._reachable_depends: dict[str, Depends] = {}
 
@@ -104,9 +105,16 @@ class Router:
     def exchanges(self) -> Iterable[Exchange]:
         return self._exchanges.values()
 
-    def delete(self, name: str) -> list[str]:
-        """Removes it with its bindings on both sides. Returns the auto-delete exchanges that went too."""
-        return self._delete_unused(self._delete(name)) if name in self._exchanges else []
+    def delete(self, name: str) -> tuple[list[Binding], list[str]]:
+        """Removes it with its bindings on both sides. Returns all bindings that went, and the auto-delete
+        exchanges that went too."""
+        if name not in self._exchanges:
+            return [], []
+        removed = self._delete(name)
+        return self._delete_unused(removed)
+
+    def has(self, binding: Binding) -> bool:
+        return binding in self._from.get(binding.source, ())
 
     def bind(self, binding: Binding) -> bool:
         if binding.kind == "exchange" and binding.destination not in self._exchanges:
@@ -118,20 +126,25 @@ class Router:
         source.matcher.bind(binding)
         bindings[binding] = None
         self._to.setdefault((binding.kind, binding.destination), {})[binding] = None
-        self._reachable_depends.clear()
+        if binding.kind == "exchange":
+            counts = self._neighbours.setdefault(binding.source, {})
+            counts[binding.destination] = counts.get(binding.destination, 0) + 1
+            self._reachable_depends.clear()
         return True
 
-    def unbind(self, binding: Binding) -> tuple[bool, list[str]]:
-        if binding not in self._from.get(binding.source, ()):
-            return False, []
+    def unbind(self, binding: Binding) -> tuple[list[Binding], list[str]]:
+        """Returns all bindings that went, and the auto-delete exchanges that went with their last one."""
+        if not self.has(binding):
+            return [], []
         self._remove(binding)
-        return True, self._delete_unused([binding.source])
+        return self._delete_unused([binding])
 
     def remove_queue(self, queue: str) -> tuple[list[Binding], list[str]]:
+        """As `unbind`, for all bindings of a queue."""
         removed = list(self._to.get(("queue", queue), ()))
         for binding in removed:
             self._remove(binding)
-        return removed, self._delete_unused([binding.source for binding in removed])
+        return self._delete_unused(removed)
 
     def bindings(
         self,
@@ -243,9 +256,7 @@ class Router:
         while pending:
             exchange = pending.pop()
             yield exchange
-            names = [
-                each.destination for each in self._from.get(exchange.name, ()) if each.kind == "exchange"
-            ]
+            names = list(self._neighbours.get(exchange.name, ()))
             if exchange.alternate is not None:
                 names.append(exchange.alternate)
             for name in names:
@@ -257,30 +268,42 @@ class Router:
     def _remove(self, binding: Binding) -> None:
         self._exchanges[binding.source].matcher.unbind(binding)
         _forget(self._from, binding.source, binding)
-        _forget(self._to, (binding.kind, binding.destination), binding)
-        self._reachable_depends.clear()
+        self._forget_destination(binding)
 
-    def _delete(self, name: str) -> list[str]:
-        for binding in list(self._from.get(name, ())):
-            self._remove(binding)
+    def _forget_destination(self, binding: Binding) -> None:
+        _forget(self._to, (binding.kind, binding.destination), binding)
+        if binding.kind == "exchange":
+            counts = self._neighbours[binding.source]
+            counts[binding.destination] -= 1
+            if not counts[binding.destination]:
+                del counts[binding.destination]
+            if not counts:
+                del self._neighbours[binding.source]
+            self._reachable_depends.clear()
+
+    def _delete(self, name: str) -> list[Binding]:
+        removed = list(self._from.pop(name, ()))
+        # Its matcher goes as a whole; a binding need not be taken out of it first.
+        for binding in removed:
+            self._forget_destination(binding)
+        # One that leads from the exchange to itself has gone already.
         incoming = list(self._to.get(("exchange", name), ()))
         for binding in incoming:
             self._remove(binding)
         del self._exchanges[name]
         self._reachable_depends.clear()
-        return [binding.source for binding in incoming]
+        return removed + incoming
 
-    def _delete_unused(self, sources: Iterable[str]) -> list[str]:
+    def _delete_unused(self, removed: list[Binding]) -> tuple[list[Binding], list[str]]:
         """Deletes the auto-delete ones of exchanges that lost a binding and have none left; and so on."""
-        deleted = []
-        pending = deque(sources)
-        while pending:
-            name = pending.popleft()
+        deleted: list[str] = []
+        for binding in removed:  # grows meanwhile
+            name = binding.source
             exchange = self._exchanges.get(name)
             if exchange is not None and exchange.auto_delete and name not in self._from:
                 deleted.append(name)
-                pending.extend(self._delete(name))
-        return deleted
+                removed += self._delete(name)
+        return removed, deleted
 
 
 def _forget(index: dict[K, dict[Binding, None]], key: K, binding: Binding) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from amqp_server.broker.arguments import QueueArguments, parse_queue_arguments
-from amqp_server.broker.metadata import decode, encode
+from amqp_server.broker.metadata import encode
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.records import (
     BINDINGS,
@@ -52,7 +52,6 @@ class VHost:
         self.router.predeclare()
         #: Node and incarnation that transient exchanges go with.
         self._exchange_homes: dict[str, tuple[str, int]] = {}
-        self._binding_count = 0
         #: Counts up for exchanges that choose at random.
         self._nonce = 0
 
@@ -118,11 +117,8 @@ class VHost:
         exchange = self.router.get(name)
         if exchange is None or exchange.predeclared:
             return False
-        # One that leads from the exchange to itself is among both.
-        gone = dict.fromkeys(self.router.bindings(source=name))
-        gone |= dict.fromkeys(self.router.bindings(destination=name, kind="exchange"))
-        also = self.router.delete(name)
-        self._forget_bindings(list(gone))
+        removed, also = self.router.delete(name)
+        self._forget_bindings(removed)
         self._exchange_gone(name)
         self._exchanges_gone(also)
         self.broker.changed()
@@ -134,15 +130,9 @@ class VHost:
         self.broker.metadata.delete(EXCHANGES, key(self.name, name))
 
     def _exchanges_gone(self, names: list[str]) -> None:
-        """Auto-delete exchanges that went with their last binding; their own incoming bindings went too."""
-        if not names:
-            return
+        """Auto-delete exchanges that went with their last binding."""
         for name in names:
             self._exchange_gone(name)
-            for stored, record in self._binding_records():
-                if record.destination == name and record.kind == "exchange":
-                    self.broker.metadata.delete(BINDINGS, stored)
-        self._count_bindings(len(self.router.bindings()) - self._binding_count)
 
     def exchange_records(self) -> Iterator[ExchangeRecord]:
         for exchange in self.router.exchanges():
@@ -202,17 +192,17 @@ class VHost:
         binding = binding_of(record)
         if not self.router.bind(binding):
             return None
-        self._count_bindings(1)
+        self.broker.counts.bindings += 1
         return binding
 
     def remove_binding(self, record: BindingRecord) -> bool:
         binding = binding_of(record)
-        existed, also = self.router.unbind(binding)
-        if existed:
-            self._forget_bindings([binding])
+        removed, also = self.router.unbind(binding)
+        if removed:
+            self._forget_bindings(removed)
             self._exchanges_gone(also)
             self.broker.changed()
-        return existed
+        return bool(removed)
 
     def _is_durable(self, binding: Binding) -> bool:
         source = self.router.get(binding.source)
@@ -224,23 +214,10 @@ class VHost:
         destination = self.router.get(binding.destination)
         return destination is not None and destination.durable
 
-    def _binding_records(self) -> list[tuple[str, BindingRecord]]:
-        metadata = self.broker.metadata
-        return [
-            (stored, record)
-            for stored, value in metadata.items(BINDINGS)
-            for record in [decode(BINDINGS, stored, value, BindingRecord)]
-            if record.vhost == self.name
-        ]
-
     def _forget_bindings(self, bindings: list[Binding]) -> None:
-        self._count_bindings(-len(bindings))
+        self.broker.counts.bindings -= len(bindings)
         for binding in bindings:
             self.broker.metadata.delete(BINDINGS, self.binding_record(binding).key)
-
-    def _count_bindings(self, change: int) -> None:
-        self._binding_count += change
-        self.broker.counts.bindings += change
 
     def binding_records(self) -> Iterator[BindingRecord]:
         for binding in self.router.bindings():

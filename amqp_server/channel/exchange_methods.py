@@ -224,7 +224,7 @@ def change_binding(channel: Channel, binding: Binding, answer: base.Frame | None
             connection.synced()
             channel.send(answer)
 
-    there = binding in vhost.router.bindings(source=binding.source)
+    there = vhost.router.has(binding)
     if there is add:
         applied()
     elif add:
@@ -254,7 +254,7 @@ def _check_queue(channel: Channel, binding: Binding, *, add: bool) -> None:
     if queue is None:
         if add:
             raise NotFound(f"no queue '{binding.destination}' in vhost '{vhost.name}'")
-    elif add or binding in vhost.router.bindings(destination=queue.name, kind="queue"):
+    elif add or vhost.router.has(binding):
         check_owner(channel, queue)
 
 

@@ -48,6 +48,7 @@ class Incoming:
         "_body_left",
         "_generation",
         "_held_bytes",
+        "_keys",
         "_session",
         "_tail",
         "_targets",
@@ -78,6 +79,8 @@ class Incoming:
         self._body_channel: Channel | None = None
         #: The memo: publish frames to routes, as of one generation of the topology.
         self.routes: dict[bytes, Route] = {}
+        #: Their keys, by channel.
+        self._keys: dict[Channel, list[bytes]] = {}
         #: One tuple for each combination of queues that routes lead to.
         self._targets: dict[tuple[Target, ...], tuple[Target, ...]] = {}
         self._generation = session.broker.generation
@@ -263,9 +266,14 @@ class Incoming:
             error.method = (60, 40)
             raise
         if len(self.routes) >= self.config.memo_entries_max:
-            self.routes.clear()
+            self._forget_routes()
         self.routes[key] = route
+        self._keys.setdefault(channel, []).append(key)
         return route
+
+    def _forget_routes(self) -> None:
+        self.routes.clear()
+        self._keys.clear()
 
     def targets(self, targets: tuple[Target, ...]) -> tuple[Target, ...]:
         """Return the one tuple for these queues, so that routes to the same queues are told by identity."""
@@ -277,7 +285,7 @@ class Incoming:
         """Forget the routes if the topology has changed."""
         if self._generation != self.broker.generation:
             self._generation = self.broker.generation
-            self.routes.clear()
+            self._forget_routes()
             self._targets.clear()
 
     def _acks(self, data: bytes, pos: int, end: int, channel: Channel) -> int:
@@ -405,7 +413,8 @@ class Incoming:
 
     def drop_channel(self, channel: Channel) -> None:
         """Forget the routes of a channel that is gone."""
-        self.routes = {key: route for key, route in self.routes.items() if route.publisher is not channel}
+        for key in self._keys.pop(channel, ()):
+            self.routes.pop(key, None)
 
     def drop_segments(self, channel: Channel) -> None:
         """Forget what an alarm holds back of a channel's transaction."""
@@ -419,5 +428,5 @@ class Incoming:
         """The connection is over."""
         self.segments = []
         self._held_bytes = 0
-        self.routes.clear()
+        self._forget_routes()
         self._targets.clear()

@@ -98,8 +98,8 @@ def test_binding_twice_is_once() -> None:
     assert router.bind(to_queue("d", "q", "a", n=[1])) is False
     assert router.bind(to_queue("d", "q", "a")) is True
     assert router.route("d", "a").queues == ("q",)
-    assert router.unbind(to_queue("d", "q", "a")) == (True, [])
-    assert router.unbind(to_queue("d", "q", "a")) == (False, [])
+    assert router.unbind(to_queue("d", "q", "a")) == ([to_queue("d", "q", "a")], [])
+    assert router.unbind(to_queue("d", "q", "a")) == ([], [])
     assert router.route("d", "a").queues == ("q",)
 
 
@@ -164,8 +164,8 @@ def test_delete_removes_bindings_on_both_sides() -> None:
     router = router_of("a:fanout", "b:fanout")
     router.bind(to_exchange("a", "b"))
     router.bind(to_queue("b", "q"))
-    assert router.delete("b") == []
-    assert router.delete("b") == []
+    assert router.delete("b") == ([to_queue("b", "q"), to_exchange("a", "b")], [])
+    assert router.delete("b") == ([], [])
     assert router.bindings() == []
     assert router.get("b") is None
     assert router.get("a") is not None
@@ -180,7 +180,7 @@ def test_auto_delete_goes_upwards() -> None:
     router.bind(to_exchange("b", "c"))
     last = to_queue("c", "q")
     router.bind(last)
-    assert router.unbind(last) == (True, ["c", "b", "a"])
+    assert router.unbind(last)[1] == ["c", "b", "a"]
     assert [exchange.name for exchange in router.exchanges()] == ["kept"]
     assert router.bindings() == []
 
@@ -205,7 +205,7 @@ def test_deleting_the_destination_deletes_auto_delete_sources() -> None:
     router = router_of("sink:fanout")
     router.declare("source", "fanout", auto_delete=True)
     router.bind(to_exchange("source", "sink"))
-    assert router.delete("sink") == ["source"]
+    assert router.delete("sink")[1] == ["source"]
 
 
 def test_a_long_chain_of_auto_delete_exchanges() -> None:
@@ -225,7 +225,8 @@ def test_an_exchange_bound_to_itself() -> None:
     router.bind(to_exchange("x", "x"))
     router.bind(to_queue("x", "q"))
     assert router.route("x", "").queues == ("q",)
-    assert router.delete("x") == []
+    removed, deleted = router.delete("x")
+    assert (set(removed), deleted) == ({to_exchange("x", "x"), to_queue("x", "q")}, [])
     assert router.bindings() == []
 
 
