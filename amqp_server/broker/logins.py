@@ -10,10 +10,12 @@ from collections.abc import Callable
 
 
 class Logins:
-    """Remembers a keyed digest of the hash and the password, never either of them.
+    """Remembers a keyed digest of the name, the hash and the password, never any of them.
 
     The stored hash is part of the digest: a changed password finds nothing here, and nothing has to be
-    forgotten. Refusals are remembered as well: a client with a wrong password reconnects just as often.
+    forgotten. Refusals are remembered as well, for users that do not exist, too: a client with a wrong password
+    reconnects just as often, and the time of an answer must not tell which users there are. They have a table
+    of their own, so that guesses never push out the passwords of those who log in.
     """
 
     def __init__(self, memory_s: float, entries_max: int, now: Callable[[], float]) -> None:
@@ -21,29 +23,34 @@ class Logins:
         self._entries_max = entries_max
         self._now = now
         self._key = os.urandom(32)
-        self._entries: OrderedDict[bytes, tuple[float, bool]] = OrderedDict()
+        #: Digest -> when it is forgotten.
+        self._accepted: OrderedDict[bytes, float] = OrderedDict()
+        self._refused: OrderedDict[bytes, float] = OrderedDict()
         # Checks run in threads.
         self._lock = threading.Lock()
 
-    def recall(self, encoded: str, password: str) -> bool | None:
-        digest = self._digest(encoded, password)
+    def recall(self, name: str, encoded: str, password: str) -> bool | None:
+        digest = self._digest(name, encoded, password)
         with self._lock:
-            until, outcome = self._entries.get(digest, (0.0, False))
-            if until > self._now():
-                return outcome
-            self._entries.pop(digest, None)
+            for outcome, entries in ((True, self._accepted), (False, self._refused)):
+                if entries.get(digest, 0.0) > self._now():
+                    return outcome
+                entries.pop(digest, None)
         return None
 
-    def remember(self, encoded: str, password: str, outcome: bool) -> None:
+    def remember(self, name: str, encoded: str, password: str, outcome: bool) -> None:
         if not self._memory_s:
             return
-        digest = self._digest(encoded, password)
+        digest = self._digest(name, encoded, password)
+        entries = self._accepted if outcome else self._refused
         with self._lock:
-            self._entries[digest] = (self._now() + self._memory_s, outcome)
-            self._entries.move_to_end(digest)
-            while len(self._entries) > self._entries_max:
-                self._entries.popitem(last=False)
+            entries[digest] = self._now() + self._memory_s
+            entries.move_to_end(digest)
+            while len(entries) > self._entries_max:
+                entries.popitem(last=False)
 
-    def _digest(self, encoded: str, password: str) -> bytes:
-        told = len(encoded).to_bytes(4, "big") + encoded.encode() + password.encode()
+    def _digest(self, name: str, encoded: str, password: str) -> bytes:
+        told = bytearray()
+        for part in (name, encoded, password):
+            told += len(part.encode()).to_bytes(4, "big") + part.encode()
         return hashlib.blake2b(told, key=self._key, digest_size=24).digest()

@@ -58,19 +58,25 @@ def from_rabbitmq(algorithm: str, encoded: str) -> str:
 
 
 def verify(encoded: str, password: str) -> bool:
-    """Slow on purpose, in constant time for one kind of hash. An empty hash lets nobody in, as slowly."""
-    if not encoded:
-        # The work is done all the same, so that the time doesn't tell which users exist.
+    """Slow on purpose, and as slow for every kind of hash. An empty hash lets nobody in."""
+    digest, _, rest = encoded.partition("$")
+    if not encoded or digest in RABBITMQ_ALGORITHMS.values():
+        # The work of an Argon2 hash is done all the same: the time must not tell which users exist, nor
+        # which of them came from RabbitMQ.
         hash_password(password)
+    if not encoded:
         return False
-    digest, dollar, rest = encoded.partition("$")
-    if dollar and digest in RABBITMQ_ALGORITHMS.values():
+    if digest in RABBITMQ_ALGORITHMS.values():
         raw = base64.b64decode(rest)
         salt, expected = raw[:RABBITMQ_SALT_BYTES], raw[RABBITMQ_SALT_BYTES:]
         return hmac.compare_digest(hashlib.new(digest, salt + password.encode()).digest(), expected)
-    from argon2.exceptions import InvalidHashError, VerificationError
+    from argon2.exceptions import InvalidHashError, VerificationError, VerifyMismatchError
 
     try:
         return _hasher().verify(encoded, password)
+    except VerifyMismatchError:
+        return False
     except (VerificationError, InvalidHashError):
+        # The hash is damaged.
+        hash_password(password)
         return False

@@ -84,24 +84,26 @@ class Users:
 
     def recall(self, name: str, password: str) -> bool | None:
         """The outcome of a recent check, at once; None: `verify` has to be asked."""
-        user = self._users.get(name)
-        if not password:
+        if not password or len(password.encode()) > passwords.PASSWORD_BYTES_MAX:
             return False
-        return None if user is None else self._logins.recall(user.password_hash, password)
+        return self._logins.recall(name, self._password_hash(name), password)
 
     def verify(self, name: str, password: str) -> bool:
         """Whether this is the user's password. Blank ones are nobody's."""
         if not password or len(password.encode()) > passwords.PASSWORD_BYTES_MAX:
             return False
-        user = self._users.get(name)
-        encoded = user.password_hash if user else ""
-        remembered = self._logins.recall(encoded, password) if encoded else None
+        encoded = self._password_hash(name)
+        remembered = self._logins.recall(name, encoded, password)
         if remembered is not None:
             return remembered
         outcome = passwords.verify(encoded, password)
-        if encoded:
-            self._logins.remember(encoded, password, outcome)
+        self._logins.remember(name, encoded, password, outcome)
         return outcome
+
+    def _password_hash(self, name: str) -> str:
+        """A user that does not exist is like one without a password, in the time of its refusals, too."""
+        user = self._users.get(name)
+        return user.password_hash if user else ""
 
     def may_connect_from(self, name: str, peer: str) -> bool:
         """Whether the user may log in from the address of the real peer, not the one that it reached."""

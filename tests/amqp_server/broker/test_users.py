@@ -105,16 +105,25 @@ def test_second_check_is_remembered_and_then_forgotten(
 def test_memory_of_logins_is_bounded_and_holds_no_password() -> None:
     logins = Logins(60, 3, Clock())
     for number in range(10):
-        logins.remember("hash", f"canary-{number}", True)
-    kept = [logins.recall("hash", f"canary-{number}") for number in range(10)]
+        logins.remember("ann", "hash", f"canary-{number}", True)
+    kept = [logins.recall("ann", "hash", f"canary-{number}") for number in range(10)]
     assert kept == [None] * 7 + [True] * 3
     assert "canary" not in repr(vars(logins))
 
 
 def test_name_and_password_are_not_confused_by_their_border() -> None:
     logins = Logins(60, 10, Clock())
-    logins.remember("ab", "c", True)
-    assert logins.recall("a", "bc") is None
+    logins.remember("", "ab", "c", True)
+    assert logins.recall("", "a", "bc") is None
+    assert logins.recall("a", "b", "c") is None
+
+
+def test_guesses_do_not_push_out_passwords_that_were_right() -> None:
+    logins = Logins(60, 3, Clock())
+    logins.remember("ann", "hash", "right", True)
+    for number in range(10):
+        logins.remember("ann", "hash", f"guess-{number}", False)
+    assert logins.recall("ann", "hash", "right") is True
 
 
 def test_hash_is_shown_nowhere(metadata: Metadata) -> None:
@@ -134,16 +143,46 @@ def test_login_takes_less_than_40_ms(metadata: Metadata) -> None:
     assert min(took_s) < 0.040
 
 
-def test_unknown_user_costs_as_much_as_a_wrong_password(metadata: Metadata) -> None:
+def test_every_refusal_costs_the_same(metadata: Metadata) -> None:
+    """Of an unknown user, of one who came from RabbitMQ, and of one who has no password."""
     users = Users(metadata, login_memory_s=0)
     users.add("ann", "secret")
-    took_s: dict[str, list[float]] = {"ann": [], "nobody": []}
+    users.put("imported", from_rabbitmq("secret"))
+    users.put("damaged", "$argon2id$damaged")
+    users.put("locked", "")
+    took_s: dict[str, list[float]] = {"ann": [], "nobody": [], "imported": [], "damaged": [], "locked": []}
     for _ in range(5):
         for name, times in took_s.items():
             started = time.thread_time()
-            users.verify(name, "wrong")
+            assert not users.verify(name, "wrong")
             times.append(time.thread_time() - started)
-    assert min(took_s["nobody"]) > 0.5 * min(took_s["ann"])
+    least = {name: min(times) for name, times in took_s.items()}
+    assert all(0.5 * least["ann"] < each < 2 * least["ann"] for each in least.values()), least
+
+
+def test_refusals_are_remembered_whoever_is_refused(metadata: Metadata) -> None:
+    """A second refusal that took as long as the first would tell that there is no such user."""
+    clock = Clock()
+    users = Users(metadata, login_memory_s=30, now=clock)
+    users.add("ann", "secret")
+    users.put("imported", from_rabbitmq("secret"))
+    users.put("locked", "")
+    for name in ("ann", "nobody", "imported", "locked"):
+        assert users.recall(name, "wrong") is None
+        assert not users.verify(name, "wrong")
+        assert users.recall(name, "wrong") is False
+        assert users.recall(name, "x" * 1025) is False
+    assert users.recall("nobody else", "wrong") is None
+    clock.now_s += 31
+    assert users.recall("nobody", "wrong") is None
+    users.add("nobody", "wrong")
+    assert users.verify("nobody", "wrong")
+
+
+def from_rabbitmq(password: str) -> str:
+    salt = b"\x90\x8d\xc6\x0a"
+    encoded = base64.b64encode(salt + hashlib.sha256(salt + password.encode()).digest()).decode()
+    return passwords.from_rabbitmq("rabbit_password_hashing_sha256", encoded)
 
 
 @pytest.mark.parametrize("digest", ["sha256", "sha512"])
