@@ -310,10 +310,15 @@ class Topology:
             queue = vhost.queues.get(record.name)
             if queue is None:
                 vhost.put_queue(record)
-            elif (queue.members, queue.record.leader) != (record.members, record.leader):
+            elif _places(queue.record) != _places(record):
                 vhost.set_members(queue, record.members, record.leader, record.founders)
         for binding in _records(BindingRecord, state.bindings):
             broker.vhost(binding.vhost).put_binding(binding)
+
+
+def _places(record: QueueRecord) -> tuple[object, ...]:
+    """Return what a change of the members changes."""
+    return record.members, record.leader, record.founders
 
 
 #: Defaults of the fields that records have had since a version later than the first, which are their last ones. Until

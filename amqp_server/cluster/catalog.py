@@ -170,6 +170,9 @@ class Catalog:
         incarnation, last = roster.batches.get(batch.node, (0, 0))
         if batch.incarnation < incarnation:
             return
+        if roster.removed_at(batch.node) and roster.version >= versions.REMOVED:
+            # It started again before its removal. It would count as a node that nobody has named yet.
+            return
         if batch.number != (last + 1 if batch.incarnation == incarnation else 1):
             return
         roster.batches[batch.node] = (batch.incarnation, batch.number)

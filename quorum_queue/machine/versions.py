@@ -27,6 +27,8 @@ NEWEST = 2
 
 #: The topology keeps the nodes on which a queue was declared.
 FOUNDERS = 2
+#: The topology takes no batch of a removed node.
+REMOVED = 2
 
 #: Features that a node announces in the handshake of a link for the versions that it can apply, beyond the
 #: first.
@@ -41,4 +43,4 @@ def newest_of(features: Collection[str]) -> int:
     return version
 
 
-__all__ = ["FEATURES", "FIRST", "FOUNDERS", "LETTERS", "LOSSES", "NEWEST", "newest_of"]
+__all__ = ["FEATURES", "FIRST", "FOUNDERS", "LETTERS", "LOSSES", "NEWEST", "REMOVED", "newest_of"]

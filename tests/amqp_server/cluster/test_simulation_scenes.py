@@ -355,6 +355,63 @@ def test_nothing_comes_of_a_node_that_was_removed() -> None:
     check_at_rest(scene)
 
 
+def test_a_start_that_was_on_its_way_when_the_node_was_removed_does_not_bring_it_back() -> None:
+    """The others would take it for one that nobody has named yet, and keep its vote for ever."""
+    scene = Scene("abcd")
+    node = scene.nodes["d"]
+    scene.lead("a")
+    scene.crash(node)
+    for other in "abc":
+        scene.cut("d", other)
+    scene.start(node)
+    scene.ticks(5)
+    [*_, flight] = list(node.cluster.replicas.groups[0].flights)
+    scene.propose("a", PutNode("d", ""), RemoveNode("d"))
+    # As if it had been on its way all the time.
+    group = scene.nodes["a"].cluster.replicas.groups[0]
+    group.take(flight.payload)
+    scene.nodes["a"].end_turn()
+    scene.network.blocked.clear()
+    scene.ticks(60)
+    assert sorted(group.core.members.voters) == ["a", "b", "c"]
+    scene.connect("d", "b")
+    scene.ticks(40)
+    assert node.out.startswith("this node was removed from its cluster")
+    scene.finish()
+
+
+def test_the_founders_of_a_queue_come_with_a_snapshot_though_its_members_are_as_before() -> None:
+    """A node that has missed that a queue went away and came back would begin it anew with the wrong members."""
+    scene = Scene()
+    client = scene.client("a")
+    queue_id = scene.declare(client, "quorum")
+    scene.settle()
+    members = scene.nodes["a"].broker.vhost("/").queues["quorum"].members
+    node = scene.nodes["c"]
+    assert node.broker.vhost("/").queues["quorum"].record.founders == ()
+    scene.crash(node)
+    for each in scene.running:
+        # Nothing is kept for those that lag.
+        replicas = each.cluster.replicas
+        replicas.options = dataclasses.replace(replicas.options, log_bytes_max=1)
+    leader = scene.nodes["a"].broker.vhost("/").queues["quorum"].record.leader
+    scene.propose("a", operations.SetMembers("/", "quorum", queue_id, members[:2], leader))
+    scene.propose("a", operations.SetMembers("/", "quorum", queue_id, members, leader))
+    assert scene.nodes["a"].broker.vhost("/").queues["quorum"].record.founders
+    for _ in range(10):
+        scene.declare(client, "classic")
+        client.delete("classic")
+        scene.wait_for(client)
+    scene.ticks(20)
+    scene.start(node)
+    scene.connect_all()
+    restored = node.restored
+    scene.wait(lambda: node.restored > restored)
+    records = [other.broker.vhost("/").queues["quorum"].record for other in scene.nodes.values()]
+    assert len({record.founders for record in records}) == 1
+    scene.finish()
+
+
 def removed_unheard(names: str = "abcd") -> tuple[Scene, SimulatedNode]:
     """Have d cut off, and removed by the others meanwhile."""
     scene = Scene(names)

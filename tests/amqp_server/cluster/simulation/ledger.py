@@ -29,6 +29,7 @@ from amqp_server.cluster.catalog import (
     _decode_batch,
 )
 from amqp_server.cluster.roster import LAST_BATCH
+from quorum_queue.machine import versions
 from quorum_queue.ports import Refused
 from tests.amqp_server.cluster.simulation.model import Model, difference, state_of
 from tests.turns import Violation
@@ -103,7 +104,12 @@ class Ledger:
 
     def _batch(self, index: int, batch: _Batch) -> None:
         start, last = self._batches.get(batch.node, (0, 0))
-        if batch.incarnation < start or batch.number != (last + 1 if batch.incarnation == start else 1):
+        removed = last == LAST_BATCH and batch.node not in self.model.nodes
+        if (
+            (removed and self.model.version >= versions.REMOVED)
+            or batch.incarnation < start
+            or batch.number != (last + 1 if batch.incarnation == start else 1)
+        ):
             self.note("batches skipped")
             return
         place = self._batches[batch.node] = batch.incarnation, batch.number
