@@ -425,3 +425,39 @@ def test_routing_key_above_255_bytes_harms_nobody_else(connect: Connect, name: N
     publish(bystander, other, b"two")
     assert wait_get(bystander, other).body == b"two"
     bystander.queue_delete(queue)
+
+
+@pytest.mark.parametrize(("count", "copies"), [(1, 2), (2, 5), (3, 16), (4, 65), (5, 326)])
+def test_each_way_through_queues_that_dead_letter_to_each_other_is_gone_once(
+    ch: BlockingChannel, name: Name, count: int, copies: int
+) -> None:
+    """A dead letter goes to all of them but those where it has died, this time included."""
+    exchange, end = name("x"), name("end")
+    ch.exchange_declare(exchange, "fanout")
+    queues = [name(f"q{number}") for number in range(count)]
+    for queue in queues:
+        ch.queue_declare(queue, arguments={"x-message-ttl": 1, "x-dead-letter-exchange": exchange})
+    ch.queue_declare(end)
+    for queue in [*queues, end]:
+        ch.queue_bind(queue, exchange)
+    publish(ch, "", b"m", exchange=exchange)
+    wait_depth(ch, end, copies)
+    for queue in queues:
+        wait_depth(ch, queue, 0)
+    pump(ch, 0.3)
+    wait_depth(ch, end, copies)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_reject_before_the_last_death_does_not_let_the_message_go_round(
+    ch: BlockingChannel, name: Name, count: int
+) -> None:
+    """A message rejected before it expires in the same queue has died there since."""
+    queue, other = name("q"), name("other")
+    ch.queue_declare(queue, arguments=to(queue, message_ttl=200))
+    ch.queue_declare(other)
+    publish(ch, queue, *numbered(count))
+    for _ in range(count):
+        reject(ch, queue)
+    pump(ch, 0.6)
+    assert get(ch, queue) is None

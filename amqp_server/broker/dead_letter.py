@@ -2,8 +2,8 @@
 exchange.
 
 The headers and the rule for cycles are RabbitMQ's (https://www.rabbitmq.com/docs/dlx): each (queue, reason) has one
-x-death entry with a count, the newest first; a message that comes to a queue a second time without having been
-rejected in between is dropped.
+x-death entry with a count, the newest first; a message does not go to a queue where it has died, this time included,
+unless it has been rejected since, or now.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ class DeadLetterSender:
             # A queue of an earlier version may have been declared with it. No message can have such a key.
             return False
         found = vhost.route_all(target, keys, properties)
-        targets = [each for each in found if not _is_cycle(each.name, deaths, reason)]
+        cycling = _cycling(queue.name, deaths, reason)
+        targets = [each for each in found if each.name not in cycling]
         changed = self._headers(queue, properties, deaths, exchange, [routing_key, *copies], reason)
         if parsed.dead_letter_routing_key is not None:
             changed[b"CC"] = None
@@ -218,16 +219,23 @@ def _long(number: int) -> bytes:
     return b"l" + number.to_bytes(8, "big", signed=True)
 
 
-def _is_cycle(queue: str, deaths: list[Death], reason: Reason) -> bool:
-    """Was the message in this queue before, and not rejected since?"""
-    if reason == "rejected":
-        return False
-    for death in deaths:
-        if death.reason == "rejected":
-            return False
-        if death.queue == queue:
-            return True
-    return False
+def _cycling(queue: str, deaths: list[Death], reason: Reason) -> set[object]:
+    """Return the names of the queues where the message has died since it was last rejected, first in this one now.
+
+    What a client has made up may have any type; no queue has such a name.
+    """
+    cycling: set[object] = set()
+    if reason != "rejected":
+        cycling.add(queue)
+        for death in deaths:
+            if death.queue == queue and death.reason == reason:
+                # This entry is the newest one now.
+                continue
+            if death.reason == "rejected":
+                break
+            if isinstance(death.queue, str):
+                cycling.add(death.queue)
+    return cycling
 
 
 def carbon_copies(headers: dict[str, object] | None, name: str) -> list[str]:

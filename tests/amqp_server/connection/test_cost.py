@@ -61,7 +61,9 @@ def test_a_publish_after_a_bind_costs_the_same_however_many_bindings_there_are()
     def publish_after_bind(count: int) -> int:
         peer = with_bindings(0, "headers")
         arguments = [{"n": n} for n in range(count + 1)]
-        peer.call(1, *(commands.Queue.Bind(queue="q", exchange="e", arguments=each) for each in arguments[1:]))
+        peer.call(
+            1, *(commands.Queue.Bind(queue="q", exchange="e", arguments=each) for each in arguments[1:])
+        )
         return cost(
             peer,
             commands.Queue.Bind(queue="q", exchange="e", arguments=arguments[0]),
@@ -94,5 +96,3 @@ def test_the_routes_of_a_channel_are_forgotten_when_it_is_closed() -> None:
     routes_remembered(peer, 2, 10)
     peer.call(1, commands.Channel.Close(0, "", 0, 0))
     assert {route.channel for route in peer.session.incoming.routes.values()} == {2}
-
-
