@@ -50,8 +50,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs_exchange_type(kind): an exchange type that a broker may lack")
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
     """The last table of a run: a green run says what it did not ask."""
+    yield
     skipped = terminalreporter.stats.get("skipped", [])
     # What is not part of a run was not asked for; the list of deviations is no question to a broker.
     ours = [report for report in skipped if f"{HERE.name}/" in report.nodeid and LIST not in report.nodeid]
