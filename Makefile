@@ -5,6 +5,7 @@
 # check   format, lint, types, the direction of imports
 # attack  what one hostile client can do to the others
 # soak    an hour of churn, after which memory, descriptors and disk must be flat
+# fuzz    the tests that have examples, with random ones, for a minute
 # sim     clusters in one process, with seeded chance in the place of networks, disks and clocks
 PYTHON ?= python3
 BIN := .venv/bin
@@ -12,7 +13,7 @@ ARGS ?=
 # Most tests wait for disks and processes, so more of them than there are cores may run at a time.
 WORKERS ?= 3
 
-.PHONY: run cluster test example check conformance clients bench chaos attack soak sim clean
+.PHONY: run cluster test example check conformance clients fuzz bench chaos attack soak sim clean
 
 run: .venv/run
 	exec $(BIN)/mqd $(ARGS)
@@ -42,6 +43,11 @@ conformance: .venv/test
 # Stock clients of several languages; `make clients ARGS=--require-all` makes a missing toolchain an error.
 clients: .venv/test
 	$(BIN)/python conformance_tests/clients/run.py $(ARGS)
+
+# `make test` tries the same examples in every run; these are others each time. A failing one is kept in .hypothesis,
+# where the next `make fuzz` begins. ARGS="--seconds 600" goes on for longer.
+fuzz: .venv/test
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 bench: .venv/test
 	$(BIN)/python -m benchmarks $(ARGS)

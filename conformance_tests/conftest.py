@@ -13,12 +13,17 @@ import pika.exceptions
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
+from conformance_tests import examples, not_judged
 from conformance_tests.broker import Broker, ForeignBroker, OwnBroker
+from conformance_tests.features import Features
 from conformance_tests.patience import brief, open_connection, patient
 from conformance_tests.wire import RawClient
 
+examples.choose()
+
 HERE = Path(__file__).parent
 DEVIATIONS: list[dict[str, str]] = tomllib.loads((HERE / "deviations.toml").read_text()).get("deviation", [])
+LIST = "test_deviations.py"
 #: More than one wait that ends in vain.
 TEST_S = 120
 BROKER = pytest.StashKey[Broker]()
@@ -33,7 +38,29 @@ Alarm = Callable[[bool], None]
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("conformance")
     group.addoption("--amqp-url", default=None, help="the broker to judge; without it the suite starts mqd")
+    group.addoption(
+        "--complete",
+        action="store_true",
+        help="that broker has all that the suite asks for; without it, tests of plugins that it lacks are skipped",
+    )
     group.addoption("--ctl", default=None, help="its control command, e.g. 'rabbitmqctl -n rabbit@localhost'")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs_exchange_type(kind): an exchange type that a broker may lack")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+    """The last table of a run: a green run says what it did not ask."""
+    yield
+    skipped = terminalreporter.stats.get("skipped", [])
+    # What is not part of a run was not asked for; the list of deviations is no question to a broker.
+    ours = [report for report in skipped if f"{HERE.name}/" in report.nodeid and LIST not in report.nodeid]
+    if lines := not_judged.table(not_judged.reasons(ours)):
+        terminalreporter.section("not judged")
+        for line in lines:
+            terminalreporter.write_line(line)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -79,6 +106,21 @@ def deviation_of(nodeid: str, broker: Broker) -> dict[str, str] | None:
         if same and fnmatchcase(relative_id(nodeid), entry["test"]):
             return entry
     return None
+
+
+@pytest.fixture(scope="session")
+def features(broker: Broker) -> Features:
+    return Features(broker.url)
+
+
+@pytest.fixture(autouse=True)
+def _needs(request: pytest.FixtureRequest, broker: Broker, features: Features) -> None:
+    """Skips what the broker has no plugin for. An mqd of our own has to have everything."""
+    if request.config.getoption("--complete") or not request.config.getoption("--amqp-url"):
+        return
+    for mark in request.node.iter_markers("needs_exchange_type"):
+        if reason := features.lacks_exchange_type(*mark.args):
+            pytest.skip(reason)
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,6 @@
-"""Run the suite against a RabbitMQ of its own: `python -m conformance_tests.rabbitmq [--if-installed] [pytest's arguments]`.
+"""Run the suite against a RabbitMQ of its own:
+
+    python -m conformance_tests.rabbitmq [--if-installed] [--without-plugins] [pytest's arguments]
 
 The node is Debian's rabbitmq-server on free ports of the loopback interface, with the plugins that the suite asks
 for; all that it writes goes to a temporary directory. Whatever else runs on this machine is not touched.
@@ -8,29 +10,31 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from benchmarks.brokers import RABBITMQ_SERVER, BrokerFailed, RabbitMQ
 from benchmarks.client import HOST
+from conformance_tests.features import PLUGINS
 from conformance_tests.ports import free_port
 
 ROOT = Path(__file__).parents[1]
 RABBITMQCTL = RABBITMQ_SERVER.with_name("rabbitmqctl")
-PLUGINS = ("rabbitmq_consistent_hash_exchange", "rabbitmq_random_exchange", "rabbitmq_sharding")
 
 
 class JudgedRabbitMQ(RabbitMQ):
     """With the exchange types of the suite, and a control command."""
 
-    def __init__(self) -> None:
+    def __init__(self, plugins: Collection[str] = tuple(PLUGINS.values())) -> None:
         super().__init__()
+        self.plugins = plugins
         self.environment: dict[str, str] = {}
 
     def _command(self) -> tuple[list[str], dict[str, str]]:
         self.port = free_port()
         command, self.environment = super()._command()
         self.environment["RABBITMQ_DIST_PORT"] = str(free_port())
-        (self.directory / "enabled_plugins").write_text(f"[{','.join(PLUGINS)}].\n")
+        (self.directory / "enabled_plugins").write_text(f"[{','.join(self.plugins)}].\n")
         return command, self.environment
 
     @property
@@ -41,6 +45,9 @@ class JudgedRabbitMQ(RabbitMQ):
 def judge(broker: JudgedRabbitMQ, arguments: list[str]) -> int:
     command = [sys.executable, "-m", "pytest", "conformance_tests"]
     command += ["--amqp-url", f"amqp://guest:guest@{HOST}:{broker.port}/", "--ctl", broker.ctl]
+    if broker.plugins:
+        # Nothing is skipped for want of a plugin.
+        command.append("--complete")
     # rabbitmqctl finds the node by the same environment: its port mapper, its cookie.
     environment = os.environ | broker.environment
     return subprocess.run([*command, *arguments], cwd=ROOT, env=environment, check=False).returncode
@@ -54,8 +61,11 @@ def main() -> int:
         if not RABBITMQ_SERVER.exists():
             print(f"skipped: {RABBITMQ_SERVER} is not installed (apt-get install rabbitmq-server)")
             return 0
+    bare = "--without-plugins" in arguments
+    if bare:
+        arguments.remove("--without-plugins")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    broker = JudgedRabbitMQ()
+    broker = JudgedRabbitMQ(()) if bare else JudgedRabbitMQ()
     try:
         print(f"RabbitMQ started in {broker.start():.1f} s", flush=True)
         return judge(broker, arguments)

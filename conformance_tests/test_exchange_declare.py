@@ -11,10 +11,11 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from conformance_tests.conftest import Name, Raw
 from conformance_tests.expect import expect_channel_close, expect_connection_close
+from conformance_tests.features import PLUGINS, needs_exchange_type
 from conformance_tests.inbox import drain, exchange_exists, publish, sync, wait_for
 
 TYPES = ["direct", "fanout", "topic", "headers"]
-EXTENSION_TYPES = ["x-consistent-hash", "x-modulus-hash", "x-random"]
+EXTENSION_TYPES = [pytest.param(kind, marks=needs_exchange_type(kind)) for kind in PLUGINS]
 PREDECLARED = {
     "amq.direct": "direct",
     "amq.fanout": "fanout",
@@ -24,7 +25,7 @@ PREDECLARED = {
 }
 
 
-@pytest.mark.parametrize("kind", TYPES + EXTENSION_TYPES)
+@pytest.mark.parametrize("kind", [*TYPES, *EXTENSION_TYPES])
 def test_declare_of_each_type(ch: BlockingChannel, name: Name, kind: str) -> None:
     exchange = name("x")
     ch.exchange_declare(exchange, kind)

@@ -12,6 +12,7 @@ from pika.compat import long
 
 from conformance_tests.conftest import Connect, Name
 from conformance_tests.expect import expect_channel_close
+from conformance_tests.features import needs_exchange_type
 from conformance_tests.inbox import drain, get, publish, sync
 
 
@@ -284,6 +285,7 @@ def test_headers_unbind_takes_the_binding_with_the_same_arguments(ch: BlockingCh
 # --- x-consistent-hash ---
 
 
+@needs_exchange_type("x-consistent-hash")
 def test_consistent_hash_gives_each_message_to_one_queue_in_proportion(
     ch: BlockingChannel, name: Name
 ) -> None:
@@ -297,6 +299,7 @@ def test_consistent_hash_gives_each_message_to_one_queue_in_proportion(
     assert 1.5 < counts[1] / counts[0] < 6, counts
 
 
+@needs_exchange_type("x-consistent-hash")
 def test_consistent_hash_keeps_a_routing_key_on_its_queue(ch: BlockingChannel, name: Name) -> None:
     exchange = name("x")
     ch.exchange_declare(exchange, "x-consistent-hash")
@@ -308,6 +311,7 @@ def test_consistent_hash_keeps_a_routing_key_on_its_queue(ch: BlockingChannel, n
         assert set(Counter(drain(ch, queue)).values()) <= {5}
 
 
+@needs_exchange_type("x-consistent-hash")
 def test_consistent_hash_survives_the_loss_of_a_queue(ch: BlockingChannel, name: Name) -> None:
     exchange = name("x")
     ch.exchange_declare(exchange, "x-consistent-hash")
@@ -327,6 +331,7 @@ def test_consistent_hash_survives_the_loss_of_a_queue(ch: BlockingChannel, name:
     assert stayed >= 0.7 * sum(queue != lost for queue in before.values())
 
 
+@needs_exchange_type("x-consistent-hash")
 def test_consistent_hash_on_a_header(ch: BlockingChannel, name: Name) -> None:
     exchange = name("x")
     ch.exchange_declare(exchange, "x-consistent-hash", arguments={"hash-header": "group"})
@@ -340,6 +345,7 @@ def test_consistent_hash_on_a_header(ch: BlockingChannel, name: Name) -> None:
 
 
 @pytest.mark.parametrize("field", ["message_id", "correlation_id", "timestamp"])
+@needs_exchange_type("x-consistent-hash")
 def test_consistent_hash_on_a_property(ch: BlockingChannel, name: Name, field: str) -> None:
     exchange = name("x")
     ch.exchange_declare(exchange, "x-consistent-hash", arguments={"hash-property": field})
@@ -353,6 +359,7 @@ def test_consistent_hash_on_a_property(ch: BlockingChannel, name: Name, field: s
     assert all(drain(ch, queue) for queue in queues)
 
 
+@needs_exchange_type("x-consistent-hash")
 def test_consistent_hash_on_header_and_property_at_once_is_refused(ch: BlockingChannel, name: Name) -> None:
     with expect_channel_close(
         406, "PRECONDITION_FAILED - hash-header and hash-property are mutually exclusive"
@@ -362,6 +369,7 @@ def test_consistent_hash_on_header_and_property_at_once_is_refused(ch: BlockingC
         )
 
 
+@needs_exchange_type("x-consistent-hash")
 def test_consistent_hash_on_an_unsupported_property_is_refused(ch: BlockingChannel, name: Name) -> None:
     with expect_channel_close(406, "PRECONDITION_FAILED - Unsupported property"):
         ch.exchange_declare(name("x"), "x-consistent-hash", arguments={"hash-property": "app_id"})
@@ -377,6 +385,7 @@ def test_consistent_hash_on_an_unsupported_property_is_refused(ch: BlockingChann
         ("0", "The binding key must be greater than 0"),
     ],
 )
+@needs_exchange_type("x-consistent-hash")
 def test_consistent_hash_weight_must_be_a_number(
     ch: BlockingChannel, name: Name, weight: str, text: str
 ) -> None:
@@ -388,6 +397,7 @@ def test_consistent_hash_weight_must_be_a_number(
         ch.queue_bind(queue, exchange, weight)
 
 
+@needs_exchange_type("x-consistent-hash")
 def test_consistent_hash_without_queues_drops(ch: BlockingChannel, name: Name) -> None:
     exchange = name("x")
     ch.exchange_declare(exchange, "x-consistent-hash")
@@ -398,6 +408,7 @@ def test_consistent_hash_without_queues_drops(ch: BlockingChannel, name: Name) -
 # --- x-modulus-hash, x-random ---
 
 
+@needs_exchange_type("x-modulus-hash")
 def test_modulus_hash_gives_each_key_to_one_queue(ch: BlockingChannel, name: Name) -> None:
     exchange = name("x")
     ch.exchange_declare(exchange, "x-modulus-hash")
@@ -415,6 +426,7 @@ def test_modulus_hash_gives_each_key_to_one_queue(ch: BlockingChannel, name: Nam
     assert len(seen) == 60
 
 
+@needs_exchange_type("x-random")
 def test_random_gives_each_message_to_one_queue(ch: BlockingChannel, name: Name) -> None:
     exchange = name("x")
     ch.exchange_declare(exchange, "x-random")

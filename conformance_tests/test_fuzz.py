@@ -33,9 +33,6 @@ from conformance_tests.wire import (
 )
 
 SETTINGS = settings(
-    derandomize=True,
-    database=None,
-    deadline=None,
     max_examples=200,
     suppress_health_check=[
         HealthCheck.too_slow,

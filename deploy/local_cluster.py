@@ -1,8 +1,8 @@
 """Three nodes on this machine, from one command: `make cluster`, or `python -m deploy.local_cluster --help`.
 
 Each node is a process of its own with its own data directory, its own line of state, and ports that follow one another:
-AMQP on 5672, 5673, 5674, management on 15672, …, links between the nodes on 25672, …. Ctrl-C stops them one by one, so
-that the last ones see the others leave in order. What was confirmed is there again at the next start.
+AMQP on 5672, 5673, 5674, management on 15672, …, links between the nodes on 25672, …. Enter starts the nodes again that
+are down; Ctrl-C stops them one by one, so that the last ones see the others leave in order. What was confirmed is there again at the next start.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,12 @@ class Member:
         log = self.log.open("a")
         command = [sys.executable, "-m", "amqp_server.start", *self.arguments]
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            start_new_session=True,
         )
         log.close()
         threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
@@ -88,6 +94,10 @@ class Member:
             log.seek(max(0, log.seek(0, os.SEEK_END) - LAST_WORDS_BYTES))
             lines = log.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"
+
+    @property
+    def down(self) -> bool:
+        return self.process is not None and self.process.poll() is not None
 
     def stop(self) -> None:
         process = self.process
@@ -143,6 +153,21 @@ def make_members(
     return members
 
 
+def _listen_for_enter() -> threading.Event:
+    """Set for each line of standard input."""
+    # In the background, reading the terminal fails instead of stopping this process.
+    signal.signal(signal.SIGTTIN, signal.SIG_IGN)
+    asked = threading.Event()
+
+    def listen() -> None:
+        with suppress(OSError, ValueError):
+            for _ in sys.stdin:
+                asked.set()
+
+    threading.Thread(target=listen, daemon=True).start()
+    return asked
+
+
 def _announcement(members: list[Member], elapsed_s: float) -> str:
     return (
         f"all ready ({elapsed_s:.1f} s): connect to any of {' '.join(member.amqp for member in members)}; "
@@ -172,18 +197,22 @@ def main(
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
+    asked = _listen_for_enter()
     began = time.monotonic()
     for member in members:
         member.start()
     announced = False
     while not stop.wait(LOOK_INTERVAL_S if all(member.ready for member in members) else 0.1):
+        again = restart or asked.is_set()
+        asked.clear()
         for member in members:
             state = member.state(login)
             if state != member.shown:
                 member.shown = state
                 click.echo(f"{time.strftime('%H:%M:%S')} {member.name} {state}")
-            process = member.process
-            if restart and process is not None and process.poll() is not None:
+                if member.down and not restart:
+                    click.echo(f"Enter starts {member.name} again")
+            if member.down and again:
                 member.ready = ""
                 member.start()
         if not announced and all(member.ready for member in members):

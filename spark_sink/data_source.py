@@ -13,7 +13,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from spark_sink.options import sink_options, source_options
+from spark_sink.options import batch_options, sink_options, source_options
 from spark_sink.rows import source_schema
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class AmqpDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from spark_sink.writer import AmqpWriter
 
-        return AmqpWriter(sink_options(self.options), schema, overwrite)
+        return AmqpWriter(batch_options(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         from spark_sink.stream_writer import AmqpStreamWriter

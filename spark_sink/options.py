@@ -262,6 +262,18 @@ def sink_options(given: Mapping[str, str]) -> SinkOptions:
     return _make(SinkOptions, _login(given, read), read)
 
 
+def batch_options(given: Mapping[str, str]) -> SinkOptions:
+    """As sink_options, for `df.write`, which has no checkpoint to know a repetition by. Raises BadOption."""
+    options = sink_options(given)
+    if options.delivery in ("exactly-once", "ledger") and options.txn_app_id is None:
+        raise BadOption(
+            f"delivery={options.delivery} of a batch needs the options 'txnAppId', the name of the writing application,"
+            " and 'txnVersion', a number that rises with each write: nothing else tells a batch that is repeated from a"
+            " new one"
+        )
+    return options
+
+
 def source_options(given: Mapping[str, str]) -> SourceOptions:
     """Raises BadOption."""
     read = _read(given, "source")

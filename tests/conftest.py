@@ -4,11 +4,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
-# Machines differ in speed, and the first example on a clean clone waits for Unicode's tables to be made.
-settings.register_profile("mqd", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("mqd")
+from conformance_tests import examples
+
+examples.choose()
 
 # A shell's jobs in the background ignore Ctrl-C, and so do all that they start, unless it is taken back.
 signal.signal(signal.SIGINT, signal.default_int_handler)

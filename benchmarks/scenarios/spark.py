@@ -100,6 +100,12 @@ class SparkWrite(Scenario):
         return {"rate": rate, CPU_US: (broker.cpu_seconds() - cpu) / rows * 1e6}
 
 
+def _delivery(delivery: str) -> dict[str, str]:
+    if delivery != "exactly-once":
+        return {"delivery": delivery}
+    return {"delivery": delivery, "txnAppId": f"benchmark-{uuid4().hex[:8]}", "txnVersion": "1"}
+
+
 class SparkExactlyOnce(Scenario):
     name = "spark-exactly-once"
     title = "Spark: what exactly-once costs of confirm's rate, on the same broker"
@@ -114,11 +120,11 @@ class SparkExactlyOnce(Scenario):
         rows = max(COMPARED_ROWS if broker.name == "mqd" else 0, count_of(pace, ROWS // 2))
         rates: dict[str, list[float]] = {"confirm": [], "exactly-once": []}
         for delivery in rates:
-            timed(broker, "amqp", WARM_ROWS, delivery=delivery)
+            timed(broker, "amqp", WARM_ROWS, **_delivery(delivery))
         for _ in range(TURNS):
             for delivery, found in rates.items():
                 broker.settle()
-                found.append(timed(broker, "amqp", rows, delivery=delivery))
+                found.append(timed(broker, "amqp", rows, **_delivery(delivery)))
         confirm, exactly_once = median(rates["confirm"]), median(rates["exactly-once"])
         return {
             "cost": 100 * (1 - exactly_once / confirm),

@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 
 import pika
 
+from examples.sensors.names import AVERAGES, EXCHANGE, READINGS
 from examples.sensors.readings import Average, Reading
 
-READINGS, EXCHANGE, AVERAGES = "sensors.readings", "sensors", "sensors.averages"
 POLL_S = 0.1
 
 

@@ -1,4 +1,4 @@
-"""Readings as dots, averages as steps."""
+"""Readings as dots, averages as bars."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def draw(path: Path, sent: Sequence[Reading], found: Sequence[Average]) -> None:
             [each.start_s - BEGIN_S + WINDOW_S for each in windows],
             colors=colour,
             linewidth=2.5,
-            label=f"{sensor}: {len(windows)} windows",
+            label=f"{sensor}: {len(windows)} averages",
         )
     axes.set(
-        xlabel="seconds",
-        ylabel="value",
-        title=f"Readings, and their averages over {WINDOW_S} s, by way of two queues",
+        xlabel="time of the reading (s after the first)",
+        ylabel="temperature (°C)",
+        title=f"Thermometers: readings (dots) and the averages of each {WINDOW_S} s that Spark made of them (bars)",
     )
     figure.legend(loc="outside lower center", ncols=4)
     figure.savefig(path, dpi=120)

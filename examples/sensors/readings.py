@@ -16,6 +16,7 @@ BEGIN_S = 1_704_067_200
 class Reading:
     sensor: str
     at_s: float
+    #: °C
     value: float
     #: A last one moves the watermark past all windows, and belongs to none that is compared.
     last: bool = False

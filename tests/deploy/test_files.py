@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import os
 import re
 import shutil
 import subprocess
@@ -94,6 +95,46 @@ def test_compose() -> None:
     assert len(set(ports)) == 6 and all(port.startswith("127.0.0.1:") for port in ports)
 
 
+def container_user() -> int:
+    found = re.search(r"useradd .*--uid (\d+)", (DEPLOY / "Dockerfile").read_text())
+    assert found is not None
+    return int(found[1])
+
+
+def commands_in(path: Path, opening: str) -> list[str]:
+    """What the comments at the head of a file tell to run."""
+    lines = [line[1:].strip() for line in path.read_text().splitlines() if line.startswith("#")]
+    return [line for line in lines if line.startswith(opening)]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may give a file away")
+def test_the_secret_of_compose_is_for_the_user_of_the_container_only(tmp_path: Path) -> None:
+    (tmp_path / "deploy").mkdir()
+    (command,) = commands_in(DEPLOY / "compose.yaml", "(umask 077;")
+    told = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    subprocess.run(["bash", "-ec", f'sudo() {{ "$@"; }}; {command}'], cwd=tmp_path, check=True, timeout=60)
+    secret = tmp_path / "deploy" / told["secrets"]["cluster_secret"]["file"]
+    # Compose mounts the file as it is.
+    state = secret.stat()
+    assert (state.st_uid, state.st_mode & 0o777) == (container_user(), 0o400)
+    assert len(secret.read_text().strip()) >= 16
+
+
+def test_kubernetes_runs_the_image_of_this_version_with_no_more_rights_than_it_needs() -> None:
+    told = [part for part in yaml.safe_load_all(KUBERNETES.read_text()) if part["kind"] == "StatefulSet"]
+    pod = told[0]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    # Without a tag, or with `latest`, Kubernetes always asks a registry for it.
+    assert container["image"] == f"mqd:{version}" and container["imagePullPolicy"] == "IfNotPresent"
+    assert any(f"-t {container['image']} " in line for line in commands_in(KUBERNETES, "docker build"))
+    assert pod["securityContext"]["runAsUser"] == pod["securityContext"]["fsGroup"] == container_user()
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    rights = container["securityContext"]
+    assert rights["allowPrivilegeEscalation"] is False and rights["readOnlyRootFilesystem"] is True
+    assert rights["capabilities"] == {"drop": ["ALL"]}
+
+
 def test_kubernetes() -> None:
     told = {
         (part["kind"], part["metadata"]["name"]): part for part in yaml.safe_load_all(KUBERNETES.read_text())
@@ -132,10 +173,10 @@ def test_kubernetes() -> None:
     assert told["Service", "mqd-nodes"]["spec"]["publishNotReadyAddresses"] is True
 
 
-def unit() -> configparser.ConfigParser:
+def unit(name: str = "mqd.service") -> configparser.ConfigParser:
     parser = configparser.ConfigParser(strict=False, interpolation=None)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
-    parser.read(DEPLOY / "mqd.service")
+    parser.read(DEPLOY / name)
     return parser
 
 
@@ -144,19 +185,34 @@ def test_unit() -> None:
     command = service["ExecStart"].split()
     options = [word.lstrip("-").replace("-", "_") for word in command if word.startswith("--")]
     assert {*options} <= OPTIONS | {"config"}
+    # A single node has no secret, and needs no file for one.
+    assert "LoadCredential" not in service and "MQD_CLUSTER" not in service.get("Environment", "")
+    cluster = unit("mqd.service.d/cluster.conf")["Service"]
+    credential, _, path = cluster["LoadCredential"].partition(":")
+    assert path.startswith("/etc/mqd/")
+    assert cluster["Environment"] == f"MQD_CLUSTER_SECRET_FILE=%d/{credential}"
     assert float(service["TimeoutStopSec"]) > Config().drain_timeout_s + 10
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
-def test_systemd_understands_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cluster", [False, True])
+def test_systemd_understands_it(tmp_path: Path, cluster: bool) -> None:
     """But for the program, which need not be installed here."""
+    if cluster:
+        shutil.copytree(DEPLOY / "mqd.service.d", tmp_path / "mqd.service.d")
     text = (DEPLOY / "mqd.service").read_text().replace("/opt/mqd/bin/mqd", "/bin/true")
     verified = tmp_path / "mqd.service"
     verified.write_text(text)
     done = subprocess.run(
-        ["systemd-analyze", "verify", str(verified)], capture_output=True, text=True, timeout=60
+        ["systemd-analyze", "verify", str(verified)],
+        env=os.environ | {"SYSTEMD_UNIT_PATH": f"{tmp_path}:"},
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
-    complaints = [line for line in done.stderr.splitlines() if "mqd.service" in line]
+    complaints = [
+        line for line in done.stderr.splitlines() if "mqd.service" in line or "cluster.conf" in line
+    ]
     assert complaints == [] and done.returncode == 0, done.stderr
 
 

@@ -35,6 +35,7 @@ class LocalCluster:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "deploy.local_cluster", *self._arguments],
             cwd=ROOT,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env=os.environ | {"PYTHONUNBUFFERED": "1"},
@@ -69,12 +70,18 @@ class LocalCluster:
         wait_until("all nodes are up", all_up, state=lambda: "\n".join(self.lines))
         return found
 
+    def enter(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
     def end(self, how: signal.Signals) -> None:
         if self.process.poll() is None:
             self.process.send_signal(how)
         code = self.process.wait(STOP_S)
         self._reader.join(STOP_S)
-        assert self.process.stdout is not None
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.close()
         self.process.stdout.close()
         assert code == 0
 
@@ -108,6 +115,12 @@ def test_starts_stops_and_keeps(tmp_path: Path, ends: tuple[signal.Signals, ...]
             os.kill(pids["n3"], signal.SIGKILL)
             running.says(r" n3 down \(killed by signal 9\): .*mqd\.log$", known)
             running.says(r" n1 up, .* sees n2, majority", known)
+            running.says(r"^Enter starts n3 again$", known)
+            known = len(running.lines)
+            running.enter()
+            running.says(r" n3 up, .* sees n1 n2, majority", known)
+            pids["n3 again"] = running.up()["n3"]
+            assert pids["n3 again"] != pids["n3"]
         finally:
             running.end(end)
         assert [line.split()[1:] for line in running.lines if line.endswith(" stopping")] == [

@@ -11,7 +11,7 @@ from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter, Wri
 from pyspark.sql.types import StructType
 
 from spark_sink import AmqpDataSource
-from spark_sink.options import sink_options
+from spark_sink.options import batch_options, sink_options
 from spark_sink.stream_writer import AmqpStreamWriter
 from spark_sink.writer import AmqpWriter
 
@@ -33,7 +33,7 @@ class FaultyDataSource(AmqpDataSource):
         self.once = Path(options.pop("once"))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        return FaultyWriter(AmqpWriter(sink_options(self.options), schema, overwrite), self.fault)
+        return FaultyWriter(AmqpWriter(batch_options(self.options), schema, overwrite), self.fault)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         writer = FaultyStreamWriter(sink_options(self.options), schema)

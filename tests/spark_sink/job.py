@@ -22,7 +22,10 @@ def main() -> int:
     slow = udf(slowly, "string", useArrow=False)
     numbers = spark.range(0, int(rows), 1, 2).selectExpr("cast(id as string) as value")
     frame = numbers.select(slow("value").alias("value"))
-    frame.write.format("amqp").options(url=url, routingKey=queue, delivery=delivery).mode("append").save()
+    options = {"url": url, "routingKey": queue, "delivery": delivery}
+    if delivery == "exactly-once":
+        options |= {"txnAppId": queue, "txnVersion": "1"}
+    frame.write.format("amqp").options(**options).mode("append").save()
     spark.stop()
     return 0
 

@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from spark_sink.client.login import Host
-from spark_sink.options import OPTIONS, BadOption, sink_options, source_options
+from spark_sink.options import OPTIONS, BadOption, batch_options, sink_options, source_options
 
 
 def test_names_are_case_insensitive_and_every_default_stands() -> None:
@@ -72,6 +72,18 @@ def test_a_wrong_value_is_an_error_that_names_the_option(name: str, value: str, 
 def test_options_that_do_not_go_together(given: dict[str, str], text: str) -> None:
     with pytest.raises(BadOption, match=text):
         sink_options(given)
+
+
+@pytest.mark.parametrize("delivery", ["exactly-once", "ledger"])
+def test_a_batch_that_may_be_repeated_needs_a_name_and_a_version(delivery: str) -> None:
+    given = {"delivery": delivery}
+    assert sink_options(given).txn_app_id is None  # a stream has its checkpoint
+    with pytest.raises(
+        BadOption, match=f"delivery={delivery} of a batch needs the options 'txnAppId', .*'txnVersion'"
+    ):
+        batch_options(given)
+    assert batch_options({**given, "txnAppId": "a", "txnVersion": "1"}).txn_version == 1
+    assert batch_options({}).delivery == "confirm"
 
 
 @pytest.mark.parametrize(

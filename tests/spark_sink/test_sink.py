@@ -90,6 +90,8 @@ def test_a_batch_whose_tasks_die_once(
         "fault": fault,
         "once": str(tmp_path / "once"),
     }
+    if delivery == "exactly-once":
+        options |= {"txnAppId": queue, "txnVersion": "1"}
     numbers(spark).write.format("amqp_faulty").options(**options).mode("append").save()
     judge(peer, queue, delivery)
 

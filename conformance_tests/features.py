@@ -1,0 +1,51 @@
+"""What a broker may lack without being wrong: exchange types that RabbitMQ has in plugins. The broker itself is asked."""
+
+import uuid
+
+import pika
+import pika.exceptions
+import pytest
+
+from conformance_tests.patience import open_connection
+
+#: Exchange types beyond the four of AMQP, and what brings them to RabbitMQ.
+PLUGINS = {
+    "x-consistent-hash": "rabbitmq_consistent_hash_exchange",
+    "x-modulus-hash": "rabbitmq_sharding",
+    "x-random": "rabbitmq_random_exchange",
+}
+UNKNOWN_TYPE = 503
+
+needs_exchange_type = pytest.mark.needs_exchange_type
+
+
+def has_exchange_type(url: str, kind: str) -> bool:
+    """Declares one. Only the refusal of an unknown type means that it is not there: any other is for the tests to judge."""
+    name = f"probe-{uuid.uuid4().hex[:12]}"
+    connection = open_connection(url)
+    try:
+        channel = connection.channel()
+        channel.exchange_declare(name, kind)
+        channel.exchange_delete(name)
+    except (pika.exceptions.ConnectionClosedByBroker, pika.exceptions.ChannelClosedByBroker) as refusal:
+        return bool(refusal.reply_code != UNKNOWN_TYPE)
+    finally:
+        if connection.is_open:
+            connection.close()
+    return True
+
+
+class Features:
+    """Asks once for each, when a test first needs it."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._has: dict[str, bool] = {}
+
+    def lacks_exchange_type(self, kind: str) -> str | None:
+        """The reason to skip a test that needs this type, or None."""
+        if kind not in self._has:
+            self._has[kind] = has_exchange_type(self._url, kind)
+        if self._has[kind]:
+            return None
+        return f"the broker has no exchange type {kind} (plugin {PLUGINS[kind]} of RabbitMQ)"
