@@ -13,6 +13,7 @@ import pika.exceptions
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
+from conformance_tests.api import Api
 from conformance_tests.broker import Broker, ForeignBroker, OwnBroker
 from conformance_tests.patience import brief, open_connection, patient
 from conformance_tests.wire import RawClient
@@ -33,6 +34,7 @@ Alarm = Callable[[bool], None]
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("conformance")
     group.addoption("--amqp-url", default=None, help="the broker to judge; without it the suite starts mqd")
+    group.addoption("--http-url", default=None, help="its management API, http://user:password@host:port")
     group.addoption("--ctl", default=None, help="its control command, e.g. 'rabbitmqctl -n rabbit@localhost'")
 
 
@@ -45,7 +47,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def broker(pytestconfig: pytest.Config) -> Iterator[Broker]:
     url = pytestconfig.getoption("--amqp-url")
-    broker: Broker = ForeignBroker(url, pytestconfig.getoption("--ctl")) if url else OwnBroker()
+    ctl, http_url = pytestconfig.getoption("--ctl"), pytestconfig.getoption("--http-url")
+    broker: Broker = ForeignBroker(url, ctl, http_url) if url else OwnBroker()
     pytestconfig.stash[BROKER] = broker
     yield broker
     broker.stop()
@@ -104,6 +107,13 @@ def ctl(broker: Broker) -> Ctl:
     if not broker.has_ctl:
         pytest.skip("needs a control command (--ctl) for the broker behind --amqp-url")
     return broker.ctl
+
+
+@pytest.fixture
+def api(broker: Broker) -> Api:
+    if not broker.http_url:
+        pytest.skip("needs the management API (--http-url) of the broker behind --amqp-url")
+    return Api(broker.http_url)
 
 
 @pytest.fixture

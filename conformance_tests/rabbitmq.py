@@ -16,21 +16,30 @@ from conformance_tests.ports import free_port
 
 ROOT = Path(__file__).parents[1]
 RABBITMQCTL = RABBITMQ_SERVER.with_name("rabbitmqctl")
-PLUGINS = ("rabbitmq_consistent_hash_exchange", "rabbitmq_random_exchange", "rabbitmq_sharding")
+PLUGINS = (
+    "rabbitmq_consistent_hash_exchange",
+    "rabbitmq_management",
+    "rabbitmq_random_exchange",
+    "rabbitmq_sharding",
+)
 
 
 class JudgedRabbitMQ(RabbitMQ):
-    """With the exchange types of the suite, and a control command."""
+    """With the exchange types of the suite, the management API, and a control command."""
 
     def __init__(self) -> None:
         super().__init__()
         self.environment: dict[str, str] = {}
+        self.http_port = 0
 
     def _command(self) -> tuple[list[str], dict[str, str]]:
         self.port = free_port()
         command, self.environment = super()._command()
         self.environment["RABBITMQ_DIST_PORT"] = str(free_port())
         (self.directory / "enabled_plugins").write_text(f"[{','.join(PLUGINS)}].\n")
+        self.http_port = free_port()
+        with (self.directory / "rabbitmq.conf").open("a") as file:
+            file.write(f"management.tcp.ip = {HOST}\nmanagement.tcp.port = {self.http_port}\n")
         return command, self.environment
 
     @property
@@ -41,6 +50,7 @@ class JudgedRabbitMQ(RabbitMQ):
 def judge(broker: JudgedRabbitMQ, arguments: list[str]) -> int:
     command = [sys.executable, "-m", "pytest", "conformance_tests"]
     command += ["--amqp-url", f"amqp://guest:guest@{HOST}:{broker.port}/", "--ctl", broker.ctl]
+    command += ["--http-url", f"http://guest:guest@{HOST}:{broker.http_port}"]
     # rabbitmqctl finds the node by the same environment: its port mapper, its cookie.
     environment = os.environ | broker.environment
     return subprocess.run([*command, *arguments], cwd=ROOT, env=environment, check=False).returncode
