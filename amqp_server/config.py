@@ -364,16 +364,37 @@ class Config:
         4 * KIB, "Longest permission pattern.", unit="bytes", low=16, high=MIB
     )
     permission_match_ms: int = option(
-        50,
-        "Time that matching a permission pattern may take; past it, access is refused.",
+        10,
+        "Time that matching a permission pattern with look-around or back-references may take; past it, access is refused.",
         unit="ms",
         low=1,
         high=10_000,
+    )
+    permission_match_total_ms: int = option(
+        100,
+        "Time for which such a pattern may exceed this in all; then it permits no other name until it is set anew.",
+        unit="ms",
+        low=1,
+        high=600_000,
     )
     http_body_bytes_max: int = option(
         20 * MIB, "Largest body of a management request.", unit="bytes", low=KIB, high=GIB
     )
     http_requests_max: int = option(256, "Management requests at a time.", low=1, high=100_000)
+    http_slice_ms: int = option(
+        2,
+        "Time for which long answers of the management API keep the node from its clients at a stretch.",
+        unit="ms",
+        low=1,
+        high=1_000,
+    )
+    http_filter_ms: int = option(
+        1_000,
+        "Time that matching the regular expression of one request may take in all.",
+        unit="ms",
+        low=1,
+        high=600_000,
+    )
 
     def __post_init__(self) -> None:
         for declared in fields(self):

@@ -24,6 +24,8 @@ class CtlError(Exception):
 
 class Broker(Protocol):
     url: str
+    #: The management API with its login; empty: not known.
+    http_url: str
     product: str
     version: str
     is_mqd: bool
@@ -57,8 +59,9 @@ def run_ctl(command: list[str]) -> str:
 class ForeignBroker:
     """Any broker behind a URL, with rabbitmqctl or something like it if `--ctl` was given."""
 
-    def __init__(self, url: str, ctl: str | None) -> None:
+    def __init__(self, url: str, ctl: str | None, http_url: str | None = None) -> None:
         self.url = url
+        self.http_url = http_url or ""
         self.product, self.version = recognise(url)
         self.is_mqd = self.product == "mqd"
         self._ctl = shlex.split(ctl) if ctl else []
@@ -101,6 +104,7 @@ class OwnBroker:
         self._process: subprocess.Popen[str] | None = None
         self.start()
         self.url = f"amqp://guest:guest@{self._amqp}/"
+        self.http_url = f"http://guest:guest@{self._http}"
         self.product, self.version = recognise(self.url)
         self.is_mqd = True
 

@@ -14,6 +14,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from conformance_tests import examples, not_judged
+from conformance_tests.api import Api
 from conformance_tests.broker import Broker, ForeignBroker, OwnBroker
 from conformance_tests.features import Features
 from conformance_tests.patience import brief, open_connection, patient
@@ -43,6 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="that broker has all that the suite asks for; without it, tests of plugins that it lacks are skipped",
     )
+    group.addoption("--http-url", default=None, help="its management API, http://user:password@host:port")
     group.addoption("--ctl", default=None, help="its control command, e.g. 'rabbitmqctl -n rabbit@localhost'")
 
 
@@ -72,7 +74,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def broker(pytestconfig: pytest.Config) -> Iterator[Broker]:
     url = pytestconfig.getoption("--amqp-url")
-    broker: Broker = ForeignBroker(url, pytestconfig.getoption("--ctl")) if url else OwnBroker()
+    ctl, http_url = pytestconfig.getoption("--ctl"), pytestconfig.getoption("--http-url")
+    broker: Broker = ForeignBroker(url, ctl, http_url) if url else OwnBroker()
     pytestconfig.stash[BROKER] = broker
     yield broker
     broker.stop()
@@ -146,6 +149,13 @@ def ctl(broker: Broker) -> Ctl:
     if not broker.has_ctl:
         pytest.skip("needs a control command (--ctl) for the broker behind --amqp-url")
     return broker.ctl
+
+
+@pytest.fixture
+def api(broker: Broker) -> Api:
+    if not broker.http_url:
+        pytest.skip("needs the management API (--http-url) of the broker behind --amqp-url")
+    return Api(broker.http_url)
 
 
 @pytest.fixture

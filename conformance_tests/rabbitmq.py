@@ -19,22 +19,29 @@ from conformance_tests.features import PLUGINS
 from conformance_tests.ports import free_port
 
 ROOT = Path(__file__).parents[1]
+MANAGEMENT = "rabbitmq_management"
 RABBITMQCTL = RABBITMQ_SERVER.with_name("rabbitmqctl")
 
 
 class JudgedRabbitMQ(RabbitMQ):
-    """With the exchange types of the suite, and a control command."""
+    """With the exchange types of the suite, the management API, and a control command."""
 
-    def __init__(self, plugins: Collection[str] = tuple(PLUGINS.values())) -> None:
+    def __init__(self, plugins: Collection[str] = (*PLUGINS.values(), MANAGEMENT)) -> None:
         super().__init__()
         self.plugins = plugins
         self.environment: dict[str, str] = {}
+        self.http_port = 0
 
     def _command(self) -> tuple[list[str], dict[str, str]]:
         self.port = free_port()
         command, self.environment = super()._command()
         self.environment["RABBITMQ_DIST_PORT"] = str(free_port())
         (self.directory / "enabled_plugins").write_text(f"[{','.join(self.plugins)}].\n")
+        if MANAGEMENT not in self.plugins:
+            return command, self.environment
+        self.http_port = free_port()
+        with (self.directory / "rabbitmq.conf").open("a") as file:
+            file.write(f"management.tcp.ip = {HOST}\nmanagement.tcp.port = {self.http_port}\n")
         return command, self.environment
 
     @property
@@ -48,6 +55,8 @@ def judge(broker: JudgedRabbitMQ, arguments: list[str]) -> int:
     if broker.plugins:
         # Nothing is skipped for want of a plugin.
         command.append("--complete")
+    if broker.http_port:
+        command += ["--http-url", f"http://guest:guest@{HOST}:{broker.http_port}"]
     # rabbitmqctl finds the node by the same environment: its port mapper, its cookie.
     environment = os.environ | broker.environment
     return subprocess.run([*command, *arguments], cwd=ROOT, env=environment, check=False).returncode

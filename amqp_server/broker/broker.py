@@ -74,6 +74,7 @@ class Broker:
             changed=self.changed,
             pattern_bytes_max=config.permission_pattern_bytes_max,
             match_ms=config.permission_match_ms,
+            match_total_ms=config.permission_match_total_ms,
         )
         self.vhost_records = Vhosts(metadata, vhosts_max=config.vhosts_max, changed=self.changed)
         self.vhosts: dict[str, VHost] = {}

@@ -1,14 +1,24 @@
-"""A regular expression from outside, which may take only so long.
+"""Regular expressions from outside: permission patterns, and filters of the management API.
 
-Names that are matched come from clients, and patterns from operators who had no clever names in mind: with
-the standard library's `re`, a pattern like `(a|aa)+$` can stop the whole broker for hours. The `regex` module
-checks a time limit while it backtracks. The commonest patterns need neither module.
+Names that are matched come from clients, and patterns from operators who had no clever names in mind: with a
+backtracking engine, a pattern like `(a|aa)+$` can stop the whole broker for hours. RE2 takes a time that is linear in
+the name, and a bound on the memory of a pattern bounds the factor: a few milliseconds for the worst that was found.
+
+RE2 has no look-around and no back-references. RabbitMQ takes both in permissions, and `^(?!secret)` is in use. Only such
+a permission pattern goes to the `regex` module, which backtracks, with a time limit for each name; a pattern that
+exceeds it again and again is given up. See docs/adr/0015-regular-expressions.md.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
+
+logger = logging.getLogger("mqd.permissions")
+
+#: Memory of a compiled pattern and of what RE2 remembers while it matches.
+LINEAR_MEMORY_BYTES = 256 * 1024
 
 
 class InvalidPattern(ValueError):
@@ -18,32 +28,89 @@ class InvalidPattern(ValueError):
 Matches = Callable[[str], bool]
 
 
-def compile_pattern(pattern: str, bytes_max: int, time_ms: int) -> Matches:
-    """A function that finds the pattern anywhere in a name; past the time limit the answer is no."""
+def compile_filter(pattern: str, bytes_max: int) -> Matches:
+    """Return a function that finds the pattern anywhere in a name, in linear time and whatever the case.
+
+    Raises InvalidPattern.
+    """
+    _check_size(pattern, bytes_max)
+    return _linear(pattern, case_sensitive=False)
+
+
+def compile_permission(pattern: str, bytes_max: int, time_ms: int, total_ms: int) -> Matches:
+    """Return a function that finds the pattern anywhere in a name. Raises InvalidPattern.
+
+    A pattern that RE2 does not know may take `time_ms` for a name; past it, the answer is no. When it has exceeded this
+    for `total_ms` in all, the answer is no for every other name, too.
+    """
     # As RabbitMQ reads them: the empty pattern matches only the empty name.
     if pattern in ("", "^$"):
         return lambda name: not name
     if pattern == ".*":
         return lambda name: True
-    if len(pattern.encode()) > bytes_max:
-        raise InvalidPattern(f"longer than {bytes_max} bytes")
-    return _searcher(pattern, time_ms / 1000)
-
-
-def _searcher(pattern: str, time_s: float) -> Matches:
-    # Imported for the first pattern that needs it: 12 ms of the start.
-    import regex
-
+    _check_size(pattern, bytes_max)
     try:
-        # PCRE without its Unicode mode, which RabbitMQ uses, knows ASCII classes only.
-        compiled: Any = regex.compile(pattern, regex.ASCII)
-    except (regex.error, OverflowError, RecursionError) as failure:
-        raise InvalidPattern(str(failure)) from None
+        return _linear(pattern)
+    except InvalidPattern:
+        return _Backtracking(pattern, time_ms / 1000, max(1, total_ms // time_ms)).matches
 
-    def search(name: str) -> bool:
+
+def _check_size(pattern: str, bytes_max: int) -> None:
+    if len(pattern.encode(errors="surrogateescape")) > bytes_max:
+        raise InvalidPattern(f"longer than {bytes_max} bytes")
+
+
+def _linear(pattern: str, *, case_sensitive: bool = True) -> Matches:
+    # Imported for the first pattern that needs it: the start is short of time.
+    import re2
+
+    options = re2.Options()
+    options.max_mem = LINEAR_MEMORY_BYTES
+    options.never_capture = True
+    options.case_sensitive = case_sensitive
+    options.log_errors = False
+    try:
+        search: Callable[[bytes], object] = re2.compile(
+            pattern.encode(errors="surrogateescape"), options
+        ).search
+    except re2.error as failure:
+        (reason,) = failure.args
+        raise InvalidPattern(reason.decode(errors="replace")) from None
+    # In PCRE `$` matches before a newline at the end, too.
+    before_newline = "\\z" not in pattern
+
+    def matches(name: str) -> bool:
+        encoded = name.encode(errors="surrogateescape")
+        if search(encoded) is not None:
+            return True
+        return before_newline and encoded.endswith(b"\n") and search(encoded[:-1]) is not None
+
+    return matches
+
+
+class _Backtracking:
+    def __init__(self, pattern: str, time_s: float, attempts: int) -> None:
+        import regex
+
         try:
-            return compiled.search(name, timeout=time_s) is not None
-        except TimeoutError:
-            return False
+            # PCRE without its Unicode mode, which RabbitMQ uses, knows ASCII classes only.
+            self._compiled: Any = regex.compile(pattern, regex.ASCII)
+        except (regex.error, OverflowError, RecursionError) as failure:
+            raise InvalidPattern(str(failure)) from None
+        self._pattern = pattern
+        self._time_s = time_s
+        self._attempts = attempts
 
-    return search
+    def matches(self, name: str) -> bool:
+        if not self._attempts:
+            return False
+        try:
+            return self._compiled.search(name, timeout=self._time_s) is not None
+        except TimeoutError:
+            self._attempts -= 1
+            if not self._attempts:
+                logger.warning(
+                    "permission pattern %r takes too long again and again: it permits no other name until it is set anew",
+                    self._pattern[:200],
+                )
+            return False

@@ -1,8 +1,9 @@
 """What a user may do in a vhost: three patterns, for configuring, writing to and reading from what matches.
 
 A user without permissions in a vhost may not open it. Patterns are searched for, not matched whole: `q`
-permits `my-queue` as well. Patterns have a length limit, matching has a time limit (past it, the answer is
-no), and answers are remembered, so that a name costs one match for each generation of the permissions.
+permits `my-queue` as well. Patterns have a length limit, matching takes linear time or has a time limit (past
+it, the answer is no), and answers are remembered, so that a name costs one match for each generation of the
+permissions.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from amqp_server.broker.metadata import Metadata, decode, encode
-from amqp_server.broker.pattern import InvalidPattern, Matches, compile_pattern
+from amqp_server.broker.pattern import InvalidPattern, Matches, compile_permission
 from amqp_server.errors import AccessRefused, NotAllowed
 
 TABLE = "permissions"
@@ -48,7 +49,8 @@ class Permissions:
         changed: Callable[[], None] = lambda: None,
         answers_max: int = 65_536,
         pattern_bytes_max: int = 4_096,
-        match_ms: int = 50,
+        match_ms: int = 10,
+        match_total_ms: int = 100,
     ) -> None:
         """`changed` is called after each change: all that was decided by the old permissions is void."""
         self._metadata = metadata
@@ -56,6 +58,7 @@ class Permissions:
         self._answers_max = answers_max
         self._pattern_bytes_max = pattern_bytes_max
         self._match_ms = match_ms
+        self._match_total_ms = match_total_ms
         self._permissions: dict[tuple[str, str], Permission] = {}
         self._matchers: dict[tuple[str, str, Access], Matches] = {}
         self._answers: dict[tuple[str, str, str, Access], bool] = {}
@@ -68,7 +71,7 @@ class Permissions:
         patterns: dict[Access, str] = {"configure": configure, "write": write, "read": read}
         for access, pattern in patterns.items():
             try:
-                compile_pattern(pattern, self._pattern_bytes_max, self._match_ms)
+                self._compile(pattern)
             except InvalidPattern as failure:
                 raise InvalidPermission(access, pattern, str(failure)) from None
         return Permission(user, vhost, configure, write, read)
@@ -144,12 +147,15 @@ class Permissions:
         if matches is None:
             pattern: str = getattr(permission, access)
             try:
-                matches = compile_pattern(pattern, self._pattern_bytes_max, self._match_ms)
+                matches = self._compile(pattern)
             except InvalidPattern:
                 # Set on a node with other limits: what cannot be matched here permits nothing here.
                 matches = _nothing
             self._matchers[user, vhost, access] = matches
         return matches(name)
+
+    def _compile(self, pattern: str) -> Matches:
+        return compile_permission(pattern, self._pattern_bytes_max, self._match_ms, self._match_total_ms)
 
     def _forget(self) -> None:
         self._matchers.clear()

@@ -112,6 +112,11 @@ class Administration:
             and not core.members.learners,
         }
 
+    def online(self, members: Iterable[str]) -> list[str]:
+        """Return those of a queue's members that are up."""
+        connected = {self._cluster.node, *self._cluster.mesh.connected()}
+        return [name for name in members if name in connected]
+
     def queues(self, vhosts: Iterable[str]) -> list[dict[str, Any]]:
         """Return the quorum queues of these vhosts, in brief."""
         connected = {self._cluster.node, *self._cluster.mesh.connected()}

@@ -15,6 +15,8 @@ from amqp_server.errors import AccessRefused, AMQPError, NotFound, Unavailable
 class Answer(NamedTuple):
     status: int
     body: Any = None
+    #: Header of this name.
+    location: str = ""
 
 
 NO_CONTENT = Answer(204)
@@ -43,6 +45,11 @@ def not_found() -> Refusal:
 
 def not_authorised(reason: str) -> Refusal:
     return Refusal(401, "not_authorised", reason)
+
+
+def login_failed() -> Refusal:
+    """As RabbitMQ: with a z for who somebody is, with an s for what they may do."""
+    return Refusal(401, "not_authorized", "Login failed")
 
 
 def refusal_of(error: AMQPError) -> Refusal:

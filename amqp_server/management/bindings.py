@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -13,8 +13,9 @@ from amqp_server.management.answer import NO_CONTENT, Answer, not_found, plain
 from amqp_server.management.call import DEFAULT_EXCHANGE, Call
 from amqp_server.management.listing import listing
 from amqp_server.management.views import BindingView
+from exchanges.binding import DestinationKind
 
-DESTINATION_TYPES = {"q": "queue", "e": "exchange"}
+DESTINATION_TYPES: dict[str, DestinationKind] = {"q": "queue", "e": "exchange"}
 
 
 def properties_key(routing_key: str, arguments: dict[str, Any]) -> str:
@@ -33,25 +34,26 @@ def _shown(binding: BindingView) -> dict[str, Any]:
 
 
 async def bindings(call: Call) -> Any:
-    rows = (_shown(binding) for vhost in call.vhosts() for binding in call.broker.bindings(vhost))
-    return listing(rows, call.query)
+    return await listing(
+        call, (binding for vhost in call.vhosts() for binding in call.broker.bindings(vhost)), _shown
+    )
 
 
 async def bindings_of_queue(call: Call) -> Any:
     vhost, name = call.vhost(), call.path["name"]
     if call.broker.queue(vhost, name) is None:
         raise not_found()
-    return _to(call, vhost, "queue", name)
+    return await listing(call, call.broker.bindings_to(vhost, "queue", name), _shown)
 
 
 async def bindings_from_exchange(call: Call) -> Any:
     vhost, name = _exchange(call)
-    return _of(call, vhost, lambda each: each.source == name)
+    return await listing(call, call.broker.bindings_from(vhost, name), _shown)
 
 
 async def bindings_to_exchange(call: Call) -> Any:
     vhost, name = _exchange(call)
-    return _to(call, vhost, "exchange", name)
+    return await listing(call, call.broker.bindings_to(vhost, "exchange", name), _shown)
 
 
 def _exchange(call: Call) -> tuple[str, str]:
@@ -61,25 +63,15 @@ def _exchange(call: Call) -> tuple[str, str]:
     return vhost, name
 
 
-def _to(call: Call, vhost: str, type_: str, name: str) -> Any:
-    return _of(call, vhost, lambda each: each.destination_type == type_ and each.destination == name)
-
-
-def _of(call: Call, vhost: str, wanted: Callable[[BindingView], bool]) -> Any:
-    return listing(
-        (_shown(binding) for binding in call.broker.bindings(vhost) if wanted(binding)), call.query
-    )
-
-
 # -- between two ends ----------------------------------------------------------------------
 
 
 async def bindings_between(call: Call) -> Any:
-    return listing(map(_shown, _between(call, call.vhost())), call.query)
+    return await listing(call, _between(call, call.vhost()), _shown)
 
 
 async def binding(call: Call) -> Any:
-    return _shown(_binding(call, call.vhost()))
+    return _shown(await _binding(call, call.vhost()))
 
 
 class BindingRequest(msgspec.Struct):
@@ -103,17 +95,19 @@ async def post_binding(call: Call) -> Answer:
             arguments=asked.arguments,
         ),
     )
-    return Answer(201, {"properties_key": properties_key(asked.routing_key, asked.arguments)})
+    key = properties_key(asked.routing_key, asked.arguments)
+    # As RabbitMQ, relative to the path, and with the key's percent signs encoded: tools read the key only here.
+    return Answer(201, location=f"{quote(destination, safe='')}/{quote(key, safe='~')}")
 
 
 async def delete_binding(call: Call) -> Answer:
     vhost = call.own_vhost()
     _require_ends(call, vhost)
-    await call.broker.unbind(vhost, _binding(call, vhost))
+    await call.broker.unbind(vhost, await _binding(call, vhost))
     return NO_CONTENT
 
 
-def _ends(call: Call) -> tuple[str, str, str]:
+def _ends(call: Call) -> tuple[str, DestinationKind, str]:
     type_ = DESTINATION_TYPES.get(call.path["kind"])
     if type_ is None:
         raise not_found()
@@ -127,16 +121,15 @@ def _require_ends(call: Call, vhost: str) -> None:
     call.require(vhost, "exchange", source, "read")
 
 
-def _between(call: Call, vhost: str) -> Iterable[BindingView]:
-    ends = _ends(call)
-    for found in call.broker.bindings(vhost):
-        if (found.source, found.destination_type, found.destination) == ends:
-            yield found
+def _between(call: Call, vhost: str) -> Iterator[BindingView]:
+    source, type_, destination = _ends(call)
+    return (found for found in call.broker.bindings_to(vhost, type_, destination) if found.source == source)
 
 
-def _binding(call: Call, vhost: str) -> BindingView:
+async def _binding(call: Call, vhost: str) -> BindingView:
     wanted = call.path["properties"]
     for found in _between(call, vhost):
+        await call.slices.rest()
         key = properties_key(found.routing_key, found.arguments)
         # The key has percent signs of its own, and not every tool encodes them for the path.
         if wanted in (key, unquote(key)):

@@ -12,6 +12,7 @@ from amqp_server.broker.users import ADMINISTRATOR, MANAGEMENT, MONITORING, POLI
 from amqp_server.broker.vhosts import VhostRecord
 from amqp_server.errors import AMQPError
 from amqp_server.management.answer import bad_request, not_authorised, not_found, refusal_of
+from amqp_server.management.slices import Slices
 
 if TYPE_CHECKING:
     from amqp_server.management.managed_broker import ManagedBroker
@@ -38,12 +39,16 @@ class Call:
         path: Mapping[str, str],
         query: Mapping[str, str],
         body: bytes,
+        slices: Slices,
+        filter_ms: int,
     ) -> None:
         self.broker = broker
         self.user = user
         self.path = path
         self.query = query
         self.body = body
+        self.slices = slices
+        self.filter_ms = filter_ms
 
     def may(self, who: str) -> bool:
         return not MAY[who].isdisjoint(self.user.tags)

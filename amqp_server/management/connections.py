@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -10,20 +11,23 @@ from amqp_server.broker.users import ADMINISTRATOR, MONITORING
 from amqp_server.management.answer import NO_CONTENT, Answer, not_authorised, not_found, plain
 from amqp_server.management.call import Call
 from amqp_server.management.listing import listing
-from amqp_server.management.views import ChannelView, ConnectionView
+from amqp_server.management.views import ChannelView, ConnectionView, ConsumerView
 
 REASON = "Closed via management API"
 REASON_CHARACTERS_MAX = 200
 
 
-def visible_connections(call: Call) -> list[ConnectionView]:
-    every = call.may(MONITORING)
-    return [each for each in call.broker.connections() if every or each.user == call.user.name]
+def visible_connections(call: Call) -> Iterator[ConnectionView]:
+    return call.broker.connections(_whose(call))
 
 
-def visible_channels(call: Call) -> list[ChannelView]:
-    every = call.may(MONITORING)
-    return [each for each in call.broker.channels() if every or each.user == call.user.name]
+def visible_channels(call: Call) -> Iterator[ChannelView]:
+    return call.broker.channels(_whose(call))
+
+
+def _whose(call: Call) -> str | None:
+    """Return the only user whose connections may be seen; None: all of them."""
+    return None if call.may(MONITORING) else call.user.name
 
 
 def _shown(connection: ConnectionView) -> dict[str, Any]:
@@ -33,17 +37,21 @@ def _shown(connection: ConnectionView) -> dict[str, Any]:
 
 
 async def connections(call: Call) -> Any:
-    return listing(map(_shown, visible_connections(call)), call.query)
+    return await listing(call, visible_connections(call), _shown)
 
 
 async def connections_of_vhost(call: Call) -> Any:
     vhost = call.vhost()
-    return listing((_shown(each) for each in visible_connections(call) if each.vhost == vhost), call.query)
+    return await listing(
+        call, (each if each.vhost == vhost else None for each in visible_connections(call)), _shown
+    )
 
 
 async def connections_of_user(call: Call) -> Any:
     name = call.path["user"]
-    return listing((_shown(each) for each in visible_connections(call) if each.user == name), call.query)
+    return await listing(
+        call, (each if each.user == name else None for each in visible_connections(call)), _shown
+    )
 
 
 async def connection(call: Call) -> Any:
@@ -51,10 +59,10 @@ async def connection(call: Call) -> Any:
 
 
 def _connection(call: Call) -> ConnectionView:
-    for each in visible_connections(call):
-        if each.name == call.path["name"]:
-            return each
-    raise not_found()
+    found = call.broker.connection(call.path["name"])
+    if found is None or (not call.may(MONITORING) and found.user != call.user.name):
+        raise not_found()
+    return found
 
 
 async def close_connection(call: Call) -> Answer:
@@ -70,9 +78,9 @@ async def close_connections_of_user(call: Call) -> Answer:
     name = call.path["user"]
     if name != call.user.name and not call.may(ADMINISTRATOR):
         raise not_authorised("Not administrator user")
-    for each in visible_connections(call):
-        if each.user == name:
-            call.broker.close_connection(each.name, _reason(call))
+    for each in list(call.broker.connections(name)):
+        await call.slices.rest()
+        call.broker.close_connection(each.name, _reason(call))
     return NO_CONTENT
 
 
@@ -82,32 +90,32 @@ def _reason(call: Call) -> str:
 
 
 async def channels(call: Call) -> Any:
-    return listing(visible_channels(call), call.query)
+    return await listing(call, visible_channels(call))
 
 
 async def channels_of_vhost(call: Call) -> Any:
     vhost = call.vhost()
-    return listing((each for each in visible_channels(call) if each.vhost == vhost), call.query)
+    return await listing(call, (each if each.vhost == vhost else None for each in visible_channels(call)))
 
 
 async def channels_of_connection(call: Call) -> Any:
-    name = _connection(call).name
-    mine = (each for each in visible_channels(call) if each.connection_details.get("name") == name)
-    return listing(mine, call.query)
+    return await listing(call, call.broker.channels_of(_connection(call).name))
 
 
 async def channel(call: Call) -> Any:
-    for each in visible_channels(call):
-        if each.name == call.path["name"]:
+    connection, _, _ = call.path["name"].rpartition(" (")
+    for each in call.broker.channels_of(connection):
+        if each.name == call.path["name"] and _whose(call) in (None, each.user):
             return each
     raise not_found()
 
 
+def _consumer(consumer: ConsumerView) -> dict[str, Any]:
+    row = msgspec.structs.asdict(consumer)
+    row["arguments"] = plain(consumer.arguments)
+    return row
+
+
 async def consumers(call: Call) -> Any:
-    rows = []
-    for vhost in call.vhosts():
-        for each in call.broker.consumers(vhost):
-            row = msgspec.structs.asdict(each)
-            row["arguments"] = plain(each.arguments)
-            rows.append(row)
-    return listing(rows, call.query)
+    found = (consumer for vhost in call.vhosts() for consumer in call.broker.consumers(vhost))
+    return await listing(call, found, _consumer)

@@ -7,9 +7,9 @@ A session lives for one request; where the answer comes from other nodes, the re
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import trio
 from pamqp import base, commands
@@ -21,8 +21,7 @@ from amqp_server.errors import AMQPError, InternalError, PreconditionFailed
 from amqp_server.wire import content, frames, methods, tables
 
 CHANNEL = 1
-#: Class, weight and body size of a content header (spec 4.2.6.1); flags and properties follow.
-_HEADER = struct.Struct(">HHQ")
+_TIMESTAMP = struct.Struct(">Q")
 
 
 class Content(NamedTuple):
@@ -90,10 +89,13 @@ class Direct:
         return list(self._answers(b"".join(self._outbox.take())))
 
     async def publish(
-        self, method: commands.Basic.Publish, properties: commands.Basic.Properties, body: bytes
+        self, method: commands.Basic.Publish, properties: Mapping[str, Any], body: bytes
     ) -> bool:
-        """Return True if it was routed; the method has to be mandatory."""
-        header = _HEADER.pack(60, 0, len(body)) + _marshalled(properties)
+        """Return True if it was routed; the method has to be mandatory.
+
+        Properties have their names in AMQP, and a timestamp is a number of seconds.
+        """
+        header = _properties(properties).encode(len(body))
         framed = content.build(header, body, CHANNEL, self._frame_max)
         answers = await self.ask(method, framed)
         return not any(isinstance(answer, commands.Basic.Return) for answer in answers)
@@ -127,13 +129,21 @@ def _encoded(method: base.Frame) -> bytes:
         raise PreconditionFailed(f"a name or an argument cannot be encoded: {error}") from None
 
 
-def _marshalled(properties: commands.Basic.Properties) -> bytes:
+def _properties(given: Mapping[str, Any]) -> content.Properties:
+    encoded = content.Properties()
     try:
-        # pamqp's encoder has no bound on the depth.
-        tables.encode(properties.headers or {})
-        return properties.marshal()
-    except (TypeError, ValueError, OverflowError) as error:
+        for name, value in given.items():
+            if name == "headers":
+                encoded.raw[name] = tables.encode(value)
+            elif name in ("delivery_mode", "priority"):
+                encoded.raw[name] = bytes((value,))
+            elif name == "timestamp":
+                encoded.raw[name] = _TIMESTAMP.pack(value)
+            else:
+                encoded.set_text(name, value)
+    except (struct.error, TypeError, ValueError, OverflowError) as error:
         raise PreconditionFailed(f"a property cannot be encoded: {error}") from None
+    return encoded
 
 
 def _method(payload: bytes) -> base.Frame:

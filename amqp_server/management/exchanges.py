@@ -19,8 +19,8 @@ def _shown(exchange: ExchangeView) -> dict[str, Any]:
 
 
 async def exchanges(call: Call) -> Any:
-    rows = (_shown(exchange) for vhost in call.vhosts() for exchange in call.broker.exchanges(vhost))
-    return listing(rows, call.query)
+    found = (exchange for vhost in call.vhosts() for exchange in call.broker.exchanges(vhost))
+    return await listing(call, found, _shown)
 
 
 async def exchange(call: Call) -> Any:

@@ -6,10 +6,10 @@ Paths are matched before their percent signs are decoded: `/api/queues/%2F/a%2Fb
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -21,8 +21,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from amqp_server.errors import AMQPError
 from amqp_server.management.answer import Answer, Refusal, encode, not_authorised, refusal_of
 from amqp_server.management.call import MAY, Call
+from amqp_server.management.listing import Rows, picked
 from amqp_server.management.login import Login
 from amqp_server.management.routes import ROUTES, Route
+from amqp_server.management.slices import Slices
 
 if TYPE_CHECKING:
     from amqp_server.management.managed_broker import ManagedBroker
@@ -65,17 +67,25 @@ class Gate:
         if self._requests >= self._requests_max:
             await _refuse(Refusal(503, "busy", "too many requests at a time"))(scope, receive, send)
             return
+        path = raw_path.decode("latin-1")
+        # Several clients end every path with a slash.
+        if path.endswith("/") and not path.endswith("//"):
+            path = path[:-1]
         self._requests += 1
         try:
-            await self._app({**scope, "path": raw_path.decode("latin-1")}, receive, send)
+            await self._app({**scope, "path": path}, receive, send)
         finally:
             self._requests -= 1
 
 
 class Api:
-    def __init__(self, broker: ManagedBroker, body_bytes_max: int) -> None:
+    def __init__(
+        self, broker: ManagedBroker, body_bytes_max: int, *, slice_ms: float = 2, filter_ms: int = 1_000
+    ) -> None:
         self._broker = broker
         self._body_bytes_max = body_bytes_max
+        self._filter_ms = filter_ms
+        self._slices = Slices(slice_ms)
         self._login = Login(broker.users)
 
     def app(self, requests_max: int) -> ASGIApp:
@@ -98,7 +108,7 @@ class Api:
 
     async def respond(self, route: Route, request: Request) -> Response:
         try:
-            return _response(await self._answer(route, request))
+            return await _response(await self._answer(route, request))
         except Refusal as refusal:
             return _refuse(refusal)
         except AMQPError as error:
@@ -115,11 +125,14 @@ class Api:
         user = await self._login.user(request.headers.get("authorization", ""), peer)
         if MAY[route.who].isdisjoint(user.tags):
             raise not_authorised(f"Not {route.who} user")
+        if route.method not in READS and _is_of_another_page(request):
+            raise Refusal(415, "bad_request", f"content-type must be {JSON} in a request of another page")
         body = await self._body(request)
         path = {name: _decoded(part) for name, part in request.path_params.items()}
-        call = Call(self._broker, user, path, dict(request.query_params), body)
+        query = dict(request.query_params)
+        call = Call(self._broker, user, path, query, body, self._slices, self._filter_ms)
         if route.method in READS:
-            return await route.handler(call)
+            return picked(await route.handler(call), query)
         try:
             return await route.handler(call)
         finally:
@@ -139,12 +152,7 @@ class Api:
                 if size > self._body_bytes_max:
                     raise too_large
                 parts.append(part)
-        body = b"".join(parts)
-        type_ = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
-        # A form of somebody else's page can send a body too, but not as JSON.
-        if body and type_ != JSON:
-            raise Refusal(415, "bad_request", f"content-type must be {JSON}")
-        return body
+        return b"".join(parts)
 
 
 class Endpoint:
@@ -165,8 +173,41 @@ class Endpoint:
         await response(scope, receive, send)
 
 
+class Streamed(Response):
+    """A body that is made while it is sent: `first` is there already."""
+
+    def __init__(self, first: bytes, more: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(None, 200, HEADERS, JSON)
+        del self.headers["content-length"]
+        self._first = first
+        self._more = more
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self._first, "more_body": True})
+        async with aclosing(self._more) as more:
+            async for chunk in more:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _is_of_another_page(request: Request) -> bool:
+    """True for what a form of another page can make a browser send with the login that it remembers.
+
+    Tools send bodies under any content type, `curl -d` as a form. Browsers name the page, and ask beforehand before they
+    send JSON.
+    """
+    type_ = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if type_ == JSON:
+        return False
+    origin = request.headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != request.headers.get("host", ""):
+        return True
+    return request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+
+
 async def _alive(request: Request) -> Response:
-    return _response({"status": "ok"})
+    return await _response({"status": "ok"})
 
 
 def _decoded(part: str) -> str:
@@ -179,11 +220,20 @@ def _decoded(part: str) -> str:
     return text
 
 
-def _response(answer: object) -> Response:
-    status, body = answer if isinstance(answer, Answer) else (200, answer)
-    if body is None:
-        return Response(status_code=status, headers=HEADERS)
-    return Response(encode(body), status, HEADERS, JSON)
+async def _response(answer: object) -> Response:
+    told = answer if isinstance(answer, Answer) else Answer(200, answer)
+    if isinstance(told.body, Rows):
+        chunks = told.body.chunks()
+        first = await anext(chunks)
+        # Whether there is more is known when it is there.
+        second = await anext(chunks, None)
+        if second is None:
+            return Response(first, told.status, HEADERS, JSON)
+        return Streamed(first + second, chunks)
+    headers = HEADERS | {"location": told.location} if told.location else HEADERS
+    if told.body is None:
+        return Response(status_code=told.status, headers=headers)
+    return Response(encode(told.body), told.status, headers, JSON)
 
 
 def _refuse(refusal: Refusal, allow: str = "") -> Response:

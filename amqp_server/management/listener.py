@@ -55,6 +55,7 @@ async def _serve(
     from hypercorn.trio import serve as hypercorn_serve
 
     from amqp_server.management.http import Api
+    from amqp_server.management.reasons import give_reasons
 
     settings = HypercornConfig()
     # Hypercorn closes what it serves; the socket itself has to survive a restart.
@@ -65,5 +66,9 @@ async def _serve(
     settings.errorlog = server_log
     settings.read_timeout = READ_TIMEOUT_S
     settings.graceful_timeout = DRAIN_S
-    app = Api(broker, config.http_body_bytes_max).app(config.http_requests_max)
+    api = Api(
+        broker, config.http_body_bytes_max, slice_ms=config.http_slice_ms, filter_ms=config.http_filter_ms
+    )
+    give_reasons()
+    app = api.app(config.http_requests_max)
     await hypercorn_serve(app, settings, shutdown_trigger=stop)  # type: ignore[arg-type]

@@ -1,91 +1,205 @@
-"""Lists as the query asks for them: filtered by name, sorted, some columns, one page."""
+"""Lists as the query asks for them: filtered by name, sorted, some columns, one page.
+
+A list may have 100,000 rows, so nothing here goes over all of them at a stretch, and rows are kept only as long as the
+client takes to read them: what is neither sorted nor paged is made while it is sent.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import heapq
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from operator import itemgetter
 from typing import Any
 
 import msgspec
 
-from amqp_server.broker.pattern import InvalidPattern, compile_pattern
-from amqp_server.management.answer import bad_request
+from amqp_server.broker.pattern import InvalidPattern, compile_filter
+from amqp_server.management.answer import Answer, bad_request, encode
+from amqp_server.management.call import Call
+from amqp_server.management.slices import Slices
 
 PAGE_SIZE_MAX = 500
 PAGE_MAX = 1_000_000
 FILTER_BYTES_MAX = 256
-FILTER_MS = 5
 COLUMNS_MAX = 64
+#: Rows that are sorted at a stretch.
+SORTED_AT_ONCE = 1_000
+#: Bytes that leave at a time.
+CHUNK_BYTES = 1 << 16
+
+Row = dict[str, Any]
+Wanted = Callable[[Row], bool]
+#: Where a row belongs in the order, and the row as JSON.
+Placed = tuple[tuple[int, float, str], bytes]
 
 
-def listing(views: Iterable[Any], query: Mapping[str, str]) -> Any:
-    rows = [row if isinstance(row, dict) else msgspec.structs.asdict(row) for row in views]
-    total = len(rows)
-    rows = _filtered(rows, query)
-    if "sort" in query:
-        path = query["sort"].split(".")
-        rows.sort(key=lambda row: _order(_at(row, path)), reverse=query.get("sort_reverse") == "true")
-    if "page" not in query:
-        return _columns(rows, query)
-    page, size = _bounded(query, "page", 1, PAGE_MAX), _bounded(query, "page_size", 100, PAGE_SIZE_MAX)
-    pages = max(1, -(-len(rows) // size))
-    if page > pages:
-        raise bad_request(f"page {page} is out of range; there are {pages}")
-    items = _columns(rows[(page - 1) * size : page * size], query)
-    return {
-        "filtered_count": len(rows),
-        "item_count": len(items),
-        "items": items,
-        "page": page,
-        "page_count": pages,
-        "page_size": size,
-        "total_count": total,
-    }
+class Rows:
+    """A JSON array that is made while it is sent."""
+
+    def __init__(self, rows: Iterable[bytes | None], slices: Slices) -> None:
+        self._rows = rows
+        self._slices = slices
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        chunk = bytearray(b"[")
+        comma = b""
+        for row in self._rows:
+            await self._slices.rest()
+            if row is None:
+                continue
+            chunk += comma
+            chunk += row
+            comma = b","
+            if len(chunk) >= CHUNK_BYTES:
+                yield bytes(chunk)
+                chunk.clear()
+        yield bytes(chunk) + b"]"
 
 
-def _filtered(rows: list[dict[str, Any]], query: Mapping[str, str]) -> list[dict[str, Any]]:
-    name = query.get("name", "")
+async def listing(
+    call: Call, items: Iterable[object | None], shown: Callable[[Any], Row] = msgspec.structs.asdict
+) -> Any:
+    """Return what is sent for these items; `shown` makes the row of one.
+
+    None among the items stands for something that was looked at and is not shown.
+    """
+    query, slices = call.query, call.slices
+    wanted, columns = _filter(call), _columns(query)
+    if not ({"sort", "page"} & query.keys() or wanted is not None):
+        return Rows((None if item is None else encode(columns(shown(item))) for item in items), slices)
+    page = Page(query) if "page" in query else None
+    path = query["sort"].split(".") if "sort" in query else []
+    total = 0
+    placed: list[Placed] = []
+    for item in items:
+        await slices.rest()
+        if item is None:
+            continue
+        total += 1
+        row = shown(item)
+        if wanted is None or wanted(row):
+            placed.append((_order(_at(row, path)) if path else _FIRST, encode(columns(row))))
+    rows: Iterator[bytes] = (row for _, row in placed)
+    if path:
+        rows = await _sorted(placed, slices, reverse=query.get("sort_reverse") == "true")
+    if page is None:
+        return Rows(rows, slices)
+    return await page.of(rows, len(placed), total, slices)
+
+
+def picked(answer: Any, query: Mapping[str, str]) -> Any:
+    """Return the columns that the query asks for of a single object."""
+    if not query.get("columns"):
+        return answer
+    if isinstance(answer, msgspec.Struct):
+        answer = msgspec.structs.asdict(answer)
+    return _columns(query)(answer) if isinstance(answer, dict) else answer
+
+
+async def _sorted(placed: list[Placed], slices: Slices, *, reverse: bool) -> Iterator[bytes]:
+    first = itemgetter(0)
+    runs = []
+    for start in range(0, len(placed), SORTED_AT_ONCE):
+        await slices.rest()
+        runs.append(sorted(placed[start : start + SORTED_AT_ONCE], key=first, reverse=reverse))
+    return (row for _, row in heapq.merge(*runs, key=first, reverse=reverse))
+
+
+class Page:
+    def __init__(self, query: Mapping[str, str]) -> None:
+        self._number = _bounded(query, "page", 1, PAGE_MAX)
+        self._size = _bounded(query, "page_size", 100, PAGE_SIZE_MAX)
+
+    async def of(self, rows: Iterator[bytes], count: int, total: int, slices: Slices) -> Answer:
+        pages = max(1, -(-count // self._size))
+        if self._number > pages:
+            raise bad_request(f"page {self._number} is out of range; there are {pages}")
+        start, items = (self._number - 1) * self._size, list[msgspec.Raw]()
+        for index, row in enumerate(rows):
+            await slices.rest()
+            if index >= start:
+                items.append(msgspec.Raw(row))
+            if len(items) == self._size:
+                break
+        told = {
+            "filtered_count": count,
+            "item_count": len(items),
+            "items": items,
+            "page": self._number,
+            "page_count": pages,
+            "page_size": self._size,
+            "total_count": total,
+        }
+        return Answer(200, told)
+
+
+def _filter(call: Call) -> Wanted | None:
+    name = call.query.get("name", "")
     if not name:
-        return rows
-    if query.get("use_regex") != "true":
-        return [row for row in rows if name.lower() in str(row.get("name", "")).lower()]
+        return None
+    if call.query.get("use_regex") == "true":
+        return _matching(name, call.filter_ms)
+    lowered = name.lower()
+    return lambda row: lowered in str(row.get("name", "")).lower()
+
+
+def _matching(pattern: str, filter_ms: int) -> Wanted:
     try:
-        matches = compile_pattern(name, FILTER_BYTES_MAX, FILTER_MS)
+        matches = compile_filter(pattern, FILTER_BYTES_MAX)
     except InvalidPattern as failure:
         raise bad_request(f"name: {failure}") from None
-    return [row for row in rows if matches(str(row.get("name", "")))]
+    left_s = filter_ms / 1000
+
+    def wanted(row: Row) -> bool:
+        nonlocal left_s
+        began = time.perf_counter()
+        found = matches(str(row.get("name", "")))
+        left_s -= time.perf_counter() - began
+        if left_s < 0:
+            raise bad_request(f"name: matching took longer than {filter_ms} ms (http_filter_ms)")
+        return found
+
+    return wanted
 
 
-def _columns(rows: list[dict[str, Any]], query: Mapping[str, str]) -> list[dict[str, Any]]:
+def _columns(query: Mapping[str, str]) -> Callable[[Row], Row]:
     if not query.get("columns"):
-        return rows
+        return lambda row: row
     paths = [column.split(".") for column in query["columns"].split(",", COLUMNS_MAX)[:COLUMNS_MAX]]
-    return [_picked(row, paths) for row in rows]
+    return lambda row: _picked(row, paths)
 
 
-def _picked(row: dict[str, Any], paths: list[list[str]]) -> dict[str, Any]:
-    picked: dict[str, Any] = {}
+def _picked(row: Row, paths: list[list[str]]) -> Row:
+    told: Row = {}
     for path in paths:
         value = _at(row, path)
         if value is None:
             continue
-        into = picked
+        into = told
         for step in path[:-1]:
             into = into.setdefault(step, {})
-        into[path[-1]] = value
-    return picked
+            if not isinstance(into, dict):
+                break
+        else:
+            into[path[-1]] = value
+    return told
 
 
-def _at(row: dict[str, Any], path: list[str]) -> Any:
+def _at(row: Row, path: list[str]) -> Any:
     value: Any = row
     for step in path:
         value = value.get(step) if isinstance(value, dict) else None
     return value
 
 
+_FIRST = (0, 0.0, "")
+
+
 def _order(value: Any) -> tuple[int, float, str]:
     """Anything can be compared with anything: nothing first, then numbers, then texts."""
     if value is None:
-        return (0, 0.0, "")
+        return _FIRST
     if isinstance(value, (bool, int, float)):
         return (1, float(value), "")
     return (2, 0.0, str(value))

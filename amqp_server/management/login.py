@@ -8,7 +8,7 @@ import binascii
 import trio
 
 from amqp_server.broker.users import MANAGEMENT, User, Users
-from amqp_server.management.answer import not_authorised
+from amqp_server.management.answer import login_failed, not_authorised
 from amqp_server.management.call import MAY
 
 HEADER_BYTES_MAX = 2_048
@@ -29,7 +29,7 @@ class Login:
             verified = await trio.to_thread.run_sync(self._users.verify, name, password, limiter=self._checks)
         user = self._users.get(name)
         if not verified or user is None:
-            raise not_authorised("Login failed")
+            raise login_failed()
         if not self._users.may_connect_from(name, peer):
             raise not_authorised("User can only log in via localhost")
         if MAY[MANAGEMENT].isdisjoint(user.tags):
@@ -40,11 +40,11 @@ class Login:
 def _parse(authorization: str) -> tuple[str, str]:
     scheme, _, encoded = authorization.partition(" ")
     if scheme.lower() != "basic" or len(encoded) > HEADER_BYTES_MAX:
-        raise not_authorised("Login failed")
+        raise login_failed()
     try:
         name, colon, password = base64.b64decode(encoded.strip(), validate=True).decode().partition(":")
     except (binascii.Error, ValueError):
-        raise not_authorised("Login failed") from None
+        raise login_failed() from None
     if not colon:
-        raise not_authorised("Login failed")
+        raise login_failed()
     return name, password

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -29,6 +29,7 @@ from amqp_server.broker.operations import (
 from amqp_server.broker.permissions import ITSELF
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.topology import Result
+from amqp_server.channel.channel import Channel
 from amqp_server.config import VERSION, Config
 from amqp_server.connection.session import Session, State
 from amqp_server.errors import PreconditionFailed, Unavailable
@@ -47,9 +48,10 @@ from amqp_server.management.views import (
 )
 from amqp_server.wire import methods
 from amqp_server.wire.content import PROPERTIES, Properties
+from exchanges.binding import Binding, DestinationKind
 from exchanges.registry import EXCHANGE_TYPES
 from exchanges.router import Exchange
-from quorum_queue.ports import ConsumerState, Refused
+from quorum_queue.ports import ConsumerState, Host, Refused
 
 if TYPE_CHECKING:
     from amqp_server.app import Node
@@ -123,8 +125,21 @@ class ManagedBroker:
 
     # -- what there is --------------------------------------------------------------------------------------
 
-    def queues(self, vhost: str) -> Iterable[QueueView]:
-        return [self._queue(queue) for queue in list(self._broker.vhost(vhost).queues.values())]
+    # What is iterated over here is as it was when the iteration began, without what has gone meanwhile: the
+    # broker goes on between two items. An item costs what it takes to show it.
+
+    def _queues(self, vhost: str) -> Iterator[Queue]:
+        topology = self._broker.vhost(vhost)
+        for queue in list(topology.queues.values()):
+            if topology.queues.get(queue.name) is queue:
+                yield queue
+
+    def queues(self, vhost: str) -> Iterator[QueueView]:
+        return map(self._queue, self._queues(vhost))
+
+    def queue_hosts(self, vhost: str) -> Iterator[Host]:
+        """Yield what counts the messages and consumers of each queue."""
+        return (queue.host for queue in self._queues(vhost))
 
     def queue(self, vhost: str, name: str) -> QueueView | None:
         queue = self._broker.vhost(vhost).queues.get(name)
@@ -144,6 +159,9 @@ class ManagedBroker:
     def _queue(self, queue: Queue) -> QueueView:
         host, record = queue.host, queue.record
         leader = self._broker.hosts.leader(queue)
+        members = list(queue.members)
+        if not members and self.cluster is None and queue.type.replicated:
+            members = [self.name]
         ready, unacked = host.ready_count, host.unacked_count
         owner: dict[str, Any] = {}
         if queue.exclusive:
@@ -159,8 +177,9 @@ class ManagedBroker:
             exclusive=queue.exclusive,
             arguments=dict(queue.arguments),
             node=leader or queue.node or record.leader or self.name,
-            leader=leader,
-            members=list(queue.members),
+            leader=leader or (self.name if members == [self.name] else ""),
+            members=members,
+            online=self._online(members),
             state="running" if self._broker.failures.find(queue) is None else "crashed",
             consumers=host.consumer_count,
             messages=ready + unacked,
@@ -172,45 +191,61 @@ class ManagedBroker:
             single_active_consumer_tag=_single_active(queue),
         )
 
+    def _online(self, members: list[str]) -> list[str]:
+        return members if self.cluster is None else self.cluster.online(members)
+
     @property
     def _home(self) -> tuple[str, int]:
         return self._broker.replication.node, self._broker.replication.incarnation
 
-    def exchanges(self, vhost: str) -> Iterable[ExchangeView]:
-        return [_exchange(vhost, exchange) for exchange in self._broker.vhost(vhost).router.exchanges()]
+    def exchanges(self, vhost: str) -> Iterator[ExchangeView]:
+        router = self._broker.vhost(vhost).router
+        return (_exchange(vhost, exchange) for exchange in list(router.exchanges()))
+
+    def exchange_count(self, vhost: str) -> int:
+        return sum(1 for _ in self._broker.vhost(vhost).router.exchanges())
 
     def exchange(self, vhost: str, name: str) -> ExchangeView | None:
         exchange = self._broker.vhost(vhost).router.get(name)
         return None if exchange is None else _exchange(vhost, exchange)
 
-    def bindings(self, vhost: str) -> Iterable[BindingView]:
+    def bindings(self, vhost: str) -> Iterator[BindingView]:
+        router = self._broker.vhost(vhost).router
+        yield from self.bindings_from(vhost, "")
+        for exchange in list(router.exchanges()):
+            if exchange.name:
+                yield from self.bindings_from(vhost, exchange.name)
+
+    def bindings_from(self, vhost: str, source: str) -> Iterator[BindingView]:
+        if not source:
+            # Every queue is bound to the default exchange by its name, and that can't be undone.
+            return (_default_binding(vhost, queue.name) for queue in self._queues(vhost))
+        found = self._broker.vhost(vhost).router.bindings(source=source)
+        return (_binding(vhost, binding) for binding in found)
+
+    def bindings_to(self, vhost: str, kind: DestinationKind, destination: str) -> Iterator[BindingView]:
         topology = self._broker.vhost(vhost)
-        # Every queue is bound to the default exchange by its name, and that can't be undone.
-        for name in list(topology.queues):
-            yield BindingView(
-                source="", vhost=vhost, destination=name, destination_type="queue", routing_key=name
-            )
-        for binding in topology.router.bindings():
-            yield BindingView(
-                source=binding.source,
-                vhost=vhost,
-                destination=binding.destination,
-                destination_type=binding.kind,
-                routing_key=binding.routing_key,
-                arguments=dict(binding.arguments),
-            )
+        if kind == "queue" and destination in topology.queues:
+            yield _default_binding(vhost, destination)
+        for binding in topology.router.bindings(kind=kind, destination=destination):
+            yield _binding(vhost, binding)
 
-    def _sessions(self) -> list[Session]:
-        """Connections that are logged in."""
+    def _sessions(self, user: str | None = None) -> Iterator[Session]:
+        """Yield connections that are logged in, those of one user only if it is given."""
         states = (State.OPENING, State.RUNNING, State.CLOSING)
-        return [
-            session
-            for session in self._broker.sessions
-            if isinstance(session, Session) and session.state in states
-        ]
+        for session in list(self._broker.sessions):
+            if not isinstance(session, Session) or session.state not in states:
+                continue
+            if user is None or session.client.username == user:
+                yield session
 
-    def connections(self) -> Iterable[ConnectionView]:
-        return [self._connection(session) for session in self._sessions()]
+    def connections(self, user: str | None = None) -> Iterator[ConnectionView]:
+        return map(self._connection, self._sessions(user))
+
+    def connection(self, name: str) -> ConnectionView | None:
+        found = (session for session in self._sessions() if session.client.name == name)
+        session = next(found, None)
+        return None if session is None else self._connection(session)
 
     def _connection(self, session: Session) -> ConnectionView:
         client, limits, incoming = session.client, session.limits, session.incoming
@@ -238,33 +273,46 @@ class ManagedBroker:
             send_pend=session.outbox.size,
         )
 
-    def channels(self) -> Iterable[ChannelView]:
-        return [
-            ChannelView(
-                name=f"{session.client.name} ({channel.number})",
-                number=channel.number,
-                user=session.client.username,
-                vhost=channel.vhost.name,
-                connection_details={"name": session.client.name},
-                node=self.name,
-                state="closing" if channel.closing else "running",
-                confirm=channel.confirms is not None,
-                transactional=channel.tx is not None,
-                consumer_count=len(channel.subscriptions),
-                messages_unacknowledged=channel.unacked.count,
-                messages_unconfirmed=0 if channel.confirms is None else channel.confirms.unconfirmed_count,
-                messages_uncommitted=0 if channel.tx is None else channel.tx.published_count,
-                acks_uncommitted=0 if channel.tx is None else channel.tx.settled_count,
-                prefetch_count=channel.prefetch,
-                global_prefetch_count=channel.window.limit,
-            )
-            for session in self._sessions()
-            for channel in session.channels.values()
-        ]
+    def channels(self, user: str | None = None) -> Iterator[ChannelView]:
+        return (
+            self._channel(session, channel)
+            for session in self._sessions(user)
+            for channel in list(session.channels.values())
+        )
 
-    def consumers(self, vhost: str) -> Iterable[ConsumerView]:
-        for queue in list(self._broker.vhost(vhost).queues.values()):
-            for consumer in queue.host.consumers():
+    def channels_of(self, connection: str) -> Iterator[ChannelView]:
+        return (
+            self._channel(session, channel)
+            for session in self._sessions()
+            if session.client.name == connection
+            for channel in list(session.channels.values())
+        )
+
+    def _channel(self, session: Session, channel: Channel) -> ChannelView:
+        return ChannelView(
+            name=f"{session.client.name} ({channel.number})",
+            number=channel.number,
+            user=session.client.username,
+            vhost=channel.vhost.name,
+            connection_details={"name": session.client.name},
+            node=self.name,
+            state="closing" if channel.closing else "running",
+            confirm=channel.confirms is not None,
+            transactional=channel.tx is not None,
+            consumer_count=len(channel.subscriptions),
+            messages_unacknowledged=channel.unacked.count,
+            messages_unconfirmed=0 if channel.confirms is None else channel.confirms.unconfirmed_count,
+            messages_uncommitted=0 if channel.tx is None else channel.tx.published_count,
+            acks_uncommitted=0 if channel.tx is None else channel.tx.settled_count,
+            prefetch_count=channel.prefetch,
+            global_prefetch_count=channel.window.limit,
+        )
+
+    def consumers(self, vhost: str) -> Iterator[ConsumerView | None]:
+        """Yield None before the consumers of each queue."""
+        for queue in self._queues(vhost):
+            yield None
+            for consumer in list(queue.host.consumers()):
                 yield self._consumer(queue, consumer)
 
     def _consumer(self, queue: Queue, consumer: ConsumerState) -> ConsumerView:
@@ -464,14 +512,11 @@ class ManagedBroker:
         """
         if self._broker.alarms.active:
             raise PreconditionFailed(f"publishers are blocked: {self._broker.alarms.reason}")
-        told: dict[str, Any] = dict(properties)
-        if "type" in told:
-            told["message_type"] = told.pop("type")
         method = methods.make(
             commands.Basic.Publish, exchange=exchange, routing_key=routing_key, mandatory=True
         )
         with Direct(self._broker, vhost, user) as direct:
-            return await direct.publish(method, commands.Basic.Properties(**told), body)
+            return await direct.publish(method, properties, body)
 
     async def get(self, vhost: str, queue: str, count: int, fate: Fate) -> list[MessageView]:
         got: list[MessageView] = []
@@ -511,6 +556,21 @@ def _exchange(vhost: str, exchange: Exchange) -> ExchangeView:
         auto_delete=exchange.auto_delete,
         internal=exchange.internal,
         arguments=dict(exchange.arguments),
+    )
+
+
+def _default_binding(vhost: str, queue: str) -> BindingView:
+    return BindingView(source="", vhost=vhost, destination=queue, destination_type="queue", routing_key=queue)
+
+
+def _binding(vhost: str, binding: Binding) -> BindingView:
+    return BindingView(
+        source=binding.source,
+        vhost=vhost,
+        destination=binding.destination,
+        destination_type=binding.kind,
+        routing_key=binding.routing_key,
+        arguments=dict(binding.arguments),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -11,12 +12,13 @@ from amqp_server.config import InvalidOption
 from amqp_server.management.answer import NO_CONTENT, Answer, bad_request, not_found
 from amqp_server.management.call import Call
 from amqp_server.management.connections import visible_channels, visible_connections
+from amqp_server.management.counts import count_messages
 
 
 async def overview(call: Call) -> Any:
     broker = call.broker
     vhosts = call.vhosts()
-    queues = [queue for vhost in vhosts for queue in broker.queues(vhost)]
+    counts = await count_messages(call, vhosts)
     told = {
         "management_version": broker.version,
         "product_name": broker.product,
@@ -30,16 +32,16 @@ async def overview(call: Call) -> Any:
             for name in broker.exchange_types()
         ],
         "queue_totals": {
-            "messages": sum(queue.messages for queue in queues),
-            "messages_ready": sum(queue.messages_ready for queue in queues),
-            "messages_unacknowledged": sum(queue.messages_unacknowledged for queue in queues),
+            "messages": counts.messages,
+            "messages_ready": counts.messages_ready,
+            "messages_unacknowledged": counts.messages_unacknowledged,
         },
         "object_totals": {
-            "channels": len(visible_channels(call)),
-            "connections": len(visible_connections(call)),
-            "consumers": sum(queue.consumers for queue in queues),
-            "exchanges": sum(1 for vhost in vhosts for _ in broker.exchanges(vhost)),
-            "queues": len(queues),
+            "channels": await _count(call, visible_channels(call)),
+            "connections": await _count(call, visible_connections(call)),
+            "consumers": counts.consumers,
+            "exchanges": sum(broker.exchange_count(vhost) for vhost in vhosts),
+            "queues": counts.queues,
         },
         "node": broker.name,
         "statistics_db_event_queue": 0,
@@ -47,6 +49,14 @@ async def overview(call: Call) -> Any:
     if call.may(MONITORING):
         told["listeners"] = [msgspec.structs.asdict(listener) for listener in broker.listeners()]
     return told
+
+
+async def _count(call: Call, items: Iterable[object]) -> int:
+    count = 0
+    for _ in items:
+        await call.slices.rest()
+        count += 1
+    return count
 
 
 async def cluster_name(call: Call) -> Any:

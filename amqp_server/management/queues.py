@@ -19,8 +19,8 @@ def _shown(queue: QueueView) -> dict[str, Any]:
 
 
 async def queues(call: Call) -> Any:
-    return listing(
-        (_shown(queue) for vhost in call.vhosts() for queue in call.broker.queues(vhost)), call.query
+    return await listing(
+        call, (queue for vhost in call.vhosts() for queue in call.broker.queues(vhost)), _shown
     )
 
 

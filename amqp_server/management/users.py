@@ -29,12 +29,12 @@ def _shown(user: User) -> dict[str, Any]:
 
 
 async def users(call: Call) -> Any:
-    return listing(map(_shown, call.broker.users), call.query)
+    return await listing(call, list(call.broker.users), _shown)
 
 
 async def users_without_permissions(call: Call) -> Any:
     known = {permission.user for permission in call.broker.permissions.all()}
-    return listing([_shown(user) for user in call.broker.users if user.name not in known], call.query)
+    return await listing(call, [user for user in call.broker.users if user.name not in known], _shown)
 
 
 async def user(call: Call) -> Any:
@@ -121,15 +121,15 @@ def _user(call: Call) -> User:
 
 
 async def permissions(call: Call) -> Any:
-    return listing(call.broker.permissions.all(), call.query)
+    return await listing(call, call.broker.permissions.all())
 
 
 async def permissions_of_user(call: Call) -> Any:
-    return listing(call.broker.permissions.of_user(_user(call).name), call.query)
+    return await listing(call, call.broker.permissions.of_user(_user(call).name))
 
 
 async def permissions_of_vhost(call: Call) -> Any:
-    return listing(call.broker.permissions.of_vhost(call.vhost()), call.query)
+    return await listing(call, call.broker.permissions.of_vhost(call.vhost()))
 
 
 async def permission(call: Call) -> Any:

@@ -9,11 +9,12 @@ import msgspec
 from amqp_server.broker.vhosts import VhostRecord, VhostRefused
 from amqp_server.management.answer import NO_CONTENT, Answer, bad_request, created, not_found
 from amqp_server.management.call import Call
+from amqp_server.management.counts import count_messages
 from amqp_server.management.listing import listing
 
 
-def _shown(call: Call, vhost: VhostRecord) -> dict[str, Any]:
-    queues = list(call.broker.queues(vhost.name))
+async def _shown(call: Call, vhost: VhostRecord) -> dict[str, Any]:
+    counts = await count_messages(call, [vhost.name])
     return {
         "name": vhost.name,
         "description": vhost.description,
@@ -22,9 +23,9 @@ def _shown(call: Call, vhost: VhostRecord) -> dict[str, Any]:
         "default_queue_type": vhost.default_queue_type or "undefined",
         "tracing": False,
         "cluster_state": {call.broker.name: "running"},
-        "messages": sum(queue.messages for queue in queues),
-        "messages_ready": sum(queue.messages_ready for queue in queues),
-        "messages_unacknowledged": sum(queue.messages_unacknowledged for queue in queues),
+        "messages": counts.messages,
+        "messages_ready": counts.messages_ready,
+        "messages_unacknowledged": counts.messages_unacknowledged,
     }
 
 
@@ -36,11 +37,11 @@ def _metadata(vhost: VhostRecord) -> dict[str, Any]:
 
 
 async def vhosts(call: Call) -> Any:
-    return listing([_shown(call, vhost) for vhost in call.visible_vhosts()], call.query)
+    return await listing(call, [await _shown(call, vhost) for vhost in call.visible_vhosts()], dict)
 
 
 async def vhost(call: Call) -> Any:
-    return _shown(call, call.broker.vhosts.require(call.vhost()))
+    return await _shown(call, call.broker.vhosts.require(call.vhost()))
 
 
 class VhostRequest(msgspec.Struct):

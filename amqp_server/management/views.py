@@ -20,9 +20,10 @@ class QueueView(msgspec.Struct, kw_only=True):
     exclusive: bool = False
     arguments: Details = {}
     node: str = ""
-    #: Node that leads a replicated queue, and the nodes that have it.
+    #: Node that leads a replicated queue, the nodes that have it, and those of them that are up.
     leader: str = ""
     members: list[str] = []
+    online: list[str] = []
     state: str = "running"
     policy: str = ""
     consumers: int = 0

@@ -167,3 +167,20 @@ def test_remembered_answer_is_the_first_answer(name: str) -> None:
     expected = all(letter in "abcdef" for letter in name.removesuffix("\n"))
     assert permissions.allows("ann", "/", name, "configure") is expected
     assert permissions.allows("ann", "/", name, "configure") is expected
+
+
+def test_a_backtracking_pattern_is_given_up(metadata: Metadata, caplog: pytest.LogCaptureFixture) -> None:
+    """Each name may take its time; the whole pattern may not."""
+    permissions = Permissions(metadata, match_ms=5, match_total_ms=20)
+    permissions.set("ann", "/", "^(?!x)(a|aa)+$", "", "")
+    assert permissions.allows("ann", "/", "aaa", "configure")
+    started = time.process_time()
+    for number in range(1_000):
+        assert not permissions.allows("ann", "/", "a" * 200 + f"{number}", "configure")
+    assert time.process_time() - started < 2  # 20 ms and a little, or 5 s
+    assert not permissions.allows("ann", "/", "a", "configure")
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        "permission pattern '^(?!x)(a|aa)+$' takes too long again and again"
+    ]
+    permissions.set("ann", "/", "^(?!x)a+$", "", "")
+    assert permissions.allows("ann", "/", "a", "configure")

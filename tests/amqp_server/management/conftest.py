@@ -75,6 +75,23 @@ Connect = Callable[..., httpx.AsyncClient]
 
 
 @pytest.fixture
+async def connect_with(broker: ManagedBroker) -> AsyncIterator[Callable[..., httpx.AsyncClient]]:
+    """`connect_with(slice_ms=1)`: a client of an API with these settings, logged in as admin."""
+    clients: list[httpx.AsyncClient] = []
+
+    def connect(**settings: Any) -> httpx.AsyncClient:
+        app = Api(broker, BODY_BYTES_MAX, **settings).app(requests_max=64)
+        transport = httpx.ASGITransport(app, client=("127.0.0.1", 12345))
+        auth = httpx.BasicAuth("admin", "admin")
+        clients.append(httpx.AsyncClient(transport=transport, base_url="http://broker/api/", auth=auth))
+        return clients[-1]
+
+    yield connect
+    for client in clients:
+        await client.aclose()
+
+
+@pytest.fixture
 async def connect(broker: ManagedBroker) -> AsyncIterator[Connect]:
     """`connect("admin")`: a client with this user's login, from 127.0.0.1 unless another peer is given."""
     app = Api(broker, BODY_BYTES_MAX).app(requests_max=8)

@@ -1,9 +1,12 @@
 import base64
 import time
+from collections.abc import Callable
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
+import httpx
 import pytest
+import trio
 from pamqp import commands
 
 from amqp_server.broker.operations import Operation
@@ -277,7 +280,9 @@ async def test_bindings(connect: Connect, broker: ManagedBroker) -> None:
     for body in bodies:
         answer = await client.post("bindings/%2F/e/amq.topic/q/q", json=body)
         assert answer.status_code == 201
-        keys.append(answer.json()["properties_key"])
+        destination, _, key = answer.headers["location"].partition("/")
+        assert (destination, answer.content) == ("q", b"")
+        keys.append(unquote(key))
     assert keys[:2] == ["a%2Fb%7Ec", "~"]
     assert keys[2].startswith("a~")
     assert (await client.post("bindings/%2F/e/amq.topic/e/x", json={"routing_key": "#"})).status_code == 201
@@ -340,7 +345,9 @@ async def test_messages(connect: Connect) -> None:
         {"properties": {"headers": []}},
         {"properties": {"message_id": "x" * 256}},
         {"properties": {"timestamp": -1}},
-        {"properties": {"timestamp": 10**18}},
+        {"properties": {"timestamp": 1 << 64}},
+        {"properties": {"headers": {"n": 1 << 64}}},
+        {"properties": {"headers": {"n": -(1 << 63) - 1}}},
         {"properties": {"user_id": "manager"}},
     ],
 )
@@ -351,6 +358,48 @@ async def test_bad_messages(connect: Connect, node: ManagedNode, wrong: dict[str
     answer = await client.post("exchanges/%2F/amq.default/publish", json=body | wrong)
     assert answer.status_code == 400, answer.text
     assert node.ready("q") == 0
+
+
+async def test_properties_at_their_limits(connect: Connect) -> None:
+    """What AMQP can carry is carried, and comes back."""
+    client = connect("admin")
+    await client.put("queues/%2F/q", json={})
+    headers = {
+        "k" * 255: "é",
+        "large": (1 << 63) - 1,
+        "small": -(1 << 63),
+        "float": 1e300,
+        "unsigned": (1 << 64) - 1,
+    }
+    properties = {"headers": headers, "timestamp": (1 << 64) - 1, "message_id": "x" * 255, "priority": 255}
+    body = {"routing_key": "q", "payload": "", "payload_encoding": "string", "properties": properties}
+    assert (await client.post("exchanges/%2F/amq.default/publish", json=body)).json() == {"routed": True}
+    ask = {"count": 1, "ackmode": "ack_requeue_false", "encoding": "auto"}
+    (got,) = (await client.post("queues/%2F/q/get", json=ask)).json()
+    assert got["properties"] == properties
+
+
+@pytest.mark.parametrize("depth", [40, 900, 100_000])
+async def test_deep_arguments_are_the_clients_fault(
+    connect: Connect, caplog: pytest.LogCaptureFixture, depth: int
+) -> None:
+    client = connect("admin")
+    await client.put("queues/%2F/q", json={})
+    deep = b'{"a": ' * depth + b"1" + b"}" * depth
+    message = (
+        b'{"routing_key": "q", "payload": "", "payload_encoding": "string", "properties": {"headers": %s}}'
+    )
+    asked = [
+        ("POST", "exchanges/%2F/amq.default/publish", message % deep),
+        ("PUT", "queues/%2F/deep", b'{"arguments": %s}' % deep),
+        ("PUT", "exchanges/%2F/deep", b'{"type": "topic", "arguments": %s}' % deep),
+        ("POST", "bindings/%2F/e/amq.headers/q/q", b'{"arguments": %s}' % deep),
+    ]
+    for method, path, content in asked:
+        # The largest of them do not fit into the body that these tests allow.
+        assert (await client.request(method, path, content=content)).status_code in (400, 413), path
+    assert (await client.put("queues/%2F/q", json={})).status_code == 204
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 @pytest.mark.parametrize("wrong", [{"count": 0}, {"count": 1001}, {"truncate": -1}, {"ackmode": "maybe"}])
@@ -475,8 +524,129 @@ async def test_listing(connect: Connect, broker: ManagedBroker) -> None:
         assert (await client.get(f"queues?{query}")).status_code == 400, query
 
 
-async def test_hostile_filter_ends_in_time(connect: Connect, broker: ManagedBroker) -> None:
-    await broker.declare_queue("/", "a" * 200 + "!", durable=True, auto_delete=False, arguments={})
+LONG = "a" * 250 + "!"
+HOSTILE = ["(a|aa)+$", "(a+)+$", "(a*)*b", "(.*a){25}$", "((a{1,10}){1,10}){1,9}b", "(?:(?:a?){30}){20}b"]
+
+
+@pytest.mark.parametrize("pattern", HOSTILE)
+async def test_hostile_filter_ends_in_time(connect: Connect, broker: ManagedBroker, pattern: str) -> None:
+    """A backtracking engine takes years for one name, or its time limit for each of them."""
+    for number in range(100):
+        await broker.declare_queue("/", f"{number}{LONG}", durable=False, auto_delete=False, arguments={})
     started = time.process_time()
-    assert (await connect("admin").get("queues?name=(a|aa)%2B$&use_regex=true")).json() == []
-    assert time.process_time() - started < 5  # a tenth of a second, or years
+    query = {"name": pattern, "use_regex": "true"}
+    answer = await connect("admin").get("queues", params=query)
+    assert time.process_time() - started < 10
+    if answer.status_code == 200:
+        assert answer.json() == []
+    else:
+        assert "longer than" in answer.json()["reason"]
+
+
+async def test_a_filter_has_a_budget(
+    broker: ManagedBroker, connect_with: Callable[..., httpx.AsyncClient]
+) -> None:
+    for number in range(100):
+        await broker.declare_queue("/", f"{number}{LONG}", durable=False, auto_delete=False, arguments={})
+    client = connect_with(filter_ms=1)
+    query = {"name": HOSTILE[-1], "use_regex": "true"}
+    answer = await client.get("queues", params=query)
+    assert (answer.status_code, answer.json()["reason"]) == (
+        400,
+        "name: matching took longer than 1 ms (http_filter_ms)",
+    )
+    assert len((await client.get("queues", params={"name": "^99", "use_regex": "true"})).json()) == 1
+
+
+@pytest.mark.parametrize("pattern", ["^(?!x)", r"(a)\1", "a{1,5000}", "(?i)(\\pL{1,50}){1,9}!!"])
+async def test_filters_that_are_not_linear_or_too_large(connect: Connect, pattern: str) -> None:
+    query = {"name": pattern, "use_regex": "true"}
+    answer = await connect("admin").get("queues", params=query)
+    assert answer.status_code == 400
+    assert answer.json()["reason"].startswith("name: ")
+
+
+LISTS = [
+    "queues",
+    "queues/%2F",
+    "queues?sort=name&sort_reverse=true",
+    "queues?name=7&page=1",
+    "queues?name=7&use_regex=true&columns=name",
+    "bindings",
+    "overview",
+    "vhosts",
+    "consumers",
+]
+
+
+@pytest.mark.parametrize("path", LISTS)
+async def test_long_lists_let_others_go_on(
+    broker: ManagedBroker, connect_with: Callable[..., httpx.AsyncClient], path: str
+) -> None:
+    """How often a bystander gets its turn during a request, with short slices and with one that is long enough."""
+    await declare_many(broker, 1_000)
+    turns: list[int] = []
+    for slice_ms in (0.02, 100_000):
+        client = connect_with(slice_ms=slice_ms)
+        await client.get("whoami")
+        waits: list[float] = []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(bystander, waits)
+            await client.get(path)
+            nursery.cancel_scope.cancel()
+        turns.append(len(waits))
+    assert turns[0] > turns[1] + 20, turns
+
+
+async def test_many_long_lists_at_a_time_are_one_after_the_other(
+    broker: ManagedBroker, connect_with: Callable[..., httpx.AsyncClient]
+) -> None:
+    await declare_many(broker, 1_000)
+    client = connect_with(slice_ms=1)
+    waits: list[float] = []
+    began = time.perf_counter()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bystander, waits)
+        async with trio.open_nursery() as asking:
+            for _ in range(30):
+                asking.start_soon(client.get, "queues?sort=messages")
+        nursery.cancel_scope.cancel()
+    whole = time.perf_counter() - began
+    assert len(waits) > 100
+    assert max(waits) < whole / 4
+
+
+async def declare_many(broker: ManagedBroker, count: int) -> None:
+    for number in range(count):
+        await broker.declare_queue("/", f"many-{number}", durable=False, auto_delete=False, arguments={})
+
+
+async def bystander(waits: list[float]) -> None:
+    while True:
+        began = time.perf_counter()
+        await trio.lowlevel.checkpoint()
+        waits.append(time.perf_counter() - began)
+
+
+async def test_a_list_is_whole_though_it_comes_in_parts(connect: Connect, broker: ManagedBroker) -> None:
+    await declare_many(broker, 1_000)
+    client = connect("admin")
+    names = [f"many-{number}" for number in range(1_000)]
+    assert [row["name"] for row in (await client.get("queues")).json()] == names
+    found = (await client.get("queues?sort=name&columns=name")).json()
+    assert [row["name"] for row in found] == sorted(names)
+    found = (await client.get("queues?sort=name&sort_reverse=true&page=2&page_size=300&columns=name")).json()
+    assert [row["name"] for row in found["items"]] == sorted(names, reverse=True)[300:600]
+    assert (found["total_count"], found["item_count"], found["page_count"]) == (1_000, 300, 4)
+    assert (await client.get("queues?name=nosuch")).json() == []
+
+
+async def test_queues_may_go_while_they_are_listed(connect: Connect, broker: ManagedBroker) -> None:
+    await declare_many(broker, 500)
+    listed = broker.queues("/")
+    first = next(listed).name
+    await broker.delete_queue("/", "many-1", if_unused=False, if_empty=False)
+    await broker.declare_queue("/", "many-2", durable=False, auto_delete=False, arguments={})
+    await broker.declare_queue("/", "new", durable=False, auto_delete=False, arguments={})
+    names = [first, *(view.name for view in listed)]
+    assert names == ["many-0", *(f"many-{number}" for number in range(2, 500))]

@@ -33,7 +33,8 @@ async def test_who_may_not_in(
 ) -> None:
     answer = await connect(user, password, peer).get("whoami")
     assert answer.status_code == 401
-    assert answer.json() == {"error": "not_authorised", "reason": reason}
+    error = "not_authorized" if reason == "Login failed" else "not_authorised"
+    assert answer.json() == {"error": error, "reason": reason}
     assert answer.headers["www-authenticate"].startswith("Basic ")
 
 
@@ -86,7 +87,17 @@ async def test_unknown_paths_and_methods(connect: Connect) -> None:
     assert answer.status_code == 405
     assert answer.headers["allow"] == "GET"
     assert (await client.head("whoami")).status_code == 200
-    assert (await client.get("queues/")).status_code == 404
+    assert (await client.get("queues//")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "path", ["queues", "queues/%2F", "vhosts", "overview", "bindings/%2F/e/amq.topic/q/q"]
+)
+async def test_a_slash_at_the_end_changes_nothing(connect: Connect, path: str) -> None:
+    client = connect("admin")
+    await client.put("queues/%2F/q/", json={})
+    assert (await client.get(f"{path}/")).json() == (await client.get(path)).json()
+    assert (await client.get(f"{path}//")).status_code == 404
 
 
 async def test_slashes_in_names(connect: Connect, node: ManagedNode) -> None:
@@ -113,11 +124,31 @@ async def test_body_is_bounded(connect: Connect) -> None:
     assert answer.status_code == 413
 
 
-@pytest.mark.parametrize("type_", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
-async def test_forms_of_other_pages_are_refused(connect: Connect, broker: ManagedBroker, type_: str) -> None:
-    answer = await connect("admin").put("vhosts/v", content=b"{}", headers={"content-type": type_})
-    assert answer.status_code == 415
+FORMS = ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""]
+OF_ANOTHER_PAGE = [{"origin": "http://elsewhere"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"}]
+
+
+@pytest.mark.parametrize("type_", FORMS)
+@pytest.mark.parametrize("page", OF_ANOTHER_PAGE)
+async def test_forms_of_other_pages_are_refused(
+    connect: Connect, broker: ManagedBroker, type_: str, page: dict[str, str]
+) -> None:
+    headers = page | {"content-type": type_} if type_ else page
+    for content in (b"{}", b""):
+        answer = await connect("admin").put("vhosts/v", content=content, headers=headers)
+        assert answer.status_code == 415
     assert "v" not in broker.vhosts
+
+
+@pytest.mark.parametrize("type_", FORMS)
+@pytest.mark.parametrize("page", [{}, {"origin": "http://broker"}, {"sec-fetch-site": "same-origin"}])
+async def test_tools_send_bodies_under_any_content_type(
+    connect: Connect, broker: ManagedBroker, type_: str, page: dict[str, str]
+) -> None:
+    headers = page | {"content-type": type_} if type_ else page
+    answer = await connect("admin").put("vhosts/v", content=b'{"description": "d"}', headers=headers)
+    assert answer.status_code == 201
+    assert broker.vhosts.require("v").description == "d"
 
 
 @pytest.mark.parametrize(

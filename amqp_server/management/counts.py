@@ -1,0 +1,32 @@
+"""Sums over all queues, made in slices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from amqp_server.management.call import Call
+
+
+@dataclass
+class Counts:
+    queues: int = 0
+    consumers: int = 0
+    messages_ready: int = 0
+    messages_unacknowledged: int = 0
+
+    @property
+    def messages(self) -> int:
+        return self.messages_ready + self.messages_unacknowledged
+
+
+async def count_messages(call: Call, vhosts: Iterable[str]) -> Counts:
+    counts = Counts()
+    for vhost in vhosts:
+        for queue in call.broker.queue_hosts(vhost):
+            await call.slices.rest()
+            counts.queues += 1
+            counts.consumers += queue.consumer_count
+            counts.messages_ready += queue.ready_count
+            counts.messages_unacknowledged += queue.unacked_count
+    return counts
