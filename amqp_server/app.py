@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from amqp_server import logs
 from amqp_server.backpressure import Backpressure
 from amqp_server.broker import recovery, time_notes
 from amqp_server.broker.alarms import Alarms
@@ -33,6 +34,7 @@ from amqp_server.cluster.errors import ClusterError, StartAgain
 from amqp_server.cluster.membership import check_alone, drop_copies
 from amqp_server.config import Config
 from amqp_server.connection.listener import ListenError, Server, listen
+from amqp_server.connection.password_checks import PasswordChecks
 from amqp_server.connection.tls import make_context
 from amqp_server.driver import Driver
 from amqp_server.options import command_line
@@ -142,7 +144,8 @@ class Node:
             self._spill_commits,
             flight_bytes=lambda: 0 if parts is None else parts.replicas.flight_bytes,
         )
-        self.server = Server(self.broker, self.backpressure)
+        self.password_checks = PasswordChecks(self.broker.users, config)
+        self.server = Server(self.broker, self.backpressure, self.password_checks)
         self.resources = ResourceWatch(config, alarms, Path(environment.directory), environment.free_bytes)
         self.amqp_address = self.amqps_address = self.http_address = ""
 
@@ -323,11 +326,7 @@ def _raise_file_limit() -> None:
 def serve(config: Config) -> int:
     """Run a node; return the exit code."""
     began = _process_start()
-    logging.basicConfig(
-        level=config.log_level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    logs.begin(config.log_level, config.log_format)
     # A page of a mapped file that the disk does not give ends the process (SIGBUS): not without a word.
     faulthandler.enable()
     _raise_file_limit()

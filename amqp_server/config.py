@@ -65,6 +65,13 @@ class Config:
     )
     node: str = option("n1", "Name of this node.", kind="name")
     log_level: str = option("info", "How much is logged.", choices=("debug", "info", "warning", "error"))
+    log_format: str = option("text", "How lines are logged: as text, or as JSON.", choices=("text", "json"))
+    log_lines_max: int = option(
+        100,
+        "Lines of one kind that an address or a user may cause in 10 s; more are counted and logged as one line.",
+        low=1,
+        high=1_000_000,
+    )
     announce_product: str = option(
         "mqd", "Product in the server-properties that clients are shown.", kind="text"
     )
@@ -225,6 +232,7 @@ class Config:
         20_000, "Open connections.", low=1, high=1_000_000, section="Connections and channels"
     )
     half_open_max: int = option(1_000, "Connections that have not logged in yet.", low=1, high=1_000_000)
+    half_open_per_address_max: int = option(500, "Those of one address.", low=1, high=1_000_000)
     handshake_timeout_s: float = option(10.0, "Time to log in and open a vhost.", unit="s", low=0.1, high=600)
     handshake_frame_bytes_max: int = option(
         8 * KIB, "Largest frame before the login.", unit="bytes", low=4 * KIB, high=MIB
@@ -360,6 +368,22 @@ class Config:
         30.0, "Time for which a checked password is not checked again.", unit="s", low=0, high=3_600
     )
     login_memory_entries_max: int = option(10_000, "Checked passwords remembered.", low=1, high=1_000_000)
+    password_checks_max: int = option(
+        0, "Passwords checked at a time; 0: half as many as there are processors.", low=0, high=1_000
+    )
+    password_checks_waiting_max: int = option(
+        64, "Logins of one address that wait for their check; more are refused.", low=1, high=10_000
+    )
+    login_failures_free: int = option(
+        20, "Failed logins of one address before its next ones have to wait.", low=0, high=1_000_000
+    )
+    login_back_off_max_s: float = option(5.0, "Longest such wait before a check.", unit="s", low=0, high=600)
+    login_failure_memory_s: float = option(
+        60.0, "Time without a failed login after which they are forgotten.", unit="s", low=0, high=86_400
+    )
+    login_sources_max: int = option(
+        10_000, "Addresses whose failed logins are remembered.", low=1, high=1_000_000
+    )
     permission_pattern_bytes_max: int = option(
         4 * KIB, "Longest permission pattern.", unit="bytes", low=16, high=MIB
     )

@@ -21,6 +21,7 @@ from amqp_server.broker.users import Users
 from amqp_server.broker.vhost import VHost
 from amqp_server.broker.vhosts import Vhosts
 from amqp_server.config import Config
+from amqp_server.logs import LineLimit
 from amqp_server.turn import Turn
 from quorum_queue.clock import Clock
 from quorum_queue.local import NodeServices
@@ -80,6 +81,7 @@ class Broker:
         self.vhosts: dict[str, VHost] = {}
         self.counts = Counts()
         self.sessions = Sessions()
+        self.log_limit = LineLimit(config.log_lines_max)
         self.replies = Replies()
         self.topology = Topology(self)
         self.replication: Replication = replication or LocalReplication(config.node, self.topology)

@@ -8,14 +8,28 @@ from typing import Any
 class Client:
     """The client, as far as it is known; filled during the handshake."""
 
-    __slots__ = ("capabilities", "connected_at_ms", "mechanism", "name", "peer", "properties", "username")
+    __slots__ = (
+        "capabilities",
+        "connected_at_ms",
+        "ended",
+        "given_name",
+        "mechanism",
+        "name",
+        "peer",
+        "properties",
+        "username",
+    )
 
     def __init__(self, peer: str, name: str, connected_at_ms: int) -> None:
         #: Address of the real peer.
         self.peer = peer
         #: `client host:port -> server host:port`, as RabbitMQ names connections.
         self.name = name
+        #: As the client calls the connection; shown after `name` in the log.
+        self.given_name = ""
         self.connected_at_ms = connected_at_ms
+        #: The log has told of the connection's end.
+        self.ended = False
         self.username = ""
         self.mechanism = ""
         self.properties: dict[str, Any] = {}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pamqp import commands
 
 from amqp_server.config import VERSION
-from amqp_server.connection import sasl
+from amqp_server.connection import log, sasl
 from amqp_server.errors import NotAllowed
 from amqp_server.wire.frames import FRAME_BYTES_MIN
 
@@ -59,6 +59,7 @@ def start_ok(session: Session, method: commands.Connection.StartOk, response: by
     if isinstance(capabilities, dict):
         session.client.capabilities = {str(name): bool(value) for name, value in capabilities.items()}
     session.client.mechanism = method.mechanism
+    log.named(session)
     return sasl.parse_response(method.mechanism, response)
 
 

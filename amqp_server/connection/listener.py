@@ -5,12 +5,16 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
+from functools import partial
 from typing import Protocol
 
 import trio
 
 from amqp_server.broker.broker import Broker
 from amqp_server.config import parse_address
+from amqp_server.connection import log
+from amqp_server.connection.half_open import HalfOpen, HalfOpens
+from amqp_server.connection.password_checks import PasswordChecks, source_of
 from amqp_server.connection.session import State
 from amqp_server.connection.transport import ClientWire, Transport
 from quorum_queue.links.wire import TlsWire, Wire
@@ -19,6 +23,8 @@ logger = logging.getLogger("mqd.connection")
 
 #: Connections accepted in one turn.
 ACCEPT_BATCH = 64
+#: Time between two summaries of lines that were not logged one by one, s.
+LOG_SUMMARY_S = 10.0
 
 
 class ListenError(Exception):
@@ -59,18 +65,19 @@ def listen(address: str, backlog: int) -> socket.socket:
 class Server:
     """Accepts connections and watches over them."""
 
-    def __init__(self, broker: Broker, backpressure: Backpressure) -> None:
+    def __init__(self, broker: Broker, backpressure: Backpressure, password_checks: PasswordChecks) -> None:
         self.broker = broker
         self.config = broker.config
         self.turn = broker.turn
         self.backpressure = backpressure
+        self.password_checks = password_checks
         self.transports: dict[Transport, None] = {}
         #: Shared by all connections: a read is copied out of it before the next await.
         self.receive_buffer = memoryview(bytearray(self.config.receive_bytes))
         #: Accepted, whether a task serves them yet or not.
         self._open = 0
         #: Those of them that have not logged in.
-        self.half_open = 0
+        self.half_opens = HalfOpens(self.config)
 
     async def serve(self, listening: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Accept until cancelled. If the socket is closed, go on serving the connections that are there."""
@@ -83,37 +90,50 @@ class Server:
                     return
                 for _ in range(ACCEPT_BATCH):
                     try:
-                        sock, _ = listening.accept()
+                        sock, address = listening.accept()
                     except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                         break
                     except OSError as error:
                         logger.error("cannot accept a connection: %s", error)
                         await trio.sleep(0.1)
                         break
-                    self._accept(nursery, sock, tls)
+                    self._accept(nursery, sock, str(address[0]), tls)
 
-    def _accept(self, nursery: trio.Nursery, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
-        config = self.config
-        if self._open >= config.connections_max or self.half_open >= config.half_open_max:
-            logger.warning("connection refused: %d open, %d logging in", self._open, self.half_open)
+    def _accept(
+        self, nursery: trio.Nursery, sock: socket.socket, peer: str, tls: ssl.SSLContext | None
+    ) -> None:
+        source = source_of(peer)
+        place = self.half_opens.admit(source) if self._open < self.config.connections_max else None
+        if place is None:
+            if self.broker.log_limit.allows("connection refused", source, 1):
+                logger.warning(
+                    "connection refused of %s: %d open, %d logging in, %d of them from there",
+                    peer,
+                    self._open,
+                    len(self.half_opens),
+                    self.half_opens.count_of(source),
+                    extra={"peer": peer},
+                )
             sock.close()
             return
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._open += 1
-        self.half_open += 1
-        nursery.start_soon(self._connection, sock, tls)
+        nursery.start_soon(self._connection, sock, tls, place)
 
-    async def _connection(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
-        transport: Transport | None = None
+    async def _connection(self, sock: socket.socket, tls: ssl.SSLContext | None, half_open: HalfOpen) -> None:
         try:
-            with sock:
-                wire = await self._wire(sock, tls)
+            with sock, trio.CancelScope() as scope:
+                if half_open.gone:
+                    return
+                half_open.drop = scope.cancel
+                wire = await self._wire(sock, tls, half_open.source)
                 if wire is None:
                     return
                 peer, here = sock.getpeername()[:2], sock.getsockname()[:2]
                 name = f"{peer[0]}:{peer[1]} -> {here[0]}:{here[1]}"
-                transport = Transport(self, wire, peer[0], name)
+                transport = Transport(self, wire, peer[0], name, half_open)
+                half_open.drop = partial(self._give_way, transport, scope)
                 self.transports[transport] = None
                 try:
                     await transport.run()
@@ -123,10 +143,13 @@ class Server:
             return
         finally:
             self._open -= 1
-            if transport is None:
-                self.half_open -= 1
+            self.half_opens.remove(half_open)
 
-    async def _wire(self, sock: socket.socket, tls: ssl.SSLContext | None) -> Wire | None:
+    def _give_way(self, transport: Transport, scope: trio.CancelScope) -> None:
+        log.closing(transport.session, "too many connections are logging in")
+        scope.cancel()
+
+    async def _wire(self, sock: socket.socket, tls: ssl.SSLContext | None, source: str) -> Wire | None:
         if tls is None:
             return ClientWire(sock)
         wire = TlsWire(sock, tls, server_host=None)
@@ -134,15 +157,25 @@ class Server:
             with trio.fail_after(self.config.handshake_timeout_s):
                 await wire.handshake()
         except (ssl.SSLError, trio.TooSlowError, OSError) as error:
-            logger.info("TLS handshake failed: %s", error)
+            if self.broker.log_limit.allows("TLS handshake failed", source):
+                said = str(error) or "it took too long"
+                logger.info("TLS handshake with %s failed: %s", source, said, extra={"peer": source})
             return None
         return wire
 
     async def watch(self) -> None:
         """Send heartbeats, and end connections whose client is gone or never logs in. Looks once a second."""
+        summarised = trio.current_time()
         while True:
             await trio.sleep(1.0)
             self._check_all()
+            if trio.current_time() - summarised >= LOG_SUMMARY_S:
+                summarised = trio.current_time()
+                self._summarise()
+
+    def _summarise(self) -> None:
+        for text in self.broker.log_limit.summaries():
+            logger.warning("%s", text)
 
     def _check_all(self) -> None:
         # A function of its own, so that no connection outlives its end in a variable of `watch`.
@@ -159,9 +192,7 @@ class Server:
             return
         if session.state is not State.RUNNING:
             if now - transport.began > handshake_s:
-                logger.info(
-                    "connection %s: handshake took longer than %g s", session.client.name, handshake_s
-                )
+                log.closing(session, log.HANDSHAKE_TIMEOUT)
                 transport.close()
             return
         self._check_heartbeats(transport, now)
@@ -174,9 +205,7 @@ class Server:
             # A publisher that is not read from may send heartbeats or not: nobody can tell. It gets ours.
             transport.last_received = now
         if now - transport.last_received > 2 * interval:
-            logger.info(
-                "connection %s: missed heartbeats from client, timeout: %ds", session.client.name, interval
-            )
+            log.closing(session, f"missed heartbeats from client, timeout: {interval}s")
             transport.close()
         elif now - transport.last_sent >= interval / 2 - 0.5:
             self.turn.run(session.heartbeat)

@@ -17,7 +17,7 @@ from amqp_server.broker.topology import Result
 from amqp_server.channel import publish
 from amqp_server.channel.channel import Assembly, Channel
 from amqp_server.config import Config
-from amqp_server.connection import handshake
+from amqp_server.connection import handshake, log
 from amqp_server.connection.client import Client, Limits
 from amqp_server.connection.dispatch import CHANNEL, CONNECTION
 from amqp_server.connection.frame_errors import expected, octets
@@ -133,10 +133,12 @@ class Session:
         """Answer the protocol header; return the offset after it."""
         if len(data) < 8 and frames.PROTOCOL_HEADER.startswith(data):
             return 0
+        log.accepting(self)
         if data.startswith(frames.PROTOCOL_HEADER):
             self.state = State.STARTING
             handshake.start(self)
             return 8
+        log.bad_header(self, data)
         self.outbox.put(frames.PROTOCOL_HEADER)
         self._closed()
         return len(data)
@@ -353,16 +355,20 @@ class Session:
     def opened(self) -> None:
         """The vhost is open."""
         self.state = State.RUNNING
+        log.opened(self)
         self._edge.opened()
 
-    def login_done(self, *, accepted: bool) -> None:
-        """The edge has verified `login`."""
+    def login_done(self, *, accepted: bool, reason: str = "invalid credentials") -> None:
+        """The edge has verified `login`. The reason of a refusal is for the log."""
         assert self.login is not None
         user = self.login.user
         self.login = None
         if self.state is not State.AUTHENTICATING:
             return
-        if not accepted or not self.broker.users.may_connect_from(user, self.client.peer):
+        if accepted and not self.broker.users.may_connect_from(user, self.client.peer):
+            accepted, reason = False, "user can only connect via localhost"
+        if not accepted:
+            log.login_refused(self, user, reason)
             text = (
                 f"Login was refused using authentication mechanism {self.client.mechanism}. "
                 "For details see the broker logfile."
@@ -388,6 +394,7 @@ class Session:
         channel.close()
         channel.closing = True
         class_id, method_id = error.method or where
+        log.channel_failed(self, channel.number, error, (class_id, method_id))
         channel.send(commands.Channel.Close(error.code, error.reply_text(), class_id, method_id))
 
     def fail(self, error: AMQPError, where: tuple[int, int]) -> None:
@@ -395,6 +402,9 @@ class Session:
         if self.state in (State.CLOSING, State.CLOSED):
             return
         class_id, method_id = error.method or where
+        handling = self._handling
+        at_fault = handling is not None and handling[1] == (class_id, method_id)
+        log.failed(self, handling[0].number if handling and at_fault else 0, error, (class_id, method_id))
         self._release()
         self.send(commands.Connection.Close(error.code, error.reply_text(), class_id, method_id))
         self.state = State.CLOSING
@@ -448,6 +458,7 @@ class Session:
         self.synced()
         self.send(commands.Connection.CloseOk())
         self.state = State.CLOSED
+        log.closing(self)
         self._edge.resumed()
 
     def _closed(self) -> None:

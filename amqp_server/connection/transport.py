@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from amqp_server.connection import log
+from amqp_server.connection.half_open import HalfOpen
 from amqp_server.connection.outbox import Outbox
+from amqp_server.connection.password_checks import Outcome
 from amqp_server.connection.session import Session, State
 from quorum_queue.links.wire import PlainWire, Wire
 
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Time that a client has to answer connection.close, or to take what is still to be sent to it.
 CLOSE_TIMEOUT_S = 5.0
+#: Said in the log only: the client gets the answer of every refusal.
+BUSY = "not checked, too many logins of this address have failed or wait"
 #: Chunks given to the kernel at once (IOV_MAX is 1,024).
 GATHER_MAX = 512
 #: Chunks from this size on are not copied together first.
@@ -42,13 +47,13 @@ class Transport:
     See connection.session.Edge, and amqp_server.turn.Sender.
     """
 
-    def __init__(self, server: Server, wire: Wire, peer: str, name: str) -> None:
+    def __init__(self, server: Server, wire: Wire, peer: str, name: str, half_open: HalfOpen) -> None:
         self._server = server
         self._turn = server.turn
         self._wire = wire
         self.outbox = Outbox(server.turn, self, server.config.outbox_high_bytes)
         self.session = Session(server.broker, self.outbox, self, peer, name)
-        self._half_open = True
+        self._half_open = half_open
         self._unsent: list[bytes | memoryview] = []
         self._draining = False
         self._resumed = trio.Event()
@@ -74,6 +79,8 @@ class Transport:
         except* Exception as error:  # noqa: BLE001 - the turn decides what it ends
             self._turn.run(self._turn.failed, session, error)
         finally:
+            agreed = session.state in (State.CLOSING, State.CLOSED)
+            log.closing(session, "" if agreed else log.LOST)
             self._turn.run(self._turn.contain, session, session.lost)
             self._turn.forget(session, self)
             self.opened()
@@ -81,9 +88,7 @@ class Transport:
 
     def opened(self) -> None:
         """The client has logged in, or it never will."""
-        if self._half_open:
-            self._half_open = False
-            self._server.half_open -= 1
+        self._server.half_opens.remove(self._half_open)
 
     async def _send_rest(self) -> None:
         """Give the client a moment to take what is still to be sent."""
@@ -143,14 +148,15 @@ class Transport:
     async def _log_in(self) -> None:
         login = self.session.login
         assert login is not None
-        users = self._server.broker.users
-        accepted = users.recall(login.user, login.password)
-        if accepted is None:
-            accepted = await trio.to_thread.run_sync(users.verify, login.user, login.password)
-        self._turn.run(self._turn.contain, self.session, self._logged_in, accepted)
+        peer = self.session.client.peer
+        outcome = await self._server.password_checks.check(peer, login.user, login.password)
+        self._turn.run(self._turn.contain, self.session, self._logged_in, outcome)
 
-    def _logged_in(self, accepted: bool) -> None:
-        self.session.login_done(accepted=accepted)
+    def _logged_in(self, outcome: Outcome) -> None:
+        if outcome is Outcome.BUSY:
+            self.session.login_done(accepted=False, reason=BUSY)
+        else:
+            self.session.login_done(accepted=outcome is Outcome.ACCEPTED)
 
     def flush(self) -> None:
         """Send what waits, as far as the socket takes it now."""

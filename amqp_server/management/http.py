@@ -43,6 +43,8 @@ JSON = "application/json"
 READS = frozenset({"GET", "HEAD"})
 PATH_BYTES_MAX = 8_192
 QUERY_BYTES_MAX = 8_192
+#: Of so many places for requests, one may be taken by logins of one address that wait.
+LOGINS_SHARE = 8
 
 
 class Gate:
@@ -86,9 +88,11 @@ class Api:
         self._body_bytes_max = body_bytes_max
         self._filter_ms = filter_ms
         self._slices = Slices(slice_ms)
-        self._login = Login(broker.users)
+        self._login: Login
 
     def app(self, requests_max: int) -> ASGIApp:
+        # Wrong logins of one address leave most of the places to others.
+        self._login = Login(self._broker, max(1, requests_max // LOGINS_SHARE))
         by_path: dict[str, dict[str, Route]] = {}
         for route in ROUTES:
             by_path.setdefault(route.path, {})[route.method] = route

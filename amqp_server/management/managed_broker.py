@@ -75,6 +75,8 @@ class ManagedBroker:
         self.users = broker.users
         self.permissions = broker.permissions
         self.vhosts = broker.vhost_records
+        self.password_checks = node.password_checks
+        self.log_limit = broker.log_limit
 
     # -- the node -------------------------------------------------------------------------------------------
 

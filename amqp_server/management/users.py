@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-import trio
 
 from amqp_server.broker.password import InvalidPasswordHash, from_rabbitmq
 from amqp_server.broker.permissions import InvalidPermission, Permission
 from amqp_server.broker.users import User, UserRefused, checked_name, checked_tags, hashed
+from amqp_server.connection.password_checks import PasswordChecks
 from amqp_server.management.answer import NO_CONTENT, Answer, bad_request, created, not_found
 from amqp_server.management.call import Call
 from amqp_server.management.listing import listing
@@ -63,15 +63,15 @@ async def put_user(call: Call) -> Answer:
     try:
         checked_name(name)
         told = checked_tags(tag.strip() for tag in tags if tag.strip())
-        encoded = await _hash(asked, before)
+        encoded = await _hash(asked, before, call.broker.password_checks)
         return created(await call.broker.put_user(name, encoded, told))
     except (UserRefused, InvalidPasswordHash) as refused:
         raise bad_request(str(refused)) from None
 
 
-async def _hash(asked: UserRequest, before: User | None) -> str:
+async def _hash(asked: UserRequest, before: User | None, checks: PasswordChecks) -> str:
     if asked.password is not None:
-        return await trio.to_thread.run_sync(hashed, asked.password)
+        return await checks.run(hashed, asked.password)
     if asked.password_hash:
         return from_rabbitmq(asked.hashing_algorithm, asked.password_hash)
     if asked.password_hash is None and before is not None:
@@ -106,7 +106,7 @@ class Login(msgspec.Struct):
 async def authenticate(call: Call) -> Any:
     """Whether the password is the user's. An unknown user is no different from a wrong password."""
     password = call.read(Login).password
-    verified = await trio.to_thread.run_sync(call.broker.users.verify, call.path["user"], password)
+    verified = await call.broker.password_checks.run(call.broker.users.verify, call.path["user"], password)
     return {"authenticated": verified}
 
 

@@ -93,7 +93,7 @@ async def test_plain_bytes_and_silence_on_the_tls_port(tmp_path: Path, authority
                     pass
                 await each.stream.aclose()
         # They count no more among those that have not logged in.
-        await until(lambda: node.server.half_open == 0)
+        await until(lambda: not node.server.half_opens)
         handshakes_take(node, PATIENCE_S)
         client = await connect_tls(node, authority.trusting)
         await client.log_in()

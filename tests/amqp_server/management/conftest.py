@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from amqp_server.app import Node
+from amqp_server.connection.password_checks import PasswordChecks
 from amqp_server.management.http import Api
 from amqp_server.management.managed_broker import ManagedBroker
 from amqp_server.resources import ResourceWatch
@@ -42,6 +43,7 @@ class ManagedNode(MemoryNode):
         self.began = time.monotonic()
         self.amqp_address, self.amqps_address, self.http_address = "127.0.0.1:5672", "127.0.0.1:5671", ""
         self.administration: Any = None
+        self.password_checks = PasswordChecks(broker.users, broker.config)
         self.commits = self
         self.resources = ResourceWatch(broker.config, broker.alarms, directory)
         #: Queues of the vhost / at each commit that was waited for.

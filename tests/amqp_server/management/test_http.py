@@ -1,7 +1,10 @@
 import logging
 from typing import Any
 
+import httpx
 import pytest
+import trio
+import trio.testing
 
 from amqp_server.broker.users import ADMINISTRATOR, MANAGEMENT, MONITORING
 from amqp_server.management.http import HEADERS
@@ -199,3 +202,27 @@ async def test_requests_at_a_time_are_bounded(broker: ManagedBroker) -> None:
     app = Api(broker, BODY_BYTES_MAX).app(requests_max=0)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://broker") as client:
         assert (await client.get("/api/whoami")).status_code == 503
+
+
+async def test_wrong_logins_of_one_address_leave_room_for_others(
+    connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The app of these tests takes eight requests at a time."""
+    stranger, admin = connect(None, peer="10.0.0.2"), connect("admin", peer="10.0.0.3")
+    assert (await connect("watcher", peer="10.0.0.2").get("whoami")).status_code == 200
+    answers: list[int] = []
+
+    async def guess(number: int) -> None:
+        auth = httpx.BasicAuth("admin", f"guess-{number}")
+        answers.append((await stranger.get("whoami", auth=auth)).status_code)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(40):
+            nursery.start_soon(guess, number)
+        await trio.testing.wait_all_tasks_blocked()
+        assert (await admin.get("whoami")).status_code == 200
+        # A password that was right a moment ago needs no check.
+        assert (await connect("watcher", peer="10.0.0.2").get("whoami")).status_code == 200
+    assert 429 in answers and set(answers) <= {401, 429, 503}
+    assert "HTTP access denied: user 'admin' - invalid credentials, from 10.0.0.2" in caplog.text
+    assert "guess" not in caplog.text

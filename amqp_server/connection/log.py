@@ -1,0 +1,157 @@
+"""The lines of the log about clients' connections, in RabbitMQ's wording, which tools search for.
+
+RabbitMQ names the process of a connection after "connection"; here `<0.number.0>` holds the connection's number.
+Passwords and bodies are never part of a line.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING, Any
+
+from pamqp import commands
+
+from amqp_server.connection.state import State
+from amqp_server.errors import AMQPError, ConnectionForced, LoginRefused
+
+if TYPE_CHECKING:
+    from amqp_server.connection.session import Session
+
+logger = logging.getLogger("mqd.connection")
+
+NAME_CHARS_MAX = 255
+
+#: Why a connection ended that was not closed.
+LOST = "client unexpectedly closed TCP connection"
+HANDSHAKE_TIMEOUT = "handshake_timeout"
+
+#: The octets of a bad frame are told to its sender only: they may be of a password or of a message.
+_OCTETS = re.compile(r"<<.*>>", re.DOTALL)
+
+
+def _about(session: Session) -> str:
+    """`<0.7.0> (127.0.0.1:1234 -> 127.0.0.1:5672 - name`, for more to follow."""
+    client = session.client
+    given = f" - {client.given_name}" if client.given_name else ""
+    return f"<0.{session.number}.0> ({client.name}{given}"
+
+
+def _where(session: Session) -> str:
+    """`, vhost: '/', user: 'guest'`, as far as it has come to that."""
+    if not session.client.username:
+        return ""
+    vhost = "none" if session.vhost is None else session.vhost.name
+    return f", vhost: '{vhost}', user: '{session.client.username}'"
+
+
+def _state(session: Session) -> str:
+    return "starting" if session.state is State.AUTHENTICATING else session.state.value
+
+
+def _log(
+    session: Session, level: int, kind: str, text: str, lines_max: int | None = None, **fields: Any
+) -> None:
+    if not logger.isEnabledFor(level):
+        return
+    client = session.client
+    source = f"user '{client.username}' at {client.peer}" if client.username else client.peer
+    if session.broker.log_limit.allows(kind, source, lines_max):
+        about = {"connection": client.name, "peer": client.peer}
+        if client.username:
+            about["user"] = client.username
+        if session.vhost is not None:
+            about["vhost"] = session.vhost.name
+        logger.log(level, "%s", text, extra=about | fields)
+
+
+def operation(where: tuple[int, int]) -> str:
+    """The name of a method by its ids: `queue.declare`."""
+    method = commands.INDEX_MAPPING.get(where[0] << 16 | where[1])
+    return "none" if method is None else str(getattr(method, "name", "none")).lower()
+
+
+def accepting(session: Session) -> None:
+    """Its first bytes have come: a probe that only connects leaves no line."""
+    kind = "accepting AMQP connection"
+    _log(session, logging.INFO, kind, f"{kind} {_about(session)})")
+
+
+def bad_header(session: Session, data: bytes) -> None:
+    text = f"closing AMQP connection {_about(session)}): bad_header {data[:8]!r}"
+    _log(session, logging.ERROR, "bad_header", text)
+    session.client.ended = True
+
+
+def named(session: Session) -> None:
+    """The client has given its connection a name."""
+    name = session.client.properties.get("connection_name")
+    if not isinstance(name, str) or not name:
+        return
+    name = name[:NAME_CHARS_MAX]
+    text = f"connection {_about(session)}) has a client-provided name: {name}"
+    _log(session, logging.INFO, "client-provided name", text)
+    session.client.given_name = name
+
+
+def login_refused(session: Session, user: str, reason: str) -> None:
+    refused = f"{session.client.mechanism} login refused"
+    text = (
+        f"Error on AMQP connection {_about(session)}, state: starting): {refused}: user '{user}' - {reason}"
+    )
+    _log(session, logging.ERROR, refused, text, user=user)
+
+
+def opened(session: Session) -> None:
+    vhost = "" if session.vhost is None else session.vhost.name
+    text = (
+        f"connection {_about(session)}): user '{session.client.username}' authenticated and granted access "
+        f"to vhost '{vhost}'"
+    )
+    _log(session, logging.INFO, "authenticated and granted access", text)
+
+
+def failed(session: Session, channel: int, error: AMQPError, where: tuple[int, int]) -> None:
+    """The connection is closed for an error."""
+    if isinstance(error, LoginRefused):
+        # The log tells more of it, see `login_refused`.
+        return
+    told = _OCTETS.sub("…", error.text)
+    level = logging.WARNING if isinstance(error, ConnectionForced) else logging.ERROR
+    if session.state is State.RUNNING:
+        text = (
+            f"Error on AMQP connection {_about(session)}{_where(session)}, state: running), channel {channel}: "
+            f'operation {operation(where)} caused a connection exception {error.name.lower()}: "{told}"'
+        )
+        _log(session, level, "connection exception", text, channel=channel)
+        return
+    user = f", user: '{session.client.username}'" if session.client.username else ""
+    text = f"Error on AMQP connection {_about(session)}{user}, state: {_state(session)}): {told}"
+    _log(session, level, "connection exception", text)
+
+
+def channel_failed(session: Session, channel: int, error: AMQPError, where: tuple[int, int]) -> None:
+    text = (
+        f"Channel error on connection {_about(session)}{_where(session)}), channel {channel}: "
+        f"operation {operation(where)} caused a channel exception {error.name.lower()}: {error.text}"
+    )
+    _log(session, logging.ERROR, "channel exception", text, channel=channel)
+
+
+def closing(session: Session, reason: str = "") -> None:
+    """The connection is at its end; said once. A reason tells of an end that was not agreed on."""
+    client = session.client
+    if client.ended:
+        return
+    client.ended = True
+    silent = session.state is State.HEADER
+    kind = "closing AMQP connection"
+    text = f"{kind} {_about(session)}{_where(session)})"
+    if not reason:
+        _log(session, logging.INFO, kind, text)
+        return
+    # One that has said nothing may be a probe, or one of a thousand.
+    level = (
+        logging.DEBUG if silent and reason == LOST else logging.WARNING if reason == LOST else logging.ERROR
+    )
+    _log(session, level, reason, f"{text}: {reason}", 1 if silent else None)

@@ -1,0 +1,128 @@
+"""Who may have a password checked, and when: the one place where a running node computes password hashes.
+
+A check takes a core for some 20 ms and 12 MiB of memory, and strangers may ask for it. So few are made at a time, and
+an address has one of them at most: those that wait take turns by address, and nobody waits behind all guesses of
+another. An address whose logins fail waits longer and longer before its next check. A password that was checked a
+moment ago needs no check, and waits for nobody.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from enum import Enum
+from typing import TYPE_CHECKING, TypeVar
+
+import trio
+
+from amqp_server.broker.users import Users
+
+if TYPE_CHECKING:
+    from amqp_server.config import Config
+
+T = TypeVar("T")
+
+#: Pause before the first check that is not free of one, s; it doubles with each failure.
+BACK_OFF_FIRST_S = 0.1
+
+
+class Outcome(Enum):
+    ACCEPTED = "accepted"
+    REFUSED = "refused"
+    #: Not checked: too many logins of this address wait, or this one has waited too long.
+    BUSY = "busy"
+
+
+class Source:
+    """One address: its failed logins, and the logins that wait for a check."""
+
+    __slots__ = ("failed_at", "failures", "turn", "waiting")
+
+    def __init__(self) -> None:
+        self.failures = 0
+        self.failed_at = 0.0
+        #: Held by the login that is checked next, in the order in which they came.
+        self.turn = trio.Lock()
+        self.waiting = 0
+
+
+def source_of(peer: str) -> str:
+    """Return what counts as one address: in IPv6 a network of 64 bits, which one machine has for itself."""
+    try:
+        address = ipaddress.ip_address(peer.partition("%")[0])
+    except ValueError:
+        return peer
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped:
+            return str(address.ipv4_mapped)
+        return str(ipaddress.ip_network((int(address), 64), strict=False))
+    return str(address)
+
+
+class PasswordChecks:
+    def __init__(self, users: Users, config: Config) -> None:
+        self._users = users
+        self._config = config
+        self._limiter = trio.CapacityLimiter(config.password_checks_max or max(1, (os.cpu_count() or 1) // 2))
+        #: Addresses with failed logins, or with logins that wait. Those that have failed last stand last.
+        self._sources: OrderedDict[str, Source] = OrderedDict()
+
+    async def check(self, peer: str, name: str, password: str, waiting_max: int | None = None) -> Outcome:
+        """Tell whether this is the user's password. Takes no longer than a login may take.
+
+        `waiting_max` is a lower limit than that of the configuration.
+        """
+        verified = self._users.recall(name, password)
+        if verified is None:
+            verified = await self._check_in_turn(source_of(peer), name, password, waiting_max)
+        if verified is None:
+            return Outcome.BUSY
+        return Outcome.ACCEPTED if verified else Outcome.REFUSED
+
+    async def run(self, function: Callable[..., T], *args: object) -> T:
+        """Compute a hash, among the few at a time."""
+        return await trio.to_thread.run_sync(function, *args, limiter=self._limiter)
+
+    async def _check_in_turn(
+        self, address: str, name: str, password: str, waiting_max: int | None
+    ) -> bool | None:
+        source = self._sources.setdefault(address, Source())
+        limit = self._config.password_checks_waiting_max
+        if source.waiting >= (limit if waiting_max is None else min(limit, waiting_max)):
+            return None
+        verified: bool | None = None
+        source.waiting += 1
+        try:
+            with trio.move_on_after(self._config.handshake_timeout_s):
+                async with source.turn:
+                    await trio.sleep(self._back_off_s(source))
+                    # Another login with the same password may have been checked meanwhile.
+                    verified = self._users.recall(name, password)
+                    if verified is None:
+                        verified = await self.run(self._users.verify, name, password)
+                        if not verified:
+                            self._failed(address, source)
+        finally:
+            source.waiting -= 1
+            if not source.waiting and not source.failures:
+                self._sources.pop(address, None)
+        return verified
+
+    def _back_off_s(self, source: Source) -> float:
+        config = self._config
+        if trio.current_time() - source.failed_at > config.login_failure_memory_s:
+            source.failures = 0
+        beyond = source.failures - config.login_failures_free
+        if beyond < 0:
+            return 0.0
+        return min(config.login_back_off_max_s, BACK_OFF_FIRST_S * float(1 << min(beyond, 32)))
+
+    def _failed(self, address: str, source: Source) -> None:
+        source.failures += 1
+        source.failed_at = trio.current_time()
+        self._sources[address] = source
+        self._sources.move_to_end(address)
+        while len(self._sources) > self._config.login_sources_max:
+            self._sources.popitem(last=False)

@@ -1,0 +1,271 @@
+"""Strangers who guess passwords or hold connections open do not keep out the others, nor fill the log."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import trio
+import trio.testing
+from pamqp import commands, frame
+
+from amqp_server.app import Node
+from amqp_server.broker import password as passwords
+from amqp_server.config import Config
+from amqp_server.connection.half_open import HalfOpens
+from amqp_server.connection.password_checks import Outcome, PasswordChecks, source_of
+from conformance_tests.patience import PATIENCE_S
+
+from .node import CAPABILITIES
+from .served import Client, port_of, served, until
+
+HEADER = b"AMQP\x00\x00\x09\x01"
+T = TypeVar("T")
+
+
+async def connect_from(node: Node, address: str) -> Client:
+    sock = trio.socket.socket()
+    await sock.bind((address, 0))
+    await sock.connect(("127.0.0.1", port_of(node)))
+    return Client(trio.SocketStream(sock))
+
+
+async def try_password(node: Node, address: str, password: str, user: str = "guest") -> bool:
+    """True if the login was accepted."""
+    client = await connect_from(node, address)
+    try:
+        await client.send(HEADER)
+        await client.wait_for(commands.Connection.Start)
+        start_ok = commands.Connection.StartOk(
+            {"capabilities": dict(CAPABILITIES)}, "PLAIN", f"\0{user}\0{password}", "en_US"
+        )
+        await client.send(frame.marshal(start_ok, 0))
+        while not client.received:
+            if not await client.read():
+                return False
+        (_, answer), *_ = client.received
+        assert isinstance(answer, (commands.Connection.Tune, commands.Connection.Close))
+        return isinstance(answer, commands.Connection.Tune)
+    except trio.BrokenResourceError:
+        return False
+    finally:
+        await trio.aclose_forcefully(client.stream)
+
+
+class Slow:
+    """In the place of a password's check: it ends when the test says so, and counts."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open = threading.Semaphore(0)
+        self.running = self.most = self.count = 0
+        self._lock = threading.Lock()
+        monkeypatch.setattr(passwords, "verify", self)
+
+    def __call__(self, encoded: str, password: str) -> bool:
+        with self._lock:
+            self.running += 1
+            self.count += 1
+            self.most = max(self.most, self.running)
+        self.open.acquire(timeout=PATIENCE_S)
+        with self._lock:
+            self.running -= 1
+        return password == "guest"
+
+    def release(self, count: int = 1) -> None:
+        self.open.release(count)
+
+
+async def test_few_checks_are_made_at_a_time_and_addresses_take_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served(tmp_path, password_checks_max=2) as node, trio.open_nursery() as nursery:
+        slow = Slow(monkeypatch)
+        for number in range(20):
+            for address in ("127.0.0.2", "127.0.0.3"):
+                nursery.start_soon(try_password, node, address, f"guess-{number}")
+        await until(lambda: slow.running == 2)
+        await until(lambda: len(node.server.transports) == 40)
+        accepted: list[bool] = []
+
+        async def bystander() -> None:
+            accepted.append(await try_password(node, "127.0.0.1", "guest"))
+
+        nursery.start_soon(bystander)
+        await until(lambda: len(node.server.transports) == 41)
+        # Its check comes after one more of each of the others at most, not after all 40.
+        with trio.fail_after(PATIENCE_S):
+            while not accepted:
+                before = slow.count
+                slow.release()
+                await until(lambda before=before: slow.count > before or accepted)
+        assert accepted == [True]
+        assert slow.count <= 8
+        assert slow.most == 2
+        slow.release(100)
+
+
+async def test_address_that_guesses_waits_longer_and_longer(tmp_path: Path) -> None:
+    options = {
+        "login_failures_free": 3,
+        "login_back_off_max_s": 3_600.0 / 6,
+        "password_checks_waiting_max": 8,
+    }
+    async with served(tmp_path, **options) as node:
+        # A password that was right a moment ago needs no check.
+        assert await try_password(node, "127.0.0.2", "guest")
+        for number in range(3):
+            assert not await try_password(node, "127.0.0.2", f"guess-{number}")
+        began = trio.current_time()
+        for number in range(3, 5):
+            assert not await try_password(node, "127.0.0.2", f"guess-{number}")
+        assert trio.current_time() - began >= 0.1 + 0.2
+        for _ in range(12):
+            checks = node.password_checks
+            checks._failed("127.0.0.2", checks._sources["127.0.0.2"])
+        async with trio.open_nursery() as nursery:
+            refused: list[bool] = []
+
+            async def guess(number: int) -> None:
+                refused.append(not await try_password(node, "127.0.0.2", f"later-{number}"))
+
+            for number in range(20):
+                nursery.start_soon(guess, number)
+            # More than may wait are refused without a check.
+            await until(lambda: len(refused) == 12)
+            assert await try_password(node, "127.0.0.2", "guest")
+            node.broker.users.add("ann", "secret")
+            assert await try_password(node, "127.0.0.1", "secret", "ann")
+            nursery.cancel_scope.cancel()
+        assert refused == [True] * 12
+
+
+async def test_right_password_behind_failures_is_accepted_after_the_wait(tmp_path: Path) -> None:
+    async with served(tmp_path, login_failures_free=2, login_back_off_max_s=0.2) as node:
+        for number in range(4):
+            assert not await try_password(node, "127.0.0.2", f"guess-{number}")
+        assert await try_password(node, "127.0.0.2", "guest")
+
+
+async def test_failures_are_forgotten(autojump_clock: trio.testing.MockClock) -> None:
+    checks = WithoutThreads(_Users(), Config(login_failures_free=1, login_failure_memory_s=60))
+    took: list[float] = []
+    for pause in (0, 0, 0, 0, 61, 0):
+        await trio.sleep(pause)
+        began = trio.current_time()
+        assert await checks.check("10.0.0.1", "ann", "wrong") is Outcome.REFUSED
+        took.append(round(trio.current_time() - began, 3))
+    assert took == [0, 0.1, 0.2, 0.4, 0, 0.1]
+    assert await checks.check("10.0.0.2", "ann", "right") is Outcome.ACCEPTED
+    assert list(checks._sources) == ["10.0.0.1"]
+
+
+async def test_login_that_waits_too_long_is_not_checked(autojump_clock: trio.testing.MockClock) -> None:
+    users = _Users()
+    config = Config(login_failures_free=0, login_back_off_max_s=600, handshake_timeout_s=10)
+    checks = WithoutThreads(users, config)
+    outcomes = [await checks.check("10.0.0.1", "ann", "wrong") for _ in range(9)]
+    assert outcomes == [Outcome.REFUSED] * 7 + [Outcome.BUSY] * 2
+    assert users.checked == 7
+
+
+async def test_addresses_that_are_remembered_are_bounded() -> None:
+    checks = WithoutThreads(_Users(), Config(login_sources_max=10))
+    for number in range(100):
+        await checks.check(f"10.0.0.{number}", "ann", "wrong")
+    assert list(checks._sources) == [f"10.0.0.{number}" for number in range(90, 100)]
+
+
+class WithoutThreads(PasswordChecks):
+    """A clock that jumps would do so while a thread works."""
+
+    def __init__(self, users: _Users, config: Config) -> None:
+        super().__init__(users, config)  # type: ignore[arg-type]
+
+    async def run(self, function: Callable[..., T], *args: object) -> T:
+        await trio.lowlevel.checkpoint()
+        return function(*args)
+
+
+class _Users:
+    """Of which one check takes no time, and nothing is remembered."""
+
+    def __init__(self) -> None:
+        self.checked = 0
+
+    def recall(self, name: str, password: str) -> bool | None:
+        return None
+
+    def verify(self, name: str, password: str) -> bool:
+        self.checked += 1
+        return password == "right"
+
+
+@pytest.mark.parametrize(
+    ("peer", "source"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::1%eth0", "2001:db8:1:2::/64"),
+        ("", ""),
+    ],
+)
+def test_what_counts_as_one_address(peer: str, source: str) -> None:
+    assert source_of(peer) == source
+
+
+def test_busiest_address_gives_way() -> None:
+    places = HalfOpens(Config(half_open_max=6, half_open_per_address_max=5))
+    dropped: list[str] = []
+
+    def admit(source: str, name: str) -> bool:
+        place = places.admit(source)
+        if place is not None:
+            place.drop = lambda: dropped.append(name)
+        return place is not None
+
+    assert [admit("a", f"a{number}") for number in range(7)] == [True] * 5 + [False] * 2
+    assert admit("b", "b0")
+    assert dropped == []
+    assert admit("c", "c0") and dropped == ["a0"]
+    assert admit("b", "b1") and dropped == ["a0", "a1"]
+    assert not admit("a", "a8")
+    assert len(places) == 6
+
+
+async def test_half_open_connections_of_one_address_keep_nobody_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served(tmp_path, half_open_max=20, half_open_per_address_max=15) as node:
+        held = [await connect_from(node, address) for address in ["127.0.0.2"] * 30 + ["127.0.0.3"] * 10]
+        await until(lambda: len(node.server.half_opens) == 20)
+        assert await try_password(node, "127.0.0.1", "guest")
+        lines = [record.getMessage() for record in caplog.records if record.name == "mqd.connection"]
+        assert len([line for line in lines if "connection refused" in line]) == 1
+        caplog.clear()
+        node.server._summarise()
+        assert [record.getMessage() for record in caplog.records] == [
+            "connection refused: 14 more, not logged one by one: 14 of 127.0.0.2",
+            "too many connections are logging in: 5 more, not logged one by one: 5 of 127.0.0.2",
+        ]
+        for client in held:
+            await trio.aclose_forcefully(client.stream)
+
+
+async def test_silent_connections_leave_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    async with served(tmp_path, handshake_timeout_s=0.5) as node:
+        held = [await connect_from(node, "127.0.0.2") for _ in range(30)]
+        await until(lambda: node.server.transports)
+        await until(lambda: not node.server.transports)
+        lines = [
+            record.getMessage() for record in caplog.records if "handshake_timeout" in record.getMessage()
+        ]
+        assert len(lines) == 1
+        node.server._summarise()
+        assert "handshake_timeout: 29 more, not logged one by one: 29 of 127.0.0.2" in caplog.text
+        for client in held:
+            await trio.aclose_forcefully(client.stream)
