@@ -421,3 +421,9 @@ class Incoming:
         self._held_bytes = 0
         self.routes.clear()
         self._targets.clear()
+
+    def end(self) -> None:
+        """The session is gone, and nothing will come any more."""
+        self.clear()
+        self._body_channel = None
+        del self._session
