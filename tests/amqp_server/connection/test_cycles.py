@@ -105,7 +105,7 @@ def test_a_deleted_queue_goes_with_all_that_it_held(kind: str, use: Callable[[Pe
         peer.call(1, commands.Queue.Delete(queue="q"))
         # Its client goes on, and may have unacked messages of it.
         assert not alive(Run) and not alive(LocalHost)
-    assert not left.found, left
+    assert not left.found, str(left)
 
 
 def end_by_close(node: MemoryNode, peer: Peer) -> None:
@@ -181,7 +181,7 @@ def test_a_connection_goes_with_its_queues(
         assert not alive(Session) and not alive(Channel)
         kept = "durable" in declared
         assert bool(alive(Run)) is kept and bool(alive(Queue)) is kept
-    assert not left.found, left
+    assert not left.found, str(left)
 
 
 def test_a_channel_that_is_closed_for_too_large_a_transaction() -> None:
@@ -196,7 +196,7 @@ def test_a_channel_that_is_closed_for_too_large_a_transaction() -> None:
         assert len(alive(Channel)) == 1
         # Nothing of it was published, also not what came with the same read.
         assert not alive(Run)
-    assert not left.found, left
+    assert not left.found, str(left)
 
 
 def test_a_queue_that_failed() -> None:
@@ -213,7 +213,7 @@ def test_a_queue_that_failed() -> None:
         node.clock.now_ms += PAUSE_MS
         node.turn.run(node.broker.timers.run, node.clock.now_ms)
         assert not alive(Queue)
-    assert not left.found, left
+    assert not left.found, str(left)
 
 
 def test_a_virtual_host() -> None:
@@ -236,7 +236,7 @@ def test_a_virtual_host() -> None:
         node.sync()
         del peer
         assert not alive(Queue) and not alive(Run)
-    assert not left.found, left
+    assert not left.found, str(left)
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
@@ -259,5 +259,5 @@ async def test_sockets_and_tasks_go_with_their_clients(tmp_path: Path, ahead: in
             await until(lambda: not node.server.transports)
             await until(lambda: not alive(Session))
             assert not alive(Run)
-        assert not left.found, left
+        assert not left.found, str(left)
     assert gc.isenabled()
