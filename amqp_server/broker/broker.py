@@ -24,6 +24,7 @@ from amqp_server.config import Config
 from amqp_server.logs import LineLimit
 from amqp_server.turn import Turn
 from quorum_queue.clock import Clock
+from quorum_queue.deleted_host import DeletedHost
 from quorum_queue.local import NodeServices
 
 
@@ -61,6 +62,8 @@ class Broker:
         self.alarms = alarms
         self.services = services
         self.hosts = hosts
+        #: In the place of the hosts of queues that are gone.
+        self.deleted_host = DeletedHost(turn)
         #: Raised by whatever may change where a message goes or whether it may.
         self.generation = 0
         self.users = Users(

@@ -67,6 +67,8 @@ class Failures:
 
     def add(self, queue: Queue, error: Exception) -> None:
         """A queue's host raised. Raises nothing."""
+        if queue.deleted:
+            return
         failure = self._known.get(queue.queue_id)
         now = self._clock.monotonic_ms()
         if failure is None or (failure.serving_since_ms and now - failure.serving_since_ms > self._forget_ms):

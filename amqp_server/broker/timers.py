@@ -18,9 +18,12 @@ class Wakeable(Unit, Protocol):
 
 
 class _Call(NamedTuple):
+    """A time in the heap. It does not keep the host alive: it may stay there long after the host is gone."""
+
     at_ms: int
     order: int
-    host: Wakeable
+    #: Identity of the host.
+    key: int
 
 
 class Timers:
@@ -34,8 +37,8 @@ class Timers:
         """`changed` is called when the next wake-up has become earlier. `boundary` is the node's."""
         self._contain = (boundary or Boundary()).contain
         self._heap: list[_Call] = []
-        #: The call that counts, by the identity of its host, which it keeps alive.
-        self._pending: dict[int, _Call] = {}
+        #: The call that counts and its host, by the identity of the host, which is kept alive by this.
+        self._pending: dict[int, tuple[_Call, Wakeable]] = {}
         self._order = count()
         self._changed = changed
 
@@ -44,11 +47,13 @@ class Timers:
 
     def wake(self, host: Any, at_ms: int) -> None:
         """Call `host.wake()` at `at_ms`, unless it is to be called before."""
-        pending = self._pending.get(id(host))
-        if pending is not None and pending.at_ms <= at_ms:
+        key = id(host)
+        pending = self._pending.get(key)
+        if pending is not None and pending[0].at_ms <= at_ms:
             return
         earliest = self.next_ms
-        call = self._pending[id(host)] = _Call(at_ms, next(self._order), host)
+        call = _Call(at_ms, next(self._order), key)
+        self._pending[key] = call, host
         heapq.heappush(self._heap, call)
         self._sweep()
         if earliest is None or at_ms < earliest:
@@ -61,15 +66,19 @@ class Timers:
 
     def _sweep(self) -> None:
         if len(self._heap) > 2 * len(self._pending) + SPARE_MAX:
-            self._heap = list(self._pending.values())
+            self._heap = [call for call, _ in self._pending.values()]
             heapq.heapify(self._heap)
 
     @property
     def next_ms(self) -> int | None:
         heap, pending = self._heap, self._pending
-        while heap and pending.get(id(heap[0].host)) is not heap[0]:
+        while heap:
+            call = heap[0]
+            known = pending.get(call.key)
+            if known is not None and known[0] is call:
+                return call.at_ms
             heapq.heappop(heap)
-        return heap[0].at_ms if heap else None
+        return None
 
     def run(self, now_ms: int) -> None:
         """Wake all that is due. One that raises has failed; the others are woken all the same."""
@@ -77,6 +86,5 @@ class Timers:
             next_ms = self.next_ms
             if next_ms is None or next_ms > now_ms:
                 return
-            host = heapq.heappop(self._heap).host
-            del self._pending[id(host)]
+            _, host = self._pending.pop(heapq.heappop(self._heap).key)
             self._contain(host, host.wake)

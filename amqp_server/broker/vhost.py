@@ -336,6 +336,8 @@ class VHost:
         queue.subscriptions.clear()
         if queue.exclusive:
             broker.exclusive_gone(queue)
+        # Its host refers to the queue: together they would stay, with all messages, until the collector comes.
+        queue.host = broker.deleted_host
         broker.changed()
 
     def queue_records(self) -> Iterator[QueueRecord]:

@@ -57,6 +57,8 @@ class Channel:
         self.getters: dict[tuple[Queue, bool], Getter] = {}
         self.confirms: Confirms | None = None
         self.tx: Transaction | None = None
+        #: It was closed within a transaction: what came with the same read is dropped, too.
+        self._rolled_back = False
         #: Prefetch of consumers to come (basic.qos global=false).
         self.prefetch = 0
         self.window = ChannelWindow()
@@ -83,13 +85,10 @@ class Channel:
         """Publish now, or at the commit of the transaction."""
         if self.tx is not None:
             self._publish_in(self.tx, segment)
-        else:
+        elif not self._rolled_back:
             publish(segment)
 
     def _publish_in(self, transaction: Transaction, segment: Segment) -> None:
-        if self.closed:
-            # It became too large; this came with the same read.
-            return
         transaction.add(segment)
         bytes_max = self.connection.config.tx_bytes_max
         if transaction.published_bytes > bytes_max:
@@ -97,7 +96,6 @@ class Channel:
                 f"a transaction may have {bytes_max} bytes of messages (tx_bytes_max): commit more often"
             )
             self.connection.close_channel(self, error, _PUBLISH)
-            self.tx = transaction
 
     # -- settling --------------------------------------------------------------------------------------------------
 
@@ -150,6 +148,7 @@ class Channel:
         self.closed = True
         if self.tx is not None:
             self.tx.rollback()
+            self._rolled_back = True
         self.tx = None
         self.assembly = None
         if self.confirms is not None:

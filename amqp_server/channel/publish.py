@@ -73,7 +73,8 @@ class _Resolver:
 
     def __init__(self, channel: Channel, route: Route, depends: Depends) -> None:
         self._channel = channel
-        self._route = route
+        # Not the route itself, which refers to this: they would stay until the collector comes.
+        self._route = derived(route, ())
         self._depends = depends
         self._known: dict[bytes, Route] = {}
 

@@ -322,6 +322,9 @@ class Catalog:
         """Without the topology a node can do nothing."""
         raise Fatal(f"the topology's log could not be applied: {error}") from error
 
+    def closed(self) -> None:
+        """Not before the node ends."""
+
 
 def _batch(index: int, data: bytes) -> _Batch:
     try:

@@ -430,3 +430,9 @@ class Incoming:
         self._held_bytes = 0
         self._forget_routes()
         self._targets.clear()
+
+    def end(self) -> None:
+        """The session is gone, and nothing will come any more."""
+        self.clear()
+        self._body_channel = None
+        del self._session

@@ -7,6 +7,15 @@ from collections.abc import Callable
 from amqp_server.turn import Sender, Turn
 
 
+class _Nobody:
+    """Sends nothing: the client is gone."""
+
+    def flush(self) -> None: ...
+
+
+_NOBODY = _Nobody()
+
+
 class Outbox:
     """Chunks in order. The first chunk has the turn send them."""
 
@@ -14,7 +23,7 @@ class Outbox:
 
     def __init__(self, turn: Turn, sender: Sender, high_bytes: int) -> None:
         self._turn = turn
-        self._sender = sender
+        self._sender: Sender = sender
         self._chunks: list[bytes | memoryview] = []
         #: Answers that wait for the disk.
         self._withheld = 0
@@ -66,3 +75,9 @@ class Outbox:
         """`count` bytes have left."""
         self.size -= count
         self.sent_bytes += count
+
+    def close(self) -> None:
+        """The client is gone: what waits is dropped."""
+        self._sender = _NOBODY
+        self._chunks = []
+        self._beats = []

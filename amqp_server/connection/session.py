@@ -70,6 +70,17 @@ class Edge(Protocol):
         """The session has the answer that it waited for: more may be read."""
 
 
+class _NoEdge:
+    """The edge of a session whose socket is gone."""
+
+    def opened(self) -> None: ...
+
+    def resumed(self) -> None: ...
+
+
+_NO_EDGE = _NoEdge()
+
+
 class Session:
     """The server's side of one connection.
 
@@ -81,7 +92,7 @@ class Session:
         self.config: Config = broker.config
         self.turn = broker.turn
         self.outbox = outbox
-        self._edge = edge
+        self._edge: Edge = edge
         self.client = Client(peer, name, broker.clock.wall_ms())
         self.limits = Limits(self.config.handshake_frame_bytes_max)
         self.number = broker.sessions.next_number()
@@ -426,7 +437,14 @@ class Session:
 
     def lost(self) -> None:
         """The socket is gone."""
+        if self._edge is _NO_EDGE:
+            return
         self._closed()
+        # Nobody comes here any more. Without these references the session is freed now, and not when the collector
+        # comes: connections come and go faster than that.
+        self._edge = _NO_EDGE
+        self.outbox.close()
+        self.incoming.end()
 
     def closed_by_client(self) -> None:
         """The client said goodbye: finish what it sent, and answer when it is on disk."""

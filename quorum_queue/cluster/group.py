@@ -87,6 +87,9 @@ class StateMachine(Protocol):
     def failed(self, error: Exception) -> None:
         """An entry could not be applied, or the log contradicts the leader's: the group must stop on this node."""
 
+    def closed(self) -> None:
+        """The group is not open on this node any more, and nothing of it is under way: let go of it."""
+
 
 class Flight(NamedTuple):
     """A batch of this node that its member has not applied yet."""

@@ -169,6 +169,10 @@ class GroupHost(DeferredHost):
         else:
             self.replicas.close(self.group)
 
+    def closed(self) -> None:
+        # The group refers to this host: together they would stay, with all messages, until the collector comes.
+        del self.group
+
     # -- the state machine of the group ----------------------------------------------------------------------------
 
     @property
@@ -476,6 +480,8 @@ class GroupHost(DeferredHost):
             self._deliver_held()
 
     def _deliver_held(self) -> None:
+        if self.ended:
+            return
         if self.group.behind:
             # A node that was away first learns what happened to its consumers meanwhile.
             return

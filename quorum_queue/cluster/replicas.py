@@ -113,6 +113,8 @@ class Replicas:
         #: How often a group has forgotten its log since this start.
         self._forgotten: dict[int, int] = {}
         self.bodies = BodyCache(options.bodies_bytes)
+        #: Groups that were closed or stopped in this turn.
+        self._closed: list[Group] = []
 
     # -- groups ----------------------------------------------------------------------------------------------------
 
@@ -192,6 +194,7 @@ class Replicas:
         group.flights = ()
         if group.leading:
             self.led_count -= 1
+        self._closed.append(group)
 
     def leave(self, group_id: int) -> None:
         """This node is no longer a member of a group. It may become one again."""
@@ -442,6 +445,11 @@ class Replicas:
 
     def write(self) -> None:
         """Request one commit for all writes of this turn."""
+        if self._closed:
+            closed, self._closed = self._closed, []
+            for group in closed:
+                group.machine.closed()
+                group.core.close()
         if not self._written:
             return
         written, self._written = self._written, []

@@ -248,6 +248,10 @@ class Raft:
 
     # -- snapshots -------------------------------------------------------------------------------------------------
 
+    def close(self) -> None:
+        """This member is not used any more. A leadership refers to it, so that both would stay."""
+        self.leadership = None
+
     def compact(self, index: int) -> None:
         """There is a durable snapshot at this index or later: entries up to it leave the log."""
         if not self.log.snapshot_index <= index <= self._applied:

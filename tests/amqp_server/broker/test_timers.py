@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from random import Random
 
 import pytest
@@ -99,3 +100,16 @@ def test_the_heap_is_as_long_as_there_are_hosts() -> None:
     timers.run(2_000_000)
     assert [host.woken for host in hosts] == [1] * len(hosts)
     assert timers.next_ms is None
+
+
+def test_a_forgotten_host_is_not_kept() -> None:
+    timers = Timers(changed=lambda: None)
+    kept, gone = Host(), Host()
+    timers.wake(kept, 10)
+    timers.wake(gone, 10**12)
+    known = weakref.ref(gone)
+    timers.forget(gone)
+    del gone
+    assert known() is None
+    timers.run(20)
+    assert kept.woken == 1

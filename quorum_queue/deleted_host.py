@@ -1,0 +1,66 @@
+"""Stands for all queues of a node that were deleted, in the place of their hosts.
+
+Clients may know a deleted queue for long: by the messages that they have not acked. They must not keep the host with
+it, which has all messages that were ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quorum_queue.host import QueueHost, answer_publishes
+from quorum_queue.machine.settings import Settings
+from quorum_queue.ports import ConsumerState, Hosted, Turn
+
+
+class _Nobody:
+    """See quorum_queue.ports.Hosted."""
+
+    name = ""
+
+    @property
+    def vhost(self) -> _Nobody:
+        return self
+
+    def host_failed(self, error: Exception) -> None:
+        raise error
+
+    def consumer_gone(self, left: int) -> None: ...
+
+    def consumers_lost(self) -> None: ...
+
+    def consumer_lost(self, key: object) -> None: ...
+
+    def renew(self) -> None: ...
+
+
+class DeletedHost(QueueHost):
+    """See quorum_queue.ports.Host. The node has one."""
+
+    ready_count = ready_bytes = unacked_count = consumer_count = resident_bytes = 0
+
+    def __init__(self, turn: Turn) -> None:
+        nobody: Hosted = _Nobody()
+        super().__init__(nobody, turn)
+        self.ended = "deleted"
+        self._settings = Settings()
+
+    @property
+    def settings(self) -> Settings:
+        return self._settings
+
+    def consumers(self) -> list[ConsumerState]:
+        return []
+
+    def apply_pending(self) -> None:
+        pending, self.pending = self.pending, []
+        answer_publishes(pending, confirm=True)
+
+    def barrier(self, done: Callable[..., None]) -> None:
+        done()
+
+    def touch(self) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def close(self) -> None: ...

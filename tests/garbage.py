@@ -1,0 +1,47 @@
+"""What reference counts alone do not free: the collector is switched off while something is done, and asked after it.
+
+A broker with millions of messages cannot wait for the collector, which looks at each of them, and comes once in so
+many allocations: what is deleted must be free at once.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class Garbage:
+    def __init__(self) -> None:
+        self.found: list[Any] = []
+
+    def __str__(self) -> str:
+        kinds = Counter(f"{type(each).__module__}.{type(each).__qualname__}" for each in self.found)
+        return f"{len(self.found)} objects are in cycles: {dict(kinds.most_common(30))}"
+
+
+@contextmanager
+def garbage() -> Iterator[Garbage]:
+    """Do something without the collector; when it is done, `found` has what only the collector would have freed."""
+    found = Garbage()
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield found
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        gc.set_debug(0)
+        found.found = list(gc.garbage)
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        if enabled:
+            gc.enable()
+
+
+def alive(kind: type, is_wanted: Callable[[Any], bool] = lambda _: True) -> list[Any]:
+    """Return the objects of a type that exist now."""
+    return [each for each in gc.get_objects() if type(each) is kind and is_wanted(each)]

@@ -1,0 +1,145 @@
+"""Clients, queues and messages that come and go: `python -m tests.reliability.churn --minutes 60`.
+
+A broker that has done so for an hour uses as much memory, as many descriptors and as much of the disk as after some
+minutes of it. Prints what it saw; the exit code says whether that was so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pamqp import commands, frame
+
+from tests.reliability.client import CHANNEL, Address, Client, Delivery, settle
+from tests.reliability.node import Node, memory
+
+MIB = 1 << 20
+BODY = b"x" * 100_000
+#: Messages that a queue has when it is deleted.
+MESSAGES = 40
+#: What the collector and the heap may keep, with no difference made by how long it went on.
+SLACK_BYTES = 24 * MIB
+SLACK_DESCRIPTORS = 8
+#: The first tenth of the rounds is not looked at: what is made once and kept is made in it.
+WARM_SHARE = 0.1
+
+KINDS: tuple[tuple[bool, bool, bool, dict[str, Any]], ...] = (
+    # durable, exclusive, auto_delete, arguments
+    (False, False, False, {}),
+    (True, False, False, {}),
+    (True, False, False, {"x-queue-type": "quorum"}),
+    (False, True, False, {"x-message-ttl": 3_600_000, "x-expires": 3_600_000}),
+    (False, False, True, {"x-max-priority": 3}),
+    (True, False, True, {}),
+)
+
+
+class Used(NamedTuple):
+    memory: int
+    descriptors: int
+    disk: int
+
+    def __str__(self) -> str:
+        return f"{self.memory >> 20} MiB of memory, {self.descriptors} descriptors, {self.disk >> 20} MiB of disk"
+
+
+def used(node: Node) -> Used:
+    anonymous = memory(Path(f"/proc/{node.pid}/status"))["RssAnon"]
+    return Used(anonymous, len(os.listdir(f"/proc/{node.pid}/fd")), node.disk_bytes())
+
+
+def one_round(node: Node, number: int) -> None:
+    """One client: a queue with a few MB, some of which it holds, given back or gone in one way or another."""
+    durable, exclusive, auto_delete, arguments = KINDS[number % len(KINDS)]
+    name = f"churn-{number}"
+    client = Client(node.port)
+    client.call(
+        commands.Queue.Declare(
+            queue=name, durable=durable, exclusive=exclusive, auto_delete=auto_delete, arguments=arguments
+        ),
+        commands.Queue.DeclareOk,
+    )
+    client.call(
+        commands.Queue.Bind(queue=name, exchange="amq.headers", arguments={"number": number}),
+        commands.Queue.BindOk,
+    )
+    client.confirms()
+    to_queue = Address("", name, persistent=durable)
+    # Routes that nobody uses again, and headers.
+    to_headers = Address("amq.headers", f"key-{number}", headers={"number": number, "text": "x" * 2_000})
+    client.send(b"".join(to_queue.message(BODY) for _ in range(MESSAGES)) + to_headers.message(b"x"))
+    client.sync(5)
+    client.call(commands.Basic.Consume(queue=name, consumer_tag="c"), commands.Basic.ConsumeOk)
+    last = _deliveries(client, 5)[-1].tag
+    client.send(settle(120, last - 2, 3) + settle(80, last, 0))
+    client.sync(5)
+    if number % 4 == 1:
+        client.send(settle(80, 1 << 40, 0))
+    elif number % 4 == 2:
+        client.send(frame.marshal(commands.Connection.Close(200, "", 0, 0), 0))
+    elif number % 4 == 3:
+        # In the middle of a message.
+        client.send(to_queue.message(BODY)[:50_000])
+    client.sock.close()
+    if not exclusive and not auto_delete:
+        other = Client(node.port)
+        other.method(commands.Queue.Delete(queue=name), CHANNEL)
+        other.sync(0)
+        other.close()
+
+
+def _deliveries(client: Client, count: int) -> list[Delivery]:
+    found: list[Delivery] = []
+    while len(found) < count:
+        found += [event for event in client.receive() if isinstance(event, Delivery)]
+    return found
+
+
+def churn(node: Node, goes_on: Callable[[int], float], say: Callable[[str], None] = lambda _: None) -> None:
+    """Go on for as long as `goes_on` says, which is told the number of rounds done and tells the share of them.
+
+    Raises AssertionError unless all that is used is, in the end, what was used after a tenth of it.
+    """
+    early: Used | None = None
+    share = 0.0
+    for number in itertools.count():
+        one_round(node, number)
+        before, share = share, goes_on(number + 1)
+        if before < WARM_SHARE <= share:
+            early = used(node)
+            say(f"{number + 1} rounds: {early}")
+        if share >= 1:
+            break
+    assert early is not None
+    late = used(node)
+    say(f"{number + 1} rounds: {late}")
+    assert late.memory < early.memory + SLACK_BYTES, f"{early}, then {late}"
+    assert late.descriptors < early.descriptors + SLACK_DESCRIPTORS, f"{early}, then {late}"
+    # The store keeps what it has grown to, and uses it again.
+    assert late.disk < 1.5 * early.disk + 16 * MIB, f"{early}, then {late}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.reliability.churn", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    minutes: float = parser.parse_args().minutes
+    with tempfile.TemporaryDirectory() as directory, Node(Path(directory)) as node:
+        began = time.monotonic()
+        try:
+            churn(node, lambda _: (time.monotonic() - began) / (60 * minutes), say=print)
+        except AssertionError as grown:
+            print(f"it grows: {grown}")
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

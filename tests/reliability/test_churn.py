@@ -1,0 +1,17 @@
+"""A short form of `python -m tests.reliability.churn`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.reliability.churn import BODY, MESSAGES, SLACK_BYTES, churn
+from tests.reliability.node import Node
+
+ROUNDS = 120
+
+
+def test_what_came_and_went_has_left_nothing(tmp_path: Path) -> None:
+    # What is left must show.
+    assert ROUNDS * MESSAGES * len(BODY) > 10 * SLACK_BYTES
+    with Node(tmp_path, "--disk-free-min-bytes", "0") as node:
+        churn(node, lambda number: number / ROUNDS)
