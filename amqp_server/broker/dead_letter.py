@@ -2,8 +2,8 @@
 exchange.
 
 The headers and the rule for cycles are RabbitMQ's (https://www.rabbitmq.com/docs/dlx): each (queue, reason) has one
-x-death entry with a count, the newest first; a message that comes to a queue a second time without having been
-rejected in between is dropped.
+x-death entry with a count, the newest first; a message does not go to a queue where it has died, this time included,
+unless it has been rejected since, or now.
 """
 
 from __future__ import annotations
@@ -118,13 +118,15 @@ class DeadLetterSender:
         if len(keys[0].encode()) > SHORT_STRING_MAX:
             # A queue of an earlier version may have been declared with it. No message can have such a key.
             return False
-        found = vhost.route_all(target, keys, properties)
-        targets = [each for each in found if not _is_cycle(each.name, deaths, reason)]
         changed = self._headers(queue, properties, deaths, exchange, [routing_key, *copies], reason)
         if parsed.dead_letter_routing_key is not None:
             changed[b"CC"] = None
         properties.raw["headers"] = tables.replaced(properties.raw.get("headers", b""), changed)
         properties.raw.pop("expiration", None)
+        # Exchanges see the new headers.
+        found = vhost.route_all(target, keys, properties)
+        cycling = _cycling(queue.name, deaths, reason)
+        targets = [each for each in found if each.name not in cycling]
         framed = content.build(properties.encode(len(body)), body, 1, self._frame_max)
         size = max(len(body), 0) + 8
         largest = FRAME_BYTES_MIN if size <= FRAME_BYTES_MIN and len(payload) < 2048 else self._frame_max
@@ -200,17 +202,35 @@ class Death(NamedTuple):
     times: int
     #: The entry as it came, its length in front.
     table: bytes
+    #: It has a count.
+    is_counted: bool
 
 
 def _deaths(headers: bytes) -> list[Death]:
-    """Return the entries of x-death in an encoded headers table, newest first."""
-    deaths: list[Death] = []
-    for table in tables.tables_in(headers, b"x-death"):
+    """Return the entries of x-death in an encoded headers table, newest first, one for each queue and reason.
+
+    Several of one queue and reason come from clients and from RabbitMQ before 3.6: without a count, each is one
+    death. A single entry without a count is left alone, as RabbitMQ does it.
+    """
+    groups: dict[tuple[str, str], list[Death]] = {}
+    found = tables.tables_in(headers, b"x-death")
+    for table in found:
         fields = tables.decode(table)
         count = fields.get("count")
         counted = count if isinstance(count, int) and 0 <= count < COUNT_MAX else 0
-        deaths.append(Death(fields.get("queue"), fields.get("reason"), counted, table))
-    return deaths
+        death = Death(fields.get("queue"), fields.get("reason"), counted, table, "count" in fields)
+        groups.setdefault((repr(death.queue), repr(death.reason)), []).append(death)
+    if len(found) == 1:
+        return [death for group in groups.values() for death in group]
+    return [_merged(group) for group in groups.values()]
+
+
+def _merged(group: list[Death]) -> Death:
+    death = group[0]
+    if death.is_counted:
+        return death
+    table = tables.replaced(death.table, {b"count": _long(len(group))})
+    return death._replace(times=len(group), table=table, is_counted=True)
 
 
 def _long(number: int) -> bytes:
@@ -218,16 +238,23 @@ def _long(number: int) -> bytes:
     return b"l" + number.to_bytes(8, "big", signed=True)
 
 
-def _is_cycle(queue: str, deaths: list[Death], reason: Reason) -> bool:
-    """Was the message in this queue before, and not rejected since?"""
-    if reason == "rejected":
-        return False
-    for death in deaths:
-        if death.reason == "rejected":
-            return False
-        if death.queue == queue:
-            return True
-    return False
+def _cycling(queue: str, deaths: list[Death], reason: Reason) -> set[object]:
+    """Return the names of the queues where the message has died since it was last rejected, first in this one now.
+
+    What a client has made up may have any type; no queue has such a name.
+    """
+    cycling: set[object] = set()
+    if reason != "rejected":
+        cycling.add(queue)
+        for death in deaths:
+            if death.queue == queue and death.reason == reason:
+                # This entry is the newest one now.
+                continue
+            if death.reason == "rejected":
+                break
+            if isinstance(death.queue, str):
+                cycling.add(death.queue)
+    return cycling
 
 
 def carbon_copies(headers: dict[str, object] | None, name: str) -> list[str]:
