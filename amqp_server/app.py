@@ -295,7 +295,7 @@ class Node:
         """Close all connections in order (320), and wait a moment for their answers."""
         self.broker.turn.run(self._close_sessions)
         with trio.move_on_after(1.0):
-            while self.server.transports:
+            while self.server.has_goodbyes:
                 await trio.sleep(0.02)
 
     def _close_sessions(self) -> None:

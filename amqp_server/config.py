@@ -234,6 +234,13 @@ class Config:
     half_open_max: int = option(1_000, "Connections that have not logged in yet.", low=1, high=1_000_000)
     half_open_per_address_max: int = option(500, "Those of one address.", low=1, high=1_000_000)
     handshake_timeout_s: float = option(10.0, "Time to log in and open a vhost.", unit="s", low=0.1, high=600)
+    close_wait_s: float = option(
+        30.0,
+        "Time that a client has to close its socket after connection.close-ok; a heartbeat interval if that is less.",
+        unit="s",
+        low=0,
+        high=600,
+    )
     handshake_frame_bytes_max: int = option(
         8 * KIB, "Largest frame before the login.", unit="bytes", low=4 * KIB, high=MIB
     )

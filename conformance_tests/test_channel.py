@@ -79,10 +79,26 @@ def test_method_on_a_closed_channel(raw: Raw) -> None:
     client.expect_connection_close(504, NOT_OPEN, (50, 10))
 
 
-def test_channel_number_beyond_channel_max(raw: Raw) -> None:
+@pytest.mark.parametrize("number", [11, 2048, 65535])
+def test_channel_number_beyond_channel_max(raw: Raw, number: int) -> None:
+    """It is a number of channels: what they are called is the client's affair, while there are few enough."""
     client = raw(channel_max=10)
-    client.send_method(commands.Channel.Open(), 11)
-    client.expect_connection_close(530, r"^NOT_ALLOWED - .*channel_max \(10\)")
+    client.open_channel(number)
+    queue = client.declare(channel=number)
+    client.call(commands.Basic.Consume(queue=queue), commands.Basic.ConsumeOk, number)
+    client.publish(b"m", routing_key=queue, channel=number)
+    assert client.read_content(channel=number).body == b"m"
+
+
+def test_too_many_channels_with_any_numbers(raw: Raw) -> None:
+    client = raw(channel_max=2)
+    client.open_channel(500)
+    client.send_method(commands.Channel.Open(), 2)
+    client.expect_connection_close(
+        530,
+        r"^NOT_ALLOWED - number of channels opened \(2\) has reached the negotiated channel_max \(2\)$",
+        (0, 0),
+    )
 
 
 def test_as_many_channels_as_agreed(raw: Raw) -> None:

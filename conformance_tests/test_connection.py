@@ -1,5 +1,6 @@
 """A connection that runs: its end, its heartbeats, its alarms, and what does not belong on channel 0."""
 
+import socket
 import struct
 import time
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ import pytest
 from pamqp import commands
 
 from conformance_tests.broker import Broker
-from conformance_tests.conftest import Alarm, Connect, Ctl, Raw
+from conformance_tests.conftest import Alarm, Connect, Ctl, Name, Raw
 from conformance_tests.expect import eventually
 from conformance_tests.patience import wait_s
 from conformance_tests.wire import (
@@ -34,6 +35,35 @@ def test_close_is_answered(raw: Raw) -> None:
     client = raw()
     client.call(commands.Connection.Close(200, "bye", 0, 0), commands.Connection.CloseOk, 0)
     client.expect_nothing_more()
+
+
+def test_the_client_closes_the_socket(raw: Raw) -> None:
+    """After close-ok the broker reads on and says nothing: a client may still be writing, or slow to close."""
+    client = raw()
+    client.call(commands.Connection.Close(200, "bye", 0, 0), commands.Connection.CloseOk, 0)
+    for _ in range(5):
+        client.send(BEAT * 1000)
+        client.send_method(commands.Queue.Declare(exclusive=True))
+        client.expect_silence()
+    client.socket.shutdown(socket.SHUT_WR)
+    client.expect_eof()
+
+
+def test_the_broker_does_not_wait_for_the_client_for_ever(raw: Raw) -> None:
+    """For a heartbeat interval at most: with one second agreed, for one second."""
+    client = raw(heartbeat=1)
+    client.call(commands.Connection.Close(200, "bye", 0, 0), commands.Connection.CloseOk, 0)
+    began = time.monotonic()
+    client.expect_eof()
+    assert time.monotonic() - began > 0.9
+
+
+def test_what_a_connection_held_is_free_at_close_ok(raw: Raw, name: Name) -> None:
+    """Whether its socket is closed or not."""
+    client, other = raw(), raw()
+    queue = client.declare(name("q"))
+    client.call(commands.Connection.Close(200, "bye", 0, 0), commands.Connection.CloseOk, 0)
+    other.declare(queue)
 
 
 def test_close_works_without_any_channel(raw: Raw) -> None:
@@ -163,6 +193,17 @@ def test_broker_sends_heartbeats_at_the_agreed_rate(raw: Raw) -> None:
         # Two intervals of silence are what a client bears.
         assert client.read_frame(4.0, heartbeats=True).type == HEARTBEAT
         client.send(BEAT)
+
+
+def test_heartbeats_come_at_half_the_interval(raw: Raw) -> None:
+    """Clients that look after one interval drop a connection whose heartbeats take as long."""
+    client = raw(heartbeat=1)
+    client.read_frame(heartbeats=True)
+    began = time.monotonic()
+    for _ in range(6):
+        client.send(BEAT)
+        assert client.read_frame(heartbeats=True).type == HEARTBEAT
+    assert 2.5 < time.monotonic() - began < 4.5
 
 
 def test_no_heartbeats_when_the_client_wants_none(raw: Raw) -> None:

@@ -9,16 +9,20 @@ from typing import Any
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
+from pika.compat import long
 
 from conformance_tests.conftest import Connect, Name
 from conformance_tests.expect import expect_channel_close
 from conformance_tests.inbox import (
     Delivery,
+    Inbox,
+    depth,
     drain,
     get,
     numbered,
     publish,
     pump,
+    pump_until,
     wait_depth,
     wait_drain,
     wait_get,
@@ -461,3 +465,192 @@ def test_a_reject_before_the_last_death_does_not_let_the_message_go_round(
         reject(ch, queue)
     pump(ch, 0.6)
     assert get(ch, queue) is None
+
+
+# --- cycles over one exchange for several queues ---
+
+
+def wait_quiet(ch: BlockingChannel, queues: list[str]) -> list[int]:
+    """The depths of these queues when they no longer change."""
+    before: list[int] = []
+    while (depths := [depth(ch, queue) for queue in queues]) != before:
+        before = depths
+        pump(ch, 0.3)
+    return depths
+
+
+@pytest.mark.parametrize(("count", "copies"), [(1, 2), (2, 5), (3, 16), (4, 65)])
+def test_an_expired_message_does_not_come_back_to_its_queue(
+    ch: BlockingChannel, name: Name, count: int, copies: int
+) -> None:
+    """Over one fanout exchange it takes each order of each choice of the queues once."""
+    exchange, end = name("x"), name("end")
+    ch.exchange_declare(exchange, "fanout")
+    queues = [name("q") for _ in range(count)]
+    ch.queue_declare(end)
+    ch.queue_bind(end, exchange)
+    for queue in queues:
+        ch.queue_declare(queue, arguments={"x-dead-letter-exchange": exchange, "x-message-ttl": 20})
+        ch.queue_bind(queue, exchange)
+    publish(ch, "", b"m", exchange=exchange)
+    wait_depth(ch, end, copies)
+    assert wait_quiet(ch, [*queues, end]) == [0] * count + [copies]
+
+
+def test_a_dropped_message_does_not_come_back_to_its_queue(ch: BlockingChannel, name: Name) -> None:
+    exchange, end = name("x"), name("end")
+    ch.exchange_declare(exchange, "fanout")
+    ch.queue_declare(end)
+    queue = source(ch, name, {"x-dead-letter-exchange": exchange, "x-max-length": 1})
+    for each in (queue, end):
+        ch.queue_bind(each, exchange)
+    publish(ch, queue, b"1", b"2")
+    assert wait_get(ch, end).body == b"1"
+    assert wait_quiet(ch, [queue, end]) == [1, 0]
+
+
+@pytest.mark.parametrize("queue_type", ["classic", "quorum"])
+def test_no_cycle_after_a_single_death(ch: BlockingChannel, name: Name, queue_type: str) -> None:
+    """An expired message is dropped the first time that it would come back."""
+    back, end = name("x"), name("end")
+    ch.exchange_declare(back, "fanout")
+    queue, waiting = name("q"), name("wait")
+    ch.queue_declare(
+        queue,
+        durable=True,
+        arguments={"x-queue-type": queue_type, "x-dead-letter-exchange": back},
+    )
+    ch.queue_declare(end)
+    for each in (queue, end):
+        ch.queue_bind(each, back)
+    publish(ch, queue, b"m", expiration="20")
+    assert deaths(wait_get(ch, end)) == [(queue, "expired", 1)]
+    assert wait_quiet(ch, [queue, end]) == [0, 0]
+    ch.queue_declare(waiting)
+    ch.queue_bind(waiting, back)
+    publish(ch, queue, b"rejected")
+    reject(ch, queue)
+    assert wait_get(ch, queue).body == b"rejected"
+    assert wait_get(ch, waiting).body == b"rejected"
+
+
+# --- x-death of others ---
+
+
+def x_death(queue: str, reason: str, **more: Any) -> dict[str, Any]:
+    return {"queue": queue, "reason": reason, "exchange": "", "routing-keys": [queue], **more}
+
+
+@pytest.mark.parametrize(
+    ("known", "count"),
+    [
+        ([{}], 1),
+        ([{}, {}], 3),
+        ([{}, {}, {}], 4),
+        ([{"count": long(5)}], 6),
+        ([{"count": long(5)}, {}], 6),
+        ([{"count": long(5)}, {"count": long(7)}], 6),
+        ([{}, {"count": long(7)}], 3),
+    ],
+)
+def test_entries_of_one_queue_and_reason_become_one(
+    ch: BlockingChannel, name: Name, dead: str, known: list[dict[str, Any]], count: int
+) -> None:
+    queue = source(ch, name, to(dead))
+    entries = [x_death(queue, "rejected", **each) for each in known]
+    publish(ch, queue, b"m", headers={"x-death": entries})
+    reject(ch, queue)
+    assert deaths(wait_get(ch, dead)) == [(queue, "rejected", count)]
+
+
+def test_entries_of_others_without_a_count_become_one_each(
+    ch: BlockingChannel, name: Name, dead: str
+) -> None:
+    queue = source(ch, name, to(dead))
+    entries = [
+        x_death("a", "expired"),
+        x_death("b", "rejected"),
+        x_death("a", "expired"),
+        x_death("a", "maxlen", count=long(4)),
+        x_death("b", "rejected"),
+        x_death("a", "expired"),
+    ]
+    publish(ch, queue, b"m", headers={"x-death": entries})
+    reject(ch, queue)
+    got = deaths(wait_get(ch, dead))
+    assert got[0] == (queue, "rejected", 1)
+    assert sorted(got[1:]) == [("a", "expired", 3), ("a", "maxlen", 4), ("b", "rejected", 2)]
+
+
+@pytest.mark.parametrize("value", ["a string", 1, {"a": "b"}, []])
+def test_an_x_death_that_is_no_list_begins_anew(
+    ch: BlockingChannel, name: Name, dead: str, value: Any
+) -> None:
+    queue = source(ch, name, to(dead))
+    publish(ch, queue, b"m", headers={"x-death": value})
+    reject(ch, queue)
+    delivery = wait_get(ch, dead)
+    assert deaths(delivery) == [(queue, "rejected", 1)]
+
+
+def test_the_dead_letter_exchange_sees_the_new_headers(ch: BlockingChannel, name: Name, dead: str) -> None:
+    """A headers exchange may tell dead letters by their first death."""
+    exchange = name("x")
+    ch.exchange_declare(exchange, "headers")
+    queue = source(ch, name, {"x-dead-letter-exchange": exchange, "x-dead-letter-routing-key": "k"})
+    ch.queue_bind(dead, exchange, "", arguments={"x-match": "all-with-x", "x-first-death-queue": queue})
+    publish(ch, queue, b"m")
+    reject(ch, queue)
+    assert wait_get(ch, dead).body == b"m"
+
+
+def test_the_bcc_of_a_dead_letter(ch: BlockingChannel, name: Name, dead: str) -> None:
+    """It has no BCC any more, and goes there nevertheless."""
+    exchange = name("x")
+    ch.exchange_declare(exchange, "direct")
+    ch.queue_bind(dead, exchange, "hidden")
+    queue = source(ch, name, {"x-dead-letter-exchange": exchange})
+    publish(ch, queue, b"m", headers={"BCC": ["hidden"]})
+    reject(ch, queue)
+    delivery = wait_get(ch, dead)
+    assert "BCC" not in delivery.headers
+    assert delivery.headers["x-death"][0]["routing-keys"] == [queue]
+
+
+def test_an_expiration_is_kept_in_the_death(ch: BlockingChannel, name: Name, dead: str) -> None:
+    queue = source(ch, name, to(dead))
+    publish(ch, queue, b"m", expiration="20")
+    delivery = wait_get(ch, dead)
+    assert delivery.properties.expiration is None
+    assert delivery.headers["x-death"][0]["original-expiration"] == "20"
+
+
+# --- TTL 0 ---
+
+
+@pytest.mark.parametrize("where", ["queue", "message"])
+@pytest.mark.parametrize("how", ["requeue", "recover", "close"])
+def test_ttl_zero_that_comes_back_is_dead(
+    ch: BlockingChannel, name: Name, dead: str, where: str, how: str
+) -> None:
+    """It may be handed to a consumer when it is published, and to nobody when that one returns it."""
+    queue = source(ch, name, to(dead, **({"message_ttl": 0} if where == "queue" else {})))
+    consuming = ch.connection.channel()
+    inbox = Inbox(consuming, queue)
+    other = Inbox(ch.connection.channel(), queue) if how == "close" else None
+    properties: dict[str, Any] = {"expiration": "0"} if where == "message" else {}
+    for number in range(20):
+        # The second consumer's turn comes, too.
+        publish(ch, queue, b"%d" % number, **properties)
+    if other is not None:
+        pump_until(ch, lambda: len(inbox.deliveries) + len(other.deliveries) == 20)
+        consuming.close()
+        other.ch.close()
+    elif how == "recover":
+        inbox.take(20)
+        consuming.basic_recover(requeue=True)
+    else:
+        for delivery in inbox.take(20):
+            consuming.basic_nack(delivery.tag, requeue=True)
+    assert sorted(wait_drain(ch, dead, 20), key=int) == numbered(20)
+    assert len(inbox.deliveries) + (len(other.deliveries) if other else 0) == 20

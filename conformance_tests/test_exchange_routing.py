@@ -647,6 +647,88 @@ def test_cc_routes_through_a_topic_exchange(ch: BlockingChannel, name: Name) -> 
     assert drain(ch, queue) == [b"m"]
 
 
+@pytest.mark.parametrize(
+    "copies", [{"CC": ["second"]}, {"BCC": ["second"]}, {"CC": ["x"], "BCC": ["second"]}]
+)
+@pytest.mark.parametrize(
+    ("first_type", "second_type"), [("direct", "direct"), ("topic", "direct"), ("direct", "topic")]
+)
+def test_each_exchange_on_the_way_sees_all_keys(
+    ch: BlockingChannel, name: Name, copies: dict[str, Any], first_type: str, second_type: str
+) -> None:
+    """One key leads to the next exchange, another one on from there."""
+    first, second = name("x"), name("x")
+    ch.exchange_declare(first, first_type)
+    ch.exchange_declare(second, second_type)
+    ch.exchange_bind(second, first, "first")
+    queue = bound_queue(ch, name, second, "second")
+    publish(ch, "first", b"m", exchange=first, headers=copies)
+    publish(ch, "first", b"n", exchange=first)
+    assert drain(ch, queue) == [b"m"]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_any_key_leads_to_the_next_exchange(ch: BlockingChannel, name: Name, turned: bool) -> None:
+    first, second = name("x"), name("x")
+    ch.exchange_declare(first, "direct")
+    ch.exchange_declare(second, "topic")
+    keys = ("on", "there") if not turned else ("there", "on")
+    ch.exchange_bind(second, first, "on")
+    queue = bound_queue(ch, name, second, "there")
+    publish(ch, keys[0], b"m", exchange=first, headers={"BCC": [keys[1]]})
+    assert drain(ch, queue) == [b"m"]
+
+
+def test_keys_are_matched_together_before_the_alternate(ch: BlockingChannel, name: Name) -> None:
+    """The alternate gets what no key of the message leads anywhere, and sees all keys, too."""
+    alternate, exchange = name("x"), name("x")
+    ch.exchange_declare(alternate, "direct")
+    ch.exchange_declare(exchange, "direct", arguments={"alternate-exchange": alternate})
+    found = bound_queue(ch, name, exchange, "known")
+    left = bound_queue(ch, name, alternate, "left", "unknown")
+    publish(ch, "unknown", b"1", exchange=exchange, headers={"CC": ["known"]})
+    publish(ch, "known", b"2", exchange=exchange, headers={"CC": ["left"]})
+    publish(ch, "nowhere", b"3", exchange=exchange, headers={"CC": ["left"]})
+    assert drain(ch, found) == [b"1", b"2"]
+    assert drain(ch, left) == [b"3"]
+
+
+def test_keys_are_matched_together_three_exchanges_on(ch: BlockingChannel, name: Name) -> None:
+    exchanges = [name("x") for _ in range(4)]
+    for exchange in exchanges:
+        ch.exchange_declare(exchange, "direct")
+    for number in range(3):
+        ch.exchange_bind(exchanges[number + 1], exchanges[number], f"k{number}")
+    queue = bound_queue(ch, name, exchanges[3], "k3")
+    publish(ch, "k2", b"m", exchange=exchanges[0], headers={"CC": ["k0", "k3"], "BCC": ["k1"]})
+    publish(ch, "k2", b"n", exchange=exchanges[0], headers={"CC": ["k0", "k3"]})
+    assert drain(ch, queue) == [b"m"]
+
+
+def test_keys_through_headers_and_fanout_exchanges(ch: BlockingChannel, name: Name) -> None:
+    by_headers, all_of_them, last = name("x"), name("x"), name("x")
+    ch.exchange_declare(by_headers, "headers")
+    ch.exchange_declare(all_of_them, "fanout")
+    ch.exchange_declare(last, "direct")
+    ch.exchange_bind(all_of_them, by_headers, "", arguments={"h": 1})
+    ch.exchange_bind(last, all_of_them)
+    queues = [bound_queue(ch, name, last, key) for key in ("a", "b", "c")]
+    publish(ch, "a", b"m", exchange=by_headers, headers={"h": 1, "CC": ["b"]})
+    assert [drain(ch, queue) for queue in queues] == [[b"m"], [b"m"], []]
+
+
+@pytest.mark.parametrize("kind", ["x-random", "x-modulus-hash", "x-consistent-hash"])
+def test_an_exchange_that_picks_one_picks_one_for_all_keys(
+    ch: BlockingChannel, name: Name, kind: str
+) -> None:
+    exchange = name("x")
+    ch.exchange_declare(exchange, kind)
+    queues = [bound_queue(ch, name, exchange, "1") for _ in range(8)]
+    for _ in range(10):
+        publish(ch, "a", b"m", exchange=exchange, headers={"CC": ["b", "c", "d", "e"]})
+    assert sum(len(drain(ch, queue)) for queue in queues) == 10
+
+
 @pytest.mark.parametrize("header", ["CC", "BCC"])
 @pytest.mark.parametrize(
     ("value", "kind"), [(1, "signedint"), ("a string", "longstr"), ({"a": "b"}, "table"), (True, "bool")]

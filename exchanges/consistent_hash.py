@@ -26,6 +26,8 @@ _PROPERTIES = ("correlation_id", "message_id", "timestamp")
 
 
 class ConsistentHashMatcher:
+    wants_all_keys = False
+
     def __init__(self, arguments: Mapping[str, object]) -> None:
         self._header = _name_argument(arguments, "hash-header")
         self._property = _name_argument(arguments, "hash-property")

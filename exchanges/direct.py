@@ -6,6 +6,7 @@ from exchanges.matcher import Depends, Destinations, Message
 
 class DirectMatcher:
     depends = Depends.KEY
+    wants_all_keys = True
 
     def __init__(self) -> None:
         self._by_key: dict[str, Destinations] = {}

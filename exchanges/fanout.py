@@ -6,6 +6,7 @@ from exchanges.matcher import Depends, Destinations, Message
 
 class FanoutMatcher:
     depends = Depends.KEY
+    wants_all_keys = False
 
     def __init__(self) -> None:
         self._all = Destinations()

@@ -77,6 +77,7 @@ class Bucket:
 
 class HeadersMatcher:
     depends = Depends.HEADERS
+    wants_all_keys = False
 
     def __init__(self) -> None:
         self._patterns: dict[Hashable, Pattern] = {}

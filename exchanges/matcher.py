@@ -43,6 +43,8 @@ class Destinations:
 
 class Matcher(Protocol):
     depends: Depends
+    #: A message with several keys goes where any of them leads; elsewhere the first one decides, if any does.
+    wants_all_keys: bool
 
     def bind(self, binding: Binding) -> None:
         """The binding is new. Raises InvalidArgument, and then nothing has changed."""

@@ -32,6 +32,7 @@ class ListMatcher:
 
 class ModulusHashMatcher(ListMatcher):
     depends = Depends.KEY
+    wants_all_keys = False
 
     def match(self, routing_key: str, message: Message | None, nonce: int) -> Sequence[Destinations]:
         return self.pick(stable_hash(routing_key.encode()))

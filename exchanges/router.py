@@ -193,13 +193,26 @@ class Router:
         matched = start.matcher.match(routing_key, message, nonce)
         if len(matched) == 1 and not matched[0].exchanges:
             return Route(tuple(matched[0].queues), self._depends(start))
-        return self._walk(start, matched, routing_key, message, nonce)
+        return self._walk(start, matched, (routing_key,), message, nonce)
+
+    def route_keys(
+        self, exchange: str, routing_keys: Sequence[str], message: Message | None = None, nonce: int = 0
+    ) -> tuple[str, ...]:
+        """Return where a message with several routing keys goes. As in RabbitMQ each exchange on the way looks at
+        all of them: one may lead to an exchange, and another one on from there."""
+        keys = tuple(dict.fromkeys(routing_keys))
+        if not exchange:
+            return tuple(key for key in keys if self._has_queue(key))
+        start = self._exchanges.get(exchange)
+        if start is None:
+            return ()
+        return self._walk(start, _match(start, keys, message, nonce), keys, message, nonce).queues
 
     def _walk(
         self,
         start: Exchange,
         matched: Sequence[Destinations],
-        routing_key: str,
+        routing_keys: Sequence[str],
         message: Message | None,
         nonce: int,
     ) -> Route:
@@ -223,8 +236,7 @@ class Router:
                     continue
                 visited[name] = None
                 if not name:
-                    if self._has_queue(routing_key):
-                        queues[routing_key] = 1
+                    queues.update((key, 1) for key in routing_keys if self._has_queue(key))
                     continue
                 following = self._exchanges.get(name)
             if following is None:
@@ -232,7 +244,7 @@ class Router:
             exchange = following
             if exchange.matcher.depends is not _KEY:
                 depends |= self._depends(exchange)
-            matched = exchange.matcher.match(routing_key, message, nonce)
+            matched = _match(exchange, routing_keys, message, nonce)
 
     def _depends(self, exchange: Exchange) -> Depends:
         """An exchange that decides by the key alone leads, for one key, always to the same next ones, which
@@ -304,6 +316,19 @@ class Router:
                 deleted.append(name)
                 removed += self._delete(name)
         return removed, deleted
+
+
+def _match(
+    exchange: Exchange, routing_keys: Sequence[str], message: Message | None, nonce: int
+) -> Sequence[Destinations]:
+    matcher = exchange.matcher
+    matched = matcher.match(routing_keys[0], message, nonce)
+    if len(routing_keys) > 1 and matcher.wants_all_keys:
+        return [
+            *matched,
+            *(found for key in routing_keys[1:] for found in matcher.match(key, message, nonce)),
+        ]
+    return matched
 
 
 def _forget(index: dict[K, dict[Binding, None]], key: K, binding: Binding) -> None:

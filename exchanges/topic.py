@@ -65,6 +65,7 @@ def pattern_words(binding_key: str) -> list[str]:
 
 class TopicMatcher:
     depends = Depends.KEY
+    wants_all_keys = True
 
     def __init__(self, any_words_max: int = 16) -> None:
         self._root = Node()

@@ -118,14 +118,15 @@ class DeadLetterSender:
         if len(keys[0].encode()) > SHORT_STRING_MAX:
             # A queue of an earlier version may have been declared with it. No message can have such a key.
             return False
-        found = vhost.route_all(target, keys, properties)
-        cycling = _cycling(queue.name, deaths, reason)
-        targets = [each for each in found if each.name not in cycling]
         changed = self._headers(queue, properties, deaths, exchange, [routing_key, *copies], reason)
         if parsed.dead_letter_routing_key is not None:
             changed[b"CC"] = None
         properties.raw["headers"] = tables.replaced(properties.raw.get("headers", b""), changed)
         properties.raw.pop("expiration", None)
+        # Exchanges see the new headers.
+        found = vhost.route_all(target, keys, properties)
+        cycling = _cycling(queue.name, deaths, reason)
+        targets = [each for each in found if each.name not in cycling]
         framed = content.build(properties.encode(len(body)), body, 1, self._frame_max)
         size = max(len(body), 0) + 8
         largest = FRAME_BYTES_MIN if size <= FRAME_BYTES_MIN and len(payload) < 2048 else self._frame_max
@@ -201,17 +202,35 @@ class Death(NamedTuple):
     times: int
     #: The entry as it came, its length in front.
     table: bytes
+    #: It has a count.
+    is_counted: bool
 
 
 def _deaths(headers: bytes) -> list[Death]:
-    """Return the entries of x-death in an encoded headers table, newest first."""
-    deaths: list[Death] = []
-    for table in tables.tables_in(headers, b"x-death"):
+    """Return the entries of x-death in an encoded headers table, newest first, one for each queue and reason.
+
+    Several of one queue and reason come from clients and from RabbitMQ before 3.6: without a count, each is one
+    death. A single entry without a count is left alone, as RabbitMQ does it.
+    """
+    groups: dict[tuple[str, str], list[Death]] = {}
+    found = tables.tables_in(headers, b"x-death")
+    for table in found:
         fields = tables.decode(table)
         count = fields.get("count")
         counted = count if isinstance(count, int) and 0 <= count < COUNT_MAX else 0
-        deaths.append(Death(fields.get("queue"), fields.get("reason"), counted, table))
-    return deaths
+        death = Death(fields.get("queue"), fields.get("reason"), counted, table, "count" in fields)
+        groups.setdefault((repr(death.queue), repr(death.reason)), []).append(death)
+    if len(found) == 1:
+        return [death for group in groups.values() for death in group]
+    return [_merged(group) for group in groups.values()]
+
+
+def _merged(group: list[Death]) -> Death:
+    death = group[0]
+    if death.is_counted:
+        return death
+    table = tables.replaced(death.table, {b"count": _long(len(group))})
+    return death._replace(times=len(group), table=table, is_counted=True)
 
 
 def _long(number: int) -> bytes:

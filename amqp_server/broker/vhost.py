@@ -72,12 +72,8 @@ class VHost:
 
     def route_all(self, exchange: str, keys: list[str], properties: Properties) -> tuple[Queue, ...]:
         """Return the queues for a message with several routing keys (CC, BCC), each once."""
-        message = routing_view(properties)
-        found: dict[Queue, None] = {}
-        for routing_key in keys:
-            for name in self.router.route(exchange, routing_key, message, self.next_nonce()).queues:
-                found[self.queues[name]] = None
-        return tuple(found)
+        found = self.router.route_keys(exchange, keys, routing_view(properties), self.next_nonce())
+        return tuple(self.queues[name] for name in found)
 
     # -- exchanges -------------------------------------------------------------------------------------------------
 

@@ -164,7 +164,7 @@ class Server:
         return wire
 
     async def watch(self) -> None:
-        """Send heartbeats, and end connections whose client is gone or never logs in. Looks once a second."""
+        """End connections whose client is gone or never logs in. Looks once a second."""
         summarised = trio.current_time()
         while True:
             await trio.sleep(1.0)
@@ -187,7 +187,9 @@ class Server:
         session, handshake_s = transport.session, self.config.handshake_timeout_s
         if session.state in (State.CLOSING, State.CLOSED):
             # The goodbye may still wait for the disk, or for the client to take it.
-            if self.broker.clock.monotonic_ms() - session.closing_since_ms > 1000 * handshake_s:
+            said = session.answered_close and not transport.outbox.size
+            limit_s = session.close_wait_s if said else handshake_s
+            if self.broker.clock.monotonic_ms() - session.closing_since_ms > 1000 * limit_s:
                 transport.close()
             return
         if session.state is not State.RUNNING:
@@ -207,5 +209,10 @@ class Server:
         if now - transport.last_received > 2 * interval:
             log.closing(session, f"missed heartbeats from client, timeout: {interval}s")
             transport.close()
-        elif now - transport.last_sent >= interval / 2 - 0.5:
-            self.turn.run(session.heartbeat)
+
+    @property
+    def has_goodbyes(self) -> bool:
+        """True if connections are open that do not only wait for their clients to close the socket."""
+        return any(
+            not transport.session.answered_close or transport.outbox.size for transport in self.transports
+        )

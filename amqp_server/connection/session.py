@@ -98,6 +98,8 @@ class Session:
         self.number = broker.sessions.next_number()
         self.state = State.HEADER
         self.closing_since_ms = self.client.connected_at_ms
+        #: Close-ok was sent: it is for the client to close its socket.
+        self.answered_close = False
         self.vhost: VHost | None = None
         self.channels: dict[int, Channel] = {}
         self.exclusive_queues: dict[Queue, None] = {}
@@ -158,9 +160,9 @@ class Session:
         """Handle one frame. Raises AMQPError."""
         if self.state is State.CLOSING:
             if kind == frames.METHOD and number == 0 and payload[:4] in (_CLOSE_OK, _CLOSE):
-                if payload[:4] == _CLOSE:
-                    self.send(commands.Connection.CloseOk())
                 self._closed()
+                if payload[:4] == _CLOSE:
+                    self._answer_close()
             return
         if len(payload) < _PAYLOAD_BYTES_MIN.get(kind, 0) or (kind == frames.HEARTBEAT and payload):
             raise FrameError(octets(whole, 0, len(payload), "unknown_frame"))
@@ -242,8 +244,9 @@ class Session:
     def _open_channel(self, number: int, method: base.Frame, where: tuple[int, int]) -> None:
         if not isinstance(method, commands.Channel.Open):
             raise ChannelError("expected 'channel.open'", where)
+        # As RabbitMQ has it: clients number their channels as they like, while they are few enough.
         count, most = len(self.channels), self.limits.channel_max
-        if number > most or count >= most:
+        if count >= most:
             raise NotAllowed(
                 f"number of channels opened ({count}) has reached the negotiated channel_max ({most})",
                 (0, 0),
@@ -461,7 +464,7 @@ class Session:
             if isinstance(result, Refused):
                 # Some time later, then.
                 queue.delete()
-            if not left:
+            if not left and self.state is State.CLOSING:
                 self._answer_close()
 
         # Clients count on it that their exclusive queues are gone with close-ok.
@@ -471,13 +474,20 @@ class Session:
             self._answer_close()
 
     def _answer_close(self) -> None:
-        if self.state is State.CLOSED:
-            return
         self.synced()
         self.send(commands.Connection.CloseOk())
+        self.incoming.forget()
         self.state = State.CLOSED
         log.closing(self)
+        self.answered_close = True
+        self.closing_since_ms = self.broker.clock.monotonic_ms()
         self._edge.resumed()
+
+    @property
+    def close_wait_s(self) -> float:
+        """Time that the client has to close its socket after close-ok: as RabbitMQ, no more than a heartbeat."""
+        wait_s, heartbeat_s = self.config.close_wait_s, self.limits.heartbeat_s
+        return min(wait_s, heartbeat_s) if heartbeat_s else wait_s
 
     def _closed(self) -> None:
         self._release()

@@ -6,6 +6,7 @@ filled an outbox tries to send it at once; a task for it exists only while a soc
 
 from __future__ import annotations
 
+from math import ceil
 from typing import TYPE_CHECKING
 
 import trio
@@ -73,6 +74,8 @@ class Transport:
                     self._nursery = nursery
                     await self._read()
                     await self._send_rest()
+                    if session.answered_close:
+                        await self._read_rest()
                     nursery.cancel_scope.cancel()
         except* (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
             pass
@@ -83,12 +86,32 @@ class Transport:
             log.closing(session, "" if agreed else log.LOST)
             self._turn.run(self._turn.contain, session, session.lost)
             self._turn.forget(session, self)
+            self._server.broker.timers.forget(self)
             self.opened()
             self._wire.close()
 
     def opened(self) -> None:
         """The client has logged in, or it never will."""
         self._server.half_opens.remove(self._half_open)
+        if self.session.state is State.RUNNING and self.session.limits.heartbeat_s:
+            self._wake_after(self.session.limits.heartbeat_s / 2)
+
+    def wake(self) -> None:
+        """Send a heartbeat if nothing else has left for half of the interval. See broker.timers."""
+        if self.session.state is not State.RUNNING:
+            return
+        half_s = self.session.limits.heartbeat_s / 2
+        left_s = self.last_sent + half_s - trio.current_time()
+        if left_s < 0.001:
+            # Behind what a full socket does not take it would be late, and it is not needed there.
+            if not self._draining:
+                self.session.heartbeat()
+            left_s = half_s
+        self._wake_after(left_s)
+
+    def _wake_after(self, seconds: float) -> None:
+        broker = self._server.broker
+        broker.timers.wake(self, broker.clock.monotonic_ms() + ceil(1000 * seconds))
 
     async def _send_rest(self) -> None:
         """Give the client a moment to take what is still to be sent."""
@@ -102,6 +125,16 @@ class Transport:
                     await trio.sleep(0.001)
                 else:
                     await self._drained.wait()
+
+    async def _read_rest(self) -> None:
+        """Read and discard until the client closes its socket. `Server.watch` ends it where that takes too long.
+
+        Were it closed here, a client that is still writing or has not read close-ok could get an error instead of it.
+        """
+        while True:
+            await self._wire.readable()
+            if self._wire.receive([self._server.receive_buffer]) == 0:
+                return
 
     async def _read(self) -> None:
         session, turn, wire = self.session, self._turn, self._wire

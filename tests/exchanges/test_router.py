@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exchanges.binding import Binding
+from exchanges.binding import Binding, DestinationKind
 from exchanges.registry import EXCHANGE_TYPES
 from exchanges.router import Depends, InvalidArgument, Router, UnknownExchangeType
 
@@ -345,3 +345,43 @@ def test_the_same_topology_gives_the_same_answers(
         assert first.route(name, key, {"headers": {"h": "1"}}, 1) == second.route(
             name, key, {"headers": {"h": "1"}}, 1
         )
+
+
+def test_each_exchange_sees_all_keys() -> None:
+    router = Router({"q": 1, "r": 1, "s": 1}.__contains__)
+    for exchange, kind in (("a", "direct"), ("b", "topic"), ("c", "fanout"), ("m", "x-modulus-hash")):
+        router.declare(exchange, kind)
+    router.declare("left", "direct")
+    router.declare("d", "direct", arguments={"alternate-exchange": "left"})
+    router.bind(Binding("a", "b", "exchange", "1", {}))
+    router.bind(Binding("b", "c", "exchange", "2", {}))
+    router.bind(Binding("c", "q", "queue", "", {}))
+    router.bind(Binding("d", "r", "queue", "1", {}))
+    router.bind(Binding("left", "s", "queue", "2", {}))
+    for queue in "qrs":
+        router.bind(Binding("m", queue, "queue", "", {}))
+    assert router.route_keys("a", ["1", "2"]) == router.route_keys("a", ["2", "1"]) == ("q",)
+    assert router.route_keys("a", ["1"]) == ()
+    assert router.route_keys("d", ["2", "1"]) == ("r",)
+    assert router.route_keys("d", ["3", "2"]) == ("s",)
+    assert router.route_keys("", ["s", "none", "q", "s"]) == ("s", "q")
+    assert router.route_keys("none", ["q"]) == ()
+    keys = [str(number) for number in range(20)]
+    assert len(router.route_keys("m", keys)) == 1
+    assert router.route_keys("m", keys) == router.route("m", "0").queues
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True), st.data())
+def test_with_one_key_it_is_the_same(exchanges: list[str], data: st.DataObject) -> None:
+    router = Router({"q": 1}.__contains__)
+    for exchange in exchanges:
+        router.declare(exchange, data.draw(st.sampled_from(["direct", "topic", "fanout"])))
+    for source in exchanges:
+        for destination in [*exchanges, "q"]:
+            if data.draw(st.booleans()):
+                kind: DestinationKind = "queue" if destination == "q" else "exchange"
+                router.bind(
+                    Binding(source, destination, kind, data.draw(st.sampled_from(["k", "l", "#"])), {})
+                )
+    for exchange in exchanges:
+        assert router.route_keys(exchange, ["k"]) == router.route(exchange, "k").queues

@@ -149,7 +149,6 @@ class Client:
     async def close(self) -> None:
         with trio.move_on_after(PATIENCE_S):
             await self.ask(0, commands.Connection.Close(200, "", 0, 0), commands.Connection.CloseOk)
-            await self.ended()
         await self.stream.aclose()
 
 

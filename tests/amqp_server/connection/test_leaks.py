@@ -63,7 +63,7 @@ async def _cycle(node: Node, number: int) -> None:
     elif number % 4 == 2:
         await client.send(method(1, commands.Basic.Publish(0, "missing", "", False, True)))
     await client.send(_CLOSE)
-    assert await client.ended()
+    await client.wait_for(commands.Connection.CloseOk)
     await client.stream.aclose()
 
 

@@ -116,6 +116,35 @@ async def test_heartbeats_are_sent(tmp_path: Path) -> None:
                 await idle.read()
 
 
+async def test_a_heartbeat_follows_half_an_interval_of_silence(tmp_path: Path) -> None:
+    """It is counted from the last bytes that left, whatever they were."""
+    async with served(tmp_path) as node, client(node, heartbeat_s=4) as idle:
+        [transport] = node.server.transports
+        clock, timers = node.broker.clock, node.broker.timers
+        await trio.sleep(0.3)
+        await idle.ask(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
+        sent = transport.last_sent
+        assert timers.next_ms is not None
+        # The first look comes half an interval after the login, and finds something newer.
+        await until(lambda: transport.last_sent > sent)
+        assert 2.0 - 0.002 <= transport.last_sent - sent < 2.5
+        assert idle.heartbeats == 0
+        await idle.read()
+        assert idle.heartbeats == 1
+        assert timers.next_ms - clock.monotonic_ms() <= 2_000
+
+
+async def test_timers_of_connections_go_with_them(tmp_path: Path) -> None:
+    async with served(tmp_path) as node:
+        timers = node.broker.timers
+        for _ in range(200):
+            user = await connect(node)
+            await user.log_in(heartbeat_s=60_000, channels=())
+            await user.stream.aclose()
+        await until(lambda: not node.server.transports)
+        assert len(timers) < 100
+
+
 async def test_a_silent_client_is_dropped(tmp_path: Path) -> None:
     async with (
         served(tmp_path) as node,
@@ -361,7 +390,7 @@ async def test_sigterm_closes_connections_in_order(tmp_path: Path) -> None:
 
 async def test_a_goodbye_is_answered_however_long_ago_the_login_was(tmp_path: Path) -> None:
     """Connections are looked at now and then, also while the answer waits for the disk."""
-    async with served(tmp_path) as node, client(node) as leaving:
+    async with served(tmp_path, close_wait_s=0.1) as node, client(node) as leaving:
         (transport,) = node.server.transports
         transport.began -= 2 * Config().handshake_timeout_s
         release = transport.outbox.withhold()
@@ -373,6 +402,54 @@ async def test_a_goodbye_is_answered_however_long_ago_the_login_was(tmp_path: Pa
         release()
         await leaving.wait_for(commands.Connection.CloseOk)
         assert await leaving.ended()
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])
+async def test_the_socket_is_the_clients_to_close(tmp_path: Path, secure: bool, authority: Authority) -> None:
+    """What it still sends is discarded, and no longer than close_wait_s."""
+    async with served(tmp_path, close_wait_s=1, **(authority.options if secure else {})) as node:
+        leaving = await (connect_tls(node, authority.trusting) if secure else connect(node))
+        await leaving.log_in()
+        await leaving.ask(0, commands.Connection.Close(200, "", 0, 0), commands.Connection.CloseOk)
+        began = trio.current_time()
+        [transport] = node.server.transports
+        assert not list(node.broker.sessions)
+        for _ in range(100):
+            await leaving.send(message(body=b"x" * 100_000).encode(1))
+        assert transport in node.server.transports
+        assert await leaving.ended()
+        assert trio.current_time() - began > 0.9
+        await until(lambda: not node.server.transports)
+        await trio.aclose_forcefully(leaving.stream)
+
+
+async def test_a_client_that_has_said_goodbye_counts_until_it_closes(tmp_path: Path) -> None:
+    async with served(tmp_path, connections_max=2) as node, client(node) as staying:
+        leaving = await connect(node)
+        await leaving.log_in()
+        await leaving.ask(0, commands.Connection.Close(200, "", 0, 0), commands.Connection.CloseOk)
+        refused = await connect(node)
+        assert await _refused(refused)
+        await leaving.stream.aclose()
+        await until(lambda: len(node.server.transports) == 1)
+        async with client(node):
+            await staying.ask(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
+        await refused.stream.aclose()
+
+
+async def test_sigterm_does_not_wait_for_those_who_have_left(tmp_path: Path) -> None:
+    async with served(tmp_path) as node, client(node) as staying:
+        leaving = await connect(node)
+        await leaving.log_in()
+        await leaving.ask(0, commands.Connection.Close(200, "", 0, 0), commands.Connection.CloseOk)
+        assert node.server.has_goodbyes
+        signal.raise_signal(signal.SIGTERM)
+        await staying.wait_for(commands.Connection.Close)
+        await staying.send(method(0, commands.Connection.CloseOk()))
+        await until(lambda: len(node.server.transports) == 1)
+        assert not node.server.has_goodbyes
+        assert await leaving.ended()
+        await leaving.stream.aclose()
 
 
 async def test_sigterm_does_not_wait_for_the_silent(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ async def test_slow_reader_gets_all(tmp_path: Path, authority: Authority) -> Non
 
 
 async def test_answer_before_the_end_is_sent(tmp_path: Path, authority: Authority) -> None:
-    async with served(tmp_path, **authority.options) as node:
+    async with served(tmp_path, close_wait_s=0.1, **authority.options) as node:
         reader = await connect_tls(node, authority.trusting, receive_buffer_bytes=4096)
         await reader.log_in()
         await reader.ask(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)

@@ -103,7 +103,7 @@ async def test_reader_that_never_reads_can_be_closed(tmp_path: Path) -> None:
 
 async def test_answer_before_the_end_is_sent(tmp_path: Path) -> None:
     """Whatever waits when the client closes is sent, however slowly it is taken."""
-    async with served(tmp_path) as node, client(node) as publisher:
+    async with served(tmp_path, close_wait_s=0.1) as node, client(node) as publisher:
         await publisher.ask(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
         await publisher.send(message(routing_key="q", body=BODY).encode(1) * 500)
         reader = await connect(node, receive_buffer_bytes=4096)
