@@ -89,7 +89,7 @@ def test_copies_of_a_node_under_load(tmp_path: Path) -> None:
     with Node(tmp_path) as node, Load(node.port) as load:
         for number in range(COPIES):
             least = load.confirmed + 50
-            wait_until("it takes messages", lambda least=least: load.confirmed >= least)  # type: ignore[misc]
+            wait_until("it takes messages", lambda least=least: load.confirmed >= least)
             before.append(load.confirmed)
             done = backup(node.data, tmp_path / f"copy{number}" / "data", "--freeze-max", "30")
             assert done.returncode == 0, done.stderr
