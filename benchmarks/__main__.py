@@ -122,9 +122,10 @@ def conclude(
         "brokers": options.brokers,
         "seconds": seconds,
     }
-    report.write_json(options.out / "bench.json", results, found, settings)
+    document = report.write_json(options.out / "bench.json", results, found, settings)
+    pictured = write_plot(options.out / "bench.png", document["figures"])
     print(f"{seconds:.0f} s; written: {options.out / 'bench.json'}", end="")
-    print(f" and {options.out / 'bench.png'}" if write_plot(options.out / "bench.png", results) else "")
+    print(f" and {options.out / 'bench.png'}" if pictured else "")
     failed = report.failures(results)
     for line in failed:
         print(f"FAILED {line}", file=sys.stderr)

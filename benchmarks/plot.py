@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -11,16 +12,17 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
-from .report import Row, number, rows
-from .rounds import Outcomes
-from .scenarios.scenario import Kind, Scenario
+from .report import number
 
 COLOURS = {None: "#8a8f98", True: "#2f7d4f", False: "#b4472f"}
 
 
-def write_plot(path: Path, results: Sequence[tuple[Scenario, Outcomes]]) -> bool:
-    """False when there is nothing to compare."""
-    compared = [(row, row.ratio) for row in rows(results) if row.ratio is not None and row.ratio > 0]
+Record = Mapping[str, Any]
+
+
+def write_plot(path: Path, records: Sequence[Record]) -> bool:
+    """The figures of a run's JSON. False when there is nothing to compare."""
+    compared = [(record, float(record["ratio"])) for record in records if (record["ratio"] or 0) > 0]
     if not compared:
         return False
     figure, axes = pyplot.subplots(figsize=(11, 1.5 + 0.32 * len(compared)), layout="constrained")
@@ -31,28 +33,31 @@ def write_plot(path: Path, results: Sequence[tuple[Scenario, Outcomes]]) -> bool
         [ratio - 1 for ratio in ratios],
         left=1,
         height=0.6,
-        color=[COLOURS[row.met] for row, _ in compared],
+        color=[COLOURS[record["met"]] for record, _ in compared],
     )
-    for place, (row, ratio) in zip(places, compared, strict=True):
+    for place, (record, ratio) in zip(places, compared, strict=True):
         axes.text(
             ratio, place, f" {ratio:.2f} ", va="center", ha="left" if ratio >= 1 else "right", fontsize=8
         )
-        _bar_tick(axes, row, place)
-    axes.set_yticks(list(places), [_label(row) for row, _ in compared], fontsize=8)
+        _bar_tick(axes, record, place)
+    axes.set_yticks(list(places), [_label(record) for record, _ in compared], fontsize=8)
     axes.set_xscale("log")
     axes.set_xlim(min(0.05, *ratios) / 2, max(10, *ratios) * 2)
     axes.axvline(1, color="black", linewidth=0.8)
-    axes.set_xlabel("mqd / RabbitMQ in the same run (medians); tick: the bar; green: met, red: missed")
+    axes.set_xlabel("mqd / RabbitMQ in one run (medians); tick: what is wanted; green: as wanted, red: not")
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
     return True
 
 
-def _bar_tick(axes: Axes, row: Row, place: int) -> None:
-    bar = row.figure.bar
-    if bar is not None and bar.kind is not Kind.VALUE_MAX:
-        axes.plot([bar.limit, bar.limit], [place - 0.42, place + 0.42], color="black", linewidth=1.6)
+def _bar_tick(axes: Axes, record: Record, place: int) -> None:
+    """Of bars that say how large the ratio should be; others are about mqd's own value."""
+    bar = record["bar"]
+    if bar and bar.startswith("ratio"):
+        limit = float(bar.split()[-1])
+        axes.plot([limit, limit], [place - 0.42, place + 0.42], color="black", linewidth=1.6)
 
 
-def _label(row: Row) -> str:
-    return f"{row.scenario.name}, {row.figure.label}: {number(row.value('mqd'))} / {number(row.value('rabbitmq'))}"
+def _label(record: Record) -> str:
+    values = f"{number(record['mqd'])} / {number(record['rabbitmq'])}"
+    return f"{record['scenario']}, {record['figure']}: {values}"

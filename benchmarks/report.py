@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import os
 import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -126,10 +128,15 @@ def write_json(
     results: Sequence[tuple[Scenario, Outcomes]],
     found: Sequence[Ceiling],
     settings: dict[str, Any],
-) -> None:
+) -> dict[str, Any]:
     document = {
         "settings": settings,
-        "machine": {"python": platform.python_version(), "system": platform.platform()},
+        "machine": {
+            "python": platform.python_version(),
+            "system": platform.platform(),
+            "cores": os.cpu_count(),
+            "date": datetime.date.today().isoformat(),
+        },
         "client_ceiling": {f"{one.name}, {one.unit}": one.value for one in found},
         "figures": [_record(row) for row in rows(results)],
         "rounds": {
@@ -141,6 +148,7 @@ def write_json(
         },
     }
     path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    return document
 
 
 def _record(row: Row) -> dict[str, Any]:

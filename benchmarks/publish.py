@@ -1,0 +1,154 @@
+"""Put the figures of one run where readers look: the table of the README, those of docs/performance.md, and the picture.
+
+    python -m benchmarks.publish [benchmarks/results/bench.json]
+
+Only a whole run of `make bench` will do: all scenarios, against both brokers, not the quick form.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from .plot import write_plot
+from .report import number
+from .scenarios import SCENARIOS
+from .scenarios.scenario import CPU_US
+
+ROOT = Path(__file__).parents[1]
+BEGIN, END = "<!-- figures: python -m benchmarks.publish -->", "<!-- end of figures -->"
+#: Scenario, figure and what the README calls it: what is good, and what is not.
+README_ROWS = (
+    ("transient-128", "deliveries/s", "transient messages, auto-ack, 128 B (msg/s)"),
+    ("transient-1m", "deliveries/s", "the same, 1 MiB"),
+    ("confirms", "deliveries/s", "transient messages with confirms, window 1,000 (msg/s)"),
+    ("durable", "deliveries/s", "durable, persistent, confirms, acks one by one (msg/s)"),
+    ("fanout-10", "deliveries/s", "fanout to 10 queues (deliveries/s)"),
+    ("latency-5000", "delivery p99 ms", "delivery at 5,000 msg/s, p99 (ms)"),
+    ("backlog", "B each", "a queued message (bytes of memory)"),
+    ("cluster-one-queue", "deliveries/s", "three nodes, one quorum queue, confirms, acks (msg/s)"),
+    ("cluster-latency", "confirm p99 ms", "three nodes, a confirm at 2,000 msg/s, p99 (ms)"),
+    ("cluster-failover", "s", "three nodes, longest time without a confirm after kill -9 of the leader (s)"),
+)
+HEAD = "| | mqd | RabbitMQ | ratio | CPU µs, mqd / RabbitMQ |\n| --- | ---: | ---: | ---: | ---: |"
+LONG_HEAD = "| | | mqd | RabbitMQ | ratio | wanted | CPU µs, mqd / RabbitMQ |\n| --- | --- | ---: | ---: | ---: | --- | ---: |"
+
+Document = Mapping[str, Any]
+Record = Mapping[str, Any]
+
+
+class Incomplete(Exception):
+    """What the run lacks."""
+
+
+def check(document: Document) -> None:
+    """Raises Incomplete."""
+    if document["settings"]["quick"]:
+        raise Incomplete("it is of --quick")
+    if document["settings"]["brokers"] != "mqd,rabbitmq":
+        raise Incomplete(f"it is of the brokers {document['settings']['brokers']}")
+    found = {record["scenario"] for record in document["figures"] if record["mqd"] is not None}
+    missing = [scenario.name for scenario in SCENARIOS if scenario.name not in found]
+    if missing:
+        raise Incomplete(f"it has no figures of {', '.join(missing)}")
+
+
+def short_table(document: Document) -> str:
+    by_name = {(record["scenario"], record["figure"]): record for record in document["figures"]}
+    lines = [HEAD]
+    for scenario, figure, title in README_ROWS:
+        record = by_name[scenario, figure]
+        lines.append(f"| {title} | {_values(record)} | {_ratio(record)} | {_cpu(document, scenario)} |")
+    return "\n".join([*lines, "", _run(document)])
+
+
+def long_table(document: Document) -> str:
+    lines = [LONG_HEAD]
+    before = None
+    for record in document["figures"]:
+        scenario = record["scenario"]
+        first = scenario != before
+        before = scenario
+        title, cpu = (record["title"], _cpu(document, scenario)) if first else ("", "")
+        lines.append(
+            f"| {title} | {record['figure']} | {_values(record)} | {_ratio(record)} | {record['bar'] or ''} | {cpu} |"
+        )
+    return "\n".join([_run(document), "", *lines, "", _missed(document)])
+
+
+def _values(record: Record) -> str:
+    return f"{number(record['mqd'])} | {number(record['rabbitmq'])}"
+
+
+def _ratio(record: Record) -> str:
+    """Bold where mqd misses what is wanted."""
+    told = number(record["ratio"]) if record["ratio"] is not None else ""
+    return f"**{told}**" if told and record["met"] is False else told
+
+
+def _cpu(document: Document, scenario: str) -> str:
+    medians = []
+    for broker in ("mqd", "rabbitmq"):
+        rounds = document["rounds"][scenario].get(broker, {"rounds": []})["rounds"]
+        found = [one[CPU_US] for one in rounds if CPU_US in one]
+        medians.append(number(median(found)) if found else "-")
+    return "" if medians == ["-", "-"] else " / ".join(medians)
+
+
+def _run(document: Document) -> str:
+    machine, settings = document["machine"], document["settings"]
+    return (
+        f"One run of {machine['date']}, medians: {machine['cores']} cores, CPython {machine['python']}, client and brokers"
+        f" on the same machine in turns, {settings['seconds'] / 60:.0f} minutes."
+    )
+
+
+def _missed(document: Document) -> str:
+    missed = [record for record in document["figures"] if record["met"] is False]
+    if not missed:
+        return "All figures are as wanted."
+    names = "; ".join(f"{record['title']}, {record['figure']} ({record['bar']})" for record in missed)
+    return f"Not as wanted, {len(missed)} in number, red in the picture: {names}."
+
+
+def replaced(text: str, figures: str) -> str:
+    pattern = re.compile(f"({re.escape(BEGIN)}\n).*?({re.escape(END)})", re.DOTALL)
+    if not pattern.search(text):
+        raise Incomplete(f"the page has no {BEGIN}")
+    return pattern.sub(lambda found: f"{found[1]}{figures}\n{found[2]}", text)
+
+
+def publish(document: Document, root: Path = ROOT) -> Sequence[Path]:
+    """Raises Incomplete, and changes nothing then."""
+    check(document)
+    readme, page, picture = root / "README.md", root / "docs" / "performance.md", root / "docs" / "figures"
+    shown = "![mqd and RabbitMQ side by side, one bar a figure](figures/bench.png)"
+    texts = {
+        readme: replaced(readme.read_text(), short_table(document)),
+        page: replaced(page.read_text(), f"{long_table(document)}\n\n{shown}"),
+    }
+    picture.mkdir(exist_ok=True)
+    write_plot(picture / "bench.png", document["figures"])
+    for path, text in texts.items():
+        path.write_text(text)
+    return [*texts, picture / "bench.png"]
+
+
+def main() -> int:
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "benchmarks" / "results" / "bench.json"
+    try:
+        written = publish(json.loads(path.read_text()))
+    except (OSError, ValueError, Incomplete) as failure:
+        print(f"{path} cannot be published: {failure}", file=sys.stderr)
+        return 2
+    print("written:", *(each.relative_to(ROOT) for each in written))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

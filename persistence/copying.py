@@ -1,0 +1,197 @@
+"""A copy of a data directory, of a node that runs or of one that does not.
+
+LMDB's file is always whole at a moment, as after kill -9, and never over a while: its writer reuses pages that the newest
+state no longer needs, and one who reads the file from its beginning to its end does not belong to its readers. So the
+process is frozen while its files are copied. That is short where the file system can share blocks between files (XFS,
+btrfs), and bounded where it cannot.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import lmdb
+
+from persistence.datafile import check_length
+from persistence.environment import MARKS_FILE
+from persistence.errors import PersistenceError, StoreCorrupt
+from persistence.guard import WRITE_ERRORS
+from persistence.metadata import table_prefix
+from persistence.store import DATA_FILE, TABLES_MAX
+
+#: ioctl of Linux: share the blocks of another file.
+FICLONE = 0x40049409
+#: Between two looks at whether a process stands still, s.
+LOOK_S = 0.001
+MAIN = "main"
+
+
+class CannotCopy(PersistenceError):
+    """The text says why, and what to do instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    #: None: no process ran on the directory.
+    pid: int | None
+    frozen_s: float
+    copied_bytes: int
+    #: Records of each of LMDB's tables.
+    entries: dict[str, int]
+    #: The directory of a node of a cluster.
+    clustered: bool
+
+
+def copy_directory(source: Path, target: Path, *, freeze_s_max: float, cluster_table: str) -> Copied:
+    """Raises CannotCopy, and leaves nothing behind then."""
+    if target.exists():
+        raise CannotCopy(f"{target} exists: name a directory that does not")
+    if not (source / MAIN / DATA_FILE).exists():
+        raise CannotCopy(f"{source} is no data directory of mqd: it has no {MAIN}/{DATA_FILE}")
+    target.mkdir(mode=0o700, parents=True)
+    try:
+        (target / MAIN).mkdir(mode=0o700)
+        with _held(source) as pid:
+            began = time.monotonic()
+            if pid is None:
+                _copy_files(source, target)
+            else:
+                with _frozen(pid, freeze_s_max):
+                    _copy_files(source, target)
+            frozen_s = time.monotonic() - began if pid is not None else 0.0
+        _sync(target)
+        entries, clustered = _read_through(target, cluster_table)
+    except BaseException:
+        shutil.rmtree(target, ignore_errors=True)
+        raise
+    size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
+    return Copied(pid, frozen_s, size, entries, clustered)
+
+
+@contextmanager
+def _held(directory: Path) -> Iterator[int | None]:
+    """The process that runs on the directory; or None, and then none can start on it meanwhile."""
+    lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield _owner(directory, os.pread(lock, 32, 0).decode("ascii", "replace").strip())
+        else:
+            yield None
+    finally:
+        os.close(lock)
+
+
+def _owner(directory: Path, said: str) -> int:
+    """The number in the lock file, if that process has the file open: elsewhere it would be another process."""
+    wanted = (directory / "lock").stat()
+    opened = []
+    try:
+        for name in os.listdir(f"/proc/{said}/fd"):
+            with suppress(FileNotFoundError):
+                opened.append(os.stat(f"/proc/{said}/fd/{name}"))
+    except OSError as error:
+        raise CannotCopy(
+            f"a process runs on {directory} that cannot be looked at ({error.strerror}): run this as the same user, "
+            "and in the same container"
+        ) from error
+    if not any(os.path.samestat(each, wanted) for each in opened):
+        raise CannotCopy(f"process {said} does not run on {directory}: run this in the node's own container")
+    return int(said)
+
+
+@contextmanager
+def _frozen(pid: int, seconds: float) -> Iterator[None]:
+    """SIGSTOP, and SIGCONT in any case: a child sends it if this process is gone or takes too long."""
+    waker = subprocess.Popen(
+        ["/bin/sh", "-c", f"sleep {seconds}; kill -CONT {pid}"],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + seconds
+    try:
+        os.kill(pid, signal.SIGSTOP)
+        while not _stands_still(pid):
+            if time.monotonic() > deadline:
+                raise CannotCopy(f"process {pid} did not stand still within {seconds} s")
+            time.sleep(LOOK_S)
+        yield
+        if waker.poll() is not None:
+            raise CannotCopy(
+                f"copying takes longer than {seconds} s, and the node must not stand still for longer. Take a snapshot of the "
+                "file system, or stop the node and copy its directory then"
+            )
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):
+            os.killpg(waker.pid, signal.SIGKILL)
+        waker.wait()
+
+
+def _stands_still(pid: int) -> bool:
+    """All its threads, that of the commit too."""
+    states = []
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{task}/stat") as file:
+            states.append(file.read().rpartition(")")[2].split()[0])
+    return all(state == "T" for state in states)
+
+
+def _copy_files(source: Path, target: Path) -> None:
+    """All that lasts: not the lock, the ballast, and what is wiped at each start."""
+    _copy(source / MAIN / DATA_FILE, target / MAIN / DATA_FILE)
+    if (source / MARKS_FILE).exists():
+        _copy(source / MARKS_FILE, target / MARKS_FILE)
+
+
+def _copy(source: Path, target: Path) -> None:
+    with source.open("rb") as from_file, target.open("xb") as to_file:
+        os.fchmod(to_file.fileno(), 0o600)
+        try:
+            fcntl.ioctl(to_file.fileno(), FICLONE, from_file.fileno())
+        except OSError:
+            offset, size = 0, os.fstat(from_file.fileno()).st_size
+            while offset < size:
+                offset += os.sendfile(to_file.fileno(), from_file.fileno(), offset, size - offset)
+
+
+def _sync(target: Path) -> None:
+    for path in (*target.rglob("*"), target, target.parent):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _read_through(target: Path, cluster_table: str) -> tuple[dict[str, int], bool]:
+    """Every key of every table. Records have checksums of their own, which a node looks at when it reads them."""
+    counts: dict[str, int] = {}
+    try:
+        check_length(target / MAIN / DATA_FILE, was_used=True)
+        with lmdb.open(
+            str(target / MAIN), readonly=True, lock=False, max_dbs=TABLES_MAX, readahead=False
+        ) as env:
+            with env.begin() as txn:
+                names = [bytes(name) for name in txn.cursor().iternext(values=False)]
+            for name in names:
+                table = env.open_db(name, create=False)
+                with env.begin(db=table) as txn, txn.cursor() as cursor:
+                    counts[name.decode()] = sum(1 for _ in cursor.iternext(values=False))
+            table = env.open_db(b"metadata", create=False)
+            prefix = table_prefix(cluster_table)
+            with env.begin(db=table) as txn, txn.cursor() as cursor:
+                clustered = bool(cursor.set_range(prefix)) and bytes(cursor.key()).startswith(prefix)
+    except (StoreCorrupt, *WRITE_ERRORS) as error:
+        raise CannotCopy(f"the copy cannot be read: {error}") from error
+    return counts, clustered

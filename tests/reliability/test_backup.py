@@ -1,0 +1,170 @@
+"""`mqd-backup`: a copy of a node under load has all that was confirmed, and the node goes on."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pika
+import pytest
+
+from amqp_server.backup import CLUSTER_TABLE
+from amqp_server.cluster import membership
+from conformance_tests.patience import PATIENCE_S, open_connection
+from persistence import copying
+from persistence.copying import CannotCopy, copy_directory
+from tests.reliability.node import Node, wait_until
+
+COPIES = 4
+PERSISTENT = pika.BasicProperties(delivery_mode=2)
+
+
+class Load:
+    """Publishes numbers with confirms, and takes every other one away again, so that LMDB uses its pages again."""
+
+    def __init__(self, port: int) -> None:
+        self._url = f"amqp://guest:guest@127.0.0.1:{port}/"
+        self.confirmed = 0
+        self._end = threading.Event()
+        self._threads = [threading.Thread(target=self._publish), threading.Thread(target=self._churn)]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+
+    def _publish(self) -> None:
+        connection = open_connection(self._url)
+        channel = connection.channel()
+        channel.queue_declare("kept", durable=True)
+        channel.confirm_delivery()
+        while not self._end.is_set():
+            channel.basic_publish(
+                "", "kept", b"%d " % self.confirmed + bytes(2000), PERSISTENT, mandatory=True
+            )
+            self.confirmed += 1
+        connection.close()
+
+    def _churn(self) -> None:
+        connection = open_connection(self._url)
+        channel = connection.channel()
+        channel.queue_declare("churned", durable=True)
+        channel.confirm_delivery()
+        while not self._end.is_set():
+            for _ in range(20):
+                channel.basic_publish("", "churned", bytes(5000), PERSISTENT)
+            channel.queue_purge("churned")
+        connection.close()
+
+
+def numbers(port: int, queue: str = "kept") -> list[int]:
+    connection = open_connection(f"amqp://guest:guest@127.0.0.1:{port}/")
+    channel = connection.channel()
+    found = []
+    while (got := channel.basic_get(queue, auto_ack=True))[0] is not None:
+        assert got[2] is not None
+        found.append(int(got[2].split()[0]))
+    connection.close()
+    return found
+
+
+def backup(source: Path, target: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("mqd-backup")), *options, str(source), str(target)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+
+def test_copies_of_a_node_under_load(tmp_path: Path) -> None:
+    before = []
+    with Node(tmp_path) as node, Load(node.port) as load:
+        for number in range(COPIES):
+            least = load.confirmed + 50
+            wait_until("it takes messages", lambda least=least: load.confirmed >= least)
+            before.append(load.confirmed)
+            done = backup(node.data, tmp_path / f"copy{number}" / "data", "--freeze-max", "30")
+            assert done.returncode == 0, done.stderr
+            assert re.search(rf"the node, process {node.pid}, stood still for \d+\.\d+ s$", done.stdout)
+        least = load.confirmed + 50
+        wait_until("it goes on", lambda: load.confirmed >= least)
+    for number, confirmed in enumerate(before):
+        with Node(tmp_path / f"copy{number}") as restored:
+            found = numbers(restored.port)
+        assert found == list(range(len(found))) and len(found) >= confirmed
+        assert not (tmp_path / f"copy{number}" / "data" / "main" / "data.mdb").stat().st_mode & 0o077
+
+
+def test_a_copy_of_a_node_that_does_not_run(tmp_path: Path) -> None:
+    with Node(tmp_path) as node:
+        connection = open_connection(f"amqp://guest:guest@127.0.0.1:{node.port}/")
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.queue_declare("kept", durable=True)
+        channel.basic_publish("", "kept", b"0", PERSISTENT, mandatory=True)
+        connection.close()
+    done = backup(node.data, tmp_path / "copy" / "data")
+    assert done.returncode == 0 and "no node ran on it" in done.stdout, done.stderr
+    with Node(tmp_path / "copy") as restored:
+        assert numbers(restored.port) == [0]
+    # Never over something that is there.
+    again = backup(node.data, tmp_path / "copy" / "data")
+    assert (again.returncode, again.stderr) == (
+        1,
+        f"mqd-backup: {tmp_path}/copy/data exists: name a directory that does not\n",
+    )
+    assert "is no data directory of mqd" in backup(tmp_path / "copy", tmp_path / "third").stderr
+
+
+def test_a_node_stands_still_no_longer_than_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Node(tmp_path) as node:
+
+        def slowly(source: Path, target: Path) -> None:
+            deadline = time.monotonic() + PATIENCE_S
+            assert not running(node.pid)
+            while not running(node.pid):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+
+        monkeypatch.setattr(copying, "_copy_files", slowly)
+        with pytest.raises(CannotCopy, match=r"copying takes longer than 0\.3 s"):
+            copy_directory(node.data, tmp_path / "copy", freeze_s_max=0.3, cluster_table=CLUSTER_TABLE)
+        assert not (tmp_path / "copy").exists()
+        assert running(node.pid)
+        open_connection(f"amqp://guest:guest@127.0.0.1:{node.port}/").close()
+
+
+def running(pid: int) -> bool:
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] != "T"
+
+
+def test_the_process_in_the_lock_file_must_have_it_open(tmp_path: Path) -> None:
+    with Node(tmp_path) as node:
+        (node.data / "lock").write_text(f"{os.getppid()}\n")
+        with pytest.raises(CannotCopy, match=f"process {os.getppid()} does not run on"):
+            copy_directory(node.data, tmp_path / "copy", freeze_s_max=1.0, cluster_table=CLUSTER_TABLE)
+
+
+def test_a_damaged_file_makes_no_copy(tmp_path: Path) -> None:
+    with Node(tmp_path) as node:
+        pass
+    data = tmp_path / "damaged"
+    shutil.copytree(node.data, data)
+    file = data / "main" / "data.mdb"
+    os.truncate(file, file.stat().st_size // 2)
+    with pytest.raises(CannotCopy, match="the copy cannot be read: .* cut off"):
+        copy_directory(data, tmp_path / "copy", freeze_s_max=1.0, cluster_table=CLUSTER_TABLE)
+    assert not (tmp_path / "copy").exists()
+
+
+def test_the_table_of_a_cluster_is_its_own() -> None:
+    assert membership.TABLE == CLUSTER_TABLE

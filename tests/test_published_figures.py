@@ -1,0 +1,129 @@
+"""Table, page and picture are of one run, and a run that is not whole is not published."""
+
+from __future__ import annotations
+
+import copy
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.publish import BEGIN, END, README_ROWS, Incomplete, publish
+from benchmarks.scenarios import SCENARIOS
+
+ROOT = Path(__file__).parents[1]
+PNG = b"\x89PNG"
+
+
+def run() -> dict[str, Any]:
+    """Every figure twice as large with mqd; what is made up here goes to a temporary directory only."""
+    figures: list[dict[str, Any]] = []
+    for scenario in SCENARIOS:
+        for number, figure in enumerate(scenario.figures):
+            value = float(len(figures) + 1)
+            figures.append(
+                {
+                    "scenario": scenario.name,
+                    "title": scenario.title,
+                    "figure": figure.label,
+                    "mqd": 2 * value,
+                    "rabbitmq": value,
+                    "ratio": 2.0,
+                    "bar": str(figure.bar) if figure.bar else None,
+                    "met": None if figure.bar is None else number > 0,
+                }
+            )
+    rounds = {
+        scenario.name: {
+            broker: {"failure": None, "rounds": [{"cpu_us": 3.0}, {"cpu_us": 5.0}, {"cpu_us": 4.0}]}
+            for broker in ("mqd", "rabbitmq")
+        }
+        for scenario in SCENARIOS
+    }
+    return {
+        "settings": {"quick": False, "rounds": None, "brokers": "mqd,rabbitmq", "seconds": 1800.0},
+        "machine": {"python": "3.11", "system": "Linux", "cores": 2, "date": "2001-02-03"},
+        "client_ceiling": {},
+        "figures": figures,
+        "rounds": rounds,
+    }
+
+
+@pytest.fixture
+def pages(tmp_path: Path) -> Path:
+    (tmp_path / "docs").mkdir()
+    for name in ("README.md", "docs/performance.md"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def block(path: Path) -> str:
+    return path.read_text().partition(BEGIN)[2].partition(END)[0]
+
+
+def rows(path: Path) -> list[list[str]]:
+    lines = re.findall(r"^\| (?!\||---)(.*) \|$", block(path), re.MULTILINE)
+    return [[cell.strip() for cell in line.split("|")] for line in lines]
+
+
+def test_the_readme_has_ten_rows_and_one_table() -> None:
+    assert len(README_ROWS) == 10
+    assert [row[0] for row in rows(ROOT / "README.md")] == [title for _, _, title in README_ROWS]
+    names = {(scenario.name, figure.label) for scenario in SCENARIOS for figure in scenario.figures}
+    assert {(scenario, figure) for scenario, figure, _ in README_ROWS} <= names
+
+
+def test_all_of_it_is_of_one_run(pages: Path) -> None:
+    document = run()
+    before = {path: path.read_text() for path in (pages / "README.md", pages / "docs" / "performance.md")}
+    assert len(publish(document, pages)) == 3
+    by_name = {(record["scenario"], record["figure"]): record for record in document["figures"]}
+    for row, (scenario, figure, title) in zip(rows(pages / "README.md"), README_ROWS, strict=True):
+        record = by_name[scenario, figure]
+        wanted = "**2**" if record["met"] is False else "2"
+        assert row == [title, f"{record['mqd']:.3g}", f"{record['rabbitmq']:.3g}", wanted, "4 / 4"]
+    page = pages / "docs" / "performance.md"
+    lines = [line for line in block(page).splitlines() if line.startswith("| ")][2:]
+    assert len(lines) == len(document["figures"])
+    for told in (block(pages / "README.md"), block(page)):
+        assert "One run of 2001-02-03" in told
+    missed = [record for record in document["figures"] if record["met"] is False]
+    assert f"Not as wanted, {len(missed)} in number, red in the picture: " in block(page)
+    assert block(page).count("**2**") == len(missed)
+    assert "(figures/bench.png)" in block(page)
+    assert (pages / "docs" / "figures" / "bench.png").read_bytes().startswith(PNG)
+    # The rest of the pages stays.
+    for path, text in before.items():
+        assert path.read_text().partition(BEGIN)[0] == text.partition(BEGIN)[0]
+        assert path.read_text().partition(END)[2] == text.partition(END)[2]
+    again = {path: path.read_text() for path in before}
+    publish(document, pages)
+    assert {path: path.read_text() for path in before} == again
+
+
+def lacking(change: str) -> dict[str, Any]:
+    document = copy.deepcopy(run())
+    if change == "quick":
+        document["settings"]["quick"] = True
+    elif change == "brokers":
+        document["settings"]["brokers"] = "mqd"
+    else:
+        document["figures"] = [each for each in document["figures"] if each["scenario"] != change]
+    return document
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ("quick", "--quick"),
+        ("brokers", "brokers mqd"),
+        ("cluster-failover", "no figures of cluster-failover"),
+    ],
+)
+def test_a_part_of_a_run_is_not_published(pages: Path, change: str, text: str) -> None:
+    before = (pages / "README.md").read_text()
+    with pytest.raises(Incomplete, match=text):
+        publish(lacking(change), pages)
+    assert (pages / "README.md").read_text() == before
