@@ -87,6 +87,7 @@ class Groups:
         # Who has lost its memory gets that word from the leader.
         began = queue.members if lost else queue.record.founders or queue.members
         host.group = self.start(host, queue.queue_id, _members(began), lost=lost)
+        host.begin()
         fresh = not known and not lost
         if fresh and queue.record.leader == node:
             host.group.core.campaign()
