@@ -16,6 +16,7 @@ from amqp_server.config import parse_address
 from amqp_server.errors import NotFound, PreconditionFailed, Unavailable
 from amqp_server.turn import Turn
 from quorum_queue.cluster.group import Group
+from quorum_queue.cluster.lost_entries import GivenUp
 from quorum_queue.ports import Refused
 
 if TYPE_CHECKING:
@@ -57,7 +58,9 @@ class Administration:
             "groups_without_leader": led.get("", 0),
             "disk_stalled": replicas.stalled,
             "lost_entries": {
-                replicas.groups[group_id].machine.title: len(replicas.lost_entries.lost_on_all(group_id))
+                replicas.groups[group_id].machine.title: len(
+                    replicas.lost_entries.waiting_for_operator(group_id)
+                )
                 for group_id in replicas.lost_entries.groups_with_losses()
             },
             "machine_version": cluster.roster.version,
@@ -105,7 +108,7 @@ class Administration:
             "last_index": core.last_index,
             "snapshot_index": group.snapshot_index,
             "filling": group.receiving is not None or bool(core.amnesiac),
-            "lost_entries": len(cluster.replicas.lost_entries.lost_on_all(group.id)),
+            "lost_entries": len(cluster.replicas.lost_entries.waiting_for_operator(group.id)),
             "members": members,
             "in_sync": core.leadership is not None
             and all(peer.match == core.last_index for peer in peers.values())
@@ -127,7 +130,7 @@ class Administration:
                 "leader": self._cluster.hosts.leader(queue),
                 "members": list(queue.members),
                 "online": [name for name in queue.members if name in connected],
-                "lost_entries": len(self._cluster.replicas.lost_entries.lost_on_all(queue.queue_id)),
+                "lost_entries": len(self._cluster.replicas.lost_entries.waiting_for_operator(queue.queue_id)),
             }
             for queue in self._quorum_queues()
             if queue.vhost.name in vhosts
@@ -279,8 +282,8 @@ class Administration:
             )
         await self._set_members(queue, queue.members, to)
 
-    async def accept_loss(self, vhost: str, name: str) -> int:
-        """Give up the entries of a queue's log that none of its members can read; return how many.
+    async def accept_loss(self, vhost: str, name: str) -> GivenUp:
+        """Have a queue continue without what none of its members can read, or remember; return what that is.
 
         Raises NotFound, PreconditionFailed.
         """
@@ -289,7 +292,7 @@ class Administration:
             raise PreconditionFailed(
                 f"queue '{name}' in vhost '{vhost}' is not on this node: ask one of {', '.join(queue.members)}"
             )
-        accepted: list[int] = []
+        accepted: list[GivenUp] = []
         self._turn.run(lambda: accepted.append(self._cluster.replicas.lost_entries.accept(queue.queue_id)))
         if not accepted[0]:
             raise PreconditionFailed(

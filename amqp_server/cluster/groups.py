@@ -17,7 +17,7 @@ from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.cluster.state import unpack_state
 from quorum_queue.raft.log import Log
 from quorum_queue.raft.members import HardState, Members
-from quorum_queue.raft.messages import MEMBERS
+from quorum_queue.raft.messages import EMPTY, MEMBERS, PASSED_OVER
 
 if TYPE_CHECKING:
     from amqp_server.broker.queue import Queue
@@ -87,6 +87,7 @@ class Groups:
         # Who has lost its memory gets that word from the leader.
         began = queue.members if lost else queue.record.founders or queue.members
         host.group = self.start(host, queue.queue_id, _members(began), lost=lost)
+        host.begin()
         fresh = not known and not lost
         if fresh and queue.record.leader == node:
             host.group.core.campaign()
@@ -132,6 +133,9 @@ class Groups:
             # Term and vote are durable no later than the entries of their term.
             term_bound=found.term,
         )
+        if self._is_passed_over(found, last_index) and last_index > index:
+            # The term of what it replaces is still not known.
+            log.bounded_index = last_index
         group = self.replicas.open(
             group_id,
             machine,
@@ -167,6 +171,10 @@ class Groups:
             *(machine.title, self.replicas.node),
         )
         return self._new(machine, group_id, members, amnesiac=self.replicas.new_memory(group_id))
+
+    def _is_passed_over(self, found: RecoveredGroup, index: int) -> bool:
+        is_empty = index in found.kinds.get(EMPTY, ()) and index not in found.lost
+        return is_empty and self._store.read_one(found.group, index).data == PASSED_OVER
 
     def _changes(self, found: RecoveredGroup, last_index: int) -> list[tuple[int, Members]]:
         """Read the entries of the log that change the members."""

@@ -86,8 +86,8 @@ class Transport:
             log.closing(session, "" if agreed else log.LOST)
             self._turn.run(self._turn.contain, session, session.lost)
             self._turn.forget(session, self)
-            self._server.broker.timers.forget(self)
             self.opened()
+            self._server.broker.timers.forget(self)
             self._wire.close()
 
     def opened(self) -> None:

@@ -73,7 +73,8 @@ async def transfer_leader(call: Call) -> Answer:
 
 
 async def accept_loss(call: Call) -> Any:
-    return {"entries": await _cluster(call).accept_loss(call.own_vhost(), call.path["name"])}
+    given_up = await _cluster(call).accept_loss(call.own_vhost(), call.path["name"])
+    return {"entries": given_up.entries, "members": list(given_up.members)}
 
 
 async def quorum_critical(call: Call) -> Any:

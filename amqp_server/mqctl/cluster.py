@@ -43,7 +43,7 @@ def status(session: Session) -> None:
         click.echo(f"{told['groups_without_leader']} queues have no leader now")
     for title, count in told.get("lost_entries", {}).items():
         click.echo(
-            f"LOST: {title} has {count} entries that none of its members can read (mqctl cluster accept-loss)"
+            f"LOST: {title} has {count} entries that an operator has to give up (mqctl cluster accept-loss)"
         )
     if told["disk_stalled"]:
         click.echo(f"the disk of {told['node']} does not take what it is given: it leads nothing")
@@ -114,8 +114,10 @@ def transfer_leader(session: Session, vhost: str, queue: str, node: str) -> None
 @click.argument("queue")
 @pass_session
 def accept_loss(session: Session, vhost: str, queue: str) -> None:
-    count = session.client.post("cluster", "queues", vhost, queue, "accept-loss", body={})["entries"]
-    click.echo(f"{count} entries are given up")
+    given_up = session.client.post("cluster", "queues", vhost, queue, "accept-loss", body={})
+    click.echo(f"{given_up['entries']} entries are given up")
+    for name in given_up.get("members", ()):
+        click.echo(f"{name} has lost its memory: the queue continues without its vote until it is filled")
 
 
 @cluster.command("rebalance", help="Spreads the leaders of the quorum queues over the nodes that are up.")

@@ -173,6 +173,13 @@ class GroupHost(DeferredHost):
         # The group refers to this host: together they would stay, with all messages, until the collector comes.
         del self.group
 
+    def begin(self) -> None:
+        """The group is open."""
+        if self._own != self.replicas.own:
+            # The member failed or left before. The first batch of this start ends the earlier one, of which a get or a
+            # consumer may still be on its way: nobody here would know of its messages.
+            self.submit(("tick",))
+
     # -- the state machine of the group ----------------------------------------------------------------------------
 
     @property

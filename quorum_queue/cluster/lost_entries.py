@@ -21,13 +21,24 @@ shows it to operators, and the group waits until an operator gives up the entry 
 entry of the same index and term takes the place of the lost one, so that the log is the same on all members,
 no matter which member begins. If the entry was applied long ago, a command in the log removes its messages
 from the queue.
+
+*The end of a log is lost, and another member can read an entry there*: it may be the same one. If most logs
+end so, nobody is elected: these members refuse the one that can read its log, because they may have committed
+an entry that it lacks. When an operator says so, they yield: their logs count as ending with what another member
+can still read there, so that the best of the logs that can be read wins, and the others take over its entries.
+Holes after that, where nobody can read anything, leave the log. If nobody can read anything in the whole end of
+the log, empty entries take its place, but the log keeps its rank in elections: what comes before was acknowledged
+no later than those.
+
+*Most members have no memory*, so that no majority can form, and nothing can be given up by a command in the
+log: then the group continues without their votes (see quorum_queue.raft.core.Raft.reform), and fills them.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from quorum_queue.cluster import compaction, frames, transfer
 from quorum_queue.cluster.frames import Question, SoughtEntry, StoredEntry
@@ -50,10 +61,22 @@ FORGET_MS = 5_000
 NAMED_MAX = 10
 
 
+class GivenUp(NamedTuple):
+    """What a member gives up because an operator says so."""
+
+    #: Entries that no member can read, or that may be others than those that a member can read.
+    entries: int
+    #: Members without a memory, which lose their votes until they are filled.
+    members: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.entries or self.members)
+
+
 class _Loss:
     """One entry that cannot be read."""
 
-    __slots__ = ("said", "told", "waiting")
+    __slots__ = ("perhaps", "said", "told", "waiting")
 
     def __init__(self) -> None:
         self.waiting: list[Callable[[], None]] = []
@@ -61,6 +84,8 @@ class _Loss:
         self.told = False
         #: The answers of the other members about it in the present sessions.
         self.said: dict[str, int] = {}
+        #: Terms of the entries that members have there, which may be this one.
+        self.perhaps: dict[str, int] = {}
 
 
 class LostEntries:
@@ -217,6 +242,7 @@ class LostEntries:
         """Forget the peer's answers: they may no longer hold when it comes back."""
         for loss in self._waiting.values():
             loss.said.pop(peer, None)
+            loss.perhaps.pop(peer, None)
 
     # -- answering -------------------------------------------------------------------------------------------------
 
@@ -257,7 +283,8 @@ class LostEntries:
         else:
             return frames.NOT_HERE, None
         if entry is None:
-            return frames.APPLIED_HERE, None
+            term = log.term_at(index)
+            return frames.APPLIED_HERE, _perhaps(index, term if term >= 0 else log.last_term)
         if question.term:
             same = entry.term == question.term
         elif question.anchor_term == frames.COMMITTED:
@@ -275,7 +302,7 @@ class LostEntries:
         if question.term and index > group.applied:
             return frames.NOT_HERE, None
         # It may be the same entry. The asker must not take it for lost.
-        return frames.APPLIED_HERE, None
+        return frames.APPLIED_HERE, _perhaps(index, entry.term)
 
     def _look_for_body(self, group: Group, index: int) -> tuple[int, StoredEntry | None]:
         """The asker has applied this entry."""
@@ -313,13 +340,25 @@ class LostEntries:
         count = len(self._waiting)
         for answer in answers:
             loss = self._waiting.get((group.id, answer.index))
+            if loss is not None and (by_leader or not leader_term):
+                self._note_answer(group, peer, loss, answer)
             if loss is not None:
-                loss.said[peer] = answer.what
                 self._take(group, answer, by_leader=by_leader)
         left = [at for owner, at in self._waiting if owner == group.id and self._waiting[owner, at].told]
         if left and len(self._waiting) < count:
             # The peer had some of them, so it may have more.
             self._ask_of(peer, group, left)
+
+    def _note_answer(self, group: Group, peer: str, loss: _Loss, answer: SoughtEntry) -> None:
+        loss.said[peer], index = answer.what, answer.index
+        loss.perhaps.pop(peer, None)
+        if answer.what != frames.APPLIED_HERE or not answer.term or index not in group.core.log.vague:
+            return
+        if answer.term < group.core.log.term_at(index):
+            # Terms do not fall in a log, so it is an earlier leader's entry.
+            loss.said[peer] = frames.NOT_HERE
+        else:
+            loss.perhaps[peer] = answer.term
 
     def _take(self, group: Group, answer: SoughtEntry, *, by_leader: bool) -> None:
         index, log = answer.index, group.core.log
@@ -411,22 +450,51 @@ class LostEntries:
         group = self._replicas.groups.get(group_id)
         if group is None:
             return []
-        others = self._others(group)
-        return [
+        lost = [
             index
             for (owner, index), loss in self._waiting.items()
             if owner == group_id
-            and loss.told
-            and all(loss.said.get(peer) in (frames.LOST_HERE, frames.NOT_HERE) for peer in others)
+            and self._is_lost(group, loss)
             and (not group.leader or index <= max(group.applied, group.core.commit))
         ]
+        end = group.core.log.unreadable_end()
+        if end and not all(index in lost for index in end):
+            lost = [index for index in lost if index not in end]
+        return lost
+
+    def _is_lost(self, group: Group, loss: _Loss) -> bool:
+        said = [loss.said.get(peer) for peer in self._others(group)]
+        return loss.told and all(what in (frames.LOST_HERE, frames.NOT_HERE) for what in said)
+
+    def in_doubt(self, group_id: int) -> list[int]:
+        """Return the unreadable end of a group's log if another member has entries there which may be the same ones,
+        and no leader can tell, though all members have answered.
+        """
+        group = self._replicas.groups.get(group_id)
+        if group is None or group.leader:
+            return []
+        end = group.core.log.unreadable_end()
+        losses = [self._waiting.get((group_id, index)) for index in end]
+        known = [loss for loss in losses if loss is not None and self._is_answered(group, loss)]
+        return list(end) if len(known) == len(end) and any(loss.perhaps for loss in known) else []
+
+    def _is_answered(self, group: Group, loss: _Loss) -> bool:
+        """Return whether all other members have said that they cannot read the entry, or the term of what they have."""
+        return loss.told and all(
+            peer in loss.perhaps or loss.said.get(peer) in (frames.LOST_HERE, frames.NOT_HERE)
+            for peer in self._others(group)
+        )
+
+    def waiting_for_operator(self, group_id: int) -> list[int]:
+        """Return the entries of a group that an operator has to give up before the group can continue."""
+        return self.lost_on_all(group_id) + self.in_doubt(group_id)
 
     def groups_with_losses(self) -> list[int]:
-        """Return the groups that have entries which are lost on all members."""
+        """Return the groups that have entries which an operator has to give up."""
         return [
             group_id
             for group_id in dict.fromkeys(owner for owner, _ in self._waiting)
-            if self.lost_on_all(group_id)
+            if self.waiting_for_operator(group_id)
         ]
 
     def _say(self) -> None:
@@ -437,6 +505,16 @@ class LostEntries:
                 continue
             self._said_ms[group_id] = now
             group, lost = self._replicas.groups[group_id], self.lost_on_all(group_id)
+            doubt = self.in_doubt(group_id)
+            if doubt:
+                logger.critical(
+                    "%s: the end of the log from entry %d on cannot be read here, other members may have other entries "
+                    "there, and no member is elected: bring back a disk that has the end of the log, or have the best "
+                    "of the other logs taken for it (mqctl cluster accept-loss)",
+                    *(group.machine.title, doubt[0]),
+                )
+            if not lost:
+                continue
             named = ", ".join(map(str, sorted(lost)[:NAMED_MAX]))
             logger.critical(
                 "%s: %d entries of its log can be read on none of its members %s (%s%s): these entries wait, and later "
@@ -445,27 +523,48 @@ class LostEntries:
                 ", …" if len(lost) > NAMED_MAX else "",
             )
 
-    def accept(self, group_id: int) -> int:
-        """Give up the entries that are lost on all members; return how many this node knows of."""
+    def accept(self, group_id: int) -> GivenUp:
+        """An operator gives up what keeps the group from continuing; return what this node knows of."""
         group = self._replicas.groups.get(group_id)
         if group is None:
-            return 0
+            return GivenUp(0, ())
         for peer in self._others(group):
             if self.asks(peer):
                 self._replicas.send(peer, frames.pass_over(group_id))
         return self.pass_over(group_id)
 
-    def pass_over(self, group_id: int) -> int:
-        """Give them up on this member."""
-        lost = self.lost_on_all(group_id)
-        if not lost:
-            return 0
+    def pass_over(self, group_id: int) -> GivenUp:
+        """Give it up on this member."""
+        lost, doubt = self.lost_on_all(group_id), self.in_doubt(group_id)
         group = self._replicas.groups[group_id]
+        if doubt:
+            self._yield(group, doubt)
+        log = group.core.log
+        if log.last_index in lost:
+            log.bounded_index = log.last_index
         given_up = [index for index in lost if index <= group.applied]
         for index in lost:
             if index > group.applied:
-                term = group.core.log.term_at(index)
-                self._put(group, StoredEntry(index, term, EMPTY, PASSED_OVER))
+                self._put(group, StoredEntry(index, log.term_at(index), EMPTY, PASSED_OVER))
+        members = group.core.reform() if lost or doubt or group.core.waits_for_forgetful() else ()
+        if members:
+            logger.error("%s: continues without the votes of %s", group.machine.title, ", ".join(members))
+            self._replicas.touch(group)
         if given_up:
             group.machine.lose_bodies(given_up)
-        return len(lost)
+        return GivenUp(len(lost) + len(doubt), members)
+
+    def _yield(self, group: Group, end: list[int]) -> None:
+        """Let the log count as one that ends with what another member can read there."""
+        log = group.core.log
+        last = max(index for index in end if self._waiting[group.id, index].perhaps)
+        term = max(self._waiting[group.id, last].perhaps.values())
+        logger.error("%s: the log here gives way to others from entry %d on", group.machine.title, end[0])
+        if last < log.last_index and not self._cut(group, last + 1):
+            return
+        log.term_bound = min(log.term_bound, max(term, log.term_at(last)))
+
+
+def _perhaps(index: int, term: int) -> StoredEntry:
+    """Return, in place of an entry, its term only: it may be another one than the asker's."""
+    return StoredEntry(index, term, 0, b"")

@@ -50,6 +50,7 @@ class Raft:
         "acked",
         "amnesiac",
         "commit",
+        "forgetful",
         "group",
         "hard",
         "installing_index",
@@ -61,6 +62,7 @@ class Raft:
         "offer",
         "options",
         "patient",
+        "reforming",
         "role",
         "snapshots",
         "verified",
@@ -104,6 +106,10 @@ class Raft:
         self.installing_index = 0
         #: Answers in this candidacy: members and whether they grant.
         self.granted: dict[str, bool] | None = None
+        #: Voters that said in the last candidacies that they have no memory, and have no more in their logs.
+        self.forgetful: tuple[str, ...] = ()
+        #: In this candidacy the voters without a memory are not needed: an operator says so.
+        self.reforming = False
         # There may be thousands of idle groups: all empty collections share one object.
         self._messages: list[Message] | None = None
         #: Messages that may not leave before the term and vote are durable.
@@ -230,6 +236,29 @@ class Raft:
         """Campaign at once: for the member that is to lead a new group."""
         if self.leadership is None and self.may_campaign():
             election.start_pre_vote(self)
+
+    def reform(self) -> tuple[str, ...]:
+        """An operator says that the group is to go on without the voters that have no memory.
+
+        Return those that are known, if the others are no majority.
+
+        They keep a majority from forming and cannot give it, until a leader has filled them. Nobody else can lead
+        meanwhile, so this is safe but for entries that only they had, which they have forgotten. All other voters
+        have to agree. See quorum_queue.raft.readmission.
+        """
+        leadership, needed = self.leadership, self.waits_for_forgetful()
+        forgetful = leadership.forgetful() if leadership is not None else self.forgetful
+        if leadership is not None and needed and not leadership.transferring:
+            leadership.leave_out(forgetful)
+        elif leadership is None and not self.leader and self.may_campaign():
+            # They say so in this candidacy. If the others are a majority, that elects as always.
+            election.start_pre_vote(self, reforming=True)
+        return forgetful if needed else ()
+
+    def waits_for_forgetful(self) -> bool:
+        """Return whether voters without a memory keep a majority from forming."""
+        forgetful = self.leadership.forgetful() if self.leadership is not None else self.forgetful
+        return 2 * (len(self.members.voters) - len(forgetful)) <= len(self.members.voters)
 
     def hurry(self) -> None:
         """No leader is known, and this node has just reached a majority: campaign at the tick after next.
@@ -383,6 +412,9 @@ class Raft:
         self.attempt = 0
         self.leadership = Leadership(self)
         self.leadership.open_term()
+        if self.reforming:
+            self.leadership.leave_out(self.forgetful)
+        self.reforming, self.forgetful = False, ()
 
     def follow(self, leader: str) -> None:
         """A message of this term's leader has come."""
@@ -399,6 +431,9 @@ class Raft:
         self.leader = leader
         self.verified = self.acked = 0
         self.granted = None
+        self.reforming = False
+        if leader:
+            self.forgetful = ()
         self.restart_clock()
 
     def end_leadership(self, besides: str = "") -> None:

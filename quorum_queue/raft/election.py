@@ -11,9 +11,10 @@ if TYPE_CHECKING:
     from quorum_queue.raft.core import Raft
 
 
-def start_pre_vote(raft: Raft) -> None:
-    """Ask the other voters whether they would vote for this member."""
+def start_pre_vote(raft: Raft, *, reforming: bool = False) -> None:
+    """Ask the other voters whether they would vote for this member. See Raft.reform."""
     _candidate(raft, PRE_CANDIDATE)
+    raft.reforming = reforming
     for name in raft.members.voters:
         if name != raft.node:
             raft.send(_request(raft, PRE_VOTE, name, raft.term + 1))
@@ -52,7 +53,10 @@ def on_pre_vote(raft: Raft, message: Message) -> None:
         and log_is_as_good(raft, message)
     )
     term = message.term if grant else raft.term
-    raft.rest(Message(PRE_VOTE_ANSWER, raft.node, message.sender, term, reject=not grant))
+    if raft.amnesiac:
+        # It may have forgotten the candidate's term, and the candidate takes no answer of an earlier one.
+        term = max(term, message.term - 1)
+    raft.rest(_answer(raft, PRE_VOTE_ANSWER, message.sender, term, grant=grant))
     if raft.leadership is not None:
         raft.leadership.in_contact(message.sender)  # The sender does not know that this member leads.
 
@@ -64,29 +68,54 @@ def on_vote(raft: Raft, message: Message) -> None:
     if grant:
         raft.set_hard(raft.term, message.sender)
         raft.restart_clock()
-    raft.rest(Message(VOTE_ANSWER, raft.node, message.sender, raft.term, reject=not grant))
+    raft.rest(_answer(raft, VOTE_ANSWER, message.sender, raft.term, grant=grant))
+
+
+def _answer(raft: Raft, kind: int, to: str, term: int, *, grant: bool) -> Message:
+    if not raft.amnesiac:
+        return Message(kind, raft.node, to, term, reject=not grant)
+    log = raft.log
+    return Message(
+        kind, raft.node, to, term, log.last_index, log.last_term, reject=not grant, amnesiac=raft.amnesiac
+    )
 
 
 def on_pre_vote_answer(raft: Raft, message: Message) -> None:
     if raft.role == PRE_CANDIDATE and (message.reject or message.term == raft.term + 1):
-        count(raft, message.sender, not message.reject)
+        count(raft, message.sender, not message.reject, forgetful=_has_forgotten(raft, message))
 
 
 def on_vote_answer(raft: Raft, message: Message) -> None:
     if raft.role == CANDIDATE:
-        count(raft, message.sender, not message.reject)
+        count(raft, message.sender, not message.reject, forgetful=_has_forgotten(raft, message))
 
 
-def count(raft: Raft, name: str, granted: bool) -> None:
+def _has_forgotten(raft: Raft, message: Message) -> bool:
+    """Return whether a voter has no memory. If only its vote is lost, it may have more entries than this member."""
+    own = raft.log.last_term, raft.log.last_index
+    return bool(message.amnesiac) and (message.log_term, message.index) <= own
+
+
+def count(raft: Raft, name: str, granted: bool, *, forgetful: bool = False) -> None:
     voters = raft.members.voters
     if raft.granted is None or name not in voters:
         return
     raft.granted[name] = granted
-    if sum(raft.granted.values()) > len(voters) // 2:
+    if forgetful and name not in raft.forgetful:
+        raft.forgetful += (name,)
+    elif not forgetful and name in raft.forgetful:
+        raft.forgetful = tuple(other for other in raft.forgetful if other != name)
+    if sum(raft.granted.values()) > len(voters) // 2 or (raft.reforming and _is_alone(raft)):
         if raft.role == PRE_CANDIDATE:
             start_vote(raft)
         else:
             raft.become_leader()
+
+
+def _is_alone(raft: Raft) -> bool:
+    """Return whether all voters have answered in this candidacy, and those that have a memory agree."""
+    granted = raft.granted or {}
+    return all(name in granted and (granted[name] or name in raft.forgetful) for name in raft.members.voters)
 
 
 def log_is_as_good(raft: Raft, message: Message) -> bool:

@@ -89,6 +89,21 @@ class Leadership:
         self.meet_members()
         return index
 
+    def forgetful(self) -> tuple[str, ...]:
+        """Return the voters without a memory; none if another voter is not reached."""
+        peers = {name: self.peers[name] for name in self.raft.members.voters if name != self.raft.node}
+        if not all(peer.contact for peer in peers.values()):
+            return ()
+        return tuple(name for name, peer in peers.items() if peer.amnesiac)
+
+    def leave_out(self, names: tuple[str, ...]) -> None:
+        """Take the votes of these members, which have no memory, all at once: see Raft.reform."""
+        members = self.raft.members
+        for name in names:
+            members = members.demoted(name)
+        self.propose(MEMBERS, members.encode())
+        self.meet_members()
+
     def could_commit(self, members: Members) -> bool:
         """Return whether a majority of these voters is in contact and counts. New voters are assumed to."""
         ready = 0

@@ -32,6 +32,7 @@ class Log:
         "_handed",
         "_storage",
         "_writing",
+        "bounded_index",
         "last_index",
         "lost",
         "newly_lost",
@@ -74,6 +75,8 @@ class Log:
         #: follows.
         self.vague: tuple[int, ...] = ()
         self.term_bound = term_bound
+        #: If the log ends with this entry, it replaces a lost one whose term is still not known.
+        self.bounded_index = -1
         #: The last entries of the log, without a gap. There may be thousands of idle logs: all empty
         #: collections share one object.
         self._cache: list[Entry] | tuple[()] = ()
@@ -105,7 +108,7 @@ class Log:
     @property
     def last_term(self) -> int:
         """The last entry's, or the highest that it may have."""
-        if self.vague and self.vague[-1] == self.last_index:
+        if self.last_index == self.bounded_index or (self.vague and self.vague[-1] == self.last_index):
             return self.term_bound
         return self.terms[-1][1] if self.terms else self.snapshot_term
 
@@ -154,6 +157,8 @@ class Log:
             self._cache_bytes -= len(entry.data) + ENTRY_OVERHEAD
         self._cache = list(self._cache[:kept]) or ()
         self.last_index = index - 1
+        if self.bounded_index > self.last_index:
+            self.bounded_index = -1
         while self.terms and self.terms[-1][0] >= index:
             self.terms = self.terms[:-1]
         self.stable_index = min(self.stable_index, self.last_index)
@@ -237,6 +242,13 @@ class Log:
                 runs.append((at, known))
         self.terms = (*runs, *(run for run in self.terms if run[0] >= stop))
 
+    def unreadable_end(self) -> range:
+        """Return the unreadable entries at the end of the log."""
+        first = self.last_index + 1
+        while first - 1 in self.vague:
+            first -= 1
+        return range(first, self.last_index + 1)
+
     def is_vague(self, low: int, high: int) -> bool:
         """Return whether the term of one of these entries is not known."""
         return any(low <= index <= high for index in self.vague)
@@ -276,6 +288,7 @@ class Log:
         self.snapshot_term = term
         self.terms = self._cache = self._writing = ()
         self._cache_bytes = 0
+        self.bounded_index = -1
         self.lost = self.newly_lost = self.vague = ()
 
     def _cut_terms(self) -> None:

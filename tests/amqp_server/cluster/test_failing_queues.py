@@ -89,6 +89,33 @@ def test_a_member_that_fails_stops_and_the_others_serve(name: str, after: bool) 
     world.finish()
 
 
+def test_what_a_node_asked_for_before_its_member_failed_keeps_no_message() -> None:
+    """A get that comes to the leader when the member is back: nobody on that node knows of it any more."""
+    world = World()
+    client = world.clients["b"]
+    world.publish(client, "quorum/bad")
+    client.get("quorum/bad")
+    group = world.group("b")
+    assert group is not None
+    client.node.turn.end()
+    [flight] = list(group.flights)
+    client.node.turn.run(group.failed, Planted("planted"))
+    session = world.nodes["b"].sessions["a"]
+    session.streams["a"].clear()
+    world.wait_for(client)
+    world.ticks(failures.PAUSE_MS // TICK_MS + 20)
+    assert world.group("b") is not None
+    # As if it had been on its way all the time.
+    leader = world.group("a")
+    assert leader is not None
+    leader.take(flight.payload)
+    world.nodes["a"].end_turn()
+    world.settle()
+    machine = world.nodes["c"].cluster.hosts.grouped[world.queue_id].replica.machine
+    assert (machine.ready.count, machine.unacked_count) == (1, 0)
+    world.finish()
+
+
 def test_a_queue_that_fails_each_time_is_set_aside_until_it_is_tried_again() -> None:
     world = World()
     world.plant("b", FOR_EVER)

@@ -10,6 +10,7 @@ import pytest
 from amqp_server.cluster.administration import Administration
 from amqp_server.errors import NotFound, PreconditionFailed, Unavailable
 from amqp_server.management.managed_broker import ManagedBroker
+from quorum_queue.cluster.lost_entries import GivenUp
 
 from .conftest import Connect
 
@@ -73,9 +74,9 @@ class FakeCluster:
     async def transfer_leader(self, vhost: str, name: str, to: str) -> None:
         self._ask("transfer", vhost, name, to)
 
-    async def accept_loss(self, vhost: str, name: str) -> int:
+    async def accept_loss(self, vhost: str, name: str) -> GivenUp:
         self._ask("accept loss", vhost, name)
-        return 4
+        return GivenUp(4, ("n2",))
 
     async def rebalance(self) -> int:
         self._ask("rebalance")
@@ -109,7 +110,7 @@ async def test_changes_are_for_administrators(connect: Connect, cluster: FakeClu
     assert cluster.asked == []
     answers = [await admin.request(method, path, json=body) for method, path, body in CHANGES]
     assert [answer.status_code for answer in answers] == [204, 204, 200, 200, 200, 204, 200]
-    assert answers[6].json() == {"entries": 4}
+    assert answers[6].json() == {"entries": 4, "members": ["n2"]}
     assert [answer.json() for answer in answers[2:5]] == [{"queues": 3}, {"queues": 2}, {"queues": 1}]
     assert cluster.asked == [
         ("join", "n4", "h:1"),

@@ -204,9 +204,9 @@ def is_said(scene: Scene, names: str = "abc") -> list[int]:
 
 
 def accept(scene: Scene, node: str) -> int:
-    count = scene.nodes[node].replicas.lost_entries.accept(scene.group_id)
+    given_up = scene.nodes[node].replicas.lost_entries.accept(scene.group_id)
     scene.nodes[node].end_turn()
-    return count
+    return given_up.entries
 
 
 def check_alike(scene: Scene) -> None:

@@ -5,7 +5,17 @@ from __future__ import annotations
 from quorum_queue.raft.core import Raft
 from quorum_queue.raft.log import Log
 from quorum_queue.raft.members import HardState, Members
-from quorum_queue.raft.messages import APPEND, COMMIT, MEMBERS, PRE_VOTE, VOTE, Entry, Message
+from quorum_queue.raft.messages import (
+    APPEND,
+    COMMIT,
+    EMPTY,
+    MEMBERS,
+    PASSED_OVER,
+    PRE_VOTE,
+    VOTE,
+    Entry,
+    Message,
+)
 from tests.quorum_queue.raft.disk import Disk, Snapshot
 from tests.quorum_queue.raft.world import OPTIONS
 
@@ -55,6 +65,20 @@ def test_the_last_entry_counts_as_one_of_the_highest_term_that_it_may_have() -> 
         assert not grants(a_member(*holes), 6, 7)
         assert grants(a_member(*holes), 6, 8)
         assert grants(a_member(*holes), 7, 2)
+
+
+def test_what_replaces_the_last_entry_counts_as_one_of_that_term_too() -> None:
+    raft = a_member(8)
+    raft.log.bounded_index = 8
+    raft.found(Entry(8, 5, EMPTY, PASSED_OVER))
+    assert not raft.log.vague
+    assert not grants(raft, 5, 9)
+    assert grants(raft, 6, 8)
+    raft = a_member(8)
+    raft.log.bounded_index = 8
+    raft.cut(8)
+    assert raft.log.bounded_index == -1
+    assert grants(raft, 5, 7)
 
 
 def test_a_member_with_a_hole_does_not_stand_for_election() -> None:

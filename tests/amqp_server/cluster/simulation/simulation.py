@@ -149,6 +149,9 @@ class Simulation(Cluster):
         random = self.random
         if self.wounded or not node.alive or not node.serving or self.changing:
             return
+        if node.name not in self.belonging:
+            # It was removed and has not heard of it: it would be asked to let itself join, and is stopped for that.
+            return
         topology = self.leading()
         if (
             topology is None
