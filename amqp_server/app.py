@@ -285,6 +285,10 @@ class Node:
                 await self.commits.barrier()
             background.cancel_scope.cancel()
 
+    def stop(self) -> None:
+        """Begin to end in order, as on SIGTERM."""
+        signal.raise_signal(signal.SIGTERM)
+
     async def _manage(self, listening: socket.socket) -> None:
         from amqp_server.management.listener import serve
         from amqp_server.management.managed_broker import ManagedBroker

@@ -1,5 +1,6 @@
 """What the control command shows of the broker's state, and does to it."""
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -101,3 +102,21 @@ def test_what_is_not_there_is_an_error(ctl: Ctl) -> None:
 
 def test_status(ctl: Ctl) -> None:
     assert ctl("status").strip()
+
+
+def test_ping(ctl: Ctl) -> None:
+    assert "Ping succeeded" in ctl("ping")
+
+
+def test_json(client: RawClient, ctl: Ctl, name: Name) -> None:
+    queue = declare(client, name("q"), durable=True)
+    listed = json.loads(ctl("list_queues", "name", "durable", "messages", "arguments", "--formatter", "json"))
+    assert {"name": queue, "durable": True, "messages": 0, "arguments": {}} in map(without_types, listed)
+    assert {"name": "/"} in json.loads(ctl("list_vhosts", "--formatter", "json"))
+    users = json.loads(ctl("list_users", "--formatter", "json"))
+    assert {"user": "guest", "tags": ["administrator"]} in users
+
+
+def without_types(row: dict[str, object]) -> dict[str, object]:
+    """RabbitMQ shows an empty table as an empty array."""
+    return row | {"arguments": row["arguments"] or {}}

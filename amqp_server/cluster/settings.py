@@ -7,6 +7,7 @@ from pathlib import Path
 
 from amqp_server.cluster.errors import ClusterError
 from amqp_server.config import Config
+from amqp_server.connection.tls import PEMFile, load_authorities, load_certificate
 from quorum_queue.cluster.options import ReplicationOptions
 from quorum_queue.links.ports import LinkOptions
 
@@ -26,18 +27,22 @@ def secret(config: Config) -> bytes:
 
 
 def tls(config: Config) -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
-    """Contexts for both ends of a link: each shows its certificate and requires the other's."""
+    """Contexts for both ends of a link: each shows its certificate and requires the other's.
+
+    Raises TLSFileError.
+    """
     if not config.cluster_tls_cert_file:
         return None
-    try:
-        server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=config.cluster_tls_ca_file)
-        server.verify_mode = ssl.CERT_REQUIRED
-        client = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=config.cluster_tls_ca_file)
-        for context in (server, client):
-            context.minimum_version = ssl.TLSVersion.TLSv1_2
-            context.load_cert_chain(config.cluster_tls_cert_file, config.cluster_tls_key_file)
-    except (OSError, ssl.SSLError) as error:
-        raise ClusterError(f"the certificates for the links can't be used: {error}") from None
+    certificate = PEMFile("cluster-tls-cert-file", config.cluster_tls_cert_file)
+    key = PEMFile("cluster-tls-key-file", config.cluster_tls_key_file)
+    authorities = PEMFile("cluster-tls-ca-file", config.cluster_tls_ca_file)
+    load_authorities(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), authorities)
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authorities.path)
+    server.verify_mode = ssl.CERT_REQUIRED
+    client = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=authorities.path)
+    for context in (server, client):
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        load_certificate(context, certificate, key)
     return server, client
 
 

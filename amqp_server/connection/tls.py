@@ -1,21 +1,93 @@
-"""The TLS settings of the listener for clients; quorum_queue.links.wire moves the bytes."""
+"""The TLS settings of the listener for clients; quorum_queue.links.wire moves the bytes.
+
+OpenSSL names no file in its errors, and `[SSL] PEM lib` helps nobody: what is wrong with which file is found out here.
+"""
 
 from __future__ import annotations
 
 import ssl
+from typing import NamedTuple
 
 from amqp_server.config import Config
+from amqp_server.connection.listener import ListenError
+
+
+class TLSFileError(ListenError):
+    """Says which file of which option can't be used, and why."""
+
+    def __init__(self, file: PEMFile, reason: str) -> None:
+        super().__init__(f"--{file.option} {file.path}: {reason}")
+
+
+class PEMFile(NamedTuple):
+    #: Name of the option that names the file.
+    option: str
+    path: str
+
+
+class _Encrypted(Exception):
+    """The private key needs a password. Without this, OpenSSL asks for it on the terminal and the start hangs."""
 
 
 def make_context(config: Config) -> ssl.SSLContext:
     """Return the server's context: TLS 1.2 and 1.3, client certificates as configured.
 
-    Raises OSError, ssl.SSLError.
+    Raises TLSFileError.
     """
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(config.tls_cert_file, config.tls_key_file)
+    load_certificate(
+        context,
+        PEMFile("tls-cert-file", config.tls_cert_file),
+        PEMFile("tls-key-file", config.tls_key_file),
+    )
     if config.tls_ca_file:
-        context.load_verify_locations(config.tls_ca_file)
+        load_authorities(context, PEMFile("tls-ca-file", config.tls_ca_file))
         context.verify_mode = ssl.CERT_REQUIRED if config.tls_client_certificate else ssl.CERT_OPTIONAL
     return context
+
+
+def load_certificate(context: ssl.SSLContext, certificate: PEMFile, key: PEMFile) -> None:
+    """Have the context show this certificate. Raises TLSFileError."""
+    _require(certificate, b"CERTIFICATE-----", "certificate")
+    _require(key, b"PRIVATE KEY-----", "private key")
+    try:
+        context.load_cert_chain(certificate.path, key.path, password=_no_password)
+    except _Encrypted:
+        raise TLSFileError(
+            key, "the private key is encrypted; it has to be stored without a password"
+        ) from None
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise TLSFileError(key, f"is not the key of the certificate in {certificate.path}") from None
+        # If the certificate can be read, it is the key that cannot.
+        load_authorities(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), certificate)
+        raise TLSFileError(key, f"the private key can't be used ({_reason(error)})") from None
+
+
+def load_authorities(context: ssl.SSLContext, authorities: PEMFile) -> None:
+    """Have the context trust these authorities. Raises TLSFileError."""
+    _require(authorities, b"CERTIFICATE-----", "certificate")
+    try:
+        context.load_verify_locations(authorities.path)
+    except ssl.SSLError as error:
+        raise TLSFileError(authorities, f"the certificate can't be used ({_reason(error)})") from None
+
+
+def _require(file: PEMFile, mark: bytes, what: str) -> None:
+    try:
+        with open(file.path, "rb") as opened:
+            content = opened.read()
+    except OSError as error:
+        raise TLSFileError(file, str(error.strerror or error)) from None
+    if mark not in content:
+        raise TLSFileError(file, f"holds no {what} in PEM format")
+
+
+def _no_password() -> str:
+    raise _Encrypted
+
+
+def _reason(error: ssl.SSLError) -> str:
+    """Return OpenSSL's own reason, without the line of the C source."""
+    return (error.reason or str(error)).lower().replace("_", " ")

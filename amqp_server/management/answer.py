@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import datetime
 import decimal
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,6 +18,8 @@ class Answer(NamedTuple):
     body: Any = None
     #: Header of this name.
     location: str = ""
+    #: What is done when the answer has left.
+    after: Callable[[], Awaitable[None]] | None = None
 
 
 NO_CONTENT = Answer(204)

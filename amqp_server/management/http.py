@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -235,9 +236,10 @@ async def _response(answer: object) -> Response:
             return Response(first, told.status, HEADERS, JSON)
         return Streamed(first + second, chunks)
     headers = HEADERS | {"location": told.location} if told.location else HEADERS
+    after = None if told.after is None else BackgroundTask(told.after)
     if told.body is None:
-        return Response(status_code=told.status, headers=headers)
-    return Response(encode(told.body), told.status, headers, JSON)
+        return Response(status_code=told.status, headers=headers, background=after)
+    return Response(encode(told.body), told.status, headers, JSON, after)
 
 
 def _refuse(refusal: Refusal, allow: str = "") -> Response:

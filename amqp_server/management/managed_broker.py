@@ -7,6 +7,7 @@ call.
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import time
@@ -55,6 +56,8 @@ from quorum_queue.ports import ConsumerState, Host, Refused
 
 if TYPE_CHECKING:
     from amqp_server.app import Node
+
+log = logging.getLogger("mqd.management")
 
 #: Bodies that one request may get; what is left waits for the next one.
 GET_BYTES_MAX = 32 << 20
@@ -120,6 +123,11 @@ class ManagedBroker:
     def set_memory_limit(self, limit: str) -> None:
         """A share of the machine's memory ("0.6") or an amount of bytes. Raises InvalidOption."""
         self._node.resources.set_memory_limit(Config(memory_limit=limit).memory_limit_bytes)
+
+    async def stop(self) -> None:
+        """Have the node end in order. Returns before it does."""
+        log.info("the node is stopped by a request of the management API")
+        self._node.stop()
 
     async def settled(self) -> None:
         """Return when all changes made until now are on disk."""

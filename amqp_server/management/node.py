@@ -89,6 +89,11 @@ async def set_memory_limit(call: Call) -> Answer:
     return NO_CONTENT
 
 
+async def stop(call: Call) -> Answer:
+    _require_node(call)
+    return Answer(202, after=call.broker.stop)
+
+
 async def alarms(call: Call) -> Any:
     told = call.broker.node()
     raised = [name for name, is_on in (("memory", told.mem_alarm), ("disk", told.disk_free_alarm)) if is_on]

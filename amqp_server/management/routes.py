@@ -38,6 +38,7 @@ ROUTES = (
     Route("GET", "/api/nodes", MONITORING, node.nodes),
     Route("GET", "/api/nodes/{node}", MONITORING, node.node),
     Route("PUT", "/api/nodes/{node}/memory-limit", ADMINISTRATOR, node.set_memory_limit),
+    Route("POST", "/api/nodes/{node}/stop", ADMINISTRATOR, node.stop),
     Route("GET", "/api/health/checks/alarms", MANAGEMENT, node.alarms),
     Route("GET", "/api/health/checks/node-is-quorum-critical", MANAGEMENT, cluster.quorum_critical),
     Route("GET", "/api/health/checks/failed-queues", MONITORING, failed.check),

@@ -69,31 +69,98 @@ class Client:
     def delete(self, *path: str, **query: str) -> Any:
         return self._ask("DELETE", path, query)
 
+    def ping(self) -> None:
+        """Raises Failure if nothing answers, or not an mqd. Needs no login."""
+        answer = self._request("GET", f"{self._url}/health")
+        if not answer.is_success:
+            raise _failure(answer, _reason(answer))
+
+    def answers(self) -> bool:
+        try:
+            self.ping()
+        except Failure as failure:
+            return failure.status != 0
+        return True
+
     def _ask(
         self, method: str, path: tuple[str, ...], query: dict[str, str], body: object = None, also: int = 200
     ) -> Any:
-        import httpx
-
         url = f"{self._url}/api/" + "/".join(quote(part, safe="") for part in path)
         params = {name.replace("_", "-") if name.startswith("if_") else name: query[name] for name in query}
         content = None if body is None else json.dumps(body).encode()
         headers = {} if content is None else {"content-type": "application/json"}
+        answer = self._request(method, url, params=params, content=content, headers=headers)
+        if answer.is_success or answer.status_code == also:
+            return json.loads(answer.content) if answer.content else None
+        reason = _reason(answer)
+        if reason == NOT_FOUND:
+            reason = self._missing(path)
+        elif reason == NOT_YOURS and (vhost := _vhost(path)) is not None:
+            reason = f"{reason} '{vhost}'"
+        raise _failure(answer, reason)
+
+    def _request(self, method: str, url: str, **content: Any) -> httpx.Response:
+        import httpx
+
         try:
-            answer = self._http.request(method, url, params=params, content=content, headers=headers)
+            return self._http.request(method, url, **content)
         except httpx.HTTPError as failure:
             raise Failure(
                 f"no answer from {self._url}: {failure or type(failure).__name__}", UNAVAILABLE
             ) from None
         except httpx.InvalidURL as failure:
             raise Failure(f"--url: {failure}", USAGE) from None
-        if answer.is_success or answer.status_code == also:
-            return json.loads(answer.content) if answer.content else None
-        raise _failure(answer)
+
+    def _missing(self, path: tuple[str, ...]) -> str:
+        """Return what is not there, by its name; the API says no more than "Not Found"."""
+        vhost = _vhost(path)
+        if (
+            vhost is not None
+            and self._request("GET", f"{self._url}/api/vhosts/{quote(vhost, safe='')}").status_code == 404
+        ):
+            return f"Virtual host '{vhost}' does not exist"
+        kind, *names = path
+        if IN_VHOST.get(kind) and len(names) > 1:
+            return f"no {IN_VHOST[kind]} '{names[1]}' in vhost '{vhost}'"
+        if kind in NAMED and names:
+            return NAMED[kind].format(names[0])
+        return f"{NOT_FOUND}: /api/{'/'.join(path)}"
 
 
-def _failure(answer: httpx.Response) -> Failure:
+NOT_FOUND = "Not Found"
+NOT_YOURS = "User not authorised to access virtual host"
+#: What is found by its name under that of a virtual host; bindings have none.
+IN_VHOST = {
+    "queues": "queue",
+    "failed-queues": "failed queue",
+    "exchanges": "exchange",
+    "bindings": "",
+    "consumers": "consumer",
+    "permissions": "permissions of user",
+}
+NAMED = {
+    "users": 'User "{}" does not exist',
+    "vhosts": "Virtual host '{}' does not exist",
+    "connections": "there is no connection {}",
+    "nodes": "there is no node {}",
+}
+
+
+def _vhost(path: tuple[str, ...]) -> str | None:
+    """Return the virtual host that a path names, if it names one."""
+    if path[0] == "cluster":
+        path = path[1:]
+    if len(path) < 2 or (path[0] not in IN_VHOST and path[0] != "vhosts"):
+        return None
+    return path[1]
+
+
+def _reason(answer: httpx.Response) -> str:
     try:
-        reason = str(answer.json()["reason"])
+        return str(answer.json()["reason"])
     except (ValueError, KeyError, TypeError):
-        reason = f"HTTP {answer.status_code} from something that is no mqd"
+        return f"HTTP {answer.status_code} from something that is no mqd"
+
+
+def _failure(answer: httpx.Response, reason: str) -> Failure:
     return Failure(reason, _EXITS.get(answer.status_code, SOFTWARE), answer.status_code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -24,6 +25,9 @@ def cluster() -> None:
 @pass_session
 def status(session: Session) -> None:
     told = session.client.get("cluster")
+    if session.json:
+        click.echo(json.dumps(told, ensure_ascii=False))
+        return
     rows = [
         (
             node["name"],
@@ -34,7 +38,7 @@ def status(session: Session) -> None:
         )
         for node in told["nodes"]
     ]
-    show(("name", "state", "address", "leads", "note"), rows, session.quiet)
+    show(("name", "state", "address", "leads", "note"), rows, session)
     if not told["majority"]:
         click.echo(f"NO MAJORITY: {told['obstacle']}; what needs one waits")
     for one, two in told["dead_links"]:
@@ -61,13 +65,13 @@ def queues(session: Session) -> None:
             queue["vhost"],
             queue["name"],
             queue["leader"],
-            " ".join(queue["members"]),
-            " ".join(queue["online"]),
+            queue["members"] if session.json else " ".join(queue["members"]),
+            queue["online"] if session.json else " ".join(queue["online"]),
             f"{queue['lost_entries']} entries lost" if queue.get("lost_entries") else "",
         )
         for queue in session.client.get("cluster", "queues")
     ]
-    show(("vhost", "name", "leader", "members", "online", "note"), rows, session.quiet)
+    show(("vhost", "name", "leader", "members", "online", "note"), rows, session)
 
 
 @cluster.command(
@@ -115,16 +119,16 @@ def transfer_leader(session: Session, vhost: str, queue: str, node: str) -> None
 @pass_session
 def accept_loss(session: Session, vhost: str, queue: str) -> None:
     given_up = session.client.post("cluster", "queues", vhost, queue, "accept-loss", body={})
-    click.echo(f"{given_up['entries']} entries are given up")
+    session.say(f"{given_up['entries']} entries are given up")
     for name in given_up.get("members", ()):
-        click.echo(f"{name} has lost its memory: the queue continues without its vote until it is filled")
+        session.say(f"{name} has lost its memory: the queue continues without its vote until it is filled")
 
 
 @cluster.command("rebalance", help="Spreads the leaders of the quorum queues over the nodes that are up.")
 @pass_session
 def rebalance(session: Session) -> None:
     moved = session.client.post("cluster", "rebalance", body={})["queues"]
-    click.echo(f"{moved} leaders are moving")
+    session.say(f"{moved} leaders are moving")
 
 
 @cluster.command("grow", help="Has NODE keep all quorum queues, too.")
@@ -132,7 +136,7 @@ def rebalance(session: Session) -> None:
 @pass_session
 def grow(session: Session, node: str) -> None:
     grown = session.client.post("cluster", "nodes", node, "grow", body={})["queues"]
-    click.echo(f"{grown} queues are growing")
+    session.say(f"{grown} queues are growing")
 
 
 @cluster.command("shrink", help="Takes NODE out of all quorum queues that other nodes keep, too.")
@@ -140,7 +144,7 @@ def grow(session: Session, node: str) -> None:
 @pass_session
 def shrink(session: Session, node: str) -> None:
     shrunk = session.client.post("cluster", "nodes", node, "shrink", body={})["queues"]
-    click.echo(f"{shrunk} queues are shrinking")
+    session.say(f"{shrunk} queues are shrinking")
 
 
 @mqctl.group("check", help="Ends with code 0 if all is well, else says what is not.")

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from amqp_server.config import VERSION
 from amqp_server.mqctl.client import DATA_ERROR, Client, Failure
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -17,16 +18,21 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class Session:
     """The options of `mqctl` itself. The client is made when a command first asks something."""
 
-    def __init__(self, url: str, user: str, password: str, quiet: bool) -> None:
+    def __init__(self, url: str, user: str, password: str, quiet: bool, formatter: str) -> None:
         self._login = (url, user, password)
         self._client: Client | None = None
         self.quiet = quiet
+        self.json = formatter == "json"
 
     @property
     def client(self) -> Client:
         if self._client is None:
             self._client = Client(*self._login)
         return self._client
+
+    def say(self, text: str) -> None:
+        """Print a message, in JSON as rabbitmqctl does."""
+        click.echo(json.dumps({"message": text}, ensure_ascii=False) if self.json else text)
 
     def close(self) -> None:
         if self._client is not None:
@@ -36,7 +42,55 @@ class Session:
 pass_session = click.make_pass_decorator(Session)
 
 
+def _output_options() -> list[click.Parameter]:
+    """Options that may stand before the command and behind it, as with rabbitmqctl."""
+
+    def set_quiet(ctx: click.Context, param: click.Parameter, given: bool) -> None:
+        if given:
+            ctx.find_object(Session).quiet = True  # type: ignore[union-attr]
+
+    def set_formatter(ctx: click.Context, param: click.Parameter, given: str | None) -> None:
+        if given is not None:
+            ctx.find_object(Session).json = given == "json"  # type: ignore[union-attr]
+
+    return [
+        click.Option(
+            ["-q", "--quiet"], is_flag=True, expose_value=False, callback=set_quiet, help=QUIET_HELP
+        ),
+        click.Option(
+            ["--formatter"],
+            type=click.Choice(FORMATTERS),
+            expose_value=False,
+            callback=set_formatter,
+            help=FORMATTER_HELP,
+        ),
+    ]
+
+
+QUIET_HELP = "Tables without their header."
+FORMATTERS = ["table", "json"]
+FORMATTER_HELP = "How answers are printed."
+
+
+class Command(click.Command):
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.params += _output_options()
+
+
+class Group(click.Group):
+    command_class = Command
+    group_class = type
+
+
+def _show_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        click.echo(f"mqctl {VERSION}")
+        ctx.exit()
+
+
 @click.group(
+    cls=Group,
     context_settings={"auto_envvar_prefix": "MQCTL", "help_option_names": ["-h", "--help"]},
     help="Looks after an mqd broker, by its management API.",
     no_args_is_help=True,
@@ -46,10 +100,21 @@ pass_session = click.make_pass_decorator(Session)
 )
 @click.option("--user", default="guest", show_default=True, help="An administrator (MQCTL_USER).")
 @click.option("--password", default="guest", help="Its password (MQCTL_PASSWORD).")
-@click.option("-q", "--quiet", is_flag=True, help="Tables without their header.")
+@click.option("-q", "--quiet", is_flag=True, help=QUIET_HELP)
+@click.option(
+    "--formatter", type=click.Choice(FORMATTERS), default="table", show_default=True, help=FORMATTER_HELP
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Say the version and stop.",
+)
 @click.pass_context
-def mqctl(ctx: click.Context, url: str, user: str, password: str, quiet: bool) -> None:
-    ctx.obj = session = Session(url, user, password, quiet)
+def mqctl(ctx: click.Context, url: str, user: str, password: str, quiet: bool, formatter: str) -> None:
+    ctx.obj = session = Session(url, user, password, quiet, formatter)
     ctx.call_on_close(session.close)
 
 

@@ -22,7 +22,7 @@ def _same(names: str) -> Known:
 
 QUEUE = _same(
     "name durable auto_delete exclusive arguments type policy state node consumers messages messages_ready"
-    " messages_unacknowledged message_bytes memory vhost single_active_consumer_tag"
+    " messages_unacknowledged message_bytes memory vhost single_active_consumer_tag leader members online"
 ) | {"owner_pid": "owner_pid_details.name"}
 EXCHANGE = _same("name type durable auto_delete internal arguments policy vhost")
 BINDING = {
@@ -48,7 +48,7 @@ def _show(
     session: Session, rows: list[dict[str, Any]], columns: tuple[str, ...], default: str, known: Known
 ) -> None:
     wanted = columns or tuple(default.split())
-    show(wanted, pick(rows, wanted, known), session.quiet)
+    show(wanted, pick(rows, wanted, known), session)
 
 
 def _in_vhost(name: str, path: str, default: str, known: Known) -> None:

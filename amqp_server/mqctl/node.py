@@ -2,16 +2,59 @@
 
 from __future__ import annotations
 
+import json
+import time
+
 import click
 
+from amqp_server.config import VERSION
 from amqp_server.mqctl.client import UNAVAILABLE, USAGE, Failure
 from amqp_server.mqctl.command import Session, mqctl, pass_session
+
+#: Between two looks at whether a node has stopped, s.
+LOOK_INTERVAL_S = 0.1
+
+
+@mqctl.command("ping", help="Ends with code 0 if the node answers. Needs no login.")
+@pass_session
+def ping(session: Session) -> None:
+    session.client.ping()
+    session.say("Ping succeeded")
+
+
+@mqctl.command("version", help="Says the version of mqctl; `status` says that of the node.")
+@pass_session
+def version(session: Session) -> None:
+    session.say(VERSION)
+
+
+@mqctl.command(
+    "stop", help="Stops the asked node as SIGTERM does, and waits until it serves nobody any more."
+)
+@click.option("--timeout", default=60.0, show_default=True, metavar="S", help="Wait for so long.")
+@pass_session
+def stop(session: Session, timeout: float) -> None:
+    name = _name(session)
+    session.client.post("nodes", name, "stop", body={})
+    deadline = time.monotonic() + timeout
+    while session.client.answers():
+        if time.monotonic() >= deadline:
+            raise Failure(f"node {name} has not stopped within {timeout:g} s", UNAVAILABLE)
+        time.sleep(LOOK_INTERVAL_S)
+    session.say(f"Node {name} has stopped")
 
 
 @mqctl.command("status", help="Says how the node is.")
 @pass_session
 def status(session: Session) -> None:
     overview, nodes = session.client.get("overview"), session.client.get("nodes")
+    listeners = overview.get("listeners", [])
+    totals = overview["object_totals"] | overview["queue_totals"]
+    if session.json:
+        names = ("product_name", "product_version")
+        told = {name: overview[name] for name in names} | {"nodes": nodes, "listeners": listeners}
+        click.echo(json.dumps(told | {"totals": totals}, ensure_ascii=False))
+        return
     click.echo(f"{overview['product_name']} {overview['product_version']}")
     for node in nodes:
         alarms = [name for name in ("mem_alarm", "disk_free_alarm") if node[name]]
@@ -19,9 +62,8 @@ def status(session: Session) -> None:
         click.echo(f"memory {node['mem_used']} of {node['mem_limit']} bytes")
         click.echo(f"disk {node['disk_free']} bytes free, at least {node['disk_free_limit']}")
         click.echo(f"alarms {', '.join(alarms) or 'none'}")
-    for listener in overview.get("listeners", []):
+    for listener in listeners:
         click.echo(f"listener {listener['protocol']} {listener['ip_address']}:{listener['port']}")
-    totals = overview["object_totals"] | overview["queue_totals"]
     for name, amount in totals.items():
         click.echo(f"{name} {amount}")
 
@@ -57,12 +99,7 @@ def _name(session: Session) -> str:
 @click.argument("reason")
 @pass_session
 def close_connection(session: Session, name: str, reason: str) -> None:
-    try:
-        session.client.delete("connections", name, reason=reason)
-    except Failure as failure:
-        if failure.status == 404:
-            raise Failure(f"there is no connection {name}", UNAVAILABLE) from None
-        raise
+    session.client.delete("connections", name, reason=reason)
 
 
 @mqctl.command("close_all_connections", help="Closes all connections.")

@@ -37,8 +37,7 @@ def declare_queue(
 @pass_session
 def delete_queue(session: Session, vhost: str, name: str, if_unused: bool, if_empty: bool) -> None:
     told = {"if_unused": str(if_unused).lower(), "if_empty": str(if_empty).lower()}
-    with _QueueNotFound(name):
-        session.client.delete("queues", vhost, name, **told)
+    session.client.delete("queues", vhost, name, **told)
 
 
 @mqctl.command("purge_queue", help="Drops all messages of a queue that no consumer holds.")
@@ -46,8 +45,7 @@ def delete_queue(session: Session, vhost: str, name: str, if_unused: bool, if_em
 @click.argument("name")
 @pass_session
 def purge_queue(session: Session, vhost: str, name: str) -> None:
-    with _QueueNotFound(name):
-        session.client.delete("queues", vhost, name, "contents")
+    session.client.delete("queues", vhost, name, "contents")
 
 
 @mqctl.command(
@@ -62,12 +60,12 @@ def list_failed(session: Session) -> None:
             each["name"],
             each["type"],
             "set aside" if each["set_aside"] else "tried again",
-            str(each["attempts"]),
+            each["attempts"],
             each["reason"],
         )
         for each in session.client.get("failed-queues")
     ]
-    show(("vhost", "name", "type", "state", "attempts", "reason"), rows, session.quiet)
+    show(("vhost", "name", "type", "state", "attempts", "reason"), rows, session)
 
 
 @mqctl.command(
@@ -85,20 +83,6 @@ def retry_failed(session: Session, vhost: str, name: str) -> None:
                 f"no queue '{name}' in vhost '{vhost}' has failed on this node", UNAVAILABLE
             ) from None
         raise
-
-
-class _QueueNotFound:
-    """A 404 told by the queue's name."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, failure: object, traceback: object) -> None:
-        if isinstance(failure, Failure) and failure.status == 404:
-            raise Failure(f"Queue not found: {self._name}", UNAVAILABLE) from None
 
 
 @mqctl.command("declare_exchange", help="Declares an exchange: direct, fanout, topic, headers …")
@@ -221,7 +205,7 @@ def publish(
         "properties": {name: _property(name, value) for name, value in pairs(properties).items()},
     }
     answer = session.client.post("exchanges", vhost, exchange or DEFAULT_EXCHANGE, "publish", body=told)
-    click.echo("routed" if answer["routed"] else "not routed")
+    session.say("routed" if answer["routed"] else "not routed")
 
 
 def _property(name: str, value: object) -> object:
@@ -245,7 +229,6 @@ def get(session: Session, vhost: str, queue: str, count: int, requeue: bool, rej
         raise Failure("--requeue and --reject exclude each other", USAGE)
     mode = "ack_requeue_true" if requeue else "reject_requeue_false" if reject else "ack_requeue_false"
     body = {"count": count, "ackmode": mode, "encoding": "auto"}
-    with _QueueNotFound(queue):
-        messages = session.client.post("queues", vhost, queue, "get", body=body)
+    messages = session.client.post("queues", vhost, queue, "get", body=body)
     columns = ("exchange", "routing_key", "message_count", "redelivered", "properties", "payload")
-    show(columns, [[message[column] for column in columns] for message in messages], session.quiet)
+    show(columns, [[message[column] for column in columns] for message in messages], session)

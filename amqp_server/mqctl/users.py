@@ -71,7 +71,7 @@ def set_user_tags(session: Session, user: str, tags: tuple[str, ...]) -> None:
 @pass_session
 def list_users(session: Session) -> None:
     rows = [(user["name"], user["tags"]) for user in session.client.get("users")]
-    show(("user", "tags"), rows, session.quiet)
+    show(("user", "tags"), rows, session)
 
 
 @mqctl.command("authenticate_user", help="Says whether a password is the user's.")
@@ -84,7 +84,7 @@ def authenticate_user(session: Session, user: str, password: str | None) -> None
     )
     if not answer["authenticated"]:
         raise Failure(f'failed to authenticate user "{user}"', DATA_ERROR)
-    click.echo("Success")
+    session.say("Success")
 
 
 @mqctl.command("add_vhost", help="Makes a virtual host.")
@@ -114,7 +114,7 @@ def delete_vhost(session: Session, vhost: str) -> None:
 @mqctl.command("list_vhosts", help="Lists virtual hosts.")
 @pass_session
 def list_vhosts(session: Session) -> None:
-    show(("name",), [(vhost["name"],) for vhost in session.client.get("vhosts")], session.quiet)
+    show(("name",), [(vhost["name"],) for vhost in session.client.get("vhosts")], session)
 
 
 @mqctl.command("set_permissions", help="Sets what a user may do: three regular expressions for names.")
@@ -150,7 +150,7 @@ def list_permissions(session: Session, vhost: str) -> None:
     _require_vhost(session, vhost)
     columns = ("user", "configure", "write", "read")
     rows = session.client.get("vhosts", vhost, "permissions")
-    show(columns, [[row[column] for column in columns] for row in rows], session.quiet)
+    show(columns, [[row[column] for column in columns] for row in rows], session)
 
 
 @mqctl.command("list_user_permissions", help="Lists a user's permissions.")
@@ -160,4 +160,4 @@ def list_user_permissions(session: Session, user: str) -> None:
     _require_user(session, user)
     columns = ("vhost", "configure", "write", "read")
     rows = session.client.get("users", user, "permissions")
-    show(columns, [[row[column] for column in columns] for row in rows], session.quiet)
+    show(columns, [[row[column] for column in columns] for row in rows], session)

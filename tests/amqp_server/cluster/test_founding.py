@@ -87,7 +87,7 @@ def test_what_ends_a_start(tmp_path: Path) -> None:
         (2, "given with its key and its authority", certificates[:2]),
         (
             1,
-            "certificates for the links can't be used",
+            "holds no certificate in PEM format",
             (*certificates, "--cluster-tls-ca-file", str(secret)),
         ),
     ]

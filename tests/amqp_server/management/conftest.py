@@ -46,12 +46,16 @@ class ManagedNode(MemoryNode):
         self.password_checks = PasswordChecks(broker.users, broker.config)
         self.commits = self
         self.resources = ResourceWatch(broker.config, broker.alarms, directory)
+        self.stopped = 0
         #: Queues of the vhost / at each commit that was waited for.
         self.settled: list[list[str]] = []
 
     async def barrier(self) -> None:
         self.sync()
         self.settled.append(list(self.broker.vhost("/").queues))
+
+    def stop(self) -> None:
+        self.stopped += 1
 
     def ready(self, queue: str) -> int:
         """How many messages are ready in a queue of the vhost /."""

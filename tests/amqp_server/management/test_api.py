@@ -503,6 +503,15 @@ async def test_node(connect: Connect, node: ManagedNode, broker: ManagedBroker) 
     assert (answer.status_code, answer.json()["alarms"]) == (503, ["memory"])
 
 
+async def test_stop_comes_after_the_answer(connect: Connect, node: ManagedNode) -> None:
+    client = connect("admin")
+    assert (await client.post("nodes/n2/stop")).status_code == 404
+    assert (await connect("watcher").post("nodes/n1/stop")).status_code == 401
+    assert node.stopped == 0
+    assert (await client.post("nodes/n1/stop")).status_code == 202
+    assert node.stopped == 1
+
+
 async def test_listing(connect: Connect, broker: ManagedBroker) -> None:
     client = connect("admin")
     for number in range(25):

@@ -3,16 +3,22 @@
 import io
 import json
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
+from amqp_server.config import VERSION
 from amqp_server.mqctl.main import main
-from conformance_tests.patience import patient
+from conformance_tests.patience import PATIENCE_S, patient
+from conformance_tests.ports import free_ports
 
 from .conftest import Addresses, Mqctl, Outcome
 
@@ -137,7 +143,7 @@ def test_refusals_are_the_brokers_own(mqctl: Mqctl) -> None:
     assert "contains reserved prefix 'amq.*'" in mqctl("declare_queue", "amq.mine").err
     assert "unknown exchange type 'nope'" in mqctl("declare_exchange", "bad", "nope").err
     assert mqctl("declare_queue", "x" * 256).code == 65
-    assert mqctl("purge_queue", "nope") == (69, "", "Error: Queue not found: nope\n")
+    assert mqctl("purge_queue", "nope") == (69, "", "Error: no queue 'nope' in vhost '/'\n")
     assert mqctl("delete_queue", "nope").code == 69
     assert mqctl("publish", "nope", "k", "x").code == 69
     assert ok(mqctl("list_queues")).out == ""
@@ -275,3 +281,143 @@ def test_slow_and_broken_requests_hurt_nobody(mqd: Addresses, mqctl: Mqctl) -> N
     for sock in held:
         sock.close()
     ok(mqctl("list_queues"))
+
+
+IN_VHOST = ["list_queues", "list_exchanges", "list_bindings", "list_consumers", "list_permissions"]
+
+
+@pytest.mark.parametrize("command", IN_VHOST)
+def test_a_vhost_that_is_not_there_is_named(mqctl: Mqctl, command: str) -> None:
+    for place in ([command, "-p", "no such"], [command, "--vhost=no such", "--formatter", "json"]):
+        assert mqctl(*place) == (69, "", "Error: Virtual host 'no such' does not exist\n")
+
+
+def test_what_is_not_there_is_named(mqctl: Mqctl) -> None:
+    told = {
+        ("purge_queue", "nope"): "no queue 'nope' in vhost '/'",
+        ("purge_queue", "nope", "-p", "away"): "Virtual host 'away' does not exist",
+        ("delete_queue", "nope"): "no queue 'nope' in vhost '/'",
+        ("get", "nope"): "no queue 'nope' in vhost '/'",
+        ("declare_queue", "q", "-p", "away"): "Virtual host 'away' does not exist",
+        ("delete_exchange", "nope"): "no exchange 'nope' in vhost '/'",
+        ("publish", "nope", "k", "x"): "no exchange 'nope' in vhost '/'",
+        ("publish", "nope", "k", "x", "-p", "away"): "Virtual host 'away' does not exist",
+        ("declare_binding", "nope", "q"): "no exchange 'nope' in vhost '/'",
+        ("declare_binding", "amq.topic", "nope"): "no queue 'nope' in vhost '/'",
+        ("delete_binding", "amq.topic", "q", "-p", "away"): "Virtual host 'away' does not exist",
+        ("retry_failed", "nope"): "no queue 'nope' in vhost '/' has failed on this node",
+        ("close_connection", "nope", "why"): "there is no connection nope",
+    }
+    for command, text in told.items():
+        assert mqctl(*command) == (69, "", f"Error: {text}\n"), command
+
+
+def test_a_vhost_of_others_is_named(mqctl: Mqctl) -> None:
+    ok(mqctl("add_user", "eve", "secret"))
+    ok(mqctl("set_user_tags", "eve", "management"))
+    try:
+        for vhost in ("/", "no such"):
+            refused = mqctl("--user", "eve", "--password", "secret", "list_queues", "-p", vhost)
+            assert refused == (77, "", f"Error: User not authorised to access virtual host '{vhost}'\n")
+    finally:
+        ok(mqctl("delete_user", "eve"))
+
+
+def test_version(mqctl: Mqctl) -> None:
+    assert mqctl("--version") == (0, f"mqctl {VERSION}\n", "")
+    assert mqctl("version") == (0, f"{VERSION}\n", "")
+
+
+def test_ping(mqctl: Mqctl) -> None:
+    assert mqctl("ping") == (0, "Ping succeeded\n", "")
+    assert mqctl("--user", "nobody", "--password", "wrong", "ping").code == 0
+    assert mqctl("ping", "--formatter", "json") == (0, '{"message": "Ping succeeded"}\n', "")
+    (port,) = free_ports(1)
+    down = mqctl("--url", f"http://127.0.0.1:{port}", "ping")
+    assert (down.code, down.out) == (69, "")
+    assert down.err.startswith(f"Error: no answer from http://127.0.0.1:{port}: ")
+
+
+def in_json(outcome: Outcome) -> Any:
+    return json.loads(ok(outcome).out)
+
+
+def test_json(mqctl: Mqctl) -> None:
+    """As rabbitmqctl: an array of objects, whose names are those of the columns; the option stands anywhere."""
+    assert in_json(mqctl("list_queues", "--formatter", "json")) == []
+    ok(mqctl("declare_queue", "tab\tq", "-a", "x-max-length=5"))
+    ok(mqctl("declare_queue", "qq", "-a", "x-queue-type=quorum"))
+    try:
+        columns = ("name", "messages", "durable", "arguments", "leader", "members")
+        rows = [
+            {
+                "name": "tab\tq",
+                "messages": 0,
+                "durable": True,
+                "arguments": {"x-max-length": 5},
+                "leader": "",
+                "members": [],
+            },
+            {
+                "name": "qq",
+                "messages": 0,
+                "durable": True,
+                "arguments": {"x-queue-type": "quorum"},
+                "leader": "n1",
+                "members": ["n1"],
+            },
+        ]
+        assert in_json(mqctl("--formatter", "json", "list_queues", *columns)) == rows
+        assert in_json(mqctl("list_queues", "--formatter=json", *columns)) == rows
+        assert in_json(mqctl("list_queues", *columns, "-q", "--formatter", "json")) == rows
+        ok(mqctl("publish", "", "qq", "é\n"))
+        (message,) = in_json(mqctl("--formatter", "json", "get", "qq"))
+        assert message["payload"] == "é\n"
+    finally:
+        for queue in ("tab\tq", "qq"):
+            ok(mqctl("delete_queue", queue))
+    assert in_json(mqctl("list_users", "--formatter", "json")) == [
+        {"user": "guest", "tags": ["administrator"]}
+    ]
+    assert in_json(mqctl("list_vhosts", "--formatter", "json")) == [{"name": "/"}]
+    status = in_json(mqctl("status", "--formatter", "json"))
+    assert status["nodes"][0]["name"] == "n1"
+    assert status["totals"]["queues"] == 0
+    assert in_json(mqctl("authenticate_user", "guest", "guest", "--formatter", "json")) == {
+        "message": "Success"
+    }
+    assert mqctl("list_queues", "--formatter", "xml").code == 64
+
+
+def test_quiet_may_stand_behind_the_command(mqctl: Mqctl) -> None:
+    assert mqctl("list_vhosts", "-q") == mqctl("-q", "list_vhosts") == (0, "/\n", "")
+
+
+def test_stop(tmp_path: Path) -> None:
+    """The node ends in order, its clients are told, and the command comes back when nobody is served any more."""
+    amqp, http = (f"127.0.0.1:{port}" for port in free_ports(2))
+    node = [sys.executable, "-m", "amqp_server.start", "--data-dir", str(tmp_path / "data")]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            [*node, "--amqp", amqp, "--http", http], stdout=subprocess.PIPE, stderr=log, text=True
+        )
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline().startswith("mqd ready ")
+        ctl = [sys.executable, "-m", "amqp_server.mqctl", "--url", f"http://{http}"]
+        with channel(Addresses(amqp, http)) as ch:
+            ch.queue_declare("kept", durable=True)
+            done = subprocess.run([*ctl, "stop"], capture_output=True, text=True, check=False)
+            assert (done.returncode, done.stdout, done.stderr) == (0, "Node n1 has stopped\n", "")
+            with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match="shutdown"):
+                ch.connection.process_data_events(5)
+        assert process.wait(PATIENCE_S) == 0
+        log_text = (tmp_path / "log").read_text()
+        assert "stopped by a request of the management API" in log_text
+        assert "Traceback" not in log_text
+        done = subprocess.run([*ctl, "ping"], capture_output=True, text=True, check=False)
+        assert done.returncode == 69
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
