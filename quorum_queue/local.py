@@ -422,8 +422,9 @@ class LocalHost(Paging):
 
     def _send_dying(self, *, whole: bool = False) -> None:
         """Go on with them, but not in an overdue turn: queues that dead-letter to each other would never end it."""
-        dying, turn = self._dying, self._turn
-        index = 0
+        # An answer may come at once, and have commands applied.
+        dying, self._dying = self._dying, []
+        turn, index = self._turn, 0
         while index < len(dying):
             if not whole and turn.overdue():
                 turn.later(self, self.apply_pending)
@@ -434,7 +435,8 @@ class LocalHost(Paging):
             self._send_letters(part, reason, certain=certain)
             if forget and self._forget([part]):
                 self.services.commits.request()
-        del dying[:index]
+        if index < len(dying):
+            self._dying = dying[index:] + self._dying
 
     def _send_letters(self, run: Run, reason: Reason, *, certain: bool) -> None:
         if run.contents is None and not self._load(run, keep=True):

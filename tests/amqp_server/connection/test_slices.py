@@ -233,7 +233,8 @@ def test_queues_that_dead_letter_to_each_other_do_it_in_parts(sliced: SlicedNode
     publish = bystander(sliced)
     called(peer, commands.Queue.Declare(queue="end"))
     called(peer, commands.Queue.Bind(queue="end", exchange="amq.fanout"))
-    declared(peer, 5, **{"x-message-ttl": 1, "x-dead-letter-exchange": "amq.fanout"})
+    arguments: dict[str, Any] = {"x-message-ttl": 1, "x-dead-letter-exchange": "amq.fanout"}
+    declared(peer, 5, **arguments)
     peer.send(message("amq.fanout", ""))
     sliced.drive()
     sliced.turns.clear()
