@@ -109,7 +109,14 @@ class Node:
         spill = SpillJournal(environment, self._spill_commits)
         parts = self._cluster_parts(clock, timers, boundary) if config.peers else None
         peers: Peers = NoPeers() if parts is None else parts.peers
-        turn = Turn(self.commits, peers, self._driver.wake, boundary)
+        turn = Turn(
+            self.commits,
+            peers,
+            self._driver.wake,
+            boundary,
+            now=time.monotonic,
+            lasts_s=config.turn_ms / 1000,
+        )
         services = NodeServices(
             clock=clock,
             queue_time=time_notes.restore(environment, clock),

@@ -360,6 +360,13 @@ class Config:
     switch_fast_path: bool = option(
         True, "Decode frames seen before from memory; off: decode each one.", section="Fast path"
     )
+    turn_ms: int = option(
+        4,
+        "Time after which the work of one client is interrupted, so that others have their turn.",
+        unit="ms",
+        low=1,
+        high=60_000,
+    )
     memo_entries_max: int = option(16_384, "Frames remembered.", low=16, high=10_000_000)
 
     default_user: str = option(

@@ -1,4 +1,5 @@
-"""The task that runs turns which no socket begins: for work scheduled outside of a turn, or a due timer."""
+"""The task that runs turns which no socket begins: for work scheduled outside of a turn, a due timer, or what other
+turns had no time for."""
 
 from __future__ import annotations
 
@@ -22,12 +23,21 @@ class Driver:
     async def run(self, turn: Turn, timers: Timers, clock: Clock) -> None:
         """Run turns until cancelled."""
         while True:
-            turn.run(timers.run, clock.monotonic_ms())
+            turn.run(_begin, turn, timers, clock)
             # The turn has handled wakes that came during it.
             self._woken = trio.Event()
+            if turn.behind:
+                # Others have their turns first.
+                await trio.lowlevel.checkpoint()
+                continue
             due = timers.next_ms
             if due is None:
                 await self._woken.wait()
             else:
                 with trio.move_on_after(max(0.0, (due - clock.monotonic_ms()) / 1000)):
                     await self._woken.wait()
+
+
+def _begin(turn: Turn, timers: Timers, clock: Clock) -> None:
+    timers.run(clock.monotonic_ms())
+    turn.catch_up()

@@ -10,12 +10,18 @@
 One node and three run the same phases. A caller begins a turn with `run` or `receive`; a task of the edge
 that changes a host outside of a turn asks for one by scheduling that host.
 
+A turn is short, whatever a client sends. Who has much to do asks now and then whether the turn is overdue, and leaves
+the rest for later: a session the frames that it has not handled, the phase apply the hosts of queues that clients have
+scheduled. The driver's turns go on with what was left, in its order, and the turns of other clients come in between.
+What one queue causes in another one is never left: dead letters reach the disk with what they settle.
+
 quorum_queue.boundary decides what an exception ends; the turn calls sessions, hosts and groups through it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from math import inf
 from typing import Any, Protocol
 
 from quorum_queue.boundary import Boundary, Unit
@@ -95,6 +101,11 @@ class NoPeers:
     def flush(self) -> None: ...
 
 
+def _no_time() -> float:
+    """For turns that are never overdue."""
+    return 0.0
+
+
 class Turn:
     """The work to do before the node waits again. All calls on the loop's thread."""
 
@@ -103,25 +114,45 @@ class Turn:
         "_applying",
         "_commits",
         "_confirms",
+        "_ends",
         "_gatherers",
+        "_lasts_s",
+        "_left",
+        "_now",
         "_peers",
         "_running",
         "_senders",
         "_wake",
         "contain",
+        "cut",
         "failed",
         "scheduled",
     )
 
     def __init__(
-        self, commits: Commits, peers: Peers, wake: Callable[[], None], boundary: Boundary | None = None
+        self,
+        commits: Commits,
+        peers: Peers,
+        wake: Callable[[], None],
+        boundary: Boundary | None = None,
+        *,
+        now: Callable[[], float] = _no_time,
+        lasts_s: float = inf,
     ) -> None:
-        """`wake` lets a task of the edge run an empty turn soon. `boundary` is the node's."""
+        """`wake` lets a task of the edge run an empty turn soon. `boundary` is the node's. A turn is overdue after
+        `lasts_s`, by the clock `now`."""
         self._commits = commits
         self._peers = peers
         self._wake = wake
         boundary = boundary or Boundary()
         self.contain, self.failed = boundary.contain, boundary.failed
+        self._now, self._lasts_s = now, lasts_s
+        #: When the turn is overdue.
+        self._ends = inf
+        #: This turn has left something for later.
+        self.cut = False
+        #: What earlier turns had no time for, in its order: how to go on with it.
+        self._left: dict[Unit, Callable[[], object]] = {}
         self._running = self._applying = False
         #: Hosts with pending commands. Within a turn they may be put here without `schedule`.
         self.scheduled: dict[Recipient, None] = {}
@@ -167,7 +198,38 @@ class Turn:
     def forget(self, session: Session, sender: Sender) -> None:
         """A connection is over."""
         self._answered.pop(session, None)
+        self._left.pop(session, None)
         self._senders.pop(sender, None)
+
+    # -- what takes too long ---------------------------------------------------------------------------------------
+
+    def overdue(self) -> bool:
+        """True if the turn has lasted long enough: who has more to do leaves it for later."""
+        return self._now() > self._ends
+
+    def later(self, unit: Unit, call: Callable[[], object]) -> None:
+        """Call in a turn that comes soon, behind all that was left before. Calls of one unit are one call."""
+        self._left.setdefault(unit, call)
+        self.cut = True
+        if not self._running:
+            self._wake()
+
+    @property
+    def behind(self) -> bool:
+        """True if something was left: another turn should come soon, when others have had theirs."""
+        return bool(self._left)
+
+    def catch_up(self) -> None:
+        """Go on with what was left, until the turn is overdue. For a turn that begins with it."""
+        left, self._left = self._left, {}
+        waiting = iter(left.items())
+        for unit, call in waiting:
+            self.contain(unit, call)
+            # A queue may have caused something in another one.
+            self.apply(whole=True)
+            if self.overdue():
+                break
+        self._left = dict(waiting) | self._left
 
     # -- receive ---------------------------------------------------------------------------------------------------
 
@@ -181,6 +243,8 @@ class Turn:
             receive(*arguments)
             return
         self._running = True
+        self._ends = self._now() + self._lasts_s
+        self.cut = False
         self._commits.turn_begins()
         self._peers.turn_begins()
         try:
@@ -188,6 +252,8 @@ class Turn:
             self._finish()
         finally:
             self._running = False
+        if self.cut:
+            self._wake()
 
     def end(self) -> None:
         """Run a turn that receives nothing, to do the work that was scheduled outside of turns."""
@@ -223,8 +289,9 @@ class Turn:
             session, _ = self._answered.popitem()
             self.contain(session, session.go_on)
 
-    def apply(self) -> None:
-        """Apply pending commands, and those that result from them.
+    def apply(self, *, whole: bool = False) -> None:
+        """Apply pending commands, and those that result from them; what a turn has no time for is left, unless
+        `whole`.
 
         A method that answers with counts calls this, too.
         """
@@ -234,11 +301,17 @@ class Turn:
         try:
             while self.scheduled:
                 scheduled, self.scheduled = self.scheduled, {}
-                for host in scheduled:
+                hosts = iter(scheduled)
+                for host in hosts:
                     try:
                         host.apply_pending()
                     except Exception as error:
                         self.failed(host, error)
+                    if not whole and self._now() > self._ends:
+                        for left in hosts:
+                            self.later(left, left.apply_pending)
+                # Hosts that others have scheduled meanwhile belong to this turn.
+                whole = True
         finally:
             self._applying = False
 

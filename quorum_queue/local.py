@@ -33,6 +33,10 @@ from quorum_queue.ports import (
     Turn,
 )
 
+#: Runs of messages that expire in one batch.
+EXPIRES_MAX = 100
+#: Dead letters that are sent at once; then the turn may be over.
+LETTERS_MAX = 4
 #: A dead letter that found no taker is tried again after this time.
 DEAD_LETTER_RETRY_MS = 1_000
 
@@ -116,6 +120,8 @@ class LocalHost(Paging):
         self._consumer_count = 0
         #: The batch that is being applied, as long as nobody was answered for its messages.
         self._unanswered: list[Command] = []
+        #: What has died and is not sent yet; whether it is forgotten then, or held until its targets have it.
+        self._dying: list[tuple[Run, Reason, bool, bool]] = []
         #: Dead letters, by position, whose targets have not answered yet.
         self._letters_sent: dict[int, None] = {}
         dedup = machine.dedup
@@ -166,6 +172,8 @@ class LocalHost(Paging):
     def apply_pending(self) -> None:
         """Apply all pending commands as one batch and carry out the effects; then what that made pending."""
         self._handed_out = 0
+        if self._dying and not self.ended:
+            self._send_dying()
         while self.pending:
             if self.ended:
                 self._refuse_pending()
@@ -175,7 +183,7 @@ class LocalHost(Paging):
             if self._gets_waiting:
                 self._forget_gets(commands)
             # What the disk has is brought back first, which may be some time later: see Paging.
-            effects = Effects(wants_enqueued=self.journalled, in_memory=True)
+            effects = Effects(wants_enqueued=self.journalled, in_memory=True, expires_max=EXPIRES_MAX)
             now_ms = self.services.queue_time.now_ms()
             self.machine.apply(Meta(now_ms), commands, effects)
             self._perform(effects, now_ms)
@@ -211,6 +219,8 @@ class LocalHost(Paging):
 
     def close(self) -> None:
         """The queue is deleted, with all that it holds."""
+        # What has died was in the queue before it was deleted.
+        self._send_dying(whole=True)
         self.ended = "deleted"
         self._release()
         if self.journalled:
@@ -396,21 +406,51 @@ class LocalHost(Paging):
     # -- dead letters ----------------------------------------------------------------------------------------------
 
     def _send_dead_letters(self, effects: Effects) -> None:
-        held = self.machine.dead_lettering
+        """Send them in their order, as many as the turn has time for. Those that are not held until their targets have
+        them are forgotten in the turn that sends them."""
+        settled = {id(run): None for run in effects.settled}
+        sent_here = {id(run): None for run, _ in effects.dead_letters if id(run) in settled}
+        if sent_here:
+            effects.settled = [run for run in effects.settled if id(run) not in sent_here]
+        held = self.machine.dead_lettering if self.holds_dead_letters else {}
         for run, reason in effects.dead_letters:
-            if run.contents is None and not self._load(run, keep=True):
-                for _, part in self._what_is_left(run):
-                    self.services.dead_letters.dead_letter(self.queue, part, reason, None)
-                continue
-            if self.holds_dead_letters and run.seqs.start in held:
-                self._send_certainly(run, reason)
-            else:
-                self.services.dead_letters.dead_letter(self.queue, run, reason, None)
+            certain = run.seqs.start in held
+            if certain:
+                self._letters_sent[run.seqs.start] = None
+            self._dying.append((run, reason, id(run) in sent_here, certain))
+        self._send_dying()
+
+    def _send_dying(self, *, whole: bool = False) -> None:
+        """Go on with them, but not in an overdue turn: queues that dead-letter to each other would never end it."""
+        # An answer may come at once, and have commands applied.
+        dying, self._dying = self._dying, []
+        turn, index = self._turn, 0
+        while index < len(dying):
+            if not whole and turn.overdue():
+                turn.later(self, self.apply_pending)
+                break
+            run, reason, forget, certain = dying[index]
+            part = run if len(run.seqs) <= LETTERS_MAX else run.take(LETTERS_MAX)
+            index += part is run
+            self._send_letters(part, reason, certain=certain)
+            if forget and self._forget([part]):
+                self.services.commits.request()
+        if index < len(dying):
+            self._dying = dying[index:] + self._dying
+
+    def _send_letters(self, run: Run, reason: Reason, *, certain: bool) -> None:
+        if run.contents is None and not self._load(run, keep=True):
+            self._letters_sent.pop(run.seqs.start, None)
+            for _, part in self._what_is_left(run):
+                self.services.dead_letters.dead_letter(self.queue, part, reason, None)
+        elif certain:
+            self._send_certainly(run, reason)
+        else:
+            self.services.dead_letters.dead_letter(self.queue, run, reason, None)
 
     def _send_certainly(self, run: Run, reason: Reason) -> None:
         """Send a dead letter that is held until its targets have it."""
         first, last = run.seqs[0], run.seqs[-1]
-        self._letters_sent[first] = None
 
         def done(taken: bool) -> None:
             self._letters_sent.pop(first, None)
@@ -426,7 +466,9 @@ class LocalHost(Paging):
     def _retry_dead_letters(self) -> None:
         for seq, (run, reason) in list(self.machine.dead_lettering.items()):
             if seq not in self._letters_sent:
-                self._send_certainly(run, reason)
+                self._letters_sent[seq] = None
+                self._dying.append((run, reason, False, True))
+        self._send_dying()
 
     def _wake_later(self) -> None:
         self._wake_by(self.services.clock.monotonic_ms() + DEAD_LETTER_RETRY_MS)

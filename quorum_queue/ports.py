@@ -35,6 +35,12 @@ class Turn(Protocol):
     def schedule(self, host: Recipient) -> None:
         """Have the pending commands of a host applied, in this turn or in one that comes soon."""
 
+    def overdue(self) -> bool:
+        """True if the turn has lasted long enough: who has more to do leaves it for later."""
+
+    def later(self, unit: Any, call: Callable[[], object]) -> None:
+        """Call in a turn that comes soon; if that raises, the unit has failed."""
+
     def contain(self, unit: Any, call: Callable[..., object], *arguments: Any) -> None:
         """Call; if that raises, `unit.failed(error)` is called and nothing else is hurt."""
 

@@ -305,6 +305,8 @@ def tx_commit(channel: Channel, method: commands.Tx.Commit) -> None:
     if transaction is None:
         raise PreconditionFailed("channel is not transactional")
     hosts = transaction.commit()
+    # All parts of it reach the disk at once.
+    channel.broker.turn.apply(whole=True)
 
     def committed(refused: Refused | None = None) -> None:
         if refused is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pamqp import base
@@ -10,7 +11,7 @@ from amqp_server.broker.queue import Queue
 from amqp_server.broker.reply import ReplyHost
 from amqp_server.channel.confirms import Confirms
 from amqp_server.channel.connection import Connection
-from amqp_server.channel.publish import publish
+from amqp_server.channel.publish import publish_in_parts
 from amqp_server.channel.subscription import Getter, Subscription
 from amqp_server.channel.tx import Transaction
 from amqp_server.channel.unacked import Piece, Unacked, UnknownTag
@@ -81,12 +82,15 @@ class Channel:
 
     # -- publishing ------------------------------------------------------------------------------------------------
 
-    def publish(self, segment: Segment) -> None:
-        """Publish now, or at the commit of the transaction."""
+    def publish(self, segment: Segment) -> Iterator[None] | None:
+        """Publish now, or at the commit of the transaction. Return what is to be gone through for the rest, if the
+        messages go to many queues."""
         if self.tx is not None:
             self._publish_in(self.tx, segment)
-        elif not self._rolled_back:
-            publish(segment)
+            return None
+        if self._rolled_back:
+            return None
+        return publish_in_parts(segment)
 
     def _publish_in(self, transaction: Transaction, segment: Segment) -> None:
         transaction.add(segment)

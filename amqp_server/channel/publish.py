@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from amqp_server.channel.channel import Assembly, Channel
     from amqp_server.channel.tx import Transaction
 
+#: Queues that get messages at once, of many more; then the turn may be over.
+PART_QUEUES = 64
 #: Routes remembered for one publish frame of an exchange that looks at headers.
 RESOLVED_MAX = 4096
 #: Longer headers are not remembered.
@@ -192,6 +194,22 @@ def _copies(headers: dict[str, object] | None) -> list[str]:
 
 def publish(segment: Segment, transaction: Transaction | None = None) -> Sequence[Recipient]:
     """Hand the messages of a segment to the queues; return their hosts. Applied at the end of the turn."""
+    hosts, origin, first = _begin(segment, transaction)
+    _give(segment, hosts, origin, first)
+    return hosts
+
+
+def publish_in_parts(segment: Segment) -> Iterator[None] | None:
+    """The same, but many queues get the messages some at a time: return what is to be gone through for the rest."""
+    hosts, origin, first = _begin(segment, None)
+    if len(hosts) > PART_QUEUES:
+        return _parts(segment, hosts, origin, first)
+    _give(segment, hosts, origin, first)
+    return None
+
+
+def _begin(segment: Segment, transaction: Transaction | None) -> tuple[list[Recipient], Any, int]:
+    """Number the messages; return the hosts that are to get them, who wants their answers, and the first number."""
     route = segment.route
     channel: Channel = route.publisher
     contents = segment.contents
@@ -204,17 +222,29 @@ def publish(segment: Segment, transaction: Transaction | None = None) -> Sequenc
             return_all(channel, route, contents)
         if confirms is not None:
             confirms.confirmed(first, first + count - 1)
-        return hosts
-    origin: Any = confirms
     if confirms is not None and len(hosts) > 1:
-        origin = Copies(confirms, first, count, len(hosts))
-    scheduled = channel.broker.turn.scheduled
-    last = len(hosts) - 1
+        return hosts, Copies(confirms, first, count, len(hosts)), first
+    return hosts, confirms, first
+
+
+def _parts(segment: Segment, hosts: list[Recipient], origin: Any, first: int) -> Iterator[None]:
+    for start in range(0, len(hosts), PART_QUEUES):
+        _give(
+            segment, hosts[start : start + PART_QUEUES], origin, first, last=start + PART_QUEUES >= len(hosts)
+        )
+        yield
+
+
+def _give(segment: Segment, hosts: list[Recipient], origin: Any, first: int, *, last: bool = True) -> None:
+    """Hand the messages to these hosts. The last one of all gets them without a copy."""
+    route, contents = segment.route, segment.contents
+    count = len(contents)
+    scheduled = route.publisher.broker.turn.scheduled
+    own = len(hosts) - 1 if last else -1
     for index, host in enumerate(hosts):
-        own = contents if index == last else contents.copy()
-        run = Run(range(count), own, route.head, segment.attributes)
+        run = Run(range(count), contents if index == own else contents.copy(), route.head, segment.attributes)
         if segment.heads is not None:
-            run.heads = segment.heads if index == last else segment.heads.copy()
+            run.heads = segment.heads if index == own else segment.heads.copy()
         if host.wants_ids:
             enqueue_named(host, run, origin, first)
         elif host.counts_bytes:
@@ -222,7 +252,6 @@ def publish(segment: Segment, transaction: Transaction | None = None) -> Sequenc
         else:
             host.pending.append(("enqueue", run, origin, first))
         scheduled[host] = None
-    return hosts
 
 
 def _hosts(channel: Channel, route: Route) -> list[Recipient]:

@@ -6,6 +6,7 @@ The buffer is walked by offset and trimmed once. Publishes and acks, which are n
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pamqp import commands
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 #: Body frames from this size on are taken as they come, not when they are whole.
 LARGE_FRAME = 16 * 1024
 
+#: Acks that are taken at once.
+ACKS_MAX = 1024
+
 KINDS = (frames.METHOD, frames.HEADER, frames.BODY, frames.HEARTBEAT)
 _PUBLISH = b"\x00\x3c\x00\x28"
 _ACK = b"\x00\x3c\x00\x50"
@@ -46,12 +50,16 @@ class Incoming:
         "_after",
         "_body_channel",
         "_body_left",
+        "_closing",
+        "_cut",
+        "_error",
         "_generation",
         "_held_bytes",
         "_keys",
         "_session",
         "_tail",
         "_targets",
+        "_wide",
         "blocked",
         "broker",
         "config",
@@ -74,6 +82,11 @@ class Incoming:
         self._tail = b""
         #: Offset behind the frame that is being handled.
         self._after = 0
+        #: The turn is over before all frames are handled.
+        self._cut = False
+        #: Met in the turn before: it closes a channel, or the connection, when what was published is handed over.
+        self._closing: tuple[Channel, SoftError, tuple[int, int]] | None = None
+        self._error: AMQPError | None = None
         #: Bytes still to come of a large body frame, and its channel.
         self._body_left = 0
         self._body_channel: Channel | None = None
@@ -86,6 +99,8 @@ class Incoming:
         self._generation = session.broker.generation
         #: Messages that were published and not yet handed to the queues.
         self.segments: list[Segment] = []
+        #: The hand-over to many queues that is under way.
+        self._wide: Iterator[None] | None = None
         #: The client has published something.
         self.published = False
         #: connection.blocked was sent: an alarm stands, and what is published is held back.
@@ -160,15 +175,36 @@ class Incoming:
         position = 0
         try:
             self.forget_old_routes()
+            if not self.flush_segments():
+                return self._leave(data)
+            if self._closing is not None:
+                closing, self._closing = self._closing, None
+                self._session.close_channel(*closing)
+            if self._error is not None:
+                raise self._error
             if self._session.state is State.HEADER:
                 position = self._session.protocol_header(data)
             position = self._frames(data, position)
         except AMQPError as error:
+            if not self.flush_segments():
+                # What was published before the error is handed over first.
+                self._error = error
+                return self._leave(data)
+            self._error = None
             self.flush(release=True)
             self._session.fail(error, (0, 0))
             position = self._rest(data, error)
         self._tail = data[position:] if self._session.state is not State.CLOSED else b""
         self.flush()
+        if self._cut or self._closing is not None or (self.segments and not self._held_bytes):
+            self._cut = False
+            self._session.go_on_later()
+
+    def _leave(self, data: bytes) -> None:
+        """The turn is over: handle this in a later one."""
+        self._tail = data
+        self._session.turn.apply()
+        self._session.go_on_later()
 
     def _rest(self, data: bytes, error: AMQPError) -> int:
         """Look for a connection.close of the client behind the error, if frames can be told apart."""
@@ -184,7 +220,12 @@ class Incoming:
         end = len(data)
         unpack = frames.prefix.unpack_from
         fast = self.config.switch_fast_path
-        while end - pos >= 7 and not self.stalled:
+        overdue = self._session.turn.overdue
+        begin = pos
+        while end - pos >= 7 and not self.stalled and self._closing is None:
+            if pos != begin and overdue():
+                self._cut = True
+                break
             state = self._session.state
             if state is State.CLOSED or state is State.AUTHENTICATING or state is State.HEADER:
                 break
@@ -226,6 +267,8 @@ class Incoming:
             if self._held_bytes and self._must_wait(data, pos, kind):
                 self.stalled = True
                 break
+            if kind == frames.METHOD and not self.flush_segments():
+                break
             self._session.frame(kind, number, data[pos + 7 : after - 1], data[pos:after])
             pos = after
             if self._session.suspended is not None:
@@ -238,6 +281,8 @@ class Incoming:
         key = data[pos:after]
         route = self.routes.get(key)
         if route is None:
+            if not self.flush_segments():
+                return None
             route = self._new_route(key, channel)
             if route is None:
                 return after
@@ -254,7 +299,6 @@ class Incoming:
 
     def _new_route(self, key: bytes, channel: Channel) -> Route | None:
         """Decode, check and route a publish frame not seen before; None if that closed the channel."""
-        self.flush_segments()
         method = methods.decode(key[7:-1])
         assert isinstance(method, commands.Basic.Publish)
         try:
@@ -289,15 +333,15 @@ class Incoming:
             self._targets.clear()
 
     def _acks(self, data: bytes, pos: int, end: int, channel: Channel) -> int:
-        pos, ranges = acks.take(data, pos, end)
+        # A part at a time: each may be in no order, and a range of its own.
+        pos, ranges = acks.take(data, pos, min(end, pos + ACKS_MAX * acks.FRAME_BYTES))
         try:
             for low, high in ranges:
                 if low == acks.NO_TAG:
                     raise PreconditionFailed("unknown delivery tag 0")
                 channel.acknowledge("settle", low, high)
         except SoftError as error:
-            self.flush_segments()
-            self._session.close_channel(channel, error, (60, 80))
+            self._close_channel(channel, error, (60, 80))
         return pos
 
     def content(self, kind: int, number: int, payload: bytes, whole: bytes) -> None:
@@ -342,7 +386,7 @@ class Incoming:
             channel.assembly = None
             limit = self.config.message_bytes_max
             error = PreconditionFailed(f"message size {size} is larger than configured max size {limit}")
-            self._session.close_channel(channel, error, (60, 40))
+            self._close_channel(channel, error, (60, 40))
             # Its body frames are skipped like everything else for a closing channel.
             return
         assembly.header = payload
@@ -359,8 +403,7 @@ class Incoming:
                 assembly.route = publish.make_route(channel, key, method)
             segment = publish.slow_segment(channel, assembly)
         except SoftError as error:
-            self.flush_segments()
-            self._session.close_channel(channel, error, (60, 40))
+            self._close_channel(channel, error, (60, 40))
             return
         except HardError as error:
             error.method = (60, 40)
@@ -369,20 +412,51 @@ class Incoming:
         if self.broker.alarms.active:
             self._hold(assembly.body_size)
 
-    def flush_segments(self) -> None:
-        """Hand what was published to the channels, unless an alarm holds it back."""
+    def flush_segments(self, *, whole: bool = False) -> bool:
+        """Hand what was published to the channels, unless an alarm holds it back.
+
+        False if the turn is over first, and not all of it is wanted.
+        """
         if self._held_bytes:
-            return
+            return True
+        if self._wide is not None and not self._hand_over(whole):
+            return False
+        if not self.segments:
+            return True
         segments, self.segments = self.segments, []
-        self.published = self.published or bool(segments)
-        for segment in segments:
-            segment.route.publisher.publish(segment)
+        self.published = True
+        overdue = self._session.turn.overdue
+        for index, segment in enumerate(segments):
+            if index and not whole and overdue():
+                self.segments = segments[index:] + self.segments
+                return False
+            self._wide = segment.route.publisher.publish(segment)
+            if self._wide is not None and not self._hand_over(whole):
+                self.segments = segments[index + 1 :] + self.segments
+                return False
+        return True
+
+    def _hand_over(self, whole: bool) -> bool:
+        """Go on with the messages that go to many queues; False if the turn is over first."""
+        overdue = self._session.turn.overdue
+        for _ in self._wide or ():
+            if not whole and overdue():
+                return False
+        self._wide = None
+        return True
+
+    def _close_channel(self, channel: Channel, error: SoftError, where: tuple[int, int]) -> None:
+        """Close a channel for an error, when all that was published before it is handed over."""
+        if self.flush_segments():
+            self._session.close_channel(channel, error, where)
+        else:
+            self._closing = channel, error, where
 
     def flush(self, *, release: bool = False) -> None:
         """Hand over what was published and have it applied. `release`: even if an alarm stands."""
         if release:
             self._held_bytes = 0
-        self.flush_segments()
+        self.flush_segments(whole=release)
         self._session.turn.apply()
 
     def _hold(self, size: int) -> None:
@@ -427,6 +501,7 @@ class Incoming:
     def clear(self) -> None:
         """The connection is over."""
         self.segments = []
+        self._wide = self._closing = self._error = None
         self._held_bytes = 0
         self._forget_routes()
         self._targets.clear()

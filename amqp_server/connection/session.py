@@ -109,6 +109,8 @@ class Session:
         self.paused = False
         #: A method whose answer is awaited; no frame behind it is handled before.
         self.suspended: Suspension | None = None
+        #: It goes on in a later turn with what the client has sent, or with what that has caused.
+        self.unfinished = False
         #: Channel, and class and method id, of the method being handled.
         self._handling: tuple[Channel, tuple[int, int]] | None = None
         self.incoming = Incoming(self)
@@ -141,6 +143,25 @@ class Session:
     def receive(self, data: bytes) -> None:
         """Handle what came from the client. Errors in it become close methods."""
         self.incoming.receive(data)
+        if self.turn.cut:
+            self.go_on_later()
+
+    def go_on_later(self) -> None:
+        """The turn is too short for what the client wants: it is not read until all that is done."""
+        self.unfinished = True
+        self.turn.later(self, self._next_part)
+
+    def _next_part(self) -> None:
+        turn = self.turn
+        others, turn.cut = turn.cut, False
+        self.unfinished = False
+        self.incoming.go_on()
+        if turn.cut and not self.unfinished:
+            # All frames are handled, but queues have something to do yet.
+            self.go_on_later()
+        turn.cut = turn.cut or others
+        if not self.unfinished:
+            self._edge.resumed()
 
     def protocol_header(self, data: bytes) -> int:
         """Answer the protocol header; return the offset after it."""
@@ -207,7 +228,6 @@ class Session:
         if channel.assembly is not None:
             raise UnexpectedFrame(expected(channel.assembly), (60, 40))
         method = methods.decode(payload, self.config.table_depth_max)
-        self.incoming.flush_segments()
         if not isinstance(method, (commands.Basic.Publish, commands.Basic.Ack)):
             # Answers count what was published before them. An ack has none, and the fast path runs nothing
             # for it either.
@@ -401,7 +421,7 @@ class Session:
 
     def close_channel(self, channel: Channel, error: SoftError, where: tuple[int, int]) -> None:
         """Close a channel for an error; frames for it are skipped until the client has answered."""
-        self.incoming.flush_segments()
+        self.incoming.flush_segments(whole=True)
         if channel.tx is not None:
             # Messages of a transaction that an alarm holds back are rolled back with the rest.
             self.incoming.drop_segments(channel)

@@ -150,7 +150,9 @@ class Transport:
             turn.receive(session, bytes(buffer[:count]))
             if session.login is not None:
                 await self._log_in()
-            while session.state is State.RUNNING and (self._full() or self._ahead_of_disk()):
+            while session.unfinished or (
+                session.state is State.RUNNING and (self._full() or self._ahead_of_disk())
+            ):
                 await self._wait_for_room()
 
     def _full(self) -> bool:
@@ -174,7 +176,8 @@ class Transport:
             await self._resumed.wait()
         # Its heartbeats stand unread meanwhile. A blocked publisher is not watched; that a consumer takes
         # what it is sent is a sign of life, too.
-        unread = self.session.incoming.stalled or self.session.suspended is not None
+        session = self.session
+        unread = session.unfinished or session.incoming.stalled or session.suspended is not None
         alive = trio.current_time() if unread else self.last_sent
         self.last_received = max(self.last_received, alive)
 

@@ -83,7 +83,7 @@ class Direct:
         session = self._session
         self._answered = trio.Event()
         self._turn.receive(session, b"".join((_encoded(method), *more)))
-        while session.suspended is not None:
+        while session.suspended is not None or session.unfinished:
             await self._answered.wait()
             self._answered = trio.Event()
         return list(self._answers(b"".join(self._outbox.take())))

@@ -26,6 +26,7 @@ class Effects:
         "deliveries",
         "duplicates",
         "enqueued",
+        "expires_left",
         "gets_waiting",
         "got_nothing",
         "in_memory",
@@ -43,13 +44,20 @@ class Effects:
     )
 
     def __init__(
-        self, *, wants_enqueued: bool = False, wants_places: bool = False, in_memory: bool = False
+        self,
+        *,
+        wants_enqueued: bool = False,
+        wants_places: bool = False,
+        in_memory: bool = False,
+        expires_max: int = 1 << 62,
     ) -> None:
         #: The host writes a log, so it needs a copy of each run as it was accepted.
         self.wants_enqueued = wants_enqueued
         #: Messages handed out in this batch.
         self.burst_messages = self.burst_bytes = 0
-        #: More is left to hand out than one batch may: the machine needs another tick at once.
+        #: Runs that may yet expire in this batch; the rest expires in the next one.
+        self.expires_left = expires_max
+        #: More is left to hand out, or has expired, than one batch may: the machine needs another tick at once.
         self.more = False
         #: Nothing is handed out, nor expires into a dead letter, before the host has brought its body into memory.
         self.in_memory = in_memory

@@ -285,6 +285,10 @@ class Machine:
             if head.expires_at is not None and head.expires_at < meta.now_ms:
                 if self._letter_waits(head, effects):
                     break
+                if effects.expires_left <= 0:
+                    effects.more = True
+                    return
+                effects.expires_left -= 1
                 self._discard(ready.pop(level, len(head.seqs)), "expired", effects)
                 continue
             if not consumers.count:
@@ -332,7 +336,7 @@ class Machine:
             consumer.window.use(count)
         effects.deliveries.append((consumer, _as_delivered(run), first_id))
 
-    def _expire(self, meta: Meta, effects: Effects) -> None:
+    def _expire(self, meta: Meta, effects: Effects, *, whole: bool = False) -> None:
         """Drop expired messages at the head of the queue, and say when the next one will be due.
 
         As in RabbitMQ a message expires only where it would be handed out next: in a priority queue behind no
@@ -349,6 +353,10 @@ class Machine:
                 return
             if self._letter_waits(head, effects):
                 return
+            if effects.expires_left <= 0 and not whole:
+                effects.more = True
+                return
+            effects.expires_left -= 1
             self._discard(ready.pop(level, len(head.seqs)), "expired", effects)
 
     def _letter_waits(self, head: Run, effects: Effects) -> bool:
@@ -360,7 +368,7 @@ class Machine:
 
     def _get(self, meta: Meta, command: Command, effects: Effects) -> None:
         self._use(meta, effects)
-        self._expire(meta, effects)
+        self._expire(meta, effects, whole=True)
         consumer: Consumer = command[1]
         level = self.ready.head_level()
         head = level.head() if level is not None else None

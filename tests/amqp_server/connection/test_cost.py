@@ -62,7 +62,7 @@ def test_a_publish_after_a_bind_costs_the_same_however_many_bindings_there_are()
 
     def publish_after_bind(count: int) -> int:
         peer = with_bindings(0, "headers")
-        arguments: list[Any] = [{"n": n} for n in range(count + 1)]
+        arguments: list[dict[str, Any]] = [{"n": n} for n in range(count + 1)]
         peer.call(
             1, *(commands.Queue.Bind(queue="q", exchange="e", arguments=each) for each in arguments[1:])
         )

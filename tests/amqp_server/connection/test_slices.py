@@ -1,0 +1,263 @@
+"""No client's work makes a turn long: it is done a part at a time, and others have their turns in between.
+
+Time goes on with each look at the clock here, so a turn is over after so many looks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pamqp import base, commands
+
+from amqp_server.config import Config
+from amqp_server.connection.state import State
+from amqp_server.turn import NoPeers, Turn
+from amqp_server.wire import frames
+from persistence.memory import MemoryEnvironment
+from tests.amqp_server.connection.node import Commits, Delivery, MemoryNode, Peer, make_broker
+from tests.clocks import ManualClock
+from tests.work import steps
+
+#: Looks at the clock within one turn.
+LOOKS = 5
+#: Instructions of the longest turn, however much is asked for.
+TURN_MAX = 100_000
+
+
+class SlicedNode(MemoryNode):
+    """A node whose turns are over after some looks at the clock. The driver's turns come when the test says so."""
+
+    def __init__(self, **options: Any) -> None:
+        self.environment = environment = MemoryEnvironment()
+        self.clock = ManualClock(5_000_000, 1_700_000_000_000)
+        commits = Commits(environment)
+        self._looks = 0
+        turn = Turn(commits, NoPeers(), lambda: None, now=self._now, lasts_s=LOOKS)
+        self.broker = make_broker(Config(**options), environment, self.clock, commits, turn=turn)
+        self.turn = turn
+        self.broker.add_vhost("/")
+        self.broker.permissions.set("guest", "/", ".*", ".*", ".*")
+        self.peers: list[Peer] = []
+        #: Instructions of each turn of `drive`.
+        self.turns: list[int] = []
+
+    def _now(self) -> float:
+        self._looks += 1
+        return self._looks
+
+    def drive(self, *, between: Any = lambda: None, most: int = 100_000) -> int:
+        """Run the driver's turns until nothing is left; return how many there were."""
+        count = 0
+        while self.turn.behind:
+            self.turns.append(steps(self.turn.run, self.turn.catch_up))
+            between()
+            count += 1
+            assert count < most
+        self.sync()
+        return count
+
+    def sync(self) -> None:
+        self.turn.run(self.environment.flush)
+        for peer in self.peers:
+            peer.collect()
+
+    def feed(self, peer: Peer, data: bytes) -> None:
+        """Send one read, and count it among the turns."""
+        self.turns.append(steps(peer.send, data))
+
+
+def method(channel: int, *methods: base.Frame) -> bytes:
+    return b"".join(frames.method_frame(channel, each) for each in methods)
+
+
+def message(exchange: str, routing_key: str, body: bytes = b"m") -> bytes:
+    head = commands.Basic.Publish(exchange=exchange, routing_key=routing_key)
+    header = b"\0\x3c\0\0" + len(body).to_bytes(8, "big") + b"\0\0"
+    return (
+        method(1, head) + frames.raw_frame(frames.HEADER, 1, header) + frames.raw_frame(frames.BODY, 1, body)
+    )
+
+
+@pytest.fixture
+def sliced() -> SlicedNode:
+    return SlicedNode()
+
+
+def opened(sliced: SlicedNode) -> Peer:
+    peer = sliced.peer()
+    called(peer, commands.Channel.Open())
+    return peer
+
+
+def called(peer: Peer, *methods: base.Frame) -> list[base.Frame | Delivery]:
+    assert isinstance(peer.node, SlicedNode)
+    peer.send(method(1, *methods))
+    peer.node.drive()
+    return [answer for _, answer in peer.answers()]
+
+
+def declared(peer: Peer, count: int, exchange: str = "amq.fanout", **arguments: Any) -> list[str]:
+    names = [f"q{number}" for number in range(count)]
+    called(peer, *(commands.Queue.Declare(queue=name, arguments=arguments) for name in names))
+    called(peer, *(commands.Queue.Bind(queue=name, exchange=exchange) for name in names))
+    return names
+
+
+def bystander(sliced: SlicedNode) -> Any:
+    """Return a call by which another client publishes, and gets its message in the same turn."""
+    other = opened(sliced)
+    called(other, commands.Queue.Declare(queue="bystander"))
+    called(other, commands.Basic.Consume(queue="bystander", no_ack=True))
+
+    def publish() -> None:
+        other.send(message("", "bystander", b"hello"))
+        (_, delivery), *more = other.answers()
+        assert isinstance(delivery, Delivery) and delivery.body == b"hello" and not more
+
+    return publish
+
+
+def depths(sliced: SlicedNode) -> dict[str, int]:
+    return {queue.name: queue.host.ready_count for queue in sliced.broker.all_queues()}
+
+
+def test_a_flood_of_methods_is_answered_in_parts_and_in_order(sliced: SlicedNode) -> None:
+    peer = opened(sliced)
+    publish = bystander(sliced)
+    called(peer, commands.Queue.Declare(queue="q"))
+    sliced.turns.clear()
+    flood = b"".join(
+        method(1, commands.Queue.Declare(queue="q", passive=True)) + message("", "q") for _ in range(200)
+    )
+    sliced.feed(peer, flood)
+    assert peer.session.unfinished
+    assert sliced.drive(between=publish) > 10
+    counts = [answer.message_count for _, answer in peer.answers()]  # type: ignore[union-attr]
+    assert counts == list(range(200))
+    assert depths(sliced)["q"] == 200
+    assert not peer.session.unfinished
+    assert max(sliced.turns) < TURN_MAX
+
+
+def test_messages_for_many_queues_are_handed_over_in_parts(sliced: SlicedNode) -> None:
+    peer = opened(sliced)
+    names = declared(peer, 400)
+    publish = bystander(sliced)
+    called(peer, commands.Confirm.Select())
+    sliced.turns.clear()
+    sliced.feed(peer, message("amq.fanout", "a") * 30 + message("amq.fanout", "b", b"last") * 20)
+    assert peer.session.unfinished
+    assert sliced.drive(between=publish) > 10
+    found = depths(sliced)
+    assert {found[name] for name in names} == {50}
+    bodies = [content[1] for content in sliced.contents()["q7"]]
+    assert [body[-5:-1] for body in bodies[-20:]] == [b"last"] * 20
+    confirmed = [answer.delivery_tag for _, answer in peer.answers()]  # type: ignore[union-attr]
+    assert confirmed[-1] == 50
+    assert max(sliced.turns) < TURN_MAX
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        method(1, commands.Queue.Declare(queue="missing", passive=True)),
+        method(1, commands.Basic.Ack(delivery_tag=77)),
+        message("missing", ""),
+        method(1, commands.Basic.Publish(exchange="amq.fanout", routing_key=""))
+        + frames.raw_frame(frames.HEADER, 1, b"\0\x3c\0\0" + (1 << 60).to_bytes(8, "big") + b"\0\0"),
+        b"\x01\0\1\0\0\0\4\0\0\0\0!",
+        method(0, commands.Connection.Close(0, "", 0, 0)),
+    ],
+    ids=["method", "ack", "publish", "too large", "frame", "close"],
+)
+def test_what_was_published_before_an_error_is_handed_over_in_parts_too(
+    sliced: SlicedNode, error: bytes
+) -> None:
+    peer = opened(sliced)
+    names = declared(peer, 200)
+    sliced.turns.clear()
+    sliced.feed(peer, message("amq.fanout", "") * 20 + message("amq.fanout", "b") * 20 + error)
+    assert peer.session.unfinished
+    sliced.drive()
+    found = depths(sliced)
+    assert {found[name] for name in names} == {40}
+    answers = [answer for _, answer in peer.answers()]
+    assert [type(answer).__name__ for answer in answers] in (["Close"], ["CloseOk"])
+    assert peer.session.state is not State.RUNNING or peer.session.channels[1].closing
+    assert max(sliced.turns) < TURN_MAX
+
+
+def test_a_client_that_waits_for_its_queues_is_not_read(sliced: SlicedNode) -> None:
+    """Else it would fill the memory with what queues have yet to do."""
+    peer = opened(sliced)
+    declared(peer, 60)
+    sliced.feed(peer, message("amq.fanout", ""))
+    assert peer.session.unfinished
+    assert sliced.drive() > 1
+    assert not peer.session.unfinished
+
+
+def test_a_transaction_is_applied_as_a_whole(sliced: SlicedNode) -> None:
+    """So it reaches the disk at once."""
+    peer = opened(sliced)
+    names = declared(peer, 100)
+    called(peer, commands.Tx.Select())
+    peer.send(message("amq.fanout", ""))
+    sliced.drive()
+    peer.send(method(1, commands.Tx.Commit()))
+    found = depths(sliced)
+    assert {found[name] for name in names} == {1}
+
+
+def test_dead_letters_leave_in_parts(sliced: SlicedNode) -> None:
+    peer = opened(sliced)
+    publish = bystander(sliced)
+    arguments: Any = {"x-dead-letter-exchange": "amq.fanout"}
+    called(peer, commands.Queue.Declare(queue="source", durable=True, arguments=arguments))
+    names = declared(peer, 5)
+    called(peer, commands.Basic.Consume(queue="source"))
+    for _ in range(10):
+        peer.send(message("", "source") * 100)
+        sliced.drive()
+    sliced.turns.clear()
+    sliced.feed(peer, method(1, commands.Basic.Nack(delivery_tag=0, multiple=True, requeue=False)))
+    assert sliced.drive(between=publish) > 10
+    found = depths(sliced)
+    assert {found[name] for name in names} == {1_000}
+    assert max(sliced.turns) < 2 * TURN_MAX
+
+
+def test_queues_that_dead_letter_to_each_other_do_it_in_parts(sliced: SlicedNode) -> None:
+    peer = opened(sliced)
+    publish = bystander(sliced)
+    called(peer, commands.Queue.Declare(queue="end"))
+    called(peer, commands.Queue.Bind(queue="end", exchange="amq.fanout"))
+    arguments: dict[str, Any] = {"x-message-ttl": 1, "x-dead-letter-exchange": "amq.fanout"}
+    declared(peer, 5, **arguments)
+    peer.send(message("amq.fanout", ""))
+    sliced.drive()
+    sliced.turns.clear()
+    for _ in range(10):
+        sliced.clock.now_ms += 5
+        sliced.turns.append(steps(sliced.turn.run, sliced.broker.timers.run, sliced.clock.now_ms))
+        sliced.drive(between=publish)
+    assert depths(sliced)["end"] == 326
+    # Twenty dead letters with long histories, of some 1,600.
+    assert max(sliced.turns) < 10 * TURN_MAX
+
+
+def test_a_queue_that_is_deleted_has_sent_its_dead_letters(sliced: SlicedNode) -> None:
+    peer = opened(sliced)
+    called(peer, commands.Queue.Declare(queue="end"))
+    arguments: Any = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "end"}
+    called(peer, commands.Queue.Declare(queue="source", arguments=arguments))
+    called(peer, commands.Basic.Consume(queue="source"))
+    peer.send(message("", "source") * 200)
+    sliced.drive()
+    peer.send(
+        method(1, commands.Basic.Nack(delivery_tag=0, multiple=True, requeue=False)),
+        method(1, commands.Queue.Delete(queue="source")),
+    )
+    sliced.drive()
+    assert depths(sliced) == {"end": 200}
