@@ -24,7 +24,7 @@ from amqp_server.errors import (
     Unavailable,
 )
 from amqp_server.wire import content, frames, tables
-from amqp_server.wire.deliver import DeliverTemplate
+from amqp_server.wire.deliver import LARGE_BYTES, DeliverTemplate
 from quorum_queue.host import DELETED
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.run import Run
@@ -230,18 +230,20 @@ def _send_got(channel: Channel, run: Run, tag: int, ready: int) -> None:
         + run.head_of(0)
         + ready.to_bytes(4, "big")
     )
-    channel.connection.outbox.put(
-        frames.raw_frame(frames.METHOD, channel.number, payload) + _framed(channel, run)
-    )
-
-
-def _framed(channel: Channel, run: Run) -> bytes:
-    """Return the one content of the run, framed for this channel."""
     assert run.contents is not None
-    item, frame_max = run.contents[0], channel.connection.limits.frame_max
-    if run.attributes.channel == channel.number and run.attributes.frame_bytes <= frame_max:
-        return item
-    return content.restamp(item, channel.number, frame_max)
+    put, item = channel.connection.outbox.put, run.contents[0]
+    method, frame_max = (
+        frames.raw_frame(frames.METHOD, channel.number, payload),
+        channel.connection.limits.frame_max,
+    )
+    fits = run.attributes.channel == channel.number and run.attributes.frame_bytes <= frame_max
+    if len(item) < LARGE_BYTES:
+        put(method + (item if fits else content.restamp(item, channel.number, frame_max)))
+        return
+    put(method)
+    # The queue has it, too: it is not copied.
+    for chunk in (item,) if fits else content.reframed(item, channel.number, frame_max):
+        put(chunk)
 
 
 def ack(channel: Channel, method: commands.Basic.Ack) -> None:

@@ -37,7 +37,7 @@ class Outbox(Protocol):
     size: int
     high_bytes: int
 
-    def put(self, data: bytes) -> None: ...
+    def put(self, data: bytes | memoryview) -> None: ...
 
 
 class Incoming(Protocol):

@@ -15,6 +15,7 @@ from amqp_server.channel.confirms import Copies
 from amqp_server.channel.deduplication import enqueue_named
 from amqp_server.errors import AccessRefused, NotFound, NotImplemented_, PreconditionFailed
 from amqp_server.wire import content, frames, methods, tables
+from amqp_server.wire.deliver import LARGE_BYTES
 from amqp_server.wire.frames import short_string
 from amqp_server.wire.intake import SMALL_FRAME, Route, Segment
 from exchanges.router import Depends
@@ -287,4 +288,10 @@ def return_all(channel: Channel, route: Route, contents: list[bytes]) -> None:
         routing_key=route.routing_key,
     )
     method = frames.method_frame(channel.number, returned)
-    channel.connection.outbox.put(b"".join(method + item for item in contents))
+    put = channel.connection.outbox.put
+    if sum(map(len, contents)) < LARGE_BYTES * len(contents):
+        put(b"".join(method + item for item in contents))
+        return
+    for item in contents:
+        put(method)
+        put(item)

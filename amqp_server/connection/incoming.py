@@ -63,6 +63,7 @@ class Incoming:
         "blocked",
         "broker",
         "config",
+        "congested",
         "published",
         "publisher",
         "received_bytes",
@@ -108,6 +109,8 @@ class Incoming:
         self._held_bytes = 0
         #: Too much is held back: nothing more is read until the alarm is over.
         self.stalled = False
+        #: The rest of a read waits until the client has taken answers: one read may ask for any number of messages.
+        self.congested = False
 
     def receive(self, data: bytes) -> None:
         """Handle what came from the client. Errors in it become close methods."""
@@ -127,6 +130,8 @@ class Incoming:
         if assembly is None:
             return data[taken:]
         assembly.framed.append(data if taken == len(data) else data[:taken])
+        if self.broker.alarms.active:
+            self._hold(taken)
         if self._body_left:
             return b""
         self._body_channel = None
@@ -154,6 +159,8 @@ class Incoming:
         assembly.received += size
         assembly.oversized = assembly.oversized or size + frames.OVERHEAD > self._session.limits.frame_max
         assembly.framed.append(data[pos:])
+        if self.broker.alarms.active:
+            self._hold(end - pos)
         self._body_left = pos + size + frames.OVERHEAD - end
         self._body_channel = channel
         return True
@@ -173,6 +180,7 @@ class Incoming:
             self._tail = data
             return
         position = 0
+        self.congested = False
         try:
             self.forget_old_routes()
             if not self.flush_segments():
@@ -220,6 +228,8 @@ class Incoming:
         end = len(data)
         unpack = frames.prefix.unpack_from
         fast = self.config.switch_fast_path
+        outbox = self._session.outbox
+        full_bytes = 2 * outbox.high_bytes
         overdue = self._session.turn.overdue
         begin = pos
         while end - pos >= 7 and not self.stalled and self._closing is None:
@@ -272,6 +282,9 @@ class Incoming:
             self._session.frame(kind, number, data[pos + 7 : after - 1], data[pos:after])
             pos = after
             if self._session.suspended is not None:
+                break
+            if outbox.size > full_bytes and state is State.RUNNING:
+                self.congested = True
                 break
         return pos
 
@@ -353,6 +366,9 @@ class Incoming:
         assembly = channel.assembly
         if assembly is None:
             raise UnexpectedFrame("expected method frame, got non method frame instead")
+        if self.broker.alarms.active:
+            # Messages that are never finished take up memory, too.
+            self._hold(len(whole))
         if assembly.header is None:
             if kind != frames.HEADER:
                 raise UnexpectedFrame(expected(assembly), (60, 40))
@@ -409,8 +425,6 @@ class Incoming:
             error.method = (60, 40)
             raise
         self.segments.append(segment)
-        if self.broker.alarms.active:
-            self._hold(assembly.body_size)
 
     def flush_segments(self, *, whole: bool = False) -> bool:
         """Hand what was published to the channels, unless an alarm holds it back.

@@ -34,7 +34,7 @@ class Outbox:
         #: Above this size the connection's consumers are paused.
         self.high_bytes = high_bytes
 
-    def put(self, data: bytes) -> None:
+    def put(self, data: bytes | memoryview) -> None:
         """Add bytes behind the others."""
         if not self._chunks:
             self._turn.send(self._sender)

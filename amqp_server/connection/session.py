@@ -365,6 +365,11 @@ class Session:
             self.paused = False
             self._tell_consumers(paused=False)
 
+    def room(self) -> None:
+        """The outbox has room for answers again: handle what was left of the last read."""
+        if self.incoming.congested:
+            self.incoming.go_on()
+
     def _tell_consumers(self, *, paused: bool) -> None:
         for channel in self.channels.values():
             for subscription in channel.subscriptions.values():

@@ -29,6 +29,8 @@ BUSY = "not checked, too many logins of this address have failed or wait"
 GATHER_MAX = 512
 #: Chunks from this size on are not copied together first.
 GATHER_BYTES_MIN = 8192
+#: And none with a chunk of this size: it might be copied again and again by a slow socket that takes a bit each time.
+LARGE_BYTES = 64 * 1024
 
 
 class ClientWire(PlainWire):
@@ -37,9 +39,10 @@ class ClientWire(PlainWire):
     __slots__ = ()
 
     def send(self, chunks: list[bytes | memoryview]) -> int:
-        if len(chunks) > 1 and len(chunks[0]) + len(chunks[1]) < GATHER_BYTES_MIN:
-            return super().send([b"".join(chunks[:GATHER_MAX])])
-        return super().send(chunks[:GATHER_MAX])
+        few = chunks[:GATHER_MAX]
+        if len(few) > 1 and len(few[0]) + len(few[1]) < GATHER_BYTES_MIN and max(map(len, few)) < LARGE_BYTES:
+            return super().send([b"".join(few)])
+        return super().send(few)
 
 
 class Transport:
@@ -150,10 +153,16 @@ class Transport:
             turn.receive(session, bytes(buffer[:count]))
             if session.login is not None:
                 await self._log_in()
-            while session.unfinished or (
-                session.state is State.RUNNING and (self._full() or self._ahead_of_disk())
-            ):
-                await self._wait_for_room()
+            while True:
+                running = session.state is State.RUNNING
+                if session.unfinished or (running and (self._full() or self._ahead_of_disk())):
+                    await self._wait_for_room()
+                elif running and session.incoming.congested:
+                    # Others first.
+                    await trio.lowlevel.checkpoint()
+                    turn.run(turn.contain, session, session.room)
+                else:
+                    break
 
     def _full(self) -> bool:
         """True if the client does not take what is sent, or publishes against an alarm: it is not read."""

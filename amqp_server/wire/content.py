@@ -30,6 +30,7 @@ PROPERTIES = (
     "cluster_id",
 )
 _HEADER = struct.Struct(">HHQH")
+_END = bytes((frames.END,))
 _FIXED_SIZES = {"delivery_mode": 1, "priority": 1, "timestamp": 8}
 
 
@@ -162,6 +163,30 @@ def restamp(content: bytes, channel: int, frame_max: int) -> bytes:
     """Frame a content anew for another channel number or a smaller frame_max."""
     header, body = split(content)
     return build(header, body, channel, frame_max)
+
+
+def reframed(content: bytes, channel: int, frame_max: int) -> list[bytes | memoryview]:
+    """Return the same as `restamp` in chunks, and without a copy of the body, which may be large.
+
+    Each body frame is cut where it is too large; small ones are not joined.
+    """
+    _, _, size = frames.prefix.unpack_from(content)
+    offset = 7 + size + 1
+    stamp = channel.to_bytes(2, "big")
+    #: What stands between two pieces of the body: the end of a frame and the beginning of the next one.
+    between = b"\x02" + stamp + content[3:offset]
+    chunks: list[bytes | memoryview] = []
+    view = memoryview(content)
+    most = frame_max - frames.OVERHEAD
+    while offset < len(content):
+        _, _, size = frames.prefix.unpack_from(content, offset)
+        for start in range(offset + 7, offset + 7 + size, most):
+            stop = min(start + most, offset + 7 + size)
+            chunks += (between + frames.prefix.pack(frames.BODY, channel, stop - start), view[start:stop])
+            between = _END
+        offset += size + 8
+    chunks.append(between)
+    return chunks
 
 
 def restamp_all(contents: list[bytes], channel: int) -> list[bytes]:

@@ -41,13 +41,20 @@ class DeliverTemplate:
             prefix = self._prefixes[head_bytes] = _PREFIX.pack(1, self.channel, size, 60, 60) + self._tag
         return prefix
 
-    def parts(self, tag: int, run: Run) -> list[bytes]:
+    def parts(self, tag: int, run: Run) -> list[bytes | memoryview]:
         """Encode a run's deliveries like `encode`, but leave the contents, which are large, uncopied."""
         flag = b"\x01" if run.redelivered else b"\x00"
-        parts: list[bytes] = []
-        for index, item in enumerate(self._stamped(run)):
+        attributes = run.attributes
+        fits = attributes.channel == self.channel and attributes.frame_bytes <= self.frame_max
+        assert run.contents is not None
+        parts: list[bytes | memoryview] = []
+        for index, item in enumerate(run.contents):
             head = run.head_of(index)
-            parts += (b"".join((self.prefix(len(head)), tag.to_bytes(8, "big"), flag, head, b"\xce")), item)
+            parts.append(b"".join((self.prefix(len(head)), tag.to_bytes(8, "big"), flag, head, b"\xce")))
+            if fits:
+                parts.append(item)
+            else:
+                parts += content.reframed(item, self.channel, self.frame_max)
             tag += 1
         return parts
 

@@ -211,6 +211,7 @@ class Peer:
             self.outbox.sent(len(data))
             if self.session.paused:
                 self.node.turn.run(self.session.drained)
+            self.node.turn.run(self.session.room)
 
     def answers(self) -> list[tuple[int, base.Frame | Delivery]]:
         """Return what came since the last call, decoded by pamqp."""

@@ -58,6 +58,7 @@ def test_restamp(sent: Message, channel: int, frame_max: int) -> None:
     item = b"".join(sent.frames(1)[1:])
     assert content.split(item) == (sent.header, sent.body)
     check(content.restamp(item, channel, frame_max), sent, channel, frame_max)
+    check(b"".join(content.reframed(item, channel, frame_max)), sent, channel, frame_max)
     check(content.restamp_all([item, item], channel)[1], sent, channel, 4096)
 
 
@@ -69,6 +70,10 @@ def test_bodies_are_cut_to_the_frame(size: int, frame_max: int) -> None:
     built = content.build(sent.header, body, 3, 131_072)
     check(built, sent, 3, 131_072)
     check(content.restamp(built, 5, frame_max), sent, 5, frame_max)
+    chunks = content.reframed(built, 5, frame_max)
+    check(b"".join(chunks), sent, 5, frame_max)
+    # The body is not copied.
+    assert sum(len(chunk) for chunk in chunks if isinstance(chunk, bytes)) <= 100 + 8 * len(chunks)
     check(content.restamp_all([built], 7)[0], sent, 7, 131_072)
 
 

@@ -158,6 +158,7 @@ class Client:
             self.outbox.sent(len(data))
             if self.session.paused:
                 self.node.turn.run(self.session.drained)
+            self.node.turn.run(self.session.room)
         data, self._held = self._held, b""
         for channel, method in decoded(data):
             if channel == 0:

@@ -1,0 +1,128 @@
+"""Messages whose last frame never comes: the memory alarm stops them, too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from pamqp import commands
+
+from conformance_tests.patience import PATIENCE_S
+
+from ..wire.published import Message, header_payload, message, method, raw
+from .node import MemoryNode, Peer
+from .served import client, served, until
+
+CHANNELS = 15
+FRAME = 100_000
+
+
+def begun(channel: int, body_bytes: int = 10 * FRAME) -> bytes:
+    """A message of which no body has come yet."""
+    publish = Message(b"", b"q", 0, header_payload({}, body_bytes), b"", ())
+    return b"".join(publish.frames(channel))
+
+
+def opened(node: MemoryNode) -> Peer:
+    peer = node.peer()
+    for channel in range(1, CHANNELS + 1):
+        peer.call(channel, commands.Channel.Open())
+    peer.call(1, commands.Queue.Declare(queue="q"))
+    peer.answers()
+    return peer
+
+
+def unfinished_bytes(peer: Peer) -> int:
+    return sum(
+        len(piece)
+        for channel in peer.session.channels.values()
+        if channel.assembly is not None
+        for piece in channel.assembly.framed
+    )
+
+
+def told(peer: Peer) -> list[Any]:
+    return [type(each) for _, each in peer.answers()]
+
+
+@pytest.mark.parametrize("piece", [FRAME, 5_000, 70_000], ids=["frames", "bits", "cut"])
+def test_an_alarm_stops_content_that_is_not_complete(piece: int) -> None:
+    node = MemoryNode(blocked_input_bytes_max=2 * FRAME)
+    peer = opened(node)
+    for channel in range(1, CHANNELS + 1):
+        peer.send(begun(channel))
+    node.turn.run(node.broker.alarms.set, "memory", True)
+    body = b"".join(raw(3, channel, b"x" * FRAME) for channel in range(1, CHANNELS + 1))
+    at = 0
+    while at < len(body) and not peer.session.incoming.stalled:
+        peer.send(body[at : at + piece])
+        at += piece
+    assert peer.session.incoming.stalled
+    assert unfinished_bytes(peer) <= 2 * FRAME + 2 * piece + 200 * CHANNELS
+    assert told(peer) == [commands.Connection.Blocked]
+    # What comes nevertheless, because it was read already, waits.
+    peer.send(body[at:])
+    # Then all of it is taken.
+    node.turn.run(node.broker.alarms.set, "memory", False)
+    peer.send(*(raw(3, channel, b"x" * FRAME) * 9 for channel in range(1, CHANNELS + 1)))
+    node.sync()
+    assert told(peer) == [commands.Connection.Unblocked]
+    assert [len(body) for _, body, _ in node.contents()["q"]] == [
+        len(b"".join(replaced(1).frames(1)[1:]))
+    ] * CHANNELS
+
+
+def replaced(channel: int) -> Message:
+    return Message(b"", b"q", 0, header_payload({}, 10 * FRAME), b"x" * 10 * FRAME, (FRAME,) * 10)
+
+
+def test_a_message_that_is_finished_under_an_alarm_waits() -> None:
+    node = MemoryNode()
+    peer = opened(node)
+    whole = message("", "q", b"x" * 50_000).encode(1)
+    peer.send(whole[:30_000])
+    node.turn.run(node.broker.alarms.set, "memory", True)
+    peer.send(whole[30_000:])
+    assert node.contents()["q"] == []
+    node.turn.run(node.broker.alarms.set, "memory", False)
+    assert len(node.contents()["q"]) == 1
+
+
+def test_under_an_alarm_an_ack_passes_content_that_is_not_complete() -> None:
+    node = MemoryNode()
+    peer = opened(node)
+    peer.send(message("", "q", b"first").encode(2), method(2, commands.Basic.Get(queue="q")))
+    node.turn.run(node.broker.alarms.set, "memory", True)
+    peer.send(begun(1), raw(3, 1, b"x" * FRAME), method(2, commands.Basic.Ack(1)))
+    assert node.broker.vhost("/").queues["q"].host.unacked_count == 0
+
+
+async def test_over_sockets_no_more_is_read(tmp_path: Path) -> None:
+    """As much as 137 channels of one client can begin, while the alarm stands."""
+    channels = tuple(range(1, 138))
+    async with served(tmp_path) as node, client(node, channels=channels) as sender:
+        (transport,) = node.server.transports
+        incoming = transport.session.incoming
+        await sender.send(b"".join(map(begun, channels)))
+        node.broker.alarms.set("test", True)
+        before = incoming.received_bytes
+        one_each = b"".join(raw(3, channel, b"x" * FRAME) for channel in channels)
+
+        async def send() -> None:
+            # It takes as long as the alarm stands.
+            for _ in range(5):
+                await sender.stream.send_all(one_each)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send)
+            await until(lambda: incoming.stalled)
+            held = incoming.received_bytes
+            assert held - before <= 4 << 20
+            await trio.sleep(0.6)
+            assert incoming.received_bytes == held
+            node.broker.alarms.set("test", False)
+            with trio.fail_after(PATIENCE_S):
+                while incoming.received_bytes - before < 5 * len(one_each):
+                    await trio.sleep(0.01)
