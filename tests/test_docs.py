@@ -1,0 +1,71 @@
+"""Pages link to what there is, and tell only commands that there are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+from amqp_server.management.routes import ROUTES
+from amqp_server.mqctl.command import mqctl
+from amqp_server.mqctl.main import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    *(
+        ROOT / name
+        for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "conformance_tests/README.md")
+    ),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+LINK = re.compile(r"\[[^]]+\]\(([^)\s]+)\)")
+
+assert COMMANDS
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them from headings."""
+    plain = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", plain, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links(page: Path) -> None:
+    broken = []
+    for link in LINK.findall(page.read_text()):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+def test_commands_of_mqctl() -> None:
+    told = {
+        (page.name, *found)
+        for page in PAGES
+        for found in re.findall(
+            r"\bmqctl (?:--url \S+ )?(?:-q )?([a-z][a-z_-]+)(?: ([a-z][a-z-]+))?", page.read_text()
+        )
+    }
+    assert {"status", "list_queues", "cluster"} <= {name for _, name, _ in told}
+    unknown = []
+    for page, name, sub in sorted(told):
+        command = mqctl.commands.get(name)
+        if command is None or (sub and isinstance(command, click.Group) and sub not in command.commands):
+            unknown.append((page, name, sub))
+    # "mqctl talks to ..." and its like are no commands.
+    words = {("README.md", "talks")}
+    assert [each for each in unknown if each[:2] not in words] == []
+
+
+def test_paths_of_the_management_api() -> None:
+    paths = {re.sub(r"\{\w+\}", "*", route.path) for route in ROUTES}
+    page = ROOT / "docs" / "operating.md"
+    told = set(re.findall(r"/api/[a-z/-]+[a-z]", page.read_text()))
+    assert len(told) >= 6 and told <= paths
