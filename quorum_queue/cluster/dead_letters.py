@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quorum_queue.cluster import contents
-from quorum_queue.local import DEAD_LETTER_RETRY_MS
+from quorum_queue.dead_lettering import DEAD_LETTER_RETRY_MS
 from quorum_queue.machine import versions
 from quorum_queue.machine.effects import Reason
 from quorum_queue.machine.letters import Letter
