@@ -6,20 +6,22 @@ durable, deliver, confirm (after the sync where something was journalled), dead-
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from quorum_queue.clock import Clock, QueueTime
+from quorum_queue.dead_lettering import DeadLettering
 from quorum_queue.host import DELETED, QueueHost, answer_publishes
 from quorum_queue.machine import codec
-from quorum_queue.machine.effects import Effects, Reason
+from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.machine import Command, Machine, Meta
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.settings import Settings
 from quorum_queue.memory import MemoryBudget
 from quorum_queue.names import NameJournal
 from quorum_queue.pages import Pages
-from quorum_queue.paging import NOTHING_ASKED, RECORD_BYTES_MAX, Paging, parts_of
+from quorum_queue.paging import NOTHING_ASKED, RECORD_BYTES_MAX, parts_of
 from quorum_queue.ports import (
     Commits,
     ConsumerState,
@@ -35,10 +37,6 @@ from quorum_queue.ports import (
 
 #: Runs of messages that expire in one batch.
 EXPIRES_MAX = 100
-#: Dead letters that are sent at once; then the turn may be over.
-LETTERS_MAX = 4
-#: A dead letter that found no taker is tried again after this time.
-DEAD_LETTER_RETRY_MS = 1_000
 
 
 class NodeServices:
@@ -85,7 +83,7 @@ class NodeServices:
         self.pages = Pages()
 
 
-class LocalHost(Paging):
+class LocalHost(DeadLettering):
     """Runs one queue's machine on this node."""
 
     def __init__(
@@ -120,10 +118,10 @@ class LocalHost(Paging):
         self._consumer_count = 0
         #: The batch that is being applied, as long as nobody was answered for its messages.
         self._unanswered: list[Command] = []
-        #: What has died and is not sent yet; whether it is forgotten then, or held until its targets have it.
-        self._dying: list[tuple[Run, Reason, bool, bool]] = []
-        #: Dead letters, by position, whose targets have not answered yet.
         self._letters_sent: dict[int, None] = {}
+        self._letters_waiting = deque()
+        self._letters_asked = self._letters_cold = 0
+        self._letters_under_way = False
         dedup = machine.dedup
         self._names = (
             NameJournal(services.journal, queue_id, dedup) if journalled and dedup is not None else None
@@ -172,8 +170,8 @@ class LocalHost(Paging):
     def apply_pending(self) -> None:
         """Apply all pending commands as one batch and carry out the effects; then what that made pending."""
         self._handed_out = 0
-        if self._dying and not self.ended:
-            self._send_dying()
+        if self._letters_waiting and not self.ended:
+            self._send_waiting_letters()
         while self.pending:
             if self.ended:
                 self._refuse_pending()
@@ -220,7 +218,7 @@ class LocalHost(Paging):
     def close(self) -> None:
         """The queue is deleted, with all that it holds."""
         # What has died was in the queue before it was deleted.
-        self._send_dying(whole=True)
+        self._flush_letters()
         self.ended = "deleted"
         self._release()
         if self.journalled:
@@ -402,79 +400,3 @@ class LocalHost(Paging):
             elif run.seqs.start <= self._spilled_to:
                 services.spill.settle(self.queue_id, run.seqs)
         return wrote
-
-    # -- dead letters ----------------------------------------------------------------------------------------------
-
-    def _send_dead_letters(self, effects: Effects) -> None:
-        """Send them in their order, as many as the turn has time for. Those that are not held until their targets have
-        them are forgotten in the turn that sends them."""
-        settled = {id(run): None for run in effects.settled}
-        sent_here = {id(run): None for run, _ in effects.dead_letters if id(run) in settled}
-        if sent_here:
-            effects.settled = [run for run in effects.settled if id(run) not in sent_here]
-        held = self.machine.dead_lettering if self.holds_dead_letters else {}
-        for run, reason in effects.dead_letters:
-            certain = run.seqs.start in held
-            if certain:
-                self._letters_sent[run.seqs.start] = None
-            self._dying.append((run, reason, id(run) in sent_here, certain))
-        self._send_dying()
-
-    def _send_dying(self, *, whole: bool = False) -> None:
-        """Go on with them, but not in an overdue turn: queues that dead-letter to each other would never end it."""
-        # An answer may come at once, and have commands applied.
-        dying, self._dying = self._dying, []
-        turn, index = self._turn, 0
-        while index < len(dying):
-            if not whole and turn.overdue():
-                turn.later(self, self.apply_pending)
-                break
-            run, reason, forget, certain = dying[index]
-            part = run if len(run.seqs) <= LETTERS_MAX else run.take(LETTERS_MAX)
-            index += part is run
-            self._send_letters(part, reason, certain=certain)
-            if forget and self._forget([part]):
-                self.services.commits.request()
-        if index < len(dying):
-            self._dying = dying[index:] + self._dying
-
-    def _send_letters(self, run: Run, reason: Reason, *, certain: bool) -> None:
-        if run.contents is None and not self._load(run, keep=True):
-            self._letters_sent.pop(run.seqs.start, None)
-            for _, part in self._what_is_left(run):
-                self.services.dead_letters.dead_letter(self.queue, part, reason, None)
-        elif certain:
-            self._send_certainly(run, reason)
-        else:
-            self.services.dead_letters.dead_letter(self.queue, run, reason, None)
-
-    def _send_certainly(self, run: Run, reason: Reason) -> None:
-        """Send a dead letter that is held until its targets have it."""
-        first, last = run.seqs[0], run.seqs[-1]
-
-        def done(taken: bool) -> None:
-            self._letters_sent.pop(first, None)
-            if self.ended:
-                return
-            if taken:
-                self.submit(("dead_lettered", first, last))
-            else:
-                self._wake_later()
-
-        self.services.dead_letters.dead_letter(self.queue, run, reason, done)
-
-    def _retry_dead_letters(self) -> None:
-        for seq, (run, reason) in list(self.machine.dead_lettering.items()):
-            if seq not in self._letters_sent:
-                self._letters_sent[seq] = None
-                self._dying.append((run, reason, False, True))
-        self._send_dying()
-
-    def _wake_later(self) -> None:
-        self._wake_by(self.services.clock.monotonic_ms() + DEAD_LETTER_RETRY_MS)
-
-    def _wake_by(self, at_ms: int) -> None:
-        """Have a timer set for this time of the monotonic clock, or one before it."""
-        if self._wake_at is None or self._wake_at > at_ms:
-            self._wake_at = at_ms
-            self.services.timers.wake(self, at_ms)

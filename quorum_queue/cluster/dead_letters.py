@@ -11,10 +11,10 @@ target that has taken one already only confirms it (see quorum_queue.machine.let
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from quorum_queue.cluster import contents
-from quorum_queue.local import DEAD_LETTER_RETRY_MS
+from quorum_queue.dead_lettering import DEAD_LETTER_RETRY_MS
 from quorum_queue.machine import versions
 from quorum_queue.machine.effects import Reason
 from quorum_queue.machine.letters import Letter
@@ -26,6 +26,16 @@ LOOK_MAX = 1_000
 
 if TYPE_CHECKING:
     from quorum_queue.cluster.group_host import GroupHost
+
+
+class Waiting(NamedTuple):
+    """A dead letter that waits for its body."""
+
+    run: Run
+    reason: Reason
+    places: contents.Places
+    #: The queue holds it until its targets have it.
+    held: bool
 
 
 def send_applied(host: GroupHost, applied: Applied) -> None:
@@ -69,19 +79,50 @@ def _letter(host: GroupHost, seq: int) -> Letter | None:
 
 
 def _send(host: GroupHost, run: Run, reason: Reason, places: contents.Places, *, held: bool) -> None:
-    try:
-        found = contents.find(host, places, lambda: _send(host, run, reason, places, held=held))
-    except contents.BodyGone:
-        return
-    if found is None:
-        return
-    run.contents = found
-    target = host.services.dead_letters
-    if not held:
+    if held:
+        host.dead_letters_sent[run.seqs.start] = None
+    host.dead_letters_waiting.append(Waiting(run, reason, places, held))
+    if len(host.dead_letters_waiting) == 1:
+        send_waiting(host)
+
+
+def begin_to_lead(host: GroupHost) -> None:
+    """Send all that are held: what the last leader has sent may not have arrived."""
+    host.dead_letters_sent.clear()
+    host.dead_letters_waiting = [each for each in host.dead_letters_waiting if not each.held]
+
+
+def send_waiting(host: GroupHost, *, now: bool = False) -> None:
+    """Send the dead letters whose bodies can be read without a wait; all of them if `now`, as the queue goes."""
+    waiting = host.dead_letters_waiting
+    waits = None if now else host.dead_letters_warming.waits
+    while waiting:
+        run, places = waiting[0].run, waiting[0].places
+        try:
+            found = contents.find(host, places, lambda: _go_on(host), waits)
+        except contents.BodyGone:
+            found = None
+        else:
+            if found is None and not now:
+                return
+        letter = waiting.pop(0)
+        if found is not None:
+            run.contents = found
+            _hand_over(host, letter)
+    host.dead_letters_warming.given = {}
+
+
+def _go_on(host: GroupHost) -> None:
+    if not host.ended:
+        send_waiting(host)
+
+
+def _hand_over(host: GroupHost, letter: Waiting) -> None:
+    run, reason, target = letter.run, letter.reason, host.services.dead_letters
+    if not letter.held:
         target.dead_letter(host.queue, run, reason, None)
         return
     seq = run.seqs.start
-    host.dead_letters_sent[seq] = None
 
     def done(taken: bool) -> None:
         if host.ended or not host.group.is_leader:

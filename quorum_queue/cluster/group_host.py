@@ -10,13 +10,13 @@ other nodes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from typing import Any
 
 from quorum_queue.cluster import contents, dead_letters
 from quorum_queue.cluster.deferred_host import DeferredHost, cut
 from quorum_queue.cluster.group import Group
 from quorum_queue.cluster.replicas import Replicas
+from quorum_queue.cluster.warming import WARM_BYTES, Warming, spans
 from quorum_queue.errors import Unreadable
 from quorum_queue.host import Key
 from quorum_queue.local import NodeServices
@@ -33,9 +33,6 @@ from quorum_queue.raft.members import Members
 
 logger = logging.getLogger("mqd.quorum_queue")
 
-#: The disk is asked for the entries of about so many bytes of deliveries at once.
-WARM_BYTES = 1 << 20
-
 
 class GroupHost(DeferredHost):
     """The host of a quorum queue, and the state machine of its group."""
@@ -49,9 +46,10 @@ class GroupHost(DeferredHost):
         "_own",
         "_released",
         "_wake_at",
-        "_warm",
         "_warming",
         "dead_letters_sent",
+        "dead_letters_waiting",
+        "dead_letters_warming",
         "group",
         "queue_id",
         "replica",
@@ -87,14 +85,21 @@ class GroupHost(DeferredHost):
         #: Deliveries that wait for a body which the disk has yet to give, or has lost, and all later ones, with
         #: the places of their bodies.
         self._held: list[tuple[Consumer, Run, int, contents.Places]] = []
-        #: Entries of these that the disk has given, and those that it was asked for.
-        self._warm: dict[int, None] = {}
-        self._warming: dict[int, None] = {}
+        self._warming = Warming(
+            self, lambda: ((run, places) for _, run, _, places in self._held), self._deliver_held
+        )
         self._released: list[int] = []
         #: The leader looks for consumers of nodes that are gone once it has applied this entry.
         self._gone_after = 0
         #: Dead letters on their way to their targets, by position.
         self.dead_letters_sent: dict[int, None] = {}
+        #: Dead letters that wait for a body in the same way, and all later ones.
+        self.dead_letters_waiting: list[dead_letters.Waiting] = []
+        self.dead_letters_warming = Warming(
+            self,
+            lambda: ((each.run, each.places) for each in self.dead_letters_waiting),
+            lambda: dead_letters.send_waiting(self),
+        )
 
     # -- quorum_queue.ports.Host -----------------------------------------------------------------------------------
 
@@ -163,6 +168,9 @@ class GroupHost(DeferredHost):
 
     def _release(self) -> None:
         self._held.clear()
+        if self.ended != "failed":
+            dead_letters.send_waiting(self, now=True)
+        self.dead_letters_waiting.clear()
         self.replicas.bodies.drop_group(self.queue_id)
         if self.ended == "failed":
             self.replicas.stop(self.group)
@@ -244,14 +252,22 @@ class GroupHost(DeferredHost):
 
     def kept(self) -> list[int]:
         pinned = self.replica.locations.pinned()
-        return sorted({*pinned, *self._awaited_entries()}) if self._held else pinned
+        return sorted({*pinned, *self._awaited_entries()}) if self._reads_later else pinned
 
     def wanted(self, index: int) -> bool:
         return index > self.group.core.log.snapshot_index or self.replica.locations.holds(index)
 
+    @property
+    def _reads_later(self) -> bool:
+        """Return whether deliveries or dead letters wait for their bodies."""
+        return bool(self._held or self.dead_letters_waiting)
+
     def _awaited_entries(self) -> dict[int, None]:
-        """The entries of deliveries that are held. What needs no ack is settled already."""
-        return dict.fromkeys(index for *_, places in self._held for index, _ in places)
+        """The entries that deliveries and dead letters wait for. Their messages may be settled already."""
+        awaited = dict.fromkeys(index for *_, places in self._held for index, _ in places)
+        for each in self.dead_letters_waiting:
+            awaited.update(dict.fromkeys(index for index, _ in each.places))
+        return awaited
 
     def kept_in(self, state: bytes) -> list[int]:
         return _restored(state).locations.pinned()
@@ -259,7 +275,7 @@ class GroupHost(DeferredHost):
     def released(self) -> list[int]:
         # `apply` gets them from every entry.
         released, self._released = self._released, []
-        if released and self._held:
+        if released and self._reads_later:
             awaited = self._awaited_entries()
             self._released = [index for index in released if index in awaited]
             released = [index for index in released if index not in awaited]
@@ -352,7 +368,7 @@ class GroupHost(DeferredHost):
         if not self.group.is_leader:
             return
         machine = self.replica.machine
-        self.dead_letters_sent.clear()
+        dead_letters.begin_to_lead(self)
         dead_letters.send_held(self)
         if machine.due_ms is not None:
             self.wake_at(self._due_ms(machine.due_ms))
@@ -495,7 +511,7 @@ class GroupHost(DeferredHost):
         while self._held:
             consumer, run, first_id, places = self._held[0]
             try:
-                found = contents.find(self, places, self._deliver_held, self._waits_for_disk)
+                found = contents.find(self, places, self._deliver_held, self._warming.waits)
             except contents.BodyGone:
                 del self._held[0]
                 if len(places) > 1:
@@ -508,35 +524,11 @@ class GroupHost(DeferredHost):
             del self._held[0]
             run.contents = found
             self._deliver(consumer.key[2:], consumer, run, first_id)
-        if self._warm:
-            self._warm = {}
+        if self._warming.given:
+            self._warming.given = {}
             self._read_ahead()
         if self.pending:
             self._turn.schedule(self)
-
-    def _waits_for_disk(self, index: int) -> bool:
-        """True if an entry cannot be read without a wait: then all that is held is asked for, and waits."""
-        if index in self._warm:
-            return False
-        if not self._warming:
-            wanted: dict[int, None] = {}
-            size = 0
-            for _, run, _, places in self._held:
-                wanted.update(dict.fromkeys(at for at, _ in places))
-                size += run.size
-                if size > WARM_BYTES:
-                    break
-            if self.replicas.store.warm(self.queue_id, _spans(wanted), self._warmed):
-                self._warm = wanted
-                return False
-            self._warming = wanted
-        return True
-
-    def _warmed(self) -> None:
-        """The disk has given what was asked for."""
-        self._warm, self._warming = self._warming, {}
-        if not self.ended:
-            self.replicas.contain(self.group, self._deliver_held)
 
     def _read_ahead(self) -> None:
         """The disk reads what comes next while this is delivered."""
@@ -545,7 +537,7 @@ class GroupHost(DeferredHost):
             find = self.replica.find
             runs = level.paged_out(0, WARM_BYTES)
             ahead = dict.fromkeys(index for run in runs for index, _ in find(run.seqs))
-            self.replicas.store.warm(self.queue_id, _spans(ahead), _nothing)
+            self.replicas.store.warm(self.queue_id, spans(ahead), _nothing)
 
     # -- nodes -----------------------------------------------------------------------------------------------------
 
@@ -585,17 +577,6 @@ def _restored(state: bytes) -> Replica:
 
 
 def _nothing() -> None: ...
-
-
-def _spans(indexes: Iterable[int]) -> list[tuple[int, int]]:
-    """First and last of each row of neighbours."""
-    spans: list[tuple[int, int]] = []
-    for index in sorted(indexes):
-        if spans and spans[-1][1] + 1 == index:
-            spans[-1] = spans[-1][0], index
-        else:
-            spans.append((index, index))
-    return spans
 
 
 def _by_place(

@@ -7,6 +7,7 @@ cancels those of a queue whose node went down, and the queue's home gives their 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +39,7 @@ class RemoteHost(DeferredHost):
         "_session_since",
         "_settings",
         "_stats",
+        "_unconfirmed_barriers",
         "name",
         "queue_id",
     )
@@ -71,6 +73,8 @@ class RemoteHost(DeferredHost):
         #: Called once all sent batches are answered; nothing more is sent meanwhile.
         self._drained: Callable[[], None] | None = None
         self._stats = events.Stats(0, 0, 0, 0)
+        #: Barriers that the home has passed, whose publishes it has not on its disk yet: the last publish before each.
+        self._unconfirmed_barriers: deque[tuple[int, Callable[..., None]]] = deque()
         #: The node that answers at present, while the link to it is up, and the first batch that it got.
         self._session = ""
         self._session_since = 1
@@ -134,6 +138,37 @@ class RemoteHost(DeferredHost):
                 return
             self._session = home
         self._sent(self._last_sent, applied=False)
+
+    def _sent(self, number: int, *, applied: bool) -> None:
+        token = self._last_token
+        self._pending_barriers = [self._confirmed_first(token, done) for done in self._pending_barriers]
+        super()._sent(number, applied=applied)
+
+    def _confirmed_first(self, token: int, done: Callable[..., None]) -> Callable[..., None]:
+        """Return a barrier that also waits until publishes up to this one are answered: a commit needs them on disk."""
+
+        def passed(*why: Refused) -> None:
+            if why or self._first_publish() > token:
+                done(*why)
+            else:
+                self._unconfirmed_barriers.append((token, done))
+
+        return passed
+
+    def _first_publish(self) -> int:
+        """Return the number of the first publish without an answer, or one that is higher than any."""
+        return next(iter(self._publishes), self._last_token + 1)
+
+    def _pass_barriers(self) -> None:
+        barriers = self._unconfirmed_barriers
+        while barriers and self._first_publish() > barriers[0][0]:
+            barriers.popleft()[1]()
+
+    def _refuse_askers(self, why: Refused) -> None:
+        super()._refuse_askers(why)
+        barriers, self._unconfirmed_barriers = self._unconfirmed_barriers, deque()
+        for _, done in barriers:
+            done(why)
 
     def _down(self) -> Refused:
         home = self._home(self._avoid)
@@ -227,3 +262,5 @@ class RemoteHost(DeferredHost):
                 self._look_whether_drained()
             else:
                 raise frames.FrameError(f"an event of kind {kind}")
+        if self._unconfirmed_barriers:
+            self._pass_barriers()

@@ -293,3 +293,85 @@ def test_order_whatever_happens_in_between(seed: int) -> None:
             host.submit(("settle", "c", settled, upto - 1))
             settled = upto
     assert receiver.contents == (numbered(1, sent) if attached else [])
+
+
+@pytest.mark.parametrize("journalled", [True, False])
+def test_dead_letters_wait_for_the_disk_and_publishers_do_not(journalled: bool) -> None:
+    """Messages that a consumer holds have left memory, and are rejected."""
+    node = ColdNode()
+    host = paged_out(node, 6, journalled=journalled, settings=Settings(dead_letter=True))
+    attach(host)
+    node.drain()
+    node.commit()
+    host.page_out(1 << 30)
+    node.commit()
+    node.environment.reader.waiting.clear()
+    assert all(run.contents is None for run in host.machine.consumers.by_key["c"].checkout.runs)
+    publisher = Publisher()
+    host.submit(("discard", "c", 0, 3))
+    assert node.letters.taken == []
+    assert node.asked == 1
+    publish(host, numbered(7, 7), publisher, attributes=PERSISTENT if journalled else TRANSIENT)
+    node.commit()
+    assert publisher.confirms == {1}
+    # What is rejected later, and is in memory, does not overtake them.
+    host.submit(("discard", "c", 6, 6))
+    assert node.letters.taken == []
+    for _ in range(10):
+        node.step()
+    assert [content for content, _ in node.letters.taken] == [*numbered(1, 4), *numbered(7, 7)]
+    host.submit(("settle", "c", 4, 5))
+    node.commit()
+    assert (host.unacked_count, resident_bytes(host), node.services.memory.used) == (0, 0, 0)
+    if journalled:
+        assert node.crash({}).ready_count == 0
+
+
+def test_messages_that_wait_to_be_dead_lettered_survive_a_crash() -> None:
+    node = ColdNode()
+    host = paged_out(node, 4, settings=Settings(dead_letter=True))
+    attach(host)
+    node.drain()
+    node.commit()
+    host.page_out(1 << 30)
+    host.submit(("discard", "c", 0, 1))
+    node.commit()
+    assert node.letters.taken == []
+    assert node.crash({}).ready_count == 4
+
+
+def test_what_a_full_queue_drops_waits_for_the_disk() -> None:
+    node = ColdNode()
+    host = paged_out(node, 8, settings=Settings(dead_letter=True, max_length=8))
+    publish(host, numbered(9, 10))
+    assert node.letters.taken == []
+    node.drain()
+    assert [content for content, _ in node.letters.taken] == numbered(1, 2)
+
+
+def test_what_waits_is_dead_lettered_before_its_queue_goes() -> None:
+    node = ColdNode()
+    host = paged_out(node, 8, settings=Settings(dead_letter=True, max_length=8))
+    publish(host, numbered(9, 10))
+    host.close()
+    assert [content for content, _ in node.letters.taken] == numbered(1, 2)
+    assert node.services.memory.used == 0
+
+
+def test_held_dead_letters_wait_for_the_disk() -> None:
+    node = ColdNode()
+    settings = Settings(dead_letter=True, dead_letter_at_least_once=True)
+    host = paged_out(node, 4, settings=settings)
+    attach(host)
+    node.drain()
+    node.commit()
+    host.page_out(1 << 30)
+    host.submit(("discard", "c", 0, 1))
+    node.wakes.run(1 << 40)
+    assert node.letters.taken == []
+    node.step()
+    node.drain()
+    assert [content for content, _ in node.letters.taken] == numbered(1, 2)
+    assert not host.machine.dead_lettering
+    host.submit(("settle", "c", 2, 3))
+    assert (resident_bytes(host), node.services.memory.used) == (0, 0)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from quorum_queue.local import DEAD_LETTER_RETRY_MS, LocalHost
+from quorum_queue.dead_lettering import DEAD_LETTER_RETRY_MS
+from quorum_queue.local import LocalHost
 
 from ..connection.node import MemoryNode, Peer
 from ..wire.published import message, method

@@ -639,6 +639,28 @@ def test_a_queue_of_a_closed_connection_goes_before_close_ok() -> None:
     scene.finish()
 
 
+def test_a_commit_waits_until_the_home_of_a_queue_has_its_messages_on_disk() -> None:
+    scene = Scene()
+    scene.declare(scene.client("b"), "classic")
+    client = scene.new_client(scene.nodes["a"], transactional=True)
+    client.publish("classic")
+    client.commit()
+    client.node.end_turn()
+    for _ in range(20):
+        for place in scene.network.places():
+            if place in scene.network.places():
+                scene.network.go_on(*place, 8)
+    home = scene.nodes["b"]
+    assert next(iter(home.broker.all_queues())).host.ready_count == 1
+    # No disk has done anything.
+    assert client.asked is not None
+    scene.crash(home, written=False)
+    scene.ticks(30)
+    assert client.asked is None
+    assert "is down or inaccessible" in client.refusals[-1]
+    scene.finish()
+
+
 def test_a_member_by_name_only_is_taken_out_before_the_others() -> None:
     """It has never heard of the queue. Left with one other member, it would keep the queue from changing ever again."""
     scene = Scene()

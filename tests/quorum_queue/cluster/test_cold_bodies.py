@@ -130,3 +130,80 @@ def test_a_queue_that_ends_meanwhile(end: str) -> None:
     else:
         assert received == []
     assert not host._held
+
+
+def freeze(scene: Scene, name: str) -> Callable[[], None]:
+    """The disk of a node gives what it is asked for when the test says so; return what says that."""
+    node: Any = scene.nodes[name]
+    step = node.step_read
+    node.replicas.bodies.drop_group(scene.group_id)
+    node.slow_reads = 1.0
+    node.step_read = lambda: False
+
+    def thaw() -> None:
+        node.step_read = step
+        scene.work(3)
+
+    return thaw
+
+
+def letters(scene: Scene) -> list[int]:
+    """Return how often each dead letter came to its queue."""
+    return [len(seqs) for seqs in scene.ledgers["dead"].accepted.values()]
+
+
+def test_dead_letters_wait_for_the_disk_and_publishers_do_not() -> None:
+    scene = Scene("short", more=("dead",))
+    publisher, of_other = scene.publisher("a"), scene.publisher("b", "dead")
+    for _ in range(6):
+        scene.publish("a", publisher, size=SIZE)
+        scene.settle()
+    thaw = freeze(scene, "a")
+    # The queue takes 6, so some are dropped, and the log is cut behind them.
+    for _ in range(40):
+        scene.publish("a", publisher)
+        scene.work(1)
+    assert not publisher.waiting
+    assert letters(scene) == []
+    scene.publish("b", of_other, queue="dead")
+    scene.work(2)
+    assert not of_other.waiting
+    thaw()
+    scene.settle()
+    assert letters(scene) == [1] * 41
+    scene.finish()
+
+
+def test_held_dead_letters_wait_for_the_disk_and_come_once() -> None:
+    scene = Scene("few", more=("dead",))
+    publisher = scene.publisher("a")
+    scene.publish("a", publisher, 3, size=SIZE)
+    scene.settle()
+    holder = scene.consume("b")
+    scene.work(2)
+    thaw = freeze(scene, "a")
+    scene.settle_all(holder, "discard")
+    scene.work(40)
+    assert letters(scene) == []
+    thaw()
+    scene.settle()
+    assert letters(scene) == [1] * 3
+    scene.finish()
+
+
+def test_a_new_leader_sends_held_dead_letters_that_the_last_one_waited_with() -> None:
+    scene = Scene("few", more=("dead",))
+    publisher = scene.publisher("a")
+    scene.publish("a", publisher, 3, size=SIZE)
+    scene.settle()
+    holder = scene.consume("b")
+    scene.work(2)
+    thaw = freeze(scene, "a")
+    scene.settle_all(holder, "discard")
+    scene.work(2)
+    scene.elect("c")
+    scene.work(20)
+    assert letters(scene) == [1] * 3
+    thaw()
+    scene.settle()
+    scene.finish()

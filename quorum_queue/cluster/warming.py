@@ -1,0 +1,70 @@
+"""Bodies that one reader of a quorum queue wants next, asked of the disk ahead, so that nobody waits for the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from quorum_queue.cluster.contents import Places
+from quorum_queue.machine.run import Run
+
+if TYPE_CHECKING:
+    from quorum_queue.cluster.group_host import GroupHost
+
+#: The disk is asked for the entries of about so many bytes of bodies at once.
+WARM_BYTES = 1 << 20
+
+
+class Warming:
+    """The entries that the disk has given, and those that it was asked for."""
+
+    __slots__ = ("_asked", "_go_on", "_host", "_wanted", "given")
+
+    def __init__(
+        self,
+        host: GroupHost,
+        wanted: Callable[[], Iterable[tuple[Run, Places]]],
+        go_on: Callable[[], None],
+    ) -> None:
+        """`wanted` returns what is read next, in order; `go_on` reads it."""
+        self._host = host
+        self._wanted = wanted
+        self._go_on = go_on
+        self.given: dict[int, None] = {}
+        self._asked: dict[int, None] = {}
+
+    def waits(self, index: int) -> bool:
+        """True if an entry cannot be read without a wait: then all that is wanted next is asked for, and waits."""
+        if index in self.given:
+            return False
+        if not self._asked:
+            wanted: dict[int, None] = {}
+            size = 0
+            for run, places in self._wanted():
+                wanted.update(dict.fromkeys(at for at, _ in places))
+                size += run.size
+                if size > WARM_BYTES:
+                    break
+            host = self._host
+            if host.replicas.store.warm(host.queue_id, spans(wanted), self._warmed):
+                self.given = wanted
+                return False
+            self._asked = wanted
+        return True
+
+    def _warmed(self) -> None:
+        """The disk has given what was asked for."""
+        self.given, self._asked = self._asked, {}
+        if not self._host.ended:
+            self._host.replicas.contain(self._host.group, self._go_on)
+
+
+def spans(indexes: Iterable[int]) -> list[tuple[int, int]]:
+    """First and last of each row of neighbours."""
+    found: list[tuple[int, int]] = []
+    for index in sorted(indexes):
+        if found and found[-1][1] + 1 == index:
+            found[-1] = found[-1][0], index
+        else:
+            found.append((index, index))
+    return found

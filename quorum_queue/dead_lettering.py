@@ -1,0 +1,162 @@
+"""Dead letters of a queue on this node.
+
+Their bodies may have left memory. Then they wait until the disk can give them without a wait, all later ones wait
+behind them, and their records stay: so a letter and its message never leave the disk in different commits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from quorum_queue import paging
+from quorum_queue.machine.effects import Effects, Reason
+from quorum_queue.machine.run import Run
+from quorum_queue.paging import Paging
+
+#: Dead letters that are sent at once; then the turn may be over.
+LETTERS_MAX = 4
+#: A dead letter that found no taker is tried again after this time.
+DEAD_LETTER_RETRY_MS = 1_000
+
+
+class WaitingLetters(NamedTuple):
+    """Messages that have died and are not sent yet."""
+
+    run: Run
+    reason: Reason
+    #: The messages leave the queue when they are sent.
+    leave: bool
+    #: They are held until their targets have them.
+    held: bool
+
+
+class DeadLettering(Paging):
+    """The part of a host that sends dead letters."""
+
+    #: Held dead letters, by position, that wait to be sent or whose targets have not answered yet.
+    _letters_sent: dict[int, None]
+    #: Dead letters that wait for the disk or for a later turn, in order.
+    _letters_waiting: deque[WaitingLetters]
+    #: So many of the first of them can be read without a wait, once no store has any of these to read.
+    _letters_asked: int
+    _letters_cold: int
+    _letters_under_way: bool
+    _wake_at: int | None
+
+    def _send_dead_letters(self, effects: Effects) -> None:
+        """Send them in their order. Those that are not held until their targets have them leave the queue then."""
+        settled = {id(run) for run in effects.settled}
+        leaving = {id(run) for run, _ in effects.dead_letters if id(run) in settled}
+        effects.settled = [run for run in effects.settled if id(run) not in leaving]
+        held = self.machine.dead_lettering if self.holds_dead_letters else {}
+        for run, reason in effects.dead_letters:
+            is_held = run.seqs.start in held
+            if is_held:
+                self._letters_sent[run.seqs.start] = None
+            self._letters_waiting.append(WaitingLetters(run, reason, id(run) in leaving, is_held))
+        self._send_waiting_letters()
+
+    def _send_waiting_letters(self) -> None:
+        """Send as many as can be read without a wait, but not in an overdue turn: queues that send each other dead
+        letters would never end it."""
+        if self._letters_under_way:
+            # An answer came at once, and had commands applied.
+            return
+        self._letters_under_way = True
+        wrote = False
+        try:
+            while self._letters_waiting and self._letters_are_at_hand():
+                if self._turn.overdue():
+                    self._turn.later(self, self.apply_pending)
+                    break
+                wrote = self._send_next() or wrote
+        finally:
+            self._letters_under_way = False
+        if wrote:
+            self.services.commits.request()
+
+    def _send_next(self) -> bool:
+        """Send the first few that wait; say whether the journal was written."""
+        run, reason, leave, held = self._letters_waiting[0]
+        if len(run.seqs) > LETTERS_MAX:
+            run = run.take(LETTERS_MAX)
+        else:
+            self._letters_waiting.popleft()
+            self._letters_asked -= 1
+        if held and run.seqs.start not in self.machine.dead_lettering:
+            # The disk has lost it.
+            self._letters_sent.pop(run.seqs.start, None)
+            return False
+        self._send_letters(run, reason, held=held)
+        return leave and self._forget([run])
+
+    def _letters_are_at_hand(self) -> bool:
+        if self._letters_cold:
+            return False
+        if self._letters_asked > 0:
+            return True
+        runs: list[Run] = []
+        self._letters_asked = size = 0
+        for run, *_ in self._letters_waiting:
+            self._letters_asked += 1
+            size += run.size
+            if run.contents is None:
+                runs.append(run)
+            if size >= paging.READ_AHEAD_BYTES:
+                break
+        self._letters_cold = self._ask(runs, self._letters_came)
+        return not self._letters_cold
+
+    def _letters_came(self) -> None:
+        """The disk has given what was asked for."""
+        self._letters_cold -= 1
+        if not self._letters_cold and not self.ended:
+            self._turn.schedule(self)
+
+    def _flush_letters(self) -> None:
+        """Send all that wait: the queue goes."""
+        while self._letters_waiting:
+            self._send_next()
+
+    def _send_letters(self, run: Run, reason: Reason, *, held: bool) -> None:
+        if run.contents is None and not self._load(run, keep=True):
+            self._letters_sent.pop(run.seqs.start, None)
+            for _, part in self._what_is_left(run):
+                self.services.dead_letters.dead_letter(self.queue, part, reason, None)
+        elif held:
+            self._send_certainly(run, reason)
+        else:
+            self.services.dead_letters.dead_letter(self.queue, run, reason, None)
+
+    def _send_certainly(self, run: Run, reason: Reason) -> None:
+        """Send a dead letter that is held until its targets have it."""
+        first, last = run.seqs[0], run.seqs[-1]
+
+        def done(taken: bool) -> None:
+            self._letters_sent.pop(first, None)
+            if self.ended:
+                return
+            if taken:
+                self.submit(("dead_lettered", first, last))
+            else:
+                self._wake_by(self.services.clock.monotonic_ms() + DEAD_LETTER_RETRY_MS)
+
+        self.services.dead_letters.dead_letter(self.queue, run, reason, done)
+
+    def _retry_dead_letters(self) -> None:
+        for seq, (run, reason) in list(self.machine.dead_lettering.items()):
+            if seq not in self._letters_sent:
+                self._letters_sent[seq] = None
+                self._letters_waiting.append(WaitingLetters(run, reason, leave=False, held=True))
+        self._send_waiting_letters()
+
+    def _wake_by(self, at_ms: int) -> None:
+        """Have a timer set for this time of the monotonic clock, or one before it."""
+        if self._wake_at is None or self._wake_at > at_ms:
+            self._wake_at = at_ms
+            self.services.timers.wake(self, at_ms)
+
+    def _forget(self, settled: list[Run]) -> bool:
+        """Delete the entries of settled messages and give their memory back; say whether the journal was written."""
+        raise NotImplementedError
