@@ -14,7 +14,11 @@ class FailedHost(QueueHost):
 
     __slots__ = ("_drop", "_settings", "_why")
 
-    ready_count = ready_bytes = unacked_count = consumer_count = resident_bytes = 0
+    ready_count = 0
+    ready_bytes = 0
+    unacked_count = 0
+    consumer_count = 0
+    resident_bytes = 0
 
     def __init__(
         self, queue: Hosted, turn: Turn, settings: Settings, why: str, drop: Callable[[], None]

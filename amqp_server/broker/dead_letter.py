@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from amqp_server.broker.queue import Queue
 from amqp_server.wire import content, tables
@@ -197,8 +197,8 @@ def _enqueue(
 class Death(NamedTuple):
     """One entry of x-death. A client may have sent it, so its fields may be anything."""
 
-    queue: object
-    reason: object
+    queue: Any
+    reason: Any
     times: int
     #: The entry as it came, its length in front.
     table: bytes

@@ -15,9 +15,8 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Any
 
-import msgspec
-
 from quorum_queue.machine.settings import Settings
+from quorum_queue.machine.states import DedupState
 
 #: A producer that sent nothing for this long is forgotten.
 PRODUCER_IDLE_MS = 7 * 24 * 3_600_000
@@ -84,14 +83,6 @@ class Sequence:
 
 #: The names of the messages of a run.
 Names = list[bytes | None] | Sequence
-
-
-class DedupState(msgspec.Struct, array_like=True):
-    """The whole state, oldest first."""
-
-    ids: list[tuple[bytes, int]]
-    #: producer, highest sequence, last used
-    producers: list[tuple[bytes, int, int]]
 
 
 class Dedup:

@@ -14,18 +14,10 @@ import msgspec
 
 from quorum_queue.machine.arrays import packed, unpacked
 from quorum_queue.machine.codec import CodecError
+from quorum_queue.machine.states import LocationsState
 
 #: Spans of released entries are removed when there are this many, and at least as many as the others.
 SWEEP_SPANS_MIN = 64
-
-
-class _State(msgspec.Struct, array_like=True):
-    firsts: bytes
-    counts: bytes
-    entries: bytes
-    ordinals: bytes
-    pinned: bytes
-    live: bytes
 
 
 #: The columns and counts of a queue that has never held a message; thousands may share them. Never written
@@ -165,14 +157,14 @@ class Locations:
         pinned = self.pinned()
         live = [self._live[entry] for entry in pinned]
         columns = (*self._kept(), array("q", pinned), array("q", live))
-        return msgspec.msgpack.encode(_State(*map(packed, columns)))
+        return msgspec.msgpack.encode(LocationsState(*map(packed, columns)))
 
     @classmethod
     def restore(cls, data: bytes) -> Locations:
         """Raises CodecError."""
         locations = cls()
         try:
-            state = msgspec.msgpack.decode(data, type=_State)
+            state = msgspec.msgpack.decode(data, type=LocationsState)
             if not (
                 state.firsts or state.counts or state.entries or state.ordinals or state.pinned or state.live
             ):

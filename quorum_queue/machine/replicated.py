@@ -28,6 +28,7 @@ from quorum_queue.machine.locations import Locations
 from quorum_queue.machine.machine import Machine, Meta
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.settings import Settings
+from quorum_queue.machine.states import ReplicaState
 
 #: (node, incarnation)
 Member = tuple[str, int]
@@ -92,16 +93,6 @@ class Applied:
         self.used = False
         #: The leader proposes a tick at this time (ms).
         self.wake_at: int | None = None
-
-
-class _State(msgspec.Struct, array_like=True):
-    version: int
-    applied: int
-    now_ms: int
-    batches: list[tuple[str, int, int]]
-    locations: bytes
-    machine: bytes
-    gap: list[str] | None = None
 
 
 class Replica:
@@ -228,7 +219,7 @@ class Replica:
     def snapshot(self) -> bytes:
         """Return everything but bodies. A restore also needs the entries that `locations.pinned()` names."""
         batches = [(node, last[0], last[1]) for node, last in sorted(self.batches.items())]
-        state = _State(
+        state = ReplicaState(
             self.machine.version,
             self.applied,
             self.now_ms,
@@ -243,7 +234,7 @@ class Replica:
     def restore(cls, data: bytes | memoryview) -> Replica:
         """Build a replica from what `snapshot` returned. Raises CodecError."""
         try:
-            state = msgspec.msgpack.decode(data, type=_State)
+            state = msgspec.msgpack.decode(data, type=ReplicaState)
         except msgspec.MsgspecError as error:
             raise CodecError(f"no snapshot of a replica: {error}") from error
         snapshot.check_version(state.version)

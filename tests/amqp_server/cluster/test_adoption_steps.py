@@ -34,11 +34,12 @@ from quorum_queue.cluster.state import unpack_state
 from quorum_queue.local import LocalHost
 from quorum_queue.machine import codec
 from quorum_queue.machine.consumers import Consumer
-from quorum_queue.machine.dedup import DedupState, id_of
+from quorum_queue.machine.dedup import id_of
 from quorum_queue.machine.entries import decode_entry
 from quorum_queue.machine.machine import Machine
 from quorum_queue.machine.replicated import Replica
 from quorum_queue.machine.run import Attributes, Run
+from quorum_queue.machine.states import DedupState
 from quorum_queue.raft.members import Members
 from tests import turns
 from tests.clocks import ManualClock
