@@ -59,7 +59,7 @@ class Channel:
         self.tx: Transaction | None = None
         #: Prefetch of consumers to come (basic.qos global=false).
         self.prefetch = 0
-        self.window = ChannelWindow()
+        self.window = ChannelWindow(self)
         self.assembly: Assembly | None = None
         #: Name of the queue declared last, for methods that leave the name out.
         self.last_queue = ""
@@ -129,10 +129,8 @@ class Channel:
             host = holder.queue.host
             host.pending.append((verb, holder.key, low, high))
             scheduled[host] = None
-        if self.window.limit:
-            # Room in the window is room for all consumers of the channel, on whatever queue.
-            for subscription in self.subscriptions.values():
-                subscription.queue.host.submit(("tick",))
+        if self.window.limit and pieces:
+            self.window.offer()
 
     # -- end -------------------------------------------------------------------------------------------------------
 

@@ -74,6 +74,8 @@ class Subscription:
         """The queue was deleted: tell the client, if it can be told."""
         channel = self.channel
         known = channel.subscriptions.pop(self.tag, None) is not None
+        # What it held of the channel's window is free.
+        channel.window.offer()
         # A client that still waits for consume-ok gets an error instead.
         if known and self.attached and channel.connection.client.can("consumer_cancel_notify"):
             channel.send(commands.Basic.Cancel(self.tag, True))
