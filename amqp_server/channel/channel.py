@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pamqp import base
+from pamqp import base, commands
 
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.reply import ReplyHost
@@ -61,6 +61,9 @@ class Channel:
         self.prefetch = 0
         self.window = ChannelWindow(self)
         self.assembly: Assembly | None = None
+        #: The queue that this channel is deleting, and its consumers here, which are told after delete-ok.
+        self.deleting: Queue | None = None
+        self._cancelled: list[str] = []
         #: Name of the queue declared last, for methods that leave the name out.
         self.last_queue = ""
         #: The consumer of direct replies and its tag.
@@ -142,6 +145,20 @@ class Channel:
     def forget(self, subscription: Subscription) -> None:
         self.subscriptions.pop(subscription.tag, None)
         subscription.queue.subscriptions.pop(subscription.key, None)
+
+    def cancelled_by_broker(self, subscription: Subscription) -> None:
+        """Tell the client that a consumer is gone, but nothing before the delete-ok that it waits for."""
+        if subscription.queue is self.deleting:
+            self._cancelled.append(subscription.tag)
+        else:
+            self.send(commands.Basic.Cancel(subscription.tag, True))
+
+    def deleted(self) -> None:
+        """The client has its answer."""
+        self.deleting = None
+        tags, self._cancelled = self._cancelled, []
+        for tag in tags:
+            self.send(commands.Basic.Cancel(tag, True))
 
     def close(self) -> None:
         """Return what is unacked, drop what is not committed, and detach all consumers."""

@@ -36,7 +36,7 @@ def filled(peer: Peer, *queues: str, count: int = 100, no_ack: bool = False) -> 
 def called(peer: Peer, *methods: base.Frame) -> list[str]:
     """Consumer tags of the deliveries that come."""
     deliveries = [each.method for _, each in peer.call(1, *methods) if isinstance(each, Delivery)]
-    return [each.consumer_tag for each in deliveries if isinstance(each, Basic.Deliver)]
+    return [str(each.consumer_tag) for each in deliveries if isinstance(each, Basic.Deliver)]
 
 
 def acks(*tags: int) -> list[base.Frame]:
