@@ -27,7 +27,7 @@ from typing import Any, Protocol
 from quorum_queue.boundary import Boundary, Unit
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.run import Run
-from quorum_queue.ports import Recipient, Sink
+from quorum_queue.ports import Sink
 
 
 class Commits(Protocol):
@@ -44,6 +44,12 @@ class Session(Unit, Protocol):
 
     def go_on(self) -> None:
         """The session waited for an answer and has it now."""
+
+
+class Scheduled(Unit, Protocol):
+    """Mostly the host of a queue."""
+
+    def apply_pending(self) -> None: ...
 
 
 class Gatherer(Protocol):
@@ -155,7 +161,7 @@ class Turn:
         self._left: dict[Unit, Callable[[], object]] = {}
         self._running = self._applying = False
         #: Hosts with pending commands. Within a turn they may be put here without `schedule`.
-        self.scheduled: dict[Recipient, None] = {}
+        self.scheduled: dict[Scheduled, None] = {}
         #: Sessions that waited for an answer and have got it.
         self._answered: dict[Session, None] = {}
         self._gatherers: dict[Gatherer, None] = {}
@@ -165,7 +171,7 @@ class Turn:
     # -- scheduling work
     # -------------------------------------------------------------------------------------------
 
-    def schedule(self, host: Recipient) -> None:
+    def schedule(self, host: Scheduled) -> None:
         """Apply the pending commands of a host in this turn, or in one soon."""
         self.scheduled[host] = None
         if not self._running:
@@ -348,6 +354,7 @@ __all__ = [
     "Gatherer",
     "NoPeers",
     "Peers",
+    "Scheduled",
     "Sender",
     "Session",
     "Turn",

@@ -300,6 +300,42 @@ def test_a_deleted_queue_cancels_the_deleters_own_consumer(raw: Raw, queue: str)
     assert cancel.consumer_tag == "t"
 
 
+@pytest.mark.parametrize("queue_type", ["classic", "quorum"])
+def test_on_the_deleters_channel_the_cancel_follows_delete_ok(raw: Raw, name: Name, queue_type: str) -> None:
+    """A client that waits for delete-ok takes whatever comes before it for the answer."""
+    client = raw()
+    queue = name("q")
+    arguments: dict[str, Any] = {"x-queue-type": queue_type}
+    client.call(
+        commands.Queue.Declare(queue=queue, durable=True, arguments=arguments), commands.Queue.DeclareOk
+    )
+    for tag in ("a", "b"):
+        client.call(Basic.Consume(queue=queue, consumer_tag=tag), Basic.ConsumeOk)
+    client.call(commands.Queue.Delete(queue=queue), commands.Queue.DeleteOk)
+    assert {str(client.read(Basic.Cancel).consumer_tag) for _ in "ab"} == {"a", "b"}
+    client.declare()
+
+
+def test_a_delete_without_an_answer_cancels_too(raw: Raw, queue: str) -> None:
+    client = raw()
+    client.call(Basic.Consume(queue=queue, consumer_tag="t"), Basic.ConsumeOk)
+    client.send_method(commands.Queue.Delete(queue=queue, nowait=True))
+    assert client.read(Basic.Cancel).consumer_tag == "t"
+
+
+def test_a_refused_delete_cancels_nothing(raw: Raw, queue: str) -> None:
+    client = raw().open_channel(2)
+    client.call(Basic.Consume(queue=queue, consumer_tag="t"), Basic.ConsumeOk, 2)
+    client.send_method(commands.Queue.Delete(queue=queue, if_unused=True), 2)
+    client.expect_channel_close(406, "in use", 2)
+    client.call(Basic.Consume(queue=queue, consumer_tag="u"), Basic.ConsumeOk)
+    client.publish(b"m", routing_key=queue)
+    assert client.read_content().body == b"m"
+    client.send_method(commands.Queue.Delete(queue=queue))
+    client.read(commands.Queue.DeleteOk)
+    assert client.read(Basic.Cancel).consumer_tag == "u"
+
+
 def test_no_cancel_for_a_client_that_did_not_announce_it(ch: BlockingChannel, raw: Raw, queue: str) -> None:
     client, told = raw(capabilities={"consumer_cancel_notify": False}), raw()
     for each in (client, told):

@@ -11,7 +11,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from conformance_tests.conftest import Connect, Name, Raw
 from conformance_tests.expect import expect_channel_close
-from conformance_tests.inbox import Inbox, drain, get, numbered, publish, sync
+from conformance_tests.inbox import Inbox, drain, get, numbered, publish, sync, wait_get
 from conformance_tests.wire import BODY, HEADER, decode_header, header_payload
 
 Basic = commands.Basic
@@ -264,6 +264,21 @@ def test_direct_reply_to_on_the_same_channel(ch: BlockingChannel, queue: str) ->
     assert question is not None
     publish(ch, question.properties.reply_to, b"answer")
     assert replies.bodies(1) == [b"answer"]
+
+
+@pytest.mark.parametrize("copy", ["queue", "reply"])
+def test_a_direct_reply_with_copies(ch: BlockingChannel, queue: str, copy: str) -> None:
+    """Queues and clients that wait for replies may be named together."""
+    replies = Inbox(ch, REPLY_TO, auto_ack=True)
+    publish(ch, queue, b"question", reply_to=REPLY_TO)
+    question = get(ch, queue)
+    assert question is not None
+    keys = [question.properties.reply_to, queue]
+    first, second = keys if copy == "queue" else reversed(keys)
+    publish(ch, first, b"answer", headers={"CC": [second]})
+    assert replies.bodies(1) == [b"answer"]
+    kept = wait_get(ch, queue)
+    assert kept.body == b"answer"
 
 
 def test_reply_consumer_must_not_acknowledge(ch: BlockingChannel) -> None:

@@ -7,7 +7,7 @@ from pamqp import commands
 from pika.adapters.blocking_connection import BlockingChannel
 
 from conformance_tests.conftest import Name, Raw
-from conformance_tests.inbox import Inbox, get, numbered, publish
+from conformance_tests.inbox import Inbox, depth, get, numbered, publish, pump_until
 
 
 def filled(ch: BlockingChannel, name: Name, count: int) -> str:
@@ -158,3 +158,81 @@ def test_prefetch_size_is_refused(raw: Raw) -> None:
     client = raw()
     client.send_method(commands.Basic.Qos(prefetch_size=1000))
     client.expect_connection_close(540, r"NOT_IMPLEMENTED - prefetch_size!=0 \(1000\)", (60, 10))
+
+
+# --- global prefetch: whose turn it is ---
+
+
+@pytest.mark.parametrize("step", [1, 5, 10])
+def test_queues_share_a_global_prefetch(ch: BlockingChannel, name: Name, step: int) -> None:
+    """No queue takes all the room that comes free: each of three gets some of a hundred."""
+    queues = [filled(ch, name, 100) for _ in range(3)]
+    ch.basic_qos(prefetch_count=10, global_qos=True)
+    inboxes = [Inbox(ch, queue) for queue in queues]
+    for done in range(step, 101, step):
+        wait_for_deliveries(ch, inboxes, min(done + 10 - step, 300))
+        tag = max(delivery.tag for inbox in inboxes for delivery in inbox.deliveries)
+        assert tag >= done
+        ch.basic_ack(done, multiple=True)
+    assert all(len(inbox.deliveries) >= 10 for inbox in inboxes), [len(i.deliveries) for i in inboxes]
+
+
+def wait_for_deliveries(ch: BlockingChannel, inboxes: list[Inbox], count: int) -> None:
+    pump_until(ch, lambda: sum(len(inbox.deliveries) for inbox in inboxes) >= count)
+
+
+def test_a_queue_that_has_nothing_takes_no_turn(ch: BlockingChannel, name: Name) -> None:
+    empty, full = filled(ch, name, 0), filled(ch, name, 50)
+    ch.basic_qos(prefetch_count=1, global_qos=True)
+    nobody, inbox = Inbox(ch, empty), Inbox(ch, full)
+    for number in range(50):
+        delivery = inbox.one()
+        assert delivery.body == b"%d" % number
+        ch.basic_ack(delivery.tag)
+    nobody.nothing_more(0.1)
+
+
+def test_a_consumer_without_acks_waits_for_a_full_global_prefetch(ch: BlockingChannel, name: Name) -> None:
+    acked, free = filled(ch, name, 5), filled(ch, name, 5)
+    ch.basic_qos(prefetch_count=2, global_qos=True)
+    held = Inbox(ch, acked).take(2)
+    unacked = Inbox(ch, free, auto_ack=True)
+    unacked.nothing_more()
+    assert depth(ch, free) == 5
+    ch.basic_ack(held[-1].tag, multiple=True)
+    unacked.take(1)
+
+
+def test_a_consumer_without_acks_takes_no_room(ch: BlockingChannel, name: Name) -> None:
+    acked, free = filled(ch, name, 3), filled(ch, name, 20)
+    ch.basic_qos(prefetch_count=3, global_qos=True)
+    assert Inbox(ch, free, auto_ack=True).bodies(20) == numbered(20)
+    Inbox(ch, acked).take(3)
+
+
+def test_messages_published_to_a_consumer_without_acks_wait_too(ch: BlockingChannel, name: Name) -> None:
+    acked, free = filled(ch, name, 1), filled(ch, name, 0)
+    ch.basic_qos(prefetch_count=1, global_qos=True)
+    held = Inbox(ch, acked).one()
+    unacked = Inbox(ch, free, auto_ack=True)
+    publish(ch, free, *numbered(3))
+    unacked.nothing_more()
+    ch.basic_ack(held.tag)
+    assert unacked.bodies(3) == numbered(3)
+
+
+@pytest.mark.parametrize("how", ["nack", "recover", "lift"])
+def test_room_comes_free_for_all(ch: BlockingChannel, name: Name, how: str) -> None:
+    first, second = filled(ch, name, 2), filled(ch, name, 2)
+    ch.basic_qos(prefetch_count=2, global_qos=True)
+    got, waiting = Inbox(ch, first), Inbox(ch, second)
+    held = got.take(2)
+    waiting.nothing_more()
+    if how == "nack":
+        ch.basic_nack(held[-1].tag, multiple=True, requeue=False)
+    elif how == "recover":
+        ch.basic_cancel(got.tag)
+        ch.basic_recover(requeue=True)
+    else:
+        ch.basic_qos(prefetch_count=0, global_qos=True)
+    assert waiting.bodies(2) == numbered(2)

@@ -9,6 +9,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from conformance_tests.conftest import Name, Raw
 from conformance_tests.expect import expect_channel_close
 from conformance_tests.inbox import Inbox, drain, get, numbered, publish, sync, wait_drain, wait_get
+from conformance_tests.wire import RawClient, method_bytes
 
 Basic, Tx = commands.Basic, commands.Tx
 
@@ -269,3 +270,143 @@ def test_a_queue_deleted_before_its_deliveries_are_settled(
     publish(tx, other, b"result")
     tx.tx_commit()
     assert drain(ch, other) == [b"result"]
+
+
+# --- mandatory ---
+
+
+def expect_returned(client: RawClient, *bodies: bytes) -> None:
+    for body in bodies:
+        returned = client.read_content(Basic.Return)
+        assert isinstance(returned.method, Basic.Return)
+        assert (returned.method.reply_code, returned.method.reply_text) == (312, "NO_ROUTE")
+        assert returned.body == body
+
+
+def test_mandatory_without_a_route_comes_back_at_commit(raw: Raw) -> None:
+    client = raw()
+    client.call(Tx.Select(), Tx.SelectOk)
+    client.publish(b"1", routing_key="no-such-queue", mandatory=True)
+    client.publish(b"2", routing_key="no-such-queue", mandatory=True)
+    client.expect_answer_first()
+    client.send_method(Tx.Commit())
+    expect_returned(client, b"1", b"2")
+    client.read(Tx.CommitOk)
+
+
+def test_mandatory_rolled_back_does_not_come_back(raw: Raw) -> None:
+    client = raw()
+    client.call(Tx.Select(), Tx.SelectOk)
+    client.publish(b"1", routing_key="no-such-queue", mandatory=True)
+    client.call(Tx.Rollback(), Tx.RollbackOk)
+    client.call(Tx.Commit(), Tx.CommitOk)
+
+
+@pytest.mark.parametrize("exchange", ["", "amq.direct", "amq.headers"])
+def test_mandatory_to_a_queue_deleted_before_the_commit(raw: Raw, name: Name, exchange: str) -> None:
+    client = raw().open_channel(2)
+    queue = client.declare(name("q"), channel=2)
+    if exchange:
+        bind = commands.Queue.Bind(queue=queue, exchange=exchange, routing_key=queue)
+        client.call(bind, commands.Queue.BindOk, 2)
+    client.call(Tx.Select(), Tx.SelectOk)
+    client.publish(b"m", exchange=exchange, routing_key=queue, mandatory=True)
+    client.expect_answer_first()
+    client.call(commands.Queue.Delete(queue=queue), commands.Queue.DeleteOk, 2)
+    client.send_method(Tx.Commit())
+    expect_returned(client, b"m")
+    client.read(Tx.CommitOk)
+
+
+def test_mandatory_among_others_to_a_queue_deleted_before_the_commit(raw: Raw, name: Name) -> None:
+    """Each comes back by itself, with its own key, whatever was published with it."""
+    client = raw().open_channel(2)
+    queue, exchange = client.declare(name("q"), channel=2), name("x")
+    declare = commands.Exchange.Declare(exchange=exchange, exchange_type="topic")
+    client.call(declare, commands.Exchange.DeclareOk, 2)
+    bind = commands.Queue.Bind(queue=queue, exchange=exchange, routing_key="#")
+    client.call(bind, commands.Queue.BindOk, 2)
+    client.call(Tx.Select(), Tx.SelectOk)
+    published = b"".join(
+        client.publish_bytes(key.encode(), exchange=exchange, routing_key=key, mandatory=mandatory)
+        for key, mandatory in [("a", False), ("b", True), ("c", True), ("d", False), ("e", True)]
+    ) + client.publish_bytes(b"f", routing_key=queue, mandatory=True)
+    # Once more: a broker may know the way by then, and take them together.
+    for _ in range(2):
+        client.call(Tx.Commit(), Tx.CommitOk)
+        client.send(published)
+    client.expect_answer_first()
+    client.call(commands.Queue.Delete(queue=queue), commands.Queue.DeleteOk, 2)
+    client.send_method(Tx.Commit())
+    returned = [client.read_content(Basic.Return) for _ in range(4)]
+    keys = [(content.method.exchange, content.method.routing_key, content.body) for content in returned]  # type: ignore[attr-defined]
+    assert keys == [(exchange, "b", b"b"), (exchange, "c", b"c"), (exchange, "e", b"e"), ("", queue, b"f")]
+    client.read(Tx.CommitOk)
+
+
+def test_a_cc_that_comes_before_the_commit(raw: Raw, name: Name) -> None:
+    """The default exchange leads to names, whether there are such queues or not."""
+    client = raw().open_channel(2)
+    first, second = name("q"), name("q")
+    client.declare(first, channel=2)
+    client.call(Tx.Select(), Tx.SelectOk)
+    properties = Basic.Properties(headers={"CC": [second]})
+    client.publish(b"m", routing_key=first, properties=properties)
+    client.expect_answer_first()
+    client.declare(second, channel=2)
+    client.call(Tx.Commit(), Tx.CommitOk)
+    for queue in (first, second):
+        client.send_method(Basic.Get(queue=queue, no_ack=True), 2)
+        assert client.read_content(Basic.GetOk, 2).body == b"m"
+
+
+def test_mandatory_to_a_queue_deleted_in_the_same_read_as_the_commit(raw: Raw, name: Name) -> None:
+    client = raw().open_channel(2)
+    queue = client.declare(name("q"), channel=2)
+    client.call(Tx.Select(), Tx.SelectOk)
+    client.publish(b"m", routing_key=queue, mandatory=True)
+    client.expect_answer_first()
+    client.call(commands.Queue.Delete(queue=queue, nowait=False), commands.Queue.DeleteOk, 2)
+    client.send(client.publish_bytes(b"n", routing_key=queue, mandatory=True) + method_bytes(Tx.Commit(), 1))
+    expect_returned(client, b"m", b"n")
+    client.read(Tx.CommitOk)
+
+
+def test_mandatory_to_a_queue_that_comes_before_the_commit(raw: Raw, name: Name) -> None:
+    """A message is routed when it is published, and looked for at the commit."""
+    client = raw().open_channel(2)
+    queue = name("q")
+    client.call(Tx.Select(), Tx.SelectOk)
+    client.publish(b"m", routing_key=queue, mandatory=True)
+    client.publish(b"d", exchange="amq.direct", routing_key=queue, mandatory=True)
+    client.expect_answer_first()
+    client.declare(queue, channel=2)
+    bind = commands.Queue.Bind(queue=queue, exchange="amq.direct", routing_key=queue)
+    client.call(bind, commands.Queue.BindOk, 2)
+    client.send_method(Tx.Commit())
+    expect_returned(client, b"d")
+    client.read(Tx.CommitOk)
+    client.send_method(Basic.Get(queue=queue, no_ack=True), 2)
+    assert client.read_content(Basic.GetOk, 2).body == b"m"
+
+
+def test_one_of_two_queues_is_enough_for_mandatory(raw: Raw, name: Name) -> None:
+    client = raw().open_channel(2)
+    first, second, exchange = (name(kind) for kind in ("q", "q", "x"))
+    client.call(
+        commands.Exchange.Declare(exchange=exchange, exchange_type="fanout"), commands.Exchange.DeclareOk, 2
+    )
+    for queue in (first, second):
+        client.declare(queue, channel=2)
+        client.call(commands.Queue.Bind(queue=queue, exchange=exchange), commands.Queue.BindOk, 2)
+    client.call(Tx.Select(), Tx.SelectOk)
+    client.publish(b"m", exchange=exchange, mandatory=True)
+    client.expect_answer_first()
+    client.call(commands.Queue.Delete(queue=first), commands.Queue.DeleteOk, 2)
+    client.call(Tx.Commit(), Tx.CommitOk)
+    client.publish(b"n", exchange=exchange, mandatory=True)
+    client.expect_answer_first()
+    client.call(commands.Queue.Delete(queue=second), commands.Queue.DeleteOk, 2)
+    client.send_method(Tx.Commit())
+    expect_returned(client, b"n")
+    client.read(Tx.CommitOk)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pamqp import base
+from pamqp import base, commands
 
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.reply import ReplyHost
@@ -62,8 +62,11 @@ class Channel:
         self._rolled_back = False
         #: Prefetch of consumers to come (basic.qos global=false).
         self.prefetch = 0
-        self.window = ChannelWindow()
+        self.window = ChannelWindow(self)
         self.assembly: Assembly | None = None
+        #: The queue that this channel is deleting, and its consumers here, which are told after delete-ok.
+        self.deleting: Queue | None = None
+        self._cancelled: list[str] = []
         #: Name of the queue declared last, for methods that leave the name out.
         self.last_queue = ""
         #: The consumer of direct replies and its tag.
@@ -131,10 +134,8 @@ class Channel:
             host = holder.queue.host
             host.pending.append((verb, holder.key, low, high))
             scheduled[host] = None
-        if self.window.limit:
-            # Room in the window is room for all consumers of the channel, on whatever queue.
-            for subscription in self.subscriptions.values():
-                subscription.queue.host.submit(("tick",))
+        if self.window.limit and pieces:
+            self.window.offer()
 
     # -- end -------------------------------------------------------------------------------------------------------
 
@@ -146,6 +147,20 @@ class Channel:
     def forget(self, subscription: Subscription) -> None:
         self.subscriptions.pop(subscription.tag, None)
         subscription.queue.subscriptions.pop(subscription.key, None)
+
+    def cancelled_by_broker(self, subscription: Subscription) -> None:
+        """Tell the client that a consumer is gone, but nothing before the delete-ok that it waits for."""
+        if subscription.queue is self.deleting:
+            self._cancelled.append(subscription.tag)
+        else:
+            self.send(commands.Basic.Cancel(subscription.tag, True))
+
+    def deleted(self) -> None:
+        """The client has its answer."""
+        self.deleting = None
+        tags, self._cancelled = self._cancelled, []
+        for tag in tags:
+            self.send(commands.Basic.Cancel(tag, True))
 
     def close(self) -> None:
         """Return what is unacked, drop what is not committed, and detach all consumers."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
 
 from amqp_server.broker.arguments import TIME_MS_MAX
-from amqp_server.broker.dead_letter import carbon_copies
+from amqp_server.broker.dead_letter import carbon_copies, parse_head
 from amqp_server.broker.reply import PSEUDO_QUEUE
 from amqp_server.broker.vhost import routing_view
 from amqp_server.channel.confirms import Copies
@@ -57,9 +57,8 @@ def make_route(channel: Channel, key: bytes, method: commands.Basic.Publish) -> 
     broker.permissions.check(connection.client.username, vhost.name, "exchange", exchange, "write")
     if exchange and declared is not None and declared.internal:
         raise AccessRefused(f"cannot publish to internal exchange '{exchange}' in vhost '{vhost.name}'")
-    if not exchange and routing_key.startswith(PSEUDO_QUEUE + "."):
-        reply = broker.replies.get(routing_key) or broker.hosts.reply(routing_key)
-        route.targets = (reply,) if reply is not None else ()
+    if not exchange:
+        route.targets = connection.incoming.targets(_named(channel, [routing_key]))
         return route
     found = vhost.router.route(exchange, routing_key)
     if found.depends is Depends.KEY:
@@ -67,6 +66,36 @@ def make_route(channel: Channel, key: bytes, method: commands.Basic.Publish) -> 
     else:
         route.resolve = _Resolver(channel, route, found.depends)
     return route
+
+
+class Missing:
+    """A queue that is not there when a message is published to it. It may be when the message is handed over, which is
+    at the commit of a transaction or at the end of an alarm. See broker.queue.Target."""
+
+    __slots__ = ("deleted", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.deleted = True
+
+    @property
+    def host(self) -> Recipient:
+        raise LookupError(self.name)
+
+
+def _named(channel: Channel, names: Iterable[str]) -> tuple[Target, ...]:
+    """Return the targets of these names, each once: queues, or clients that wait for direct replies."""
+    broker, queues = channel.broker, channel.vhost.queues
+    found: dict[Target, None] = {}
+    for name in names:
+        if name.startswith(PSEUDO_QUEUE + "."):
+            reply = broker.replies.get(name) or broker.hosts.reply(name)
+            if reply is not None:
+                found[reply] = None
+        else:
+            target: Target = queues.get(name) or Missing(name)
+            found[target] = None
+    return tuple(found)
 
 
 class _Resolver:
@@ -99,14 +128,16 @@ class _Resolver:
         return route
 
 
-def derived(route: Route, targets: tuple[Target, ...]) -> Route:
+def derived(
+    route: Route, targets: tuple[Target, ...], exchange: str | None = None, routing_key: str | None = None
+) -> Route:
     """Return the route of one message of `route`."""
     return Route(
         key=route.key,
         channel=route.channel,
         publisher=route.publisher,
-        exchange=route.exchange,
-        routing_key=route.routing_key,
+        exchange=route.exchange if exchange is None else exchange,
+        routing_key=route.routing_key if routing_key is None else routing_key,
         head=route.head,
         mandatory=route.mandatory,
         targets=targets,
@@ -145,7 +176,9 @@ def slow_segment(channel: Channel, assembly: Assembly) -> Segment:
         properties.set_text("reply_to", channel.reply_host.name)
         changed = True
     if copies:
-        target = derived(route, vhost.route_all(route.exchange, [route.routing_key, *copies], properties))
+        keys = [route.routing_key, *copies]
+        found = vhost.route_all(route.exchange, keys, properties) if route.exchange else _named(channel, keys)
+        target = derived(route, found)
     elif route.resolve is not None:
         target = route.resolve(payload)
     else:
@@ -220,7 +253,7 @@ def _begin(segment: Segment, transaction: Transaction | None) -> tuple[list[Reci
     hosts = _hosts(channel, route)
     if not hosts:
         if route.mandatory:
-            return_all(channel, route, contents)
+            return_all(channel, route, contents, segment.heads)
         if confirms is not None:
             confirms.confirmed(first, first + count - 1)
     if confirms is not None and len(hosts) > 1:
@@ -278,8 +311,15 @@ def enqueue_counted(host: Recipient, run: Run, origin: Any, first: int) -> None:
         first += count
 
 
-def return_all(channel: Channel, route: Route, contents: list[bytes]) -> None:
+def return_all(
+    channel: Channel, route: Route, contents: list[bytes], heads: list[bytes] | None = None
+) -> None:
     """Send messages that nobody gets back to their publisher (basic.return, 312)."""
+    if heads is not None:
+        for head, item in zip(heads, contents, strict=True):
+            exchange, routing_key = parse_head(head)
+            return_all(channel, derived(route, (), exchange, routing_key), [item])
+        return
     returned = methods.make(
         commands.Basic.Return,
         reply_code=312,

@@ -262,6 +262,10 @@ def delete(channel: Channel, method: commands.Queue.Delete) -> None:
             connection.synced()
             channel.send(commands.Queue.DeleteOk(count))
 
+    def deleted(count: int) -> None:
+        answer(count)
+        channel.deleted()
+
     if queue is None:
         answer(0)
         return
@@ -278,6 +282,7 @@ def delete(channel: Channel, method: commands.Queue.Delete) -> None:
         if method.if_empty and host.ready_count:
             raise PreconditionFailed(f"queue '{name}' in vhost '{vhost.name}' not empty")
         count = host.ready_count
-        connection.propose(operation, lambda error: answer(count))
+        channel.deleting = queue
+        connection.propose(operation, lambda error: deleted(count))
 
     connection.after(queue.barrier, counted)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pamqp import commands
-
 from amqp_server.broker.queue import Queue
 from amqp_server.wire import content, frames, tables
 from amqp_server.wire.deliver import LARGE_BYTES, DeliverTemplate
@@ -74,9 +72,11 @@ class Subscription:
         """The queue was deleted: tell the client, if it can be told."""
         channel = self.channel
         known = channel.subscriptions.pop(self.tag, None) is not None
+        # What it held of the channel's window is free.
+        channel.window.offer()
         # A client that still waits for consume-ok gets an error instead.
         if known and self.attached and channel.connection.client.can("consumer_cancel_notify"):
-            channel.send(commands.Basic.Cancel(self.tag, True))
+            channel.cancelled_by_broker(self)
 
     def failed(self, error: Exception) -> None:
         """A delivery could not be made into frames. See quorum_queue.ports.Sink."""

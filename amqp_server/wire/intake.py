@@ -111,6 +111,8 @@ class Segment:
             and mine.targets is route.targets
             and bool(route.targets)
             and mine.publisher is route.publisher
+            # Those that are not may find no queue any more when they are handed over.
+            and mine.mandatory is route.mandatory
         )
 
     def name_heads(self, head: bytes) -> None:

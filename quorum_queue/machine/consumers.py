@@ -148,7 +148,8 @@ class Consumer:
         if self.paused:
             return 0
         if self.no_ack:
-            return UNLIMITED
+            # It takes no room, but waits until there is some, as in RabbitMQ.
+            return UNLIMITED if self.window is None or self.window.room() > 0 else 0
         room = self.prefetch - self.checkout.count if self.prefetch else UNLIMITED
         if self.window is not None:
             room = min(room, self.window.room())

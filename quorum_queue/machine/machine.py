@@ -282,7 +282,7 @@ class Machine:
             assert level is not None
             head = level.head()
             assert head is not None
-            if head.expires_at is not None and head.expires_at < meta.now_ms:
+            if head.expires_at is not None and head.expires_at <= meta.now_ms and self._is_over(head, meta):
                 if self._letter_waits(head, effects):
                     break
                 if effects.expires_left <= 0:
@@ -319,6 +319,13 @@ class Machine:
                     self._hand(takers[index], run.every(index, turns), effects)
             consumers.served(takers[(count - 1) % len(takers)])
         self._expire(meta, effects)
+
+    def _is_over(self, head: Run, meta: Meta) -> bool:
+        """Whether a head that is due is handed out no more.
+
+        A message with a TTL of 0 goes to a consumer that waits for it when it comes, and to nobody when it comes back.
+        """
+        return head.expires_at != meta.now_ms or (head.redelivered and self.version >= versions.RETURNED)
 
     def _hand(self, consumer: Consumer, run: Run, effects: Effects) -> None:
         first_id = consumer.next_id

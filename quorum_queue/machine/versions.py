@@ -8,7 +8,7 @@ node only begins with the newest.
 
     1   mqd 0.1
     2   mqd 0.2: dead letters that come again are taken once (("enqueue_letter", …)), and messages whose bodies no
-        member can read leave the queue (("lose", …))
+        member can read leave the queue (("lose", …)); a message that comes back when its time is up expires
 
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
@@ -23,6 +23,8 @@ FIRST = 1
 LETTERS = 2
 #: Messages may leave the queue because their bodies are lost on all members.
 LOSSES = 2
+#: A message that was returned expires at its time, and not after it.
+RETURNED = 2
 NEWEST = 2
 
 #: The topology keeps the nodes on which a queue was declared.
@@ -43,4 +45,4 @@ def newest_of(features: Collection[str]) -> int:
     return version
 
 
-__all__ = ["FEATURES", "FIRST", "FOUNDERS", "LETTERS", "LOSSES", "NEWEST", "REMOVED", "newest_of"]
+__all__ = ["FEATURES", "FIRST", "FOUNDERS", "LETTERS", "LOSSES", "NEWEST", "REMOVED", "RETURNED", "newest_of"]

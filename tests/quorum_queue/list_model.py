@@ -140,7 +140,7 @@ class ListModel:
         if holder.paused:
             return 0
         if holder.no_ack:
-            return UNLIMITED
+            return 0 if holder.windowed and self.window_used >= self.window_limit else UNLIMITED
         room = holder.prefetch - len(holder.held) if holder.prefetch else UNLIMITED
         return min(room, self.window_limit - self.window_used) if holder.windowed else room
 
@@ -153,7 +153,8 @@ class ListModel:
     def assign(self) -> None:
         while self.ready:
             head = self.ready[0]
-            if head.expires_at is not None and head.expires_at < self.now:
+            # With a TTL of 0 it is handed out when it comes, but not when it comes back.
+            if head.expires_at is not None and head.expires_at < self.now + head.redelivered:
                 self.drop(head, "expired")
                 continue
             taker = self.taker()

@@ -10,6 +10,7 @@ import pytest
 
 from quorum_queue.machine import snapshot, versions
 from quorum_queue.machine.codec import CodecError
+from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.entries import decode_entry, encode_batch, encode_entry
 from quorum_queue.machine.letters import SOURCES_MAX, STRETCHES_KEPT, STRETCHES_MAX, Letter, Letters
@@ -74,6 +75,21 @@ def test_positions_in_a_row_are_one_stretch() -> None:
         letters.take(Letter(1, position, 0))
         assert not letters.is_new(Letter(1, position, 0))
     assert letters.state() == [(1, [3, 10])]
+
+
+@pytest.mark.parametrize(("version", "tried"), [(versions.FIRST, 2), (versions.RETURNED, 1)])
+def test_a_message_with_a_ttl_of_zero_is_handed_out_once(version: int, tried: int) -> None:
+    machine = Machine(Settings(message_ttl_ms=0), version=version)
+    deliveries = 0
+    for commands in (
+        [("attach", Consumer("c", prefetch=1)), ("enqueue", Run(range(1), [b"m"], b"head"), None, 1)],
+        [("return", "c", 0, 0)],
+        [],
+    ):
+        effects = Effects()
+        machine.apply(Meta(7), commands, effects)
+        deliveries += len(effects.deliveries)
+    assert deliveries == tried
 
 
 @pytest.mark.parametrize("version", [versions.FIRST, versions.NEWEST])

@@ -30,6 +30,8 @@ func main() {
 		{"server-properties", serverProperties, false},
 		{"wrong-password-is-refused", wrongPasswordIsRefused, false},
 		{"unknown-vhost-is-refused", unknownVhostIsRefused, false},
+		{"close-returns-whatever-is-under-way", closeReturnsWhateverIsUnderWay, false},
+		{"a-short-heartbeat-keeps-the-connection", aShortHeartbeatKeepsTheConnection, false},
 		{"exchange-types-route", exchangeTypesRoute, false},
 		{"exchange-to-exchange-routes", exchangeToExchangeRoutes, false},
 		{"expired-messages-are-dead-lettered", expiredMessagesAreDeadLettered, false},
@@ -529,4 +531,42 @@ func recoveryComesBackAfterARestart() {
 		ok(message.Ack(false), "ack")
 	}
 	must(channel.QueueDelete(queue, false, false, false))
+}
+
+// closeReturnsWhateverIsUnderWay closes connections that have just published, and are perhaps still writing.
+func closeReturnsWhateverIsUnderWay() {
+	for number := 0; number < 100; number++ {
+		closing := must(amqp.Dial(amqpURL))
+		channel := must(closing.Channel())
+		queue := temporaryQueue(channel, nil)
+		deliveries := must(channel.Consume(queue, "", true, false, false, false, nil))
+		go func() {
+			for range deliveries {
+			}
+		}()
+		for message := 0; message < 10; message++ {
+			ok(channel.Publish("", queue, false, false, text("m")), "publish")
+		}
+		closed := make(chan error, 1)
+		go func() { closed <- closing.Close() }()
+		select {
+		case err := <-closed:
+			ok(err, "close")
+		case <-time.After(waitTime):
+			fail("close number %d does not return", number)
+		}
+	}
+}
+
+func aShortHeartbeatKeepsTheConnection() {
+	config := amqp.Config{Heartbeat: time.Second}
+	idle := must(amqp.DialConfig(amqpURL, config))
+	ended := idle.NotifyClose(make(chan *amqp.Error, 1))
+	select {
+	case reason := <-ended:
+		fail("the connection ended: %v", reason)
+	case <-time.After(5 * time.Second):
+	}
+	must(idle.Channel())
+	ok(idle.Close(), "close")
 }

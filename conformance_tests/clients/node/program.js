@@ -73,6 +73,30 @@ async function serverProperties() {
   }
 }
 
+async function closeReturnsWhateverIsUnderWay() {
+  for (let number = 0; number < 100; number += 1) {
+    const closing = await amqplib.connect(AMQP_URL, { recovery: false });
+    const errors = [];
+    closing.on('error', (error) => errors.push(error));
+    const channel = quiet(await closing.createChannel());
+    const queue = await temporaryQueue(channel);
+    await channel.consume(queue, () => {}, { noAck: true });
+    for (let message = 0; message < 10; message += 1) channel.sendToQueue(queue, body(message));
+    await within(10000, closing.close(), `close number ${number}`);
+    assert.deepEqual(errors, []);
+  }
+}
+
+async function aShortHeartbeatKeepsTheConnection() {
+  const idle = await amqplib.connect(otherUrl((other) => other.searchParams.set('heartbeat', '1')), { recovery: false });
+  const errors = [];
+  idle.on('error', (error) => errors.push(error));
+  await pause(5000);
+  assert.deepEqual(errors, []);
+  await (await idle.createChannel()).close();
+  await idle.close();
+}
+
 async function exchangeTypesRoute() {
   const kinds = [
     ['direct', 'red', {}, ['red', {}], ['blue', {}]],
@@ -351,6 +375,8 @@ async function main() {
   await run('server-properties', serverProperties);
   await run('wrong-password-is-refused', wrongPasswordIsRefused);
   await run('unknown-vhost-is-refused', unknownVhostIsRefused);
+  await run('close-returns-whatever-is-under-way', closeReturnsWhateverIsUnderWay);
+  await run('a-short-heartbeat-keeps-the-connection', aShortHeartbeatKeepsTheConnection);
   await run('exchange-types-route', exchangeTypesRoute);
   await run('exchange-to-exchange-and-alternate-route', exchangeToExchangeAndAlternateRoute);
   await run('expired-messages-are-dead-lettered', expiredMessagesAreDeadLettered);

@@ -52,6 +52,8 @@ public final class Program {
         checks.run("server-properties", this::serverProperties);
         checks.run("wrong-password-is-refused", this::wrongPasswordIsRefused);
         checks.run("unknown-vhost-is-refused", this::unknownVhostIsRefused);
+        checks.run("close-returns-whatever-is-under-way", this::closeReturnsWhateverIsUnderWay);
+        checks.run("a-short-heartbeat-keeps-the-connection", this::aShortHeartbeatKeepsTheConnection);
         checks.run("exchange-types-route", this::exchangeTypesRoute);
         checks.run("exchange-to-exchange-and-alternate-route", this::exchangeToExchangeAndAlternateRoute);
         checks.run("expired-messages-are-dead-lettered", this::expiredMessagesAreDeadLettered);
@@ -73,6 +75,34 @@ public final class Program {
         checks.runWithRestart("recovery-comes-back-after-a-restart", this::recoveryComesBackAfterARestart);
         connection.close();
         return checks.finish();
+    }
+
+    private Connection another(int heartbeatSeconds) throws Exception {
+        ConnectionFactory other = new ConnectionFactory();
+        other.setUri(Checks.AMQP_URL);
+        other.setAutomaticRecoveryEnabled(false);
+        other.setRequestedHeartbeat(heartbeatSeconds);
+        return other.newConnection();
+    }
+
+    private void closeReturnsWhateverIsUnderWay() throws Exception {
+        for (int number = 0; number < 100; number++) {
+            Connection closing = another(60);
+            Channel channel = closing.createChannel();
+            String queue = temporaryQueue(channel, null);
+            channel.basicConsume(queue, true, (tag, delivery) -> { }, NOT_CANCELLED);
+            for (int message = 0; message < 10; message++) {
+                channel.basicPublish("", queue, null, bytes("m"));
+            }
+            closing.close((int) Checks.WAIT_MS);
+        }
+    }
+
+    private void aShortHeartbeatKeepsTheConnection() throws Exception {
+        Connection idle = another(1);
+        Thread.sleep(5000);
+        idle.createChannel().close();
+        idle.close();
     }
 
     // What the checks share

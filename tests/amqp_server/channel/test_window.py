@@ -1,0 +1,95 @@
+"""The global prefetch of a channel: whose turn it is when room comes free."""
+
+from __future__ import annotations
+
+import pytest
+from pamqp import base, commands
+
+from amqp_server.wire import frames
+
+from ..connection.node import Delivery, MemoryNode, Peer
+from ..wire.published import message
+
+Basic = commands.Basic
+
+
+@pytest.fixture
+def node() -> MemoryNode:
+    return MemoryNode()
+
+
+@pytest.fixture
+def peer(node: MemoryNode) -> Peer:
+    peer = node.peer()
+    peer.call(1, commands.Channel.Open(), Basic.Qos(prefetch_count=4, global_=True))
+    return peer
+
+
+def filled(peer: Peer, *queues: str, count: int = 100, no_ack: bool = False) -> list[str]:
+    """Fill the queues, consume from each, and return whose deliveries come."""
+    peer.call(1, *(commands.Queue.Declare(queue=queue) for queue in queues))
+    peer.send(*(message(routing_key=queue).encode(1) * count for queue in queues))
+    consumers = [Basic.Consume(queue=queue, consumer_tag=queue, no_ack=no_ack) for queue in queues]
+    return called(peer, *consumers)
+
+
+def called(peer: Peer, *methods: base.Frame) -> list[str]:
+    """Consumer tags of the deliveries that come."""
+    deliveries = [each.method for _, each in peer.call(1, *methods) if isinstance(each, Delivery)]
+    return [str(each.consumer_tag) for each in deliveries if isinstance(each, Basic.Deliver)]
+
+
+def acks(*tags: int) -> list[base.Frame]:
+    return [Basic.Ack(tag) for tag in tags]
+
+
+def test_each_queue_gets_the_room_in_turn(peer: Peer) -> None:
+    assert filled(peer, "a", "b", "c") == ["a"] * 4
+    got = [tag for number in range(1, 31) for tag in called(peer, *acks(number))]
+    assert len(got) == 30
+    assert [got.count(queue) for queue in "abc"] == [10, 10, 10]
+
+
+def test_acks_of_one_read_make_one_offer(peer: Peer) -> None:
+    """However many methods they are."""
+    filled(peer, "a", "b", "c")
+    before = peer.session.channels[1].window._offers
+    got = called(peer, *acks(1, 3, 2), Basic.Ack(4, True))
+    assert len(set(got)) == 1 and len(got) == 4
+    assert peer.session.channels[1].window._offers == before + 1
+
+
+def test_room_is_not_left_over(peer: Peer) -> None:
+    """The first queue does not need all of it."""
+    filled(peer, "a", count=5)
+    assert filled(peer, "b", count=2) == []
+    got = called(peer, Basic.Ack(4, True))
+    assert sorted(got) == ["a", "b", "b"]
+
+
+def test_a_deleted_queue_gives_its_room_back(node: MemoryNode, peer: Peer) -> None:
+    assert filled(peer, "a", "b") == ["a"] * 4
+    other = node.peer()
+    other.call(1, commands.Channel.Open(), commands.Queue.Delete(queue="a"))
+    answers = [each.method for _, each in peer.answers() if isinstance(each, Delivery)]
+    assert len(answers) == 4
+    # Tags of the deleted queue may still be acked, and make no room again.
+    assert called(peer, Basic.Ack(4, True)) == []
+
+
+def test_consumers_without_acks_wait_for_room_and_take_none(peer: Peer) -> None:
+    assert filled(peer, "a", count=4) == ["a"] * 4
+    assert filled(peer, "free", count=50, no_ack=True) == []
+    assert called(peer, Basic.Ack(1)) == ["free"] * 50
+    peer.send(message(routing_key="a").encode(1), message(routing_key="free").encode(1))
+    assert len([each for _, each in peer.answers() if isinstance(each, Delivery)]) == 1
+    assert called(peer, Basic.Ack(2)) == ["free"]
+
+
+def test_a_channel_that_closes_meanwhile(node: MemoryNode, peer: Peer) -> None:
+    filled(peer, "a", "b")
+    peer.send(
+        frames.method_frame(1, Basic.Ack(4, True)),
+        frames.method_frame(1, commands.Channel.Close(0, "", 0, 0)),
+    )
+    assert {len(found) for found in node.contents().values()} == {96, 100}
