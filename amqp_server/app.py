@@ -9,7 +9,6 @@ import os
 import resource
 import signal
 import socket
-import ssl
 import sys
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from amqp_server import logs
+from amqp_server.administrator import reset_administrator
 from amqp_server.backpressure import Backpressure
 from amqp_server.broker import recovery, time_notes
 from amqp_server.broker.alarms import Alarms
@@ -35,10 +35,12 @@ from amqp_server.cluster.membership import check_alone, drop_copies
 from amqp_server.config import Config
 from amqp_server.connection.listener import ListenError, Server, listen
 from amqp_server.connection.password_checks import PasswordChecks
-from amqp_server.connection.tls import make_context
+from amqp_server.connection.tls import ListenerTls, TlsFileError
 from amqp_server.driver import Driver
-from amqp_server.options import command_line
+from amqp_server.options import Reread, command_line
+from amqp_server.reload import Reload, Reloaded
 from amqp_server.resources import ResourceWatch
+from amqp_server.secret_files import SecretFileError, read_password
 from amqp_server.turn import NoPeers, Peers, Turn
 from persistence.commit import Commit
 from persistence.environment import MARKS_FILE, Environment
@@ -93,7 +95,8 @@ class SpillJournal(Journal):
 class Node:
     """One running node, put together from the bottom up: what is made later is given what was made before."""
 
-    def __init__(self, config: Config, environment: Environment) -> None:
+    def __init__(self, config: Config, environment: Environment, reread: Reread | None = None) -> None:
+        """`reread` reads the configuration again; without it, only certificates are reloaded."""
         self.config = config
         self.environment = environment
         self.began = time.monotonic()
@@ -147,6 +150,9 @@ class Node:
         self.password_checks = PasswordChecks(self.broker.users, config)
         self.server = Server(self.broker, self.backpressure, self.password_checks)
         self.resources = ResourceWatch(config, alarms, Path(environment.directory), environment.free_bytes)
+        self.reload = Reload(config, self.resources, self.broker.log_limit, reread)
+        if parts is not None:
+            self.reload.certificates.append(self._links_tls(parts))
         self.amqp_address = self.amqps_address = self.http_address = ""
 
     # A node that stands alone does not import the cluster.
@@ -163,6 +169,11 @@ class Node:
         return make_parts(
             config, environment, self.commits, clock, timers, directory, incarnation, mesh, boundary
         )
+
+    def _links_tls(self, parts: ClusterParts) -> Reloaded:
+        from amqp_server.cluster.settings import LinksTls
+
+        return LinksTls(self.config, parts.mesh)
 
     def _hosts(self, services: NodeServices, parts: ClusterParts | None) -> Hosts:
         if parts is None:
@@ -192,7 +203,7 @@ class Node:
         if len(broker.vhost_records) == 0:
             broker.add_vhost(config.default_vhost)
         if len(broker.users) == 0:
-            broker.users.add(config.default_user, config.default_password, ("administrator",))
+            broker.users.add(config.default_user, first_password(config), ("administrator",))
             broker.permissions.set(config.default_user, config.default_vhost, ".*", ".*", ".*")
         self.environment.flush()
 
@@ -210,7 +221,7 @@ class Node:
 
     def _propose_first_user(self) -> None:
         broker, config = self.broker, self.config
-        user = broker.users.prepare(config.default_user, hashed(config.default_password), ("administrator",))
+        user = broker.users.prepare(config.default_user, hashed(first_password(config)), ("administrator",))
         broker.propose(PutVhost(broker.vhost_records.prepare(config.default_vhost)))
         broker.propose(PutUser(user))
         broker.propose(SetPermission(Permission(user.name, config.default_vhost, ".*", ".*", ".*")))
@@ -232,12 +243,14 @@ class Node:
             self.cluster.check_directory()
             if not self.cluster.stood_alone:
                 turn.run(self._go_on, self.cluster)
-        listening: list[tuple[socket.socket, ssl.SSLContext | None]] = []
+        listening: list[tuple[socket.socket, ListenerTls | None]] = []
         listening.append((listen(config.amqp, config.listen_backlog), None))
         self.amqp_address = _address(listening[0][0])
         if config.amqps:
-            listening.append((listen(config.amqps, config.listen_backlog), make_context(config)))
+            certificate = ListenerTls(config)
+            listening.append((listen(config.amqps, config.listen_backlog), certificate))
             self.amqps_address = _address(listening[-1][0])
+            self.reload.certificates.append(certificate)
         http = None
         if config.http:
             http = listen(config.http, config.listen_backlog)
@@ -251,6 +264,7 @@ class Node:
             background.start_soon(self._driver.run, turn, self.broker.timers, self.broker.clock)
             background.start_soon(self.server.watch)
             background.start_soon(self.resources.run)
+            background.start_soon(self.reload.watch_certificates)
             if self.cluster is not None:
                 background.start_soon(self.cluster.run)
                 if self.cluster.stood_alone:
@@ -259,16 +273,20 @@ class Node:
                     _settle_collector()
                 await self.cluster.joined()
                 await self._first_start_of_cluster(self.cluster)
+            if config.reset_administrator:
+                await reset_administrator(self.broker, config.reset_administrator, first_password(config))
             async with trio.open_nursery() as serving:
                 for sock, tls in listening:
                     serving.start_soon(self.server.serve, sock, tls)
                 if http is not None:
                     serving.start_soon(self._manage, http)
-                with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+                with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
                     # A supervisor may send SIGTERM as soon as it reads the ready line.
                     announce(self)
-                    async for _ in signals:
-                        break
+                    async for number in signals:
+                        if number != signal.SIGHUP:
+                            break
+                        self.reload.reload()
                 logger.info("stopping")
                 if self.cluster is not None:
                     await self.cluster.drain(config.drain_timeout_s)
@@ -323,7 +341,14 @@ def _raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def serve(config: Config) -> int:
+def first_password(config: Config) -> str:
+    """The password of the user that is made when there is none. Raises SecretFileError."""
+    if config.default_password_file:
+        return read_password("default_password_file", config.default_password_file)
+    return config.default_password
+
+
+def serve(config: Config, reread: Reread | None = None) -> int:
     """Run a node; return the exit code."""
     began = _process_start()
     logs.begin(config.log_level, config.log_format)
@@ -336,8 +361,10 @@ def serve(config: Config) -> int:
     gc.freeze()
     gc.disable()
     try:
+        # Now rather than at the first start only: who gives the file wants to know that it can be read.
+        first_password(config)
         environment = Environment.open(config.data_dir)
-    except PersistenceError as error:
+    except (PersistenceError, SecretFileError) as error:
         print(f"mqd: {error}", file=sys.stderr)
         return 1
     except StoreCorrupt as error:
@@ -350,12 +377,12 @@ def serve(config: Config) -> int:
         print(f"mqd ready node={config.node} amqp={node.amqp_address}{http} ({elapsed:.2f} s)", flush=True)
 
     async def run() -> None:
-        await Node(config, environment).run(announce)
+        await Node(config, environment, reread).run(announce)
 
     code, again = 0, False
     try:
         trio.run(run)
-    except* (ListenError, ClusterError) as group:
+    except* (ListenError, ClusterError, TlsFileError, SecretFileError) as group:
         print(f"mqd: {_first(group)}", file=sys.stderr)
         code = 1
     except* StartAgain:

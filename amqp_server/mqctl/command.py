@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import click
 
@@ -45,10 +45,19 @@ pass_session = click.make_pass_decorator(Session)
     "--url", default="http://127.0.0.1:15672", show_default=True, help="Management API (MQCTL_URL)."
 )
 @click.option("--user", default="guest", show_default=True, help="An administrator (MQCTL_USER).")
-@click.option("--password", default="guest", help="Its password (MQCTL_PASSWORD).")
+@click.option("--password", default="guest", help="Its password (MQCTL_PASSWORD); others see it in ps.")
+@click.option(
+    "--password-file",
+    type=click.File(),
+    help="File with its password instead (MQCTL_PASSWORD_FILE); - for stdin.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="Tables without their header.")
 @click.pass_context
-def mqctl(ctx: click.Context, url: str, user: str, password: str, quiet: bool) -> None:
+def mqctl(
+    ctx: click.Context, url: str, user: str, password: str, password_file: TextIO | None, quiet: bool
+) -> None:
+    if password_file is not None:
+        password = password_file.readline().rstrip("\r\n")
     ctx.obj = session = Session(url, user, password, quiet)
     ctx.call_on_close(session.close)
 
@@ -78,8 +87,14 @@ def pairs(given: tuple[str, ...]) -> dict[str, Any]:
     return table
 
 
-def password_argument(value: str | None) -> str:
-    """The password as it was typed, or the first line of stdin, where no other user's `ps` can see it."""
+def password_argument(value: str | None, *, new: bool = False) -> str:
+    """The password as it was given, or from stdin, where no other user's `ps` can see it: a terminal is asked for it.
+
+    A new one is asked for twice, since it is not shown.
+    """
     if value is not None:
         return value
+    if sys.stdin.isatty():
+        asked: str = click.prompt("Password", hide_input=True, confirmation_prompt=new, err=True)
+        return asked
     return sys.stdin.readline().rstrip("\r\n")

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from amqp_server.config import Config
-from amqp_server.options import command_line
+from amqp_server.options import Reread, command_line
 
 
 class Started:
@@ -14,8 +14,9 @@ class Started:
         self.config: Config | None = None
         self.code = 0
 
-    def __call__(self, config: Config) -> int:
+    def __call__(self, config: Config, reread: Reread) -> int:
         self.config = config
+        self.reread = reread
         return self.code
 
 
