@@ -64,6 +64,10 @@ GC_FIRST_THRESHOLD = 100_000
 SWITCH_INTERVAL_S = 0.001
 #: Between two looks at whether the first user has come into being, s.
 FIRST_USER_WAIT_S = 0.005
+#: Time after which a node that does not lead makes the first user itself, s.
+FIRST_USER_OVERDUE_S = 3.0
+#: Time that the first user's permission may come after the user, s.
+FIRST_PERMISSION_WAIT_S = 1.0
 #: Time that clients have to take their last bytes when the node stops, s.
 STOP_TIMEOUT_S = 5.0
 #: Exit code after an internal error (EX_SOFTWARE).
@@ -208,16 +212,27 @@ class Node:
         self.environment.flush()
 
     async def _first_start_of_cluster(self, cluster: ClusterNode) -> None:
-        """See to the default vhost and user: the node that leads the topology makes them, the others wait."""
+        """See to the default vhost and user: the node that leads the topology makes them, the others wait.
+
+        One that was deleted is never made again while there is another user. Where all users were deleted, the
+        leader has long started, and the node that starts now makes the default user.
+        """
         broker, config = self.broker, self.config
-        if not cluster.began_empty or broker.permissions.all() or len(broker.users) > 1:
+        if not cluster.began_empty:
             return
-        proposed = False
-        while broker.permissions.get(config.default_user, config.default_vhost) is None:
-            if cluster.leads_topology and not proposed:
+        proposed, began = False, trio.current_time()
+        while not len(broker.users):
+            overdue = trio.current_time() - began > FIRST_USER_OVERDUE_S
+            if (cluster.leads_topology or overdue) and not proposed:
                 proposed = True
                 broker.turn.run(self._propose_first_user)
             await trio.sleep(FIRST_USER_WAIT_S)
+        if [user.name for user in broker.users] != [config.default_user]:
+            return
+        # Its permission was proposed with it, and may have been taken since.
+        with trio.move_on_after(FIRST_PERMISSION_WAIT_S):
+            while broker.permissions.get(config.default_user, config.default_vhost) is None:
+                await trio.sleep(FIRST_USER_WAIT_S)
 
     def _propose_first_user(self) -> None:
         broker, config = self.broker, self.config

@@ -213,3 +213,36 @@ def test_links_with_certificates(empty: Ring, tmp_path: Path) -> None:
     certified("n3", authority, trusted)
     empty.start("n3")
     serves(empty, *NAMES)
+
+
+def test_first_user_that_was_deleted_does_not_come_back(empty: Ring) -> None:
+    """Its name and password are known to everybody."""
+    empty.start(*NAMES)
+    empty.mqctl("n1", "add_user", "ann", "secret")
+    # She has no permission in any vhost, and needs none to look after the cluster.
+    empty.mqctl("n1", "set_user_tags", "ann", "administrator")
+    empty.mqctl("n1", "delete_user", "guest")
+    for node in empty.nodes.values():
+        node.kill()
+    for name in NAMES:
+        empty.nodes[name].launch()
+    for name in NAMES:
+        empty.nodes[name].ready()
+        assert empty.ask("GET", name, "/api/whoami")[0] == 401
+        assert "ann" in empty.mqctl(name, "--user", "ann", "--password", "secret", "list_users")
+
+
+def test_administrator_is_made_again_by_any_node(empty: Ring, tmp_path: Path) -> None:
+    empty.start(*NAMES)
+    assert empty.ask("DELETE", "n1", "/api/users/guest?force=true")[0] == 204
+    assert empty.ask("GET", "n3", "/api/whoami")[0] == 401
+    password = tmp_path / "password"
+    password.write_text("guest\n")
+    password.chmod(0o600)
+    assert empty.nodes["n2"].stop() == 0
+    empty.place("n2", "--reset-administrator", "guest", "--default-password-file", str(password))
+    empty.nodes["n2"].start()
+    says(empty.nodes["n2"], "WARNING", "user 'guest' is an administrator")
+    wait_until("n3 knows it", lambda: empty.ask("GET", "n3", "/api/whoami")[0] == 200, state=empty.logs)
+    empty.formed()
+    serves(empty, *NAMES)
