@@ -105,7 +105,11 @@ class Server:
         self, nursery: trio.Nursery, sock: socket.socket, peer: str, tls: ssl.SSLContext | None
     ) -> None:
         source = source_of(peer)
-        place = self.half_opens.admit(source) if self._open < self.config.connections_max else None
+        place = (
+            self.half_opens.admit(source, trio.current_time())
+            if self._open < self.config.connections_max
+            else None
+        )
         if place is None:
             if self.broker.log_limit.allows("connection refused", source, 1):
                 logger.warning(
