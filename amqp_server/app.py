@@ -28,7 +28,7 @@ from amqp_server.broker.hosts import Hosts, LocalHosts
 from amqp_server.broker.operations import PutUser, PutVhost, SetPermission
 from amqp_server.broker.permissions import Permission
 from amqp_server.broker.timers import Timers
-from amqp_server.broker.users import hashed
+from amqp_server.broker.users import UserRefused, hashed
 from amqp_server.clock import SystemClock
 from amqp_server.cluster.errors import ClusterError, StartAgain
 from amqp_server.cluster.membership import check_alone, drop_copies
@@ -397,7 +397,7 @@ def serve(config: Config, reread: Reread | None = None) -> int:
     code, again = 0, False
     try:
         trio.run(run)
-    except* (ListenError, ClusterError, TlsFileError, SecretFileError) as group:
+    except* (ListenError, ClusterError, TlsFileError, SecretFileError, UserRefused) as group:
         print(f"mqd: {_first(group)}", file=sys.stderr)
         code = 1
     except* StartAgain:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -122,6 +123,7 @@ def _read_file(ctx: click.Context, param: click.Parameter, path: str | None) -> 
     try:
         with open(path, "rb") as file:
             values = tomllib.load(file)
+            mode = os.fstat(file.fileno()).st_mode
     except OSError as failure:
         raise click.BadParameter(f"{path}: {failure.strerror}", ctx, param) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as failure:
@@ -136,6 +138,12 @@ def _read_file(ctx: click.Context, param: click.Parameter, path: str | None) -> 
     for key in switches & values.keys():
         if not isinstance(values[key], bool):
             raise click.BadParameter(f"{path}: {key} must be true or false", ctx, param)
+    if "default_password" in values and mode & stat.S_IROTH:
+        click.echo(
+            f"{PROGRAM}: warning: others may read {path} (mode {stat.S_IMODE(mode):04o}), which holds default_password; "
+            f"chmod o= {path}, or give default_password_file",
+            err=True,
+        )
     ctx.default_map = values
     ctx.meta["file"] = path
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from typing import Any, TextIO, TypeVar
 
 import click
@@ -56,10 +58,26 @@ pass_session = click.make_pass_decorator(Session)
 def mqctl(
     ctx: click.Context, url: str, user: str, password: str, password_file: TextIO | None, quiet: bool
 ) -> None:
+    _warn_of_mistyped_variables(os.environ)
     if password_file is not None:
         password = password_file.readline().rstrip("\r\n")
     ctx.obj = session = Session(url, user, password, quiet)
     ctx.call_on_close(session.close)
+
+
+#: Beside those of the commands' own options.
+_VARIABLES = ("MQCTL_URL", "MQCTL_USER", "MQCTL_PASSWORD", "MQCTL_PASSWORD_FILE", "MQCTL_QUIET")
+
+
+def _warn_of_mistyped_variables(environment: Mapping[str, str]) -> None:
+    """A mistyped variable would be overlooked otherwise, and the login fail."""
+    commands = tuple(f"MQCTL_{name.replace('-', '_').upper()}_" for name in mqctl.commands)
+    for name in sorted(environment):
+        if name.startswith("MQCTL_") and name not in _VARIABLES and not name.startswith(commands):
+            (close,) = get_close_matches(name, _VARIABLES, 1, 0)
+            click.echo(
+                f"mqctl: warning: {name} in the environment is ignored; the nearest one is {close}", err=True
+            )
 
 
 def in_vhost(function: Function) -> Function:

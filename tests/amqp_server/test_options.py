@@ -228,3 +228,16 @@ def test_options_that_go_together(
 ) -> None:
     assert run(started, *arguments) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640])
+def test_password_in_a_file_that_others_can_read(
+    started: Started, capsys: pytest.CaptureFixture[str], tmp_path: Path, mode: int
+) -> None:
+    file = tmp_path / "mqd.toml"
+    file.write_text('default_password = "secret value"\n')
+    file.chmod(mode)
+    assert run(started, "--config", str(file)) == 0
+    told = capsys.readouterr().err
+    assert told.startswith(f"mqd: warning: others may read {file} (mode 0644)") is (mode == 0o644)
+    assert "secret value" not in told

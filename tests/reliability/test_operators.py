@@ -104,6 +104,13 @@ def test_way_back_for_whoever_starts_the_node(tmp_path: Path) -> None:
         assert whoami(node, "ann", "new password") == 200
 
 
+def test_user_that_cannot_be_made_is_told_in_one_line(tmp_path: Path) -> None:
+    options = ("--reset-administrator", "x" * 256, "--default-password-file", password_file(tmp_path, "x"))
+    code, out, errors = run_once(["--data-dir", str(tmp_path / "data"), *ANY_PORTS, *options])
+    assert (code, out) == (1, "")
+    assert errors.splitlines()[-1].startswith("mqd: a user's name has 1 to 255 bytes")
+
+
 #: None of them may stand in a log, as it is or in base64.
 CANARIES = ("canary-right", "canary-wrong", "canary-new", "canary-body", "canary-octets", "canary-http")
 

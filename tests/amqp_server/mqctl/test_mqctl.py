@@ -83,6 +83,16 @@ def test_password_from_a_file(mqctl: Mqctl, tmp_path: Path) -> None:
     assert mqctl("--password-file", str(file), "list_users").code == 77
 
 
+def test_mistyped_variable_is_told(mqctl: Mqctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MQCTL_LIST_QUEUES_VHOST", "/")
+    ok(mqctl("list_users"))
+    monkeypatch.setenv("MQCTL_PASWORD", "secret value")
+    told = mqctl("list_users").err
+    assert told == (
+        "mqctl: warning: MQCTL_PASWORD in the environment is ignored; the nearest one is MQCTL_PASSWORD\n"
+    )
+
+
 def test_terminal_is_asked_for_the_password_and_does_not_show_it(mqd: Addresses, mqctl: Mqctl) -> None:
     master, slave = pty.openpty()
     command = [sys.executable, "-m", "amqp_server.mqctl", "--url", f"http://{mqd.http}", "add_user", "typist"]
