@@ -9,7 +9,6 @@ import os
 import resource
 import signal
 import socket
-import ssl
 import sys
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from amqp_server import logs
+from amqp_server.administrator import reset_administrator
 from amqp_server.backpressure import Backpressure
 from amqp_server.broker import recovery, time_notes
 from amqp_server.broker.alarms import Alarms
@@ -28,17 +28,19 @@ from amqp_server.broker.hosts import Hosts, LocalHosts
 from amqp_server.broker.operations import PutUser, PutVhost, SetPermission
 from amqp_server.broker.permissions import Permission
 from amqp_server.broker.timers import Timers
-from amqp_server.broker.users import hashed
+from amqp_server.broker.users import UserRefused, hashed
 from amqp_server.clock import SystemClock
 from amqp_server.cluster.errors import ClusterError, StartAgain
 from amqp_server.cluster.membership import check_alone, drop_copies
 from amqp_server.config import Config
 from amqp_server.connection.listener import ListenError, Server, listen
 from amqp_server.connection.password_checks import PasswordChecks
-from amqp_server.connection.tls import make_context
+from amqp_server.connection.tls import ListenerTLS, TLSFileError
 from amqp_server.driver import Driver
-from amqp_server.options import command_line
+from amqp_server.options import Reread, command_line
+from amqp_server.reload import Reload, Reloaded
 from amqp_server.resources import ResourceWatch
+from amqp_server.secret_files import SecretFileError, read_password
 from amqp_server.turn import NoPeers, Peers, Turn
 from persistence.commit import Commit
 from persistence.environment import MARKS_FILE, Environment
@@ -62,6 +64,10 @@ GC_FIRST_THRESHOLD = 100_000
 SWITCH_INTERVAL_S = 0.001
 #: Between two looks at whether the first user has come into being, s.
 FIRST_USER_WAIT_S = 0.005
+#: Time after which a node that does not lead makes the first user itself, s.
+FIRST_USER_OVERDUE_S = 3.0
+#: Time that the first user's permission may come after the user, s.
+FIRST_PERMISSION_WAIT_S = 1.0
 #: Time that clients have to take their last bytes when the node stops, s.
 STOP_TIMEOUT_S = 5.0
 #: Exit code after an internal error (EX_SOFTWARE).
@@ -93,7 +99,8 @@ class SpillJournal(Journal):
 class Node:
     """One running node, put together from the bottom up: what is made later is given what was made before."""
 
-    def __init__(self, config: Config, environment: Environment) -> None:
+    def __init__(self, config: Config, environment: Environment, reread: Reread | None = None) -> None:
+        """`reread` reads the configuration again; without it, only certificates are reloaded."""
         self.config = config
         self.environment = environment
         self.began = time.monotonic()
@@ -154,6 +161,9 @@ class Node:
         self.password_checks = PasswordChecks(self.broker.users, config)
         self.server = Server(self.broker, self.backpressure, self.password_checks)
         self.resources = ResourceWatch(config, alarms, Path(environment.directory), environment.free_bytes)
+        self.reload = Reload(config, self.resources, self.broker.log_limit, reread)
+        if parts is not None:
+            self.reload.certificates.append(self._links_tls(parts))
         self.amqp_address = self.amqps_address = self.http_address = ""
 
     # A node that stands alone does not import the cluster.
@@ -170,6 +180,11 @@ class Node:
         return make_parts(
             config, environment, self.commits, clock, timers, directory, incarnation, mesh, boundary
         )
+
+    def _links_tls(self, parts: ClusterParts) -> Reloaded:
+        from amqp_server.cluster.settings import LinksTls
+
+        return LinksTls(self.config, parts.mesh)
 
     def _hosts(self, services: NodeServices, parts: ClusterParts | None) -> Hosts:
         if parts is None:
@@ -199,25 +214,36 @@ class Node:
         if len(broker.vhost_records) == 0:
             broker.add_vhost(config.default_vhost)
         if len(broker.users) == 0:
-            broker.users.add(config.default_user, config.default_password, ("administrator",))
+            broker.users.add(config.default_user, first_password(config), ("administrator",))
             broker.permissions.set(config.default_user, config.default_vhost, ".*", ".*", ".*")
         self.environment.flush()
 
     async def _first_start_of_cluster(self, cluster: ClusterNode) -> None:
-        """See to the default vhost and user: the node that leads the topology makes them, the others wait."""
+        """See to the default vhost and user: the node that leads the topology makes them, the others wait.
+
+        One that was deleted is never made again while there is another user. Where all users were deleted, the
+        leader has long started, and the node that starts now makes the default user.
+        """
         broker, config = self.broker, self.config
-        if not cluster.began_empty or broker.permissions.all() or len(broker.users) > 1:
+        if not cluster.began_empty:
             return
-        proposed = False
-        while broker.permissions.get(config.default_user, config.default_vhost) is None:
-            if cluster.leads_topology and not proposed:
+        proposed, began = False, trio.current_time()
+        while not len(broker.users):
+            overdue = trio.current_time() - began > FIRST_USER_OVERDUE_S
+            if (cluster.leads_topology or overdue) and not proposed:
                 proposed = True
                 broker.turn.run(self._propose_first_user)
             await trio.sleep(FIRST_USER_WAIT_S)
+        if [user.name for user in broker.users] != [config.default_user]:
+            return
+        # Its permission was proposed with it, and may have been taken since.
+        with trio.move_on_after(FIRST_PERMISSION_WAIT_S):
+            while broker.permissions.get(config.default_user, config.default_vhost) is None:
+                await trio.sleep(FIRST_USER_WAIT_S)
 
     def _propose_first_user(self) -> None:
         broker, config = self.broker, self.config
-        user = broker.users.prepare(config.default_user, hashed(config.default_password), ("administrator",))
+        user = broker.users.prepare(config.default_user, hashed(first_password(config)), ("administrator",))
         broker.propose(PutVhost(broker.vhost_records.prepare(config.default_vhost)))
         broker.propose(PutUser(user))
         broker.propose(SetPermission(Permission(user.name, config.default_vhost, ".*", ".*", ".*")))
@@ -239,12 +265,14 @@ class Node:
             self.cluster.check_directory()
             if not self.cluster.stood_alone:
                 turn.run(self._go_on, self.cluster)
-        listening: list[tuple[socket.socket, ssl.SSLContext | None]] = []
+        listening: list[tuple[socket.socket, ListenerTLS | None]] = []
         listening.append((listen(config.amqp, config.listen_backlog), None))
         self.amqp_address = _address(listening[0][0])
         if config.amqps:
-            listening.append((listen(config.amqps, config.listen_backlog), make_context(config)))
+            certificate = ListenerTLS(config)
+            listening.append((listen(config.amqps, config.listen_backlog), certificate))
             self.amqps_address = _address(listening[-1][0])
+            self.reload.certificates.append(certificate)
         http = None
         if config.http:
             http = listen(config.http, config.listen_backlog)
@@ -258,6 +286,7 @@ class Node:
             background.start_soon(self._driver.run, turn, self.broker.timers, self.broker.clock)
             background.start_soon(self.server.watch)
             background.start_soon(self.resources.run)
+            background.start_soon(self.reload.watch_certificates)
             if self.cluster is not None:
                 background.start_soon(self.cluster.run)
                 if self.cluster.stood_alone:
@@ -266,16 +295,20 @@ class Node:
                     _settle_collector()
                 await self.cluster.joined()
                 await self._first_start_of_cluster(self.cluster)
+            if config.reset_administrator:
+                await reset_administrator(self.broker, config.reset_administrator, first_password(config))
             async with trio.open_nursery() as serving:
                 for sock, tls in listening:
                     serving.start_soon(self.server.serve, sock, tls)
                 if http is not None:
                     serving.start_soon(self._manage, http)
-                with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+                with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
                     # A supervisor may send SIGTERM as soon as it reads the ready line.
                     announce(self)
-                    async for _ in signals:
-                        break
+                    async for number in signals:
+                        if number != signal.SIGHUP:
+                            break
+                        self.reload.reload()
                 logger.info("stopping")
                 if self.cluster is not None:
                     await self.cluster.drain(config.drain_timeout_s)
@@ -334,7 +367,14 @@ def _raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def serve(config: Config) -> int:
+def first_password(config: Config) -> str:
+    """The password of the user that is made when there is none. Raises SecretFileError."""
+    if config.default_password_file:
+        return read_password("default_password_file", config.default_password_file)
+    return config.default_password
+
+
+def serve(config: Config, reread: Reread | None = None) -> int:
     """Run a node; return the exit code."""
     began = _process_start()
     logs.begin(config.log_level, config.log_format)
@@ -347,8 +387,10 @@ def serve(config: Config) -> int:
     gc.freeze()
     gc.disable()
     try:
+        # Now rather than at the first start only: who gives the file wants to know that it can be read.
+        first_password(config)
         environment = Environment.open(config.data_dir)
-    except PersistenceError as error:
+    except (PersistenceError, SecretFileError) as error:
         print(f"mqd: {error}", file=sys.stderr)
         return 1
     except StoreCorrupt as error:
@@ -361,12 +403,12 @@ def serve(config: Config) -> int:
         print(f"mqd ready node={config.node} amqp={node.amqp_address}{http} ({elapsed:.2f} s)", flush=True)
 
     async def run() -> None:
-        await Node(config, environment).run(announce)
+        await Node(config, environment, reread).run(announce)
 
     code, again = 0, False
     try:
         trio.run(run)
-    except* (ListenError, ClusterError) as group:
+    except* (ListenError, ClusterError, TLSFileError, SecretFileError, UserRefused) as group:
         print(f"mqd: {_first(group)}", file=sys.stderr)
         code = 1
     except* StartAgain:

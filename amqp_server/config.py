@@ -18,6 +18,8 @@ GIB = 1 << 30
 
 VERSION = "0.2.0"
 
+DEFAULT_PASSWORD = "guest"
+
 #: Share of the memory limit that message bodies may take before they are paged out.
 MEMORY_BUDGET_SHARE = 0.4
 
@@ -93,6 +95,13 @@ class Config:
     tls_cert_file: str = option("", "Certificate chain of the TLS listener.", unit="PEM file")
     tls_key_file: str = option("", "Private key of the TLS listener.", unit="PEM file")
     tls_ca_file: str = option("", "Authorities whose client certificates are trusted.", unit="PEM file")
+    tls_check_s: float = option(
+        10.0,
+        "Time between two looks at whether certificates have changed on disk, the cluster's among them.",
+        unit="s",
+        low=0.1,
+        high=86_400,
+    )
     tls_client_certificate: bool = option(False, "Refuse TLS clients without a trusted certificate.")
     listen_backlog: int = option(1024, "Connections that wait to be accepted.", low=1, high=65_535)
 
@@ -372,7 +381,15 @@ class Config:
     default_user: str = option(
         "guest", "User made when there is none yet.", kind="text", section="Users and management"
     )
-    default_password: str = option("guest", "Its password.", kind="text")
+    default_password: str = option(DEFAULT_PASSWORD, "Its password; others see it in ps.", kind="text")
+    default_password_file: str = option(
+        "", "File with its password instead, which nobody else can read.", unit="file"
+    )
+    reset_administrator: str = option(
+        "",
+        "User made an administrator at this start, with the password in default_password_file: the way back in.",
+        unit="user",
+    )
     default_vhost: str = option("/", "Virtual host made when there is none yet.", kind="text")
     loopback_users: tuple[str, ...] = option(
         ("guest",), "Users who may log in from this machine only.", unit="names, with commas between"
@@ -444,6 +461,14 @@ class Config:
             raise InvalidOption("amqps", self.amqps, "empty unless tls_cert_file and tls_key_file are given")
         if self.tls_client_certificate and not self.tls_ca_file:
             raise InvalidOption("tls_client_certificate", True, "off unless tls_ca_file is given")
+        if self.default_password_file and self.default_password != DEFAULT_PASSWORD:
+            raise InvalidOption(
+                "default_password_file", self.default_password_file, "empty where default_password is given"
+            )
+        if self.reset_administrator and not self.default_password_file:
+            raise InvalidOption(
+                "reset_administrator", self.reset_administrator, "empty unless default_password_file is given"
+            )
         self._check_cluster()
 
     def _check_cluster(self) -> None:

@@ -6,9 +6,12 @@ the field's default. A wrong one ends the start with one line that names the opt
 
 from __future__ import annotations
 
+import os
+import re
+import stat
 import sys
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -20,6 +23,12 @@ from amqp_server.config import SECRETS, VERSION, Config, InvalidOption, allowed_
 
 PROGRAM = "mqd"
 USAGE_EXIT = 2
+ENVIRONMENT = "MQD_"
+#: What Kubernetes sets in every container for a service that is called mqd, or mqd-something.
+_OF_A_SERVICE = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)$")
+
+#: Reads the configuration again. Raises InvalidOption.
+Reread = Callable[[], Config]
 
 _ON = frozenset({"1", "true", "yes", "on"})
 _OFF = frozenset({"0", "false", "no", "off"})
@@ -114,6 +123,7 @@ def _read_file(ctx: click.Context, param: click.Parameter, path: str | None) -> 
     try:
         with open(path, "rb") as file:
             values = tomllib.load(file)
+            mode = os.fstat(file.fileno()).st_mode
     except OSError as failure:
         raise click.BadParameter(f"{path}: {failure.strerror}", ctx, param) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as failure:
@@ -128,6 +138,12 @@ def _read_file(ctx: click.Context, param: click.Parameter, path: str | None) -> 
     for key in switches & values.keys():
         if not isinstance(values[key], bool):
             raise click.BadParameter(f"{path}: {key} must be true or false", ctx, param)
+    if "default_password" in values and mode & stat.S_IROTH:
+        click.echo(
+            f"{PROGRAM}: warning: others may read {path} (mode {stat.S_IMODE(mode):04o}), which holds default_password; "
+            f"chmod o= {path}, or give default_password_file",
+            err=True,
+        )
     ctx.default_map = values
     ctx.meta["file"] = path
 
@@ -161,39 +177,41 @@ def _explain(failure: click.ClickException) -> str:
     return f"{flag}{source}: {failure.message}"
 
 
-def command_line(run: Callable[[Config], int]) -> Callable[..., NoReturn]:
-    """The entry point of `mqd`: reads the options, calls `run`, exits with what it returns."""
+class Unreadable(InvalidOption):
+    """Options that were right at the start and can't be read any more."""
 
-    def start(**values: Any) -> int:
-        values.pop("config", None)
-        values.pop("version", None)
-        try:
-            config = Config(**values)
-        except InvalidOption as wrong:
-            source = _source(click.get_current_context(), wrong.name)
-            _fail(f"--{wrong.name.replace('_', '-')}{source}: {wrong.reason}")
-        return run(config)
+    def __init__(self, text: str) -> None:
+        ValueError.__init__(self, text)
 
-    config_file = click.Option(
-        ["--config"], is_eager=True, expose_value=False, callback=_read_file, metavar="FILE",
-        help="TOML file with options, named as here with _ for -.",
-    )  # fmt: skip
-    version = click.Option(
-        ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_show_version,
-        help="Say the version and stop.",
-    )  # fmt: skip
-    command = Command(
-        PROGRAM,
-        params=[config_file, version, *map(_option, fields(Config))],
-        callback=start,
-        help="An AMQP 0-9-1 message broker. Every option can also be given as MQD_… in the environment"
-        " (MQD_DATA_DIR for --data-dir), or in the TOML file.",
-        context_settings={"auto_envvar_prefix": "MQD", "max_content_width": 110},
-    )
+
+def command_line(run: Callable[[Config, Reread], int]) -> Callable[..., NoReturn]:
+    """The entry point of `mqd`: reads the options, calls `run`, exits with what it returns.
+
+    `run` gets the configuration, and a function that reads it again.
+    """
 
     def main(args: Sequence[str] | None = None) -> NoReturn:
+        given = list(sys.argv[1:] if args is None else args)
+
+        def reread() -> Config:
+            try:
+                config = _command(_configuration).main(given, PROGRAM, standalone_mode=False)
+            except click.ClickException as failure:
+                raise Unreadable(_explain(failure)) from None
+            assert isinstance(config, Config)
+            return config
+
+        def start(**values: Any) -> int:
+            try:
+                config = _configuration(**values)
+            except InvalidOption as wrong:
+                source = _source(click.get_current_context(), wrong.name)
+                _fail(f"--{wrong.name.replace('_', '-')}{source}: {wrong.reason}")
+            _warn_of_strange_variables(os.environ)
+            return run(config, reread)
+
         try:
-            code = command.main(list(args) if args is not None else None, PROGRAM, standalone_mode=False)
+            code = _command(start).main(given, PROGRAM, standalone_mode=False)
         except click.exceptions.Abort:
             sys.exit(1)
         except click.ClickException as failure:
@@ -201,3 +219,43 @@ def command_line(run: Callable[[Config], int]) -> Callable[..., NoReturn]:
         sys.exit(code or 0)
 
     return main
+
+
+def _configuration(**values: Any) -> Config:
+    """Raises InvalidOption."""
+    values.pop("config", None)
+    values.pop("version", None)
+    return Config(**values)
+
+
+def _warn_of_strange_variables(environment: Mapping[str, str]) -> None:
+    """A mistyped variable would be overlooked otherwise, and the option keep its default."""
+    known = {ENVIRONMENT + declared.name.upper() for declared in fields(Config)} | {f"{ENVIRONMENT}CONFIG"}
+    for name in sorted(environment):
+        if name.startswith(ENVIRONMENT) and name not in known and not _OF_A_SERVICE.search(name):
+            close = get_close_matches(name, known, 1, 0)
+            click.echo(
+                f"{PROGRAM}: warning: {name} in the environment is no option, and is ignored; "
+                f"the nearest one is {close[0]}",
+                err=True,
+            )
+
+
+def _command(callback: Callable[..., object]) -> Command:
+    config_file = click.Option(
+        ["--config"], is_eager=True, expose_value=False, callback=_read_file, metavar="FILE",
+        help="TOML file with options, named as here with _ for -.",
+    )  # fmt: skip
+    version = click.Option(
+        ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_show_version,
+        # Not from MQD_…: images name their version so.
+        allow_from_autoenv=False, help="Say the version and stop.",
+    )  # fmt: skip
+    return Command(
+        PROGRAM,
+        params=[config_file, version, *map(_option, fields(Config))],
+        callback=callback,
+        help="An AMQP 0-9-1 message broker. Every option can also be given as MQD_… in the environment"
+        " (MQD_DATA_DIR for --data-dir), or in the TOML file.",
+        context_settings={"auto_envvar_prefix": "MQD", "max_content_width": 110},
+    )

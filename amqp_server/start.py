@@ -11,6 +11,9 @@ def main() -> None:
     # serve all the same.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # A terminal that goes away does not end a broker, nor does a reload that comes before the node can do it.
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     from amqp_server import app
 
     app.main()

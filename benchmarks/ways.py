@@ -222,6 +222,7 @@ async def three_nodes(directory: Path) -> None:
     names = ("leader", "follower", "other")
     secret = directory / "secret"
     secret.write_text("the secret of this cluster")
+    secret.chmod(0o600)
     shared = {
         "peers": tuple(f"{name}=127.0.0.1:{free_port()}" for name in names),
         "cluster_secret_file": str(secret),

@@ -195,7 +195,8 @@ def main(
     members = make_members(data_dir, nodes, amqp, http, link, user, password)
     login = base64.b64encode(f"{user}:{password}".encode()).decode()
     stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    # The nodes outlive a terminal that goes away; this program ends them.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: stop.set())
     asked = _listen_for_enter()
     began = time.monotonic()

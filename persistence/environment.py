@@ -6,8 +6,10 @@ spill/      LMDB: transient bodies that did not fit in memory, never synced, wip
 """
 
 import fcntl
+import logging
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +23,8 @@ from persistence.flush import flush
 from persistence.metadata import Metadata, unpack_entry
 from persistence.record import seal, unseal
 from persistence.store import DATA_FILE, LmdbStore
+
+logger = logging.getLogger("mqd.persistence")
 
 SCHEMA_VERSION = 2
 RESIDENT_BYTES_MAX = 64 * 1024 * 1024
@@ -49,10 +53,12 @@ class Environment(Metadata, LmdbStore):
         directory = Path(path)
         lock = _lock(directory)
         try:
+            _close_to_others(directory)
             for name in ("main", "spill"):
                 if name == "spill":
                     shutil.rmtree(directory / name, ignore_errors=True)
                 (directory / name).mkdir(mode=0o700, exist_ok=True)
+                _close_to_others(directory / name)
             # The marks are made after the first transaction.
             check_length(directory / "main" / DATA_FILE, was_used=(directory / MARKS_FILE).exists())
             self = cls(
@@ -171,7 +177,16 @@ class Environment(Metadata, LmdbStore):
 def _lock(directory: Path) -> int:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        for name in ("lock", MARKS_FILE):
+            # What such a link names would be overwritten.
+            if (directory / name).is_symlink():
+                raise DataDirectoryUnusable(
+                    f"the data directory {directory} can't be used: {name} in it is a symbolic link. "
+                    f"Find out who made it, and remove it."
+                )
+        lock = os.open(
+            directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600
+        )
     except OSError as error:
         raise DataDirectoryUnusable(
             f"the data directory {directory} can't be used: {error.strerror}. "
@@ -189,6 +204,40 @@ def _lock(directory: Path) -> int:
     os.ftruncate(lock, 0)
     os.pwrite(lock, b"%d\n" % os.getpid(), 0)
     return lock
+
+
+def _close_to_others(directory: Path) -> None:
+    """Take the right to write from others. Raises DataDirectoryUnusable where that is not ours to do."""
+    mode = stat.S_IMODE(directory.stat().st_mode)
+    if not mode & stat.S_IWOTH:
+        return
+    advice = f"Give the node a directory of its own (--data-dir), or chmod o= {directory}"
+    if mode & stat.S_ISVTX:
+        raise DataDirectoryUnusable(
+            f"the data directory {directory} is shared with others (mode {mode:04o}). {advice}."
+        )
+    strangers = [
+        entry.name
+        for entry in os.scandir(directory)
+        if entry.stat(follow_symlinks=False).st_uid != os.geteuid()
+    ]
+    if strangers:
+        raise DataDirectoryUnusable(
+            f"others may write to the data directory {directory} (mode {mode:04o}), and did: {strangers[0]} in it "
+            f"is another user's. {advice} when you have looked at it."
+        )
+    try:
+        directory.chmod(mode & ~stat.S_IRWXO)
+    except OSError as error:
+        raise DataDirectoryUnusable(
+            f"others may write to the data directory {directory} (mode {mode:04o}): {error.strerror}. {advice}."
+        ) from error
+    logger.warning(
+        "others could write to the data directory %s (mode %04o); it has mode %04o now",
+        directory,
+        mode,
+        mode & ~stat.S_IRWXO,
+    )
 
 
 def _sync_directory(directory: Path) -> None:

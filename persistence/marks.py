@@ -33,7 +33,7 @@ class DeliveredMarks:
         self._sync = sync
         #: Some marks may not be on disk yet.
         self.changed = True
-        self._file = os.open(Path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._file = os.open(Path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         size = os.fstat(self._file).st_size
         slots = max(-(-size // SLOT.size), GROW_SLOTS)
         self._allot(slots)

@@ -12,7 +12,7 @@ import pytest
 
 from amqp_server.config import SECRETS, Config
 from amqp_server.example import example
-from amqp_server.options import command_line
+from amqp_server.options import Reread, command_line
 from conformance_tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
@@ -31,7 +31,7 @@ def test_all_of_the_example_uncommented_is_the_defaults(tmp_path: Path) -> None:
     file.write_text(uncommented)
     read: list[Config] = []
 
-    def keep(config: Config) -> int:
+    def keep(config: Config, reread: Reread) -> int:
         read.append(config)
         return 0
 

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from amqp_server.cluster.errors import ClusterError
 from amqp_server.config import Config
-from amqp_server.connection.tls import PEMFile, load_authorities, load_certificate
+from amqp_server.connection.tls import (
+    PEMFile,
+    TLSFileError,
+    file_stamps,
+    load_authorities,
+    load_certificate,
+)
+from amqp_server.secret_files import SecretFileError, read_secret
 from quorum_queue.cluster.options import ReplicationOptions
 from quorum_queue.links.ports import LinkOptions
 
+if TYPE_CHECKING:
+    from quorum_queue.links.mesh import Mesh
+
+logger = logging.getLogger("mqd.cluster")
+
 
 def secret(config: Config) -> bytes:
-    path = Path(config.cluster_secret_file)
+    path = config.cluster_secret_file
     try:
-        found = path.read_bytes().strip()
-    except OSError as error:
-        raise ClusterError(f"the cluster's secret in {path} can't be read: {error.strerror}") from None
+        found = read_secret("cluster_secret_file", path).strip()
+    except SecretFileError as error:
+        raise ClusterError(str(error)) from None
     if len(found) < 16:
         raise ClusterError(
             f"the cluster's secret in {path} has {len(found)} bytes, it needs 16 at least: "
@@ -29,21 +42,56 @@ def secret(config: Config) -> bytes:
 def tls(config: Config) -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
     """Contexts for both ends of a link: each shows its certificate and requires the other's.
 
-    Raises TLSFileError.
+    Raises ClusterError.
     """
     if not config.cluster_tls_cert_file:
         return None
     certificate = PEMFile("cluster-tls-cert-file", config.cluster_tls_cert_file)
     key = PEMFile("cluster-tls-key-file", config.cluster_tls_key_file)
     authorities = PEMFile("cluster-tls-ca-file", config.cluster_tls_ca_file)
-    load_authorities(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), authorities)
-    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authorities.path)
+    # With no authority but the cluster's own.
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     server.verify_mode = ssl.CERT_REQUIRED
-    client = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=authorities.path)
-    for context in (server, client):
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        load_certificate(context, certificate, key)
+    try:
+        for context in (server, client):
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            load_authorities(context, authorities)
+            load_certificate(context, certificate, key)
+    except (TLSFileError, SecretFileError) as error:
+        raise ClusterError(f"the certificates for the links can't be used: {error}") from None
     return server, client
+
+
+class LinksTls:
+    """The contexts of the links, made anew when their files have changed: the next links get the new certificate."""
+
+    def __init__(self, config: Config, mesh: Mesh) -> None:
+        self._config = config
+        self._mesh = mesh
+        self._stamps = self._read_stamps()
+
+    def _read_stamps(self) -> list[tuple[int, int, int] | None]:
+        config = self._config
+        return file_stamps(
+            config.cluster_tls_cert_file, config.cluster_tls_key_file, config.cluster_tls_ca_file
+        )
+
+    def reload(self) -> None:
+        """Read the files again if they have changed. If they can't be used, what was read before stays."""
+        if not self._config.cluster_tls_cert_file:
+            return
+        stamps = self._read_stamps()
+        if stamps == self._stamps:
+            return
+        self._stamps = stamps
+        try:
+            self._mesh.use_tls(tls(self._config))
+        except ClusterError as error:
+            logger.error("the links keep the certificate that they have: %s", error)
+        else:
+            logger.info(
+                "new links have the certificate that is now in %s", self._config.cluster_tls_cert_file
+            )
 
 
 def link_options(config: Config) -> LinkOptions:

@@ -16,6 +16,7 @@ from amqp_server.connection import log
 from amqp_server.connection.half_open import HalfOpen, HalfOpens
 from amqp_server.connection.password_checks import PasswordChecks, source_of
 from amqp_server.connection.session import State
+from amqp_server.connection.tls import ListenerTLS
 from amqp_server.connection.transport import ClientWire, Transport
 from quorum_queue.links.wire import TlsWire, Wire
 
@@ -79,7 +80,7 @@ class Server:
         #: Those of them that have not logged in.
         self.half_opens = HalfOpens(self.config)
 
-    async def serve(self, listening: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+    async def serve(self, listening: socket.socket, tls: ListenerTLS | None = None) -> None:
         """Accept until cancelled. If the socket is closed, go on serving the connections that are there."""
         async with trio.open_nursery() as nursery:
             # It may be closed before this task first runs.
@@ -97,13 +98,18 @@ class Server:
                         logger.error("cannot accept a connection: %s", error)
                         await trio.sleep(0.1)
                         break
-                    self._accept(nursery, sock, str(address[0]), tls)
+                    context = None if tls is None else tls.context
+                    self._accept(nursery, sock, str(address[0]), context)
 
     def _accept(
         self, nursery: trio.Nursery, sock: socket.socket, peer: str, tls: ssl.SSLContext | None
     ) -> None:
         source = source_of(peer)
-        place = self.half_opens.admit(source) if self._open < self.config.connections_max else None
+        place = (
+            self.half_opens.admit(source, trio.current_time())
+            if self._open < self.config.connections_max
+            else None
+        )
         if place is None:
             if self.broker.log_limit.allows("connection refused", source, 1):
                 logger.warning(

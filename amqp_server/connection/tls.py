@@ -5,14 +5,18 @@ OpenSSL names no file in its errors, and `[SSL] PEM lib` helps nobody: what is w
 
 from __future__ import annotations
 
+import logging
+import os
 import ssl
 from typing import NamedTuple
 
 from amqp_server.config import Config
-from amqp_server.connection.listener import ListenError
+from amqp_server.secret_files import SecretFileError, check_secret_file
+
+logger = logging.getLogger("mqd.connection")
 
 
-class TLSFileError(ListenError):
+class TLSFileError(Exception):
     """Says which file of which option can't be used, and why."""
 
     def __init__(self, file: PEMFile, reason: str) -> None:
@@ -29,10 +33,51 @@ class _Encrypted(Exception):
     """The private key needs a password. Without this, OpenSSL asks for it on the terminal and the start hangs."""
 
 
+class ListenerTLS:
+    """The listener's context, made anew when its files have changed: the next connections get the new certificate."""
+
+    def __init__(self, config: Config) -> None:
+        """Raises TLSFileError, SecretFileError."""
+        self._config = config
+        self._stamps = file_stamps(*self._files())
+        self.context = make_context(config)
+
+    def _files(self) -> tuple[str, str, str]:
+        config = self._config
+        return config.tls_cert_file, config.tls_key_file, config.tls_ca_file
+
+    def reload(self) -> None:
+        """Read the files again if they have changed. If they can't be used, what was read before stays."""
+        stamps = file_stamps(*self._files())
+        if stamps == self._stamps:
+            return
+        # A file that changes while it is read is read again the next time.
+        self._stamps = stamps
+        try:
+            self.context = make_context(self._config)
+        except (TLSFileError, SecretFileError) as error:
+            logger.error("the certificate of the TLS listener stays the old one: %s", error)
+        else:
+            logger.info("the TLS listener has the certificate that is now in %s", self._config.tls_cert_file)
+
+
+def file_stamps(*paths: str) -> list[tuple[int, int, int] | None]:
+    """What changes whenever a file is written or replaced, by path; None for one that is not there."""
+    found: list[tuple[int, int, int] | None] = []
+    for path in paths:
+        try:
+            about = os.stat(path)
+        except OSError:
+            found.append(None)
+        else:
+            found.append((about.st_mtime_ns, about.st_ino, about.st_size))
+    return found
+
+
 def make_context(config: Config) -> ssl.SSLContext:
     """Return the server's context: TLS 1.2 and 1.3, client certificates as configured.
 
-    Raises TLSFileError.
+    Raises TLSFileError, SecretFileError.
     """
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -48,7 +93,7 @@ def make_context(config: Config) -> ssl.SSLContext:
 
 
 def load_certificate(context: ssl.SSLContext, certificate: PEMFile, key: PEMFile) -> None:
-    """Have the context show this certificate. Raises TLSFileError."""
+    """Have the context show this certificate. Raises TLSFileError, SecretFileError."""
     _require(certificate, b"CERTIFICATE-----", "certificate")
     _require(key, b"PRIVATE KEY-----", "private key")
     try:
@@ -63,6 +108,7 @@ def load_certificate(context: ssl.SSLContext, certificate: PEMFile, key: PEMFile
         # If the certificate can be read, it is the key that cannot.
         load_authorities(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), certificate)
         raise TLSFileError(key, f"the private key can't be used ({_reason(error)})") from None
+    check_secret_file(key.option, key.path)
 
 
 def load_authorities(context: ssl.SSLContext, authorities: PEMFile) -> None:

@@ -193,6 +193,7 @@ class Transport:
     async def _log_in(self) -> None:
         login = self.session.login
         assert login is not None
+        self._half_open.checking = True
         peer = self.session.client.peer
         outcome = await self._server.password_checks.check(peer, login.user, login.password)
         self._turn.run(self._turn.contain, self.session, self._logged_in, outcome)

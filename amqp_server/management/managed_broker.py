@@ -80,6 +80,8 @@ class ManagedBroker:
         self.vhosts = broker.vhost_records
         self.password_checks = node.password_checks
         self.log_limit = broker.log_limit
+        #: Held from looking whether an administrator is left to the change.
+        self.user_changes = trio.Lock()
 
     # -- the node -------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import msgspec
 
 from amqp_server.broker.password import InvalidPasswordHash, from_rabbitmq
 from amqp_server.broker.permissions import InvalidPermission, Permission
-from amqp_server.broker.users import User, UserRefused, checked_name, checked_tags, hashed
+from amqp_server.broker.users import ADMINISTRATOR, User, UserRefused, checked_name, checked_tags, hashed
 from amqp_server.connection.password_checks import PasswordChecks
 from amqp_server.management.answer import NO_CONTENT, Answer, bad_request, created, not_found
 from amqp_server.management.call import Call
@@ -54,6 +54,11 @@ class UserRequest(msgspec.Struct):
 
 
 async def put_user(call: Call) -> Answer:
+    async with call.broker.user_changes:
+        return await _put_user(call)
+
+
+async def _put_user(call: Call) -> Answer:
     name = call.path["user"]
     asked = call.read(UserRequest)
     before = call.broker.users.get(name)
@@ -64,6 +69,8 @@ async def put_user(call: Call) -> Answer:
         checked_name(name)
         told = checked_tags(tag.strip() for tag in tags if tag.strip())
         encoded = await _hash(asked, before, call.broker.password_checks)
+        if ADMINISTRATOR not in told or not encoded:
+            _keep_an_administrator(call, name)
         return created(await call.broker.put_user(name, encoded, told))
     except (UserRefused, InvalidPasswordHash) as refused:
         raise bad_request(str(refused)) from None
@@ -83,8 +90,22 @@ async def _hash(asked: UserRequest, before: User | None, checks: PasswordChecks)
     return ""
 
 
+def _keep_an_administrator(call: Call, name: str) -> None:
+    """Refuse what would leave nobody to make it good again, unless the request says `force=true`."""
+    administrators = [
+        user.name for user in call.broker.users if ADMINISTRATOR in user.tags and user.password_hash
+    ]
+    if administrators == [name] and not call.switch("force"):
+        raise bad_request(
+            f"user '{name}' is the last administrator: nobody could log in to make another one; force=true does it"
+        )
+
+
 async def delete_user(call: Call) -> Answer:
-    await call.broker.delete_user(_user(call).name)
+    async with call.broker.user_changes:
+        name = _user(call).name
+        _keep_an_administrator(call, name)
+        await call.broker.delete_user(name)
     return NO_CONTENT
 
 
@@ -93,9 +114,11 @@ class BulkDelete(msgspec.Struct):
 
 
 async def delete_users(call: Call) -> Answer:
-    for name in call.read(BulkDelete).users:
-        if call.broker.users.get(name):
-            await call.broker.delete_user(name)
+    async with call.broker.user_changes:
+        for name in call.read(BulkDelete).users:
+            if call.broker.users.get(name):
+                _keep_an_administrator(call, name)
+                await call.broker.delete_user(name)
     return NO_CONTENT
 
 

@@ -60,8 +60,8 @@ class Client:
         """Return what a health check answers, whether all is well or not."""
         return self._ask("GET", path, {}, also=503)
 
-    def put(self, *path: str, body: object = None) -> Any:
-        return self._ask("PUT", path, {}, {} if body is None else body)
+    def put(self, *path: str, body: object = None, **query: str) -> Any:
+        return self._ask("PUT", path, query, {} if body is None else body)
 
     def post(self, *path: str, body: object) -> Any:
         return self._ask("POST", path, {}, body)

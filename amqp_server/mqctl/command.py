@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from typing import Any, TextIO, TypeVar
 
 import click
 
@@ -99,7 +101,12 @@ def _show_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> N
     "--url", default="http://127.0.0.1:15672", show_default=True, help="Management API (MQCTL_URL)."
 )
 @click.option("--user", default="guest", show_default=True, help="An administrator (MQCTL_USER).")
-@click.option("--password", default="guest", help="Its password (MQCTL_PASSWORD).")
+@click.option("--password", default="guest", help="Its password (MQCTL_PASSWORD); others see it in ps.")
+@click.option(
+    "--password-file",
+    type=click.File(),
+    help="File with its password instead (MQCTL_PASSWORD_FILE); - for stdin.",
+)
 @click.option("-q", "--quiet", is_flag=True, help=QUIET_HELP)
 @click.option(
     "--formatter", type=click.Choice(FORMATTERS), default="table", show_default=True, help=FORMATTER_HELP
@@ -113,9 +120,35 @@ def _show_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> N
     help="Say the version and stop.",
 )
 @click.pass_context
-def mqctl(ctx: click.Context, url: str, user: str, password: str, quiet: bool, formatter: str) -> None:
+def mqctl(
+    ctx: click.Context,
+    url: str,
+    user: str,
+    password: str,
+    password_file: TextIO | None,
+    quiet: bool,
+    formatter: str,
+) -> None:
+    _warn_of_mistyped_variables(os.environ)
+    if password_file is not None:
+        password = password_file.readline().rstrip("\r\n")
     ctx.obj = session = Session(url, user, password, quiet, formatter)
     ctx.call_on_close(session.close)
+
+
+#: Beside those of the commands' own options.
+_VARIABLES = ("MQCTL_URL", "MQCTL_USER", "MQCTL_PASSWORD", "MQCTL_PASSWORD_FILE", "MQCTL_QUIET")
+
+
+def _warn_of_mistyped_variables(environment: Mapping[str, str]) -> None:
+    """A mistyped variable would be overlooked otherwise, and the login fail."""
+    commands = tuple(f"MQCTL_{name.replace('-', '_').upper()}_" for name in mqctl.commands)
+    for name in sorted(environment):
+        if name.startswith("MQCTL_") and name not in _VARIABLES and not name.startswith(commands):
+            (close,) = get_close_matches(name, _VARIABLES, 1, 0)
+            click.echo(
+                f"mqctl: warning: {name} in the environment is ignored; the nearest one is {close}", err=True
+            )
 
 
 def in_vhost(function: Function) -> Function:
@@ -143,8 +176,14 @@ def pairs(given: tuple[str, ...]) -> dict[str, Any]:
     return table
 
 
-def password_argument(value: str | None) -> str:
-    """The password as it was typed, or the first line of stdin, where no other user's `ps` can see it."""
+def password_argument(value: str | None, *, new: bool = False) -> str:
+    """The password as it was given, or from stdin, where no other user's `ps` can see it: a terminal is asked for it.
+
+    A new one is asked for twice, since it is not shown.
+    """
     if value is not None:
         return value
+    if sys.stdin.isatty():
+        asked: str = click.prompt("Password", hide_input=True, confirmation_prompt=new, err=True)
+        return asked
     return sys.stdin.readline().rstrip("\r\n")

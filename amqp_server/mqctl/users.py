@@ -29,42 +29,52 @@ def _require_vhost(session: Session, vhost: str) -> None:
         raise Failure(f"Virtual host '{vhost}' does not exist", UNAVAILABLE)
 
 
-@mqctl.command("add_user", help="Makes a user; the password is read from stdin if it is left out.")
+_FORCE = click.option("--force", is_flag=True, help="Even if no administrator is left then.")
+_PASSWORD = "asked for on a terminal, or read from stdin, if it is left out"
+
+
+def _forced(force: bool) -> dict[str, str]:
+    return {"force": "true"} if force else {}
+
+
+@mqctl.command("add_user", help=f"Makes a user; the password is {_PASSWORD}.")
 @click.argument("user")
 @click.argument("password", required=False)
 @pass_session
 def add_user(session: Session, user: str, password: str | None) -> None:
     if _exists(session, "users", user):
         raise Failure(f'User "{user}" already exists', SOFTWARE)
-    session.client.put("users", user, body={"password": password_argument(password), "tags": []})
+    session.client.put("users", user, body={"password": password_argument(password, new=True), "tags": []})
 
 
 @mqctl.command("delete_user", help="Deletes a user and closes its connections.")
+@_FORCE
 @click.argument("user")
 @pass_session
-def delete_user(session: Session, user: str) -> None:
+def delete_user(session: Session, user: str, force: bool) -> None:
     _require_user(session, user)
-    session.client.delete("users", user)
+    session.client.delete("users", user, **_forced(force))
 
 
-@mqctl.command("change_password", help="Sets a user's password; read from stdin if it is left out.")
+@mqctl.command("change_password", help=f"Sets a user's password, which is {_PASSWORD}.")
 @click.argument("user")
 @click.argument("password", required=False)
 @pass_session
 def change_password(session: Session, user: str, password: str | None) -> None:
     _require_user(session, user)
-    session.client.put("users", user, body={"password": password_argument(password)})
+    session.client.put("users", user, body={"password": password_argument(password, new=True)})
 
 
 @mqctl.command(
     "set_user_tags", help="Sets a user's tags: administrator, monitoring, policymaker, management."
 )
+@_FORCE
 @click.argument("user")
 @click.argument("tags", nargs=-1)
 @pass_session
-def set_user_tags(session: Session, user: str, tags: tuple[str, ...]) -> None:
+def set_user_tags(session: Session, user: str, tags: tuple[str, ...], force: bool) -> None:
     _require_user(session, user)
-    session.client.put("users", user, body={"tags": list(tags)})
+    session.client.put("users", user, body={"tags": list(tags)}, **_forced(force))
 
 
 @mqctl.command("list_users", help="Lists users and their tags.")

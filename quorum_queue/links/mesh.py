@@ -139,6 +139,10 @@ class Mesh:
         if session is not None:
             session.close("dropped by this node")
 
+    def use_tls(self, tls: tuple[ssl.SSLContext, ssl.SSLContext] | None) -> None:
+        """Links that are made from now on use these contexts."""
+        self._tls = tls
+
     def _wire(self, sock: socket.socket, server_host: str | None) -> Wire:
         """`server_host` is None for a connection that the other side made."""
         sock.setblocking(False)

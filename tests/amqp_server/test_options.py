@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from amqp_server.config import Config
-from amqp_server.options import command_line
+from amqp_server.config import Config, InvalidOption
+from amqp_server.options import Reread, command_line
 
 
 class Started:
@@ -14,8 +14,9 @@ class Started:
         self.config: Config | None = None
         self.code = 0
 
-    def __call__(self, config: Config) -> int:
+    def __call__(self, config: Config, reread: Reread) -> int:
         self.config = config
+        self.reread = reread
         return self.code
 
 
@@ -147,3 +148,96 @@ def test_help_tells_every_option(started: Started, capsys: pytest.CaptureFixture
     assert started.config is None
     for declared in fields(Config):
         assert "--" + declared.name.replace("_", "-") in told
+
+
+def test_configuration_is_read_again(started: Started, tmp_path: Path) -> None:
+    file = tmp_path / "mqd.toml"
+    file.write_text('log_level = "info"\n')
+    assert run(started, "--config", str(file), "--node", "typed") == 0
+    file.write_text('log_level = "debug"\nnode = "of-file"\n')
+    again = started.reread()
+    assert (again.log_level, again.node) == ("debug", "typed")
+    for text, said in (
+        ('log_level = "loud"\n', r"--log-level \(in .*mqd.toml\): 'loud' is not allowed"),
+        ("nonsense", "mqd.toml"),
+        ("outbox_low_bytes = 1_000_000_000\n", "outbox_low_bytes"),
+    ):
+        file.write_text(text)
+        with pytest.raises(InvalidOption, match=said):
+            started.reread()
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("MQD_" + "AMPQ", "MQD_AMQP"), ("MQD_DATADIR", "MQD_DATA_DIR"), ("MQD_CONFIG_FILE", "MQD_CONFIG")],
+)
+def test_mistyped_variable_is_told(
+    started: Started,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    nearest: str,
+) -> None:
+    monkeypatch.setenv(name, "secret value")
+    assert run(started) == 0
+    told = capsys.readouterr().err
+    assert told.startswith(f"mqd: warning: {name} in the environment is no option")
+    assert told.endswith(f"the nearest one is {nearest}\n")
+    assert "secret value" not in told
+
+
+def test_variables_that_others_set_are_no_mistake(
+    started: Started, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kubernetes tells each container of the services around it; images name their version."""
+    monkeypatch.setenv("MQD_AMQP", "127.0.0.1:0")
+    for name in (
+        "SERVICE_HOST",
+        "SERVICE_PORT",
+        "SERVICE_PORT_AMQP",
+        "PORT",
+        "PORT_5672_TCP",
+        "PORT_5672_TCP_ADDR",
+    ):
+        monkeypatch.setenv(f"MQD_{name}", "tcp://10.0.0.1:5672")
+        monkeypatch.setenv(f"MQD_NODES_{name}", "tcp://10.0.0.1:5672")
+    assert run(started) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_version_in_the_environment_is_not_asked_for(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MQD_VERSION", "0.2.0")
+    assert run(started) == 0
+    assert started.config is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["--default-password", "x", "--default-password-file", "y"],
+            "empty where default_password is given",
+        ),
+        (["--reset-administrator", "ann"], "empty unless default_password_file is given"),
+    ],
+)
+def test_options_that_go_together(
+    started: Started, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert run(started, *arguments) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640])
+def test_password_in_a_file_that_others_can_read(
+    started: Started, capsys: pytest.CaptureFixture[str], tmp_path: Path, mode: int
+) -> None:
+    file = tmp_path / "mqd.toml"
+    file.write_text('default_password = "secret value"\n')
+    file.chmod(mode)
+    assert run(started, "--config", str(file)) == 0
+    told = capsys.readouterr().err
+    assert told.startswith(f"mqd: warning: others may read {file} (mode 0644)") is (mode == 0o644)
+    assert "secret value" not in told

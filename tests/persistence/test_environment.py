@@ -1,5 +1,6 @@
 """The data directory: lock, layout, identity, damage."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,55 @@ def test_an_unusable_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(DataDirectoryUnusable, match="file"):
         Environment.open(tmp_path / "file")
+
+
+@pytest.mark.parametrize("name", ["lock", "marks"])
+def test_a_link_in_the_directory_is_not_followed(tmp_path: Path, name: str) -> None:
+    """Whoever could make it would choose a file for the node to overwrite."""
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / name).symlink_to(victim)
+    with pytest.raises(DataDirectoryUnusable, match=f"{name} in it is a symbolic link"):
+        open_environment(tmp_path)
+    assert victim.read_text() == "precious"
+
+
+def test_a_directory_that_others_can_write_to_is_closed_to_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    open_environment(tmp_path).close()
+    data = tmp_path / "data"
+    for place in (data, data / "main"):
+        place.chmod(0o777)
+        open_environment(tmp_path).close()
+        assert place.stat().st_mode & 0o7777 == 0o770
+        assert (
+            f"others could write to the data directory {place} (mode 0777); it has mode 0770" in caplog.text
+        )
+    caplog.clear()
+    data.chmod(0o755)
+    open_environment(tmp_path).close()
+    assert data.stat().st_mode & 0o7777 == 0o755 and not caplog.records
+
+
+def test_a_shared_directory_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data").chmod(0o1777)
+    with pytest.raises(DataDirectoryUnusable, match="shared with others \\(mode 1777\\).*--data-dir"):
+        open_environment(tmp_path)
+    assert (tmp_path / "data").stat().st_mode & 0o7777 == 0o1777
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user")
+def test_a_directory_in_which_others_have_written_is_refused(tmp_path: Path) -> None:
+    open_environment(tmp_path).close()
+    (tmp_path / "data").chmod(0o777)
+    planted = tmp_path / "data" / "planted"
+    planted.touch()
+    os.chown(planted, 65_534, 65_534)
+    with pytest.raises(DataDirectoryUnusable, match="and did: planted in it is another user's"):
+        open_environment(tmp_path)
 
 
 def test_the_identity_stays(tmp_path: Path) -> None:

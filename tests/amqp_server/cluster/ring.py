@@ -42,6 +42,7 @@ class Ring:
         self.links = dict(zip(names, free_ports(len(names)), strict=True))
         self.secret = directory / "secret"
         self.secret.write_text(secrets.token_hex(32))
+        self.secret.chmod(0o600)
         self.nodes: dict[str, Node] = {}
         for name in names:
             self.place(name)

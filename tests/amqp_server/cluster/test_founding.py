@@ -74,6 +74,11 @@ def test_what_ends_a_start(tmp_path: Path) -> None:
     secret, short = tmp_path / "secret", tmp_path / "short"
     secret.write_text("x" * 32)
     short.write_text("too short\n")
+    for file in (secret, short):
+        file.chmod(0o600)
+    shown = tmp_path / "shown"
+    shown.write_text("x" * 32)
+    shown.chmod(0o644)
     port, other = free_ports(2)
     peers = f"n1={HOST}:{port},n2={HOST}:{other}"
     certificates = ("--cluster-tls-cert-file", str(secret), "--cluster-tls-key-file", str(secret))
@@ -83,6 +88,11 @@ def test_what_ends_a_start(tmp_path: Path) -> None:
         (2, "made of name=host:port", ("--peers", "n1")),
         (2, "given when there are peers", ("--cluster-secret-file", "")),
         (1, "can't be read: No such file", ("--cluster-secret-file", str(tmp_path / "none"))),
+        (
+            1,
+            f"--cluster-secret-file: others may read or write {shown} (mode 0644)",
+            ("--cluster-secret-file", str(shown)),
+        ),
         (1, "has 9 bytes, it needs 16 at least", ("--cluster-secret-file", str(short))),
         (2, "given with its key and its authority", certificates[:2]),
         (
@@ -110,6 +120,7 @@ def test_strangers_do_not_get_in_and_hurt_nobody(ring: Ring, tmp_path: Path) -> 
     (port,) = free_ports(1)
     wrong = tmp_path / "wrong"
     wrong.write_text("another secret altogether")
+    wrong.chmod(0o600)
     peers = f"{ring.peers()},n4={HOST}:{port}"
 
     def place(directory: str, name: str, secret: Path) -> Node:
@@ -179,6 +190,7 @@ def test_links_with_certificates(empty: Ring, tmp_path: Path) -> None:
     def certified(name: str, issuer: trustme.CA, ca: Path) -> None:
         key = tmp_path / f"{name}.pem"
         issuer.issue_cert(str(ipaddress.ip_address(HOST))).private_key_and_cert_chain_pem.write_to_path(key)
+        key.chmod(0o600)
         options = ("--cluster-tls-cert-file", str(key), "--cluster-tls-key-file", str(key))
         empty.place(name, *options, "--cluster-tls-ca-file", str(ca))
 
@@ -200,4 +212,37 @@ def test_links_with_certificates(empty: Ring, tmp_path: Path) -> None:
     empty.nodes["n3"].kill()
     certified("n3", authority, trusted)
     empty.start("n3")
+    serves(empty, *NAMES)
+
+
+def test_first_user_that_was_deleted_does_not_come_back(empty: Ring) -> None:
+    """Its name and password are known to everybody."""
+    empty.start(*NAMES)
+    empty.mqctl("n1", "add_user", "ann", "secret")
+    # She has no permission in any vhost, and needs none to look after the cluster.
+    empty.mqctl("n1", "set_user_tags", "ann", "administrator")
+    empty.mqctl("n1", "delete_user", "guest")
+    for node in empty.nodes.values():
+        node.kill()
+    for name in NAMES:
+        empty.nodes[name].launch()
+    for name in NAMES:
+        empty.nodes[name].ready()
+        assert empty.ask("GET", name, "/api/whoami")[0] == 401
+        assert "ann" in empty.mqctl(name, "--user", "ann", "--password", "secret", "list_users")
+
+
+def test_administrator_is_made_again_by_any_node(empty: Ring, tmp_path: Path) -> None:
+    empty.start(*NAMES)
+    assert empty.ask("DELETE", "n1", "/api/users/guest?force=true")[0] == 204
+    assert empty.ask("GET", "n3", "/api/whoami")[0] == 401
+    password = tmp_path / "password"
+    password.write_text("guest\n")
+    password.chmod(0o600)
+    assert empty.nodes["n2"].stop() == 0
+    empty.place("n2", "--reset-administrator", "guest", "--default-password-file", str(password))
+    empty.nodes["n2"].start()
+    says(empty.nodes["n2"], "WARNING", "user 'guest' is an administrator")
+    wait_until("n3 knows it", lambda: empty.ask("GET", "n3", "/api/whoami")[0] == 200, state=empty.logs)
+    empty.formed()
     serves(empty, *NAMES)

@@ -31,6 +31,7 @@ def make_authority(directory: Path) -> Authority:
     for index, part in enumerate(server.cert_chain_pems):
         part.write_to_path(certificate, append=index > 0)
     server.private_key_pem.write_to_path(key)
+    Path(key).chmod(0o600)
     ours.cert_pem.write_to_path(ca)
     contexts = [ssl.create_default_context() for _ in range(3)]
     for context in contexts:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 import trio
 from pamqp import commands
 
+from amqp_server.app import Node
+from amqp_server.config import Config
+from amqp_server.connection.tls import make_context
+from amqp_server.secret_files import SecretFileError
 from conformance_tests.patience import PATIENCE_S
 
 from ..wire.published import message, method
-from .authority import Authority, connect_tls, tls_port
+from .authority import Authority, connect_tls, make_authority, tls_port
 from .node import Delivery
 from .served import connect, handshakes_take, served, until
 
@@ -117,6 +122,49 @@ async def test_client_certificate_demanded(
             await client.log_in()
         await trio.aclose_forcefully(client.stream)
         await until(lambda: not node.server.transports)
+
+
+async def test_certificate_that_changed_on_disk_is_served(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority = make_authority(tmp_path)
+    async with served(tmp_path, tls_check_s=0.1, **authority.options) as node:
+        stays = await connect_tls(node, authority.trusting)
+        await stays.log_in()
+        before = await _certificate(node, authority)
+        # Half of a new pair is of no use, and the old one stays.
+        (tmp_path / "renewed").mkdir()
+        renewed = make_authority(tmp_path / "renewed")
+        shutil.copyfile(renewed.options["tls_key_file"], authority.options["tls_key_file"])
+        await until(lambda: "the certificate of the TLS listener stays the old one" in caplog.text)
+        assert await _certificate(node, authority) == before
+        shutil.copyfile(renewed.options["tls_cert_file"], authority.options["tls_cert_file"])
+        with trio.fail_after(PATIENCE_S):
+            while (after := await _certificate(node, renewed)) in (None, before):
+                await trio.sleep(0.01)
+        assert after is not None
+        # Who was there before has noticed nothing.
+        await stays.ask(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
+        await stays.close()
+
+
+async def _certificate(node: Node, authority: Authority) -> bytes | None:
+    """Return what the listener shows; None if it is of another authority."""
+    try:
+        made = await connect_tls(node, authority.trusting)
+    except trio.BrokenResourceError:
+        return None
+    assert isinstance(made.stream, trio.SSLStream)
+    shown: bytes = made.stream.getpeercert(binary_form=True)
+    await trio.aclose_forcefully(made.stream)
+    return shown
+
+
+def test_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    authority = make_authority(tmp_path)
+    Path(authority.options["tls_key_file"]).chmod(0o644)
+    with pytest.raises(SecretFileError, match="--tls-key-file: others may read"):
+        make_context(Config(**authority.options))
 
 
 async def test_old_protocols_are_refused(tmp_path: Path, authority: Authority) -> None:

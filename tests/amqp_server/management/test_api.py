@@ -37,6 +37,49 @@ async def test_users(connect: Connect, broker: ManagedBroker) -> None:
     assert (await client.delete("users/ann")).status_code == 404
 
 
+async def test_last_administrator_stays_unless_forced(connect: Connect, broker: ManagedBroker) -> None:
+    client = connect("admin")
+    # guest is one, too.
+    assert (await client.delete("users/guest")).status_code == 204
+    broker.users.put("locked", "", ["administrator"])  # cannot log in, and so helps nobody
+    encoded = broker.users.require("admin").password_hash
+    for asked in (
+        client.delete("users/admin"),
+        client.put("users/admin", json={"tags": "management"}),
+        client.put("users/admin", json={"password_hash": ""}),
+        client.post("users/bulk-delete", json={"users": ["watcher", "admin"]}),
+    ):
+        answer = await asked
+        assert answer.status_code == 400
+        assert "user 'admin' is the last administrator" in answer.json()["reason"]
+        admin = broker.users.require("admin")
+        assert (admin.tags, admin.password_hash) == (("administrator",), encoded)
+    # Another password, and another administrator, are no harm.
+    assert (
+        await client.put("users/admin", json={"password": "new", "tags": "administrator"})
+    ).status_code == 204
+    client = connect("admin", "new")
+    assert (await client.put("users/ann", json={"password": "x", "tags": "administrator"})).status_code == 201
+    assert (await client.put("users/ann", json={"tags": ""})).status_code == 204
+    assert (await client.delete("users/admin?force=true")).status_code == 204
+    assert broker.users.get("admin") is None
+
+
+async def test_two_requests_do_not_delete_the_last_two(connect: Connect, broker: ManagedBroker) -> None:
+    answers: list[int] = []
+
+    async def delete(user: str) -> None:
+        answers.append((await connect(user).delete(f"users/{user}")).status_code)
+
+    for user in ("admin", "guest"):
+        assert (await connect(user).get("whoami")).status_code == 200
+    async with trio.open_nursery() as nursery:
+        for user in ("admin", "guest"):
+            nursery.start_soon(delete, user)
+    assert sorted(answers) == [204, 400]
+    assert [user.name for user in broker.users if "administrator" in user.tags] != []
+
+
 @pytest.mark.parametrize(
     "body",
     [

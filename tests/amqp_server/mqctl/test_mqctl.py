@@ -1,10 +1,15 @@
 """`mqctl` against a running mqd: the whole way through HTTP, the API, and the broker behind it."""
 
+import fcntl
 import io
 import json
+import os
+import pty
+import select
 import socket
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,6 +63,70 @@ def test_users(mqd: Addresses, mqctl: Mqctl, monkeypatch: pytest.MonkeyPatch) ->
     ok(mqctl("delete_user", "ann"))
     for command in (("delete_user", "ann"), ("set_user_tags", "ann"), ("change_password", "ann", "x")):
         assert mqctl(*command) == (67, "", 'Error: User "ann" does not exist\n')
+
+
+def test_last_administrator(mqctl: Mqctl) -> None:
+    for command in (("delete_user", "guest"), ("set_user_tags", "guest", "management")):
+        outcome = mqctl(*command)
+        assert outcome.code == 65 and "user 'guest' is the last administrator" in outcome.err
+    ok(mqctl("add_user", "other", "other"))
+    ok(mqctl("set_user_tags", "other", "administrator"))
+    ok(mqctl("set_user_tags", "guest", "management"))
+    as_other = ("--user", "other", "--password", "other")
+    ok(mqctl(*as_other, "set_user_tags", "guest", "administrator"))
+    ok(mqctl("set_user_tags", "--force", "other"))
+    ok(mqctl("delete_user", "--force", "other"))
+
+
+def test_password_from_a_file(mqctl: Mqctl, tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("guest\n")
+    ok(mqctl("--password-file", str(file), "list_users"))
+    file.write_text("wrong\n")
+    assert mqctl("--password-file", str(file), "list_users").code == 77
+
+
+def test_mistyped_variable_is_told(mqctl: Mqctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MQCTL_LIST_QUEUES_VHOST", "/")
+    ok(mqctl("list_users"))
+    monkeypatch.setenv("MQCTL_PASWORD", "secret value")
+    told = mqctl("list_users").err
+    assert told == (
+        "mqctl: warning: MQCTL_PASWORD in the environment is ignored; the nearest one is MQCTL_PASSWORD\n"
+    )
+
+
+def test_terminal_is_asked_for_the_password_and_does_not_show_it(mqd: Addresses, mqctl: Mqctl) -> None:
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "amqp_server.mqctl", "--url", f"http://{mqd.http}", "add_user", "typist"]
+    shown = b""
+
+    def read_until(text: bytes) -> None:
+        nonlocal shown
+        while text not in shown:
+            readable, _, _ = select.select([master], [], [], PATIENCE_S)
+            assert readable, shown
+            shown += os.read(master, 1024)
+
+    process = subprocess.Popen(
+        command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+        # Its controlling terminal, as under a shell.
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
+    try:
+        read_until(b"Password: ")
+        os.write(master, b"unseen\n")
+        read_until(b"Repeat for confirmation: ")
+        os.write(master, b"unseen\n")
+        assert process.wait(PATIENCE_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(slave)
+        os.close(master)
+    assert b"unseen" not in shown
+    ok(mqctl("authenticate_user", "typist", "unseen"))
+    ok(mqctl("delete_user", "typist"))
 
 
 def test_default_queue_type_of_a_vhost(mqd: Addresses, mqctl: Mqctl) -> None:

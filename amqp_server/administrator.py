@@ -1,0 +1,52 @@
+"""The way back in for whoever may start the node: a user made administrator at a start."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+import trio
+
+from amqp_server.broker.broker import Broker
+from amqp_server.broker.operations import Operation, PutUser, SetPermission
+from amqp_server.broker.permissions import Permission
+from amqp_server.broker.topology import Result
+from amqp_server.broker.users import ADMINISTRATOR, hashed
+from quorum_queue.ports import Refused
+
+logger = logging.getLogger("mqd")
+
+#: Before a change is tried again that the cluster could not make.
+RETRY_S = 1.0
+
+
+async def reset_administrator(broker: Broker, name: str, password: str) -> None:
+    """Give the user this password, the tag and all permissions in the default vhost. In a cluster, for all nodes."""
+    before = broker.users.get(name)
+    tags = dict.fromkeys((*(before.tags if before else ()), ADMINISTRATOR))
+    password_hash = await trio.to_thread.run_sync(hashed, password)
+    await _change(broker, PutUser(broker.users.prepare(name, password_hash, tags)))
+    vhost = broker.config.default_vhost
+    if vhost in broker.vhost_records:
+        await _change(broker, SetPermission(Permission(name, vhost, ".*", ".*", ".*")))
+    logger.warning(
+        "user '%s' is an administrator, with the password in default_password_file: "
+        "take reset_administrator out of the configuration again",
+        name,
+    )
+
+
+async def _change(broker: Broker, operation: Operation) -> None:
+    while True:
+        answers: list[Result | Refused] = []
+        answered = trio.Event()
+
+        def done(result: Result | Refused, answers: list[Result | Refused], answered: trio.Event) -> None:
+            answers.append(result)
+            answered.set()
+
+        broker.turn.run(broker.propose, operation, partial(done, answers=answers, answered=answered))
+        await answered.wait()
+        if not isinstance(answers[0], Refused):
+            return
+        await trio.sleep(RETRY_S)
