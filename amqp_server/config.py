@@ -18,8 +18,6 @@ GIB = 1 << 30
 
 VERSION = "0.2.0"
 
-DEFAULT_PASSWORD = "guest"
-
 #: Share of the memory limit that message bodies may take before they are paged out.
 MEMORY_BUDGET_SHARE = 0.4
 
@@ -381,9 +379,11 @@ class Config:
     default_user: str = option(
         "guest", "User made when there is none yet.", kind="text", section="Users and management"
     )
-    default_password: str = option(DEFAULT_PASSWORD, "Its password; others see it in ps.", kind="text")
+    default_password: str = option("guest", "Its password; others see it in ps.", kind="text")
     default_password_file: str = option(
-        "", "File with its password instead, which nobody else can read.", unit="file"
+        "",
+        "File with its password, which nobody else can read; it goes before default_password.",
+        unit="file",
     )
     reset_administrator: str = option(
         "",
@@ -461,10 +461,6 @@ class Config:
             raise InvalidOption("amqps", self.amqps, "empty unless tls_cert_file and tls_key_file are given")
         if self.tls_client_certificate and not self.tls_ca_file:
             raise InvalidOption("tls_client_certificate", True, "off unless tls_ca_file is given")
-        if self.default_password_file and self.default_password != DEFAULT_PASSWORD:
-            raise InvalidOption(
-                "default_password_file", self.default_password_file, "empty where default_password is given"
-            )
         if self.reset_administrator and not self.default_password_file:
             raise InvalidOption(
                 "reset_administrator", self.reset_administrator, "empty unless default_password_file is given"

@@ -70,7 +70,7 @@ def test_hang_up_reloads_and_never_kills(tmp_path: Path) -> None:
 
 def test_password_of_the_first_user_from_a_file(tmp_path: Path) -> None:
     file = password_file(tmp_path, "from the file")
-    with Node(tmp_path, "--default-password-file", file) as node:
+    with Node(tmp_path, "--default-password-file", file, "--default-password", "other") as node:
         assert whoami(node, "guest", "from the file") == 200
         assert whoami(node, "guest", "guest") == 401
     Path(file).chmod(0o644)
