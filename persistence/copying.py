@@ -93,26 +93,36 @@ def _held(directory: Path) -> Iterator[int | None]:
 
 
 def _owner(directory: Path, said: str) -> int:
-    """The number in the lock file, if that process has the file open: elsewhere it would be another process."""
-    wanted = (directory / "lock").stat()
-    opened = []
-    try:
-        for name in os.listdir(f"/proc/{said}/fd"):
+    """The process that has the lock file open. Its number in the file may be that of another process here: containers
+    count for themselves."""
+    lock = (directory / "lock").stat()
+    others = (name for name in os.listdir("/proc") if name.isdecimal() and int(name) != os.getpid())
+    for number in sorted(others, key=lambda name: name != said):
+        if _has_open(number, lock):
+            return int(number)
+    raise CannotCopy(
+        f"a process runs on {directory} that cannot be seen from here (it calls itself {said}): run this as the same"
+        " user or as root, on the same machine"
+    )
+
+
+def _has_open(number: str, file: os.stat_result) -> bool:
+    with suppress(PermissionError, FileNotFoundError, ProcessLookupError):
+        for name in os.listdir(f"/proc/{number}/fd"):
             with suppress(FileNotFoundError):
-                opened.append(os.stat(f"/proc/{said}/fd/{name}"))
-    except OSError as error:
-        raise CannotCopy(
-            f"a process runs on {directory} that cannot be looked at ({error.strerror}): run this as the same user, "
-            "and in the same container"
-        ) from error
-    if not any(os.path.samestat(each, wanted) for each in opened):
-        raise CannotCopy(f"process {said} does not run on {directory}: run this in the node's own container")
-    return int(said)
+                if os.path.samestat(os.stat(f"/proc/{number}/fd/{name}"), file):
+                    return True
+    return False
 
 
 @contextmanager
 def _frozen(pid: int, seconds: float) -> Iterator[None]:
     """SIGSTOP, and SIGCONT in any case: a child sends it if this process is gone or takes too long."""
+    if pid == 1:
+        raise CannotCopy(
+            "the node is the first process of its container, which the kernel stops for nobody inside: run this outside"
+            " of it, or start the container with an init (docker run --init)"
+        )
     waker = subprocess.Popen(
         ["/bin/sh", "-c", f"sleep {seconds}; kill -CONT {pid}"],
         stdin=subprocess.DEVNULL,

@@ -2,8 +2,9 @@
 
     python -m tests.fuzz [--seconds 60] [--seed N] [arguments of pytest]
 
-Tests go in an order of chance, round after round, each round with a seed of its own, until the time is up or one fails.
-A failing example is kept in `.hypothesis`, and the next `make fuzz` begins with it; `make test` does not look there.
+Tests go in an order of chance, but those that failed the last time come first; round after round, each with a seed of
+its own, until the time is up or one fails. A failing example is kept in `.hypothesis`, and the next `make fuzz` begins
+with it; `make test` does not look there.
 """
 
 from __future__ import annotations
@@ -78,7 +79,13 @@ def main() -> int:
     clock = Clock(options.seconds)
     while True:
         this = Round(seed, clock)
-        arguments = ["-q", "-x", f"--hypothesis-profile={FUZZ}", f"--hypothesis-seed={seed}"]
+        arguments = [
+            "-q",
+            "-x",
+            "--failed-first",
+            f"--hypothesis-profile={FUZZ}",
+            f"--hypothesis-seed={seed}",
+        ]
         paths = [] if any(Path(each.partition("::")[0]).exists() for each in rest) else files()
         code = pytest.main([*arguments, *paths, *rest], plugins=[this])
         print(f"seed {seed}: {len(this.ran)} of {this.total} tests with random examples", flush=True)

@@ -109,7 +109,7 @@ def test_fuzzing_runs_tests_with_examples_until_the_time_is_up(tmp_path: Path) -
 
 def fuzz(directory: Path, seen: Path, *arguments: str) -> str:
     command = [sys.executable, "-m", "tests.fuzz", *arguments]
-    command += ["-p", "no:cacheprovider", "-p", "tests.conftest", str(directory)]
+    command += ["-o", f"cache_dir={directory}/.cache", "-p", "tests.conftest", str(directory)]
     environment = os.environ | {"SEEN": str(seen), "BAD": ""}
     environment["HYPOTHESIS_STORAGE_DIRECTORY"] = str(directory / ".hypothesis")
     done = subprocess.run(

@@ -147,11 +147,46 @@ def running(pid: int) -> bool:
         return file.read().rpartition(")")[2].split()[0] != "T"
 
 
-def test_the_process_in_the_lock_file_must_have_it_open(tmp_path: Path) -> None:
+def test_the_process_is_the_one_that_has_the_lock_file_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one has its number where a container counts for itself."""
     with Node(tmp_path) as node:
         (node.data / "lock").write_text(f"{os.getppid()}\n")
-        with pytest.raises(CannotCopy, match=f"process {os.getppid()} does not run on"):
-            copy_directory(node.data, tmp_path / "copy", freeze_s_max=1.0, cluster_table=CLUSTER_TABLE)
+        copied = copy_directory(node.data, tmp_path / "copy", freeze_s_max=5.0, cluster_table=CLUSTER_TABLE)
+        assert copied.pid == node.pid and running(node.pid) and running(os.getppid())
+        # Or none can be seen to have it open.
+        monkeypatch.setattr(copying, "_has_open", lambda number, file: False)
+        with pytest.raises(CannotCopy, match="cannot be seen from here"):
+            copy_directory(node.data, tmp_path / "other", freeze_s_max=5.0, cluster_table=CLUSTER_TABLE)
+        assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may make a namespace for processes")
+def test_a_node_that_is_the_first_process_of_a_container(tmp_path: Path) -> None:
+    data, tools = tmp_path / "data", Path(sys.executable).parent
+    container = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    mqd = [str(tools / "mqd"), "--data-dir", str(data), "--amqp", "127.0.0.1:0", "--http", ""]
+    with subprocess.Popen([*container, *mqd], stdout=subprocess.PIPE, text=True) as running_there:
+        try:
+            assert running_there.stdout is not None and running_there.stdout.readline().startswith(
+                "mqd ready"
+            )
+            assert (data / "lock").read_text() == "1\n"
+            (inside,) = (
+                Path(f"/proc/{running_there.pid}/task/{running_there.pid}/children").read_text().split()
+            )
+            enter = ["nsenter", "--target", inside, "--pid", "--mount", str(tools / "mqd-backup"), str(data)]
+            told = subprocess.run(
+                [*enter, str(tmp_path / "a")], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+            )
+            assert told.returncode == 1 and "the first process of its container" in told.stderr
+            outside = backup(data, tmp_path / "b", "--freeze-max", "10")
+            assert outside.returncode == 0 and f"process {inside}, stood still" in outside.stdout, (
+                outside.stderr
+            )
+        finally:
+            running_there.kill()
 
 
 def test_a_damaged_file_makes_no_copy(tmp_path: Path) -> None:
