@@ -50,7 +50,7 @@ from persistence.journal import Journal
 from persistence.marks import DeliveredMarks
 from quorum_queue.boundary import Boundary, Fatal
 from quorum_queue.local import NodeServices
-from quorum_queue.memory import MemoryBudget
+from quorum_queue.memory import MemoryBudget, ReadAhead
 
 if TYPE_CHECKING:
     from amqp_server.cluster.node import ClusterNode
@@ -129,6 +129,7 @@ class Node:
             queue_time=time_notes.restore(environment, clock),
             turn=turn,
             memory=MemoryBudget(config.body_budget_bytes),
+            read_ahead=ReadAhead(config.read_ahead_bytes, config.disk_read_ahead_bytes),
             timers=timers,
             dead_letters=DeadLetterSender(config.frame_max_bytes, clock),
             journal=self._journal,

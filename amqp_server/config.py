@@ -231,6 +231,30 @@ class Config:
         low=100,
         high=3_600_000,
     )
+    lost_entry_retry_ms: int = option(
+        1_000,
+        "Time after which a log entry that the disk has lost is asked of another node.",
+        unit="ms",
+        low=50,
+        high=600_000,
+    )
+    lost_entry_report_ms: int = option(
+        60_000, "Time between two log lines about lost log entries.", unit="ms", low=50, high=86_400_000
+    )
+    lost_entry_refill_ms: int = option(
+        5_000,
+        "Time for a member that forgets its log because of a lost entry to be filled, before the next one may.",
+        unit="ms",
+        low=50,
+        high=600_000,
+    )
+    quorum_read_ahead_bytes: int = option(
+        MIB,
+        "Bodies of a quorum queue that the disk is asked for at once.",
+        unit="bytes",
+        low=4 * KIB,
+        high=GIB,
+    )
     bodies_bytes: int = option(
         64 * MIB, "Bodies of quorum queues kept in memory.", unit="bytes", low=MIB, high=1 << 40
     )
@@ -359,6 +383,20 @@ class Config:
         unit="bytes",
         low=0,
         high=1 << 50,
+    )
+    read_ahead_bytes: int = option(
+        512 * KIB,
+        "Bodies that left memory, brought back ahead of the head of each queue.",
+        unit="bytes",
+        low=4 * KIB,
+        high=GIB,
+    )
+    disk_read_ahead_bytes: int = option(
+        4 * MIB,
+        "Bodies after these that the disk is asked for in advance.",
+        unit="bytes",
+        low=4 * KIB,
+        high=GIB,
     )
     disk_free_min_bytes: int = option(
         2 * GIB, "Free disk space below which publishers are blocked.", unit="bytes", low=0, high=1 << 50

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from quorum_queue import paging
 from quorum_queue.machine.effects import Effects, Reason
 from quorum_queue.machine.run import Run
 from quorum_queue.paging import Paging
@@ -103,7 +102,7 @@ class DeadLettering(Paging):
             size += run.size
             if run.contents is None:
                 runs.append(run)
-            if size >= paging.READ_AHEAD_BYTES:
+            if size >= self.services.read_ahead.memory_bytes:
                 break
         self._letters_cold = self._ask(runs, self._letters_came)
         return not self._letters_cold

@@ -18,7 +18,7 @@ from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.machine import Command, Machine, Meta
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.settings import Settings
-from quorum_queue.memory import MemoryBudget
+from quorum_queue.memory import MemoryBudget, ReadAhead
 from quorum_queue.names import NameJournal
 from quorum_queue.pages import Pages
 from quorum_queue.paging import NOTHING_ASKED, RECORD_BYTES_MAX, parts_of
@@ -51,6 +51,7 @@ class NodeServices:
         "memory",
         "pages",
         "queue_time",
+        "read_ahead",
         "spill",
         "timers",
         "turn",
@@ -69,6 +70,7 @@ class NodeServices:
         spill: Journal,
         commits: Commits,
         marks: Marks,
+        read_ahead: ReadAhead | None = None,
     ) -> None:
         self.clock = clock
         self.queue_time = queue_time
@@ -81,6 +83,7 @@ class NodeServices:
         self.commits = commits
         self.marks = marks
         self.pages = Pages()
+        self.read_ahead = read_ahead or ReadAhead()
 
 
 class LocalHost(DeadLettering):

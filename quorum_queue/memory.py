@@ -6,7 +6,18 @@ dropped from memory, which are the last to be delivered. They are in the journal
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAhead:
+    """How much of what left memory is read before it is wanted; for each queue."""
+
+    #: Bodies brought back ahead of the head of the queue.
+    memory_bytes: int = 512 * 1024
+    #: Bodies beyond that which the disk is asked for, and reads while those are delivered.
+    disk_bytes: int = 4 * 1024 * 1024
 
 
 class Pageable(Protocol):

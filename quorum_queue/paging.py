@@ -24,10 +24,6 @@ Delivery = tuple[Consumer, Run, int]
 
 #: One journal record has at most about this many bytes, so that paging in one does not stall the loop.
 RECORD_BYTES_MAX = 256 * 1024
-#: Bodies are paged in this far ahead of the head of the queue.
-READ_AHEAD_BYTES = 512 * 1024
-#: Beyond that the disk is asked for this much: it reads while that is delivered.
-WARM_AHEAD_BYTES = 4 * 1024 * 1024
 #: So long what the page cache had is taken to be there still, ms.
 KNOWN_MS = 1_000
 #: Runs that consumers hold and that one relief looks at; most may be paged out already.
@@ -142,7 +138,7 @@ class Paging(QueueHost):
             return
         if self._warming:
             return
-        runs = level.paged_out(0, READ_AHEAD_BYTES)
+        runs = level.paged_out(0, self.services.read_ahead.memory_bytes)
         if not self._known(runs):
             self._next = _Asked(runs[0].seqs.start, runs[-1].seqs[-1], 0)
             self._warming = self._ask(runs, self._warmed)
@@ -168,9 +164,10 @@ class Paging(QueueHost):
     def _ask_ahead(self, level: Level) -> None:
         """While what is in memory is delivered, the disk reads what comes after it."""
         asked_from, asked_to, _ = self._asked
-        later = level.paged_out(READ_AHEAD_BYTES, WARM_AHEAD_BYTES)
+        ahead = self.services.read_ahead
+        later = level.paged_out(ahead.memory_bytes, ahead.disk_bytes)
         fresh = [run for run in later if not asked_from <= run.seqs.start <= asked_to]
-        if 2 * sum(run.size for run in fresh) < WARM_AHEAD_BYTES:
+        if 2 * sum(run.size for run in fresh) < ahead.disk_bytes:
             return
         follows = len(fresh) < len(later)
         given = not follows or self._at_hand is self._asked
@@ -214,7 +211,7 @@ class Paging(QueueHost):
 
     def _bring_back(self, level: Level) -> None:
         """Load what comes next, which the disk need not be waited for; have read meanwhile what comes after it."""
-        brought = level.paged_out(0, READ_AHEAD_BYTES)
+        brought = level.paged_out(0, self.services.read_ahead.memory_bytes)
         for at, run in enumerate(brought):
             if not self._load(run, keep=True):
                 del brought[at:]

@@ -121,4 +121,8 @@ def replication_options(config: Config) -> ReplicationOptions:
         steady_ms=config.cluster_steady_ms,
         handover_groups=config.handover_groups,
         bodies_bytes=config.bodies_bytes,
+        lost_entry_retry_ms=config.lost_entry_retry_ms,
+        lost_entry_report_ms=config.lost_entry_report_ms,
+        lost_entry_refill_ms=config.lost_entry_refill_ms,
+        read_ahead_bytes=config.quorum_read_ahead_bytes,
     )

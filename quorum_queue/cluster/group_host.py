@@ -16,7 +16,7 @@ from quorum_queue.cluster import contents, dead_letters
 from quorum_queue.cluster.deferred_host import DeferredHost, cut
 from quorum_queue.cluster.group import Group
 from quorum_queue.cluster.replicas import Replicas
-from quorum_queue.cluster.warming import WARM_BYTES, Warming, spans
+from quorum_queue.cluster.warming import Warming, spans
 from quorum_queue.errors import Unreadable
 from quorum_queue.host import Key
 from quorum_queue.local import NodeServices
@@ -535,7 +535,7 @@ class GroupHost(DeferredHost):
         level = self.replica.machine.ready.head_level()
         if level is not None and self.replica.machine.consumers.count:
             find = self.replica.find
-            runs = level.paged_out(0, WARM_BYTES)
+            runs = level.paged_out(0, self.replicas.options.read_ahead_bytes)
             ahead = dict.fromkeys(index for run in runs for index, _ in find(run.seqs))
             self.replicas.store.warm(self.queue_id, spans(ahead), _nothing)
 

@@ -51,12 +51,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mqd.replication")
 
-#: A node asks another peer for an entry that has not come within this time, ms.
-RETRY_MS = 1_000
-#: Time between two log lines about an entry that is lost on all members, ms.
-SAY_MS = 60_000
-#: Time for a member to begin being filled, before another one may, ms.
-FORGET_MS = 5_000
 #: Entries named in a line of the log.
 NAMED_MAX = 10
 
@@ -186,7 +180,8 @@ class LostEntries:
         for (group_id, index), loss in list(self._waiting.items()):
             if not loss.told:
                 self._look_again(group_id, index, loss)
-        if self._waiting and self._replicas.clock.monotonic_ms() - self._asked_ms >= RETRY_MS:
+        waited_ms = self._replicas.clock.monotonic_ms() - self._asked_ms
+        if self._waiting and waited_ms >= self._replicas.options.lost_entry_retry_ms:
             self.ask_again()
             self._say()
 
@@ -330,7 +325,7 @@ class LostEntries:
         name, until_ms = self._filled.get(group.id, (peer, 0))
         if (name != peer and now < until_ms) or not leadership.could_commit(core.members.demoted(peer)):
             return False
-        self._filled[group.id] = (peer, now + FORGET_MS)
+        self._filled[group.id] = (peer, now + self._replicas.options.lost_entry_refill_ms)
         return True
 
     # -- answers ---------------------------------------------------------------------------------------------------
@@ -501,7 +496,7 @@ class LostEntries:
         now = self._replicas.clock.monotonic_ms()
         for group_id in self.groups_with_losses():
             said_ms = self._said_ms.get(group_id)
-            if said_ms is not None and now - said_ms < SAY_MS:
+            if said_ms is not None and now - said_ms < self._replicas.options.lost_entry_report_ms:
                 continue
             self._said_ms[group_id] = now
             group, lost = self._replicas.groups[group_id], self.lost_on_all(group_id)

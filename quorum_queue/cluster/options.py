@@ -50,3 +50,11 @@ class ReplicationOptions:
     unopened_bytes_max: int = 4 * MIB
     #: Bodies of entries kept in memory for delivery, bytes.
     bodies_bytes: int = 64 * MIB
+    #: A node asks another peer for an entry that has not come within this time, ms.
+    lost_entry_retry_ms: int = 1_000
+    #: Time between two log lines about an entry that is lost on all members, ms.
+    lost_entry_report_ms: int = 60_000
+    #: Time for a member to begin being filled, before another one may, ms.
+    lost_entry_refill_ms: int = 5_000
+    #: The disk is asked for the entries of about so many bytes of bodies at once.
+    read_ahead_bytes: int = MIB

@@ -11,9 +11,6 @@ from quorum_queue.machine.run import Run
 if TYPE_CHECKING:
     from quorum_queue.cluster.group_host import GroupHost
 
-#: The disk is asked for the entries of about so many bytes of bodies at once.
-WARM_BYTES = 1 << 20
-
 
 class Warming:
     """The entries that the disk has given, and those that it was asked for."""
@@ -38,14 +35,13 @@ class Warming:
         if index in self.given:
             return False
         if not self._asked:
+            host, size = self._host, 0
             wanted: dict[int, None] = {}
-            size = 0
             for run, places in self._wanted():
                 wanted.update(dict.fromkeys(at for at, _ in places))
                 size += run.size
-                if size > WARM_BYTES:
+                if size > host.replicas.options.read_ahead_bytes:
                     break
-            host = self._host
             if host.replicas.store.warm(host.queue_id, spans(wanted), self._warmed):
                 self.given = wanted
                 return False

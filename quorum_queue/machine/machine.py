@@ -107,13 +107,6 @@ class Machine:
         head = self.ready.head()
         return None if head is None else head.expires_at
 
-    @property
-    def lease_ends_ms(self) -> int | None:
-        """When the queue must be deleted unless a client uses it before (x-expires)."""
-        if self.settings.expires_ms is None or self.consumers.count:
-            return None
-        return self.last_used_ms + self.settings.expires_ms
-
     def _use(self, meta: Meta, effects: Effects) -> None:
         self.last_used_ms = meta.now_ms
         effects.used = True

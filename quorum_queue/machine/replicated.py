@@ -62,9 +62,6 @@ class Applied:
         self.index = index
         #: Numbers of own batches that were applied.
         self.batches: list[int] = []
-        #: Numbers of own batches that were not applied: duplicates, or out of order because an earlier one
-        #: was lost.
-        self.skipped: list[int] = []
         #: Own batches in an entry that no member can read any more.
         self.missed = range(0)
         #: (consumer, run without bodies, first delivery id) for own consumers.
@@ -131,9 +128,9 @@ class Replica:
             is_own = batch.node == own[0] and batch.incarnation == own[1]
             before = self.batches.get(batch.node, (0, 0))
             if not self._is_next(batch, meta, effects):
-                if is_own:
-                    applied.skipped.append(batch.number)
-            elif is_own:
+                # It came before, or an earlier one was lost.
+                continue
+            if is_own:
                 last = before[1] if before[0] == batch.incarnation else 0
                 if batch.number != last + 1:
                     applied.missed = range(last + 1, batch.number)

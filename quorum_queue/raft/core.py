@@ -301,16 +301,13 @@ class Raft:
     def installing(self, index: int, term: int) -> bool:
         """The offered snapshot has arrived completely. Return whether to write it.
 
-        Until `restore` (or `not_installed`) nothing else changes the log. A log that has got the snapshot's
+        Until `restore` nothing else changes the log. A log that has got the snapshot's
         entry meanwhile must not be replaced: later entries may have been acknowledged.
         """
         if self.leadership is not None or index <= self.commit or self.log.term_at(index) == term:
             return False
         self.installing_index = index
         return True
-
-    def not_installed(self) -> None:
-        self.installing_index = 0
 
     def restore(self, index: int, term: int, members: Members) -> None:
         """The snapshot at this index is durable and replaces state and log."""

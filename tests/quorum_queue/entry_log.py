@@ -174,7 +174,6 @@ def told(applied: Applied) -> dict[str, Any]:
     return {
         "deliveries": deliveries,
         "batches": applied.batches,
-        "skipped": applied.skipped,
         "confirmed": [(o, n) for o, first, last in applied.confirmed for n in range(first, last + 1)],
         "refused": [(o, n) for o, first, last in applied.refused for n in range(first, last + 1)],
         "attach_refused": applied.attach_refused,

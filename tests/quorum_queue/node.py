@@ -18,12 +18,14 @@ from quorum_queue.machine.letters import Letter
 from quorum_queue.machine.machine import Machine
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
-from quorum_queue.memory import MemoryBudget
+from quorum_queue.memory import MemoryBudget, ReadAhead
 from tests import turns
 from tests.clocks import ManualClock
 
 QUEUE_ID = 7
 PERSISTENT = Attributes(persistent=True)
+#: For nodes that are made from now on.
+READ_AHEAD = ReadAhead()
 
 
 class Wakes:
@@ -211,6 +213,7 @@ class Node:
             spill=OnceOnly(self.environment.spill),
             commits=commits,
             marks=self.marks,
+            read_ahead=READ_AHEAD,
         )
 
     def host(self, settings: Settings, *, journalled: bool) -> LocalHost:

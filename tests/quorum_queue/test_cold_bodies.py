@@ -6,13 +6,14 @@ from random import Random
 
 import pytest
 
-from quorum_queue import paging
 from quorum_queue.local import LocalHost
 from quorum_queue.machine import run as run_module
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.run import Attributes
 from quorum_queue.machine.settings import Settings
+from quorum_queue.memory import ReadAhead
 from quorum_queue.ports import Refused
+from tests.quorum_queue import node as node_module
 from tests.quorum_queue.node import PERSISTENT, Node, Publisher, Receiver, publish, resident_bytes
 
 TRANSIENT = Attributes()
@@ -26,8 +27,7 @@ def numbered(first: int, last: int) -> list[bytes]:
 @pytest.fixture(autouse=True)
 def small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_module, "RUN_BYTES_MAX", 3 * SIZE)
-    monkeypatch.setattr(paging, "READ_AHEAD_BYTES", 4 * SIZE)
-    monkeypatch.setattr(paging, "WARM_AHEAD_BYTES", 12 * SIZE)
+    monkeypatch.setattr(node_module, "READ_AHEAD", ReadAhead(4 * SIZE, 12 * SIZE))
 
 
 class ColdNode(Node):

@@ -15,6 +15,8 @@ from quorum_queue.machine import run as run_module
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
+from quorum_queue.memory import ReadAhead
+from tests.quorum_queue import node as node_module
 from tests.quorum_queue.node import PERSISTENT, QUEUE_ID, Node, Publisher, Receiver, publish, resident_bytes
 
 TRANSIENT = Attributes()
@@ -124,7 +126,7 @@ def test_a_queue_larger_than_memory(
 ) -> None:
     # Small runs, so that a small queue has many.
     monkeypatch.setattr(run_module, "RUN_BYTES_MAX", 3_000)
-    monkeypatch.setattr(paging, "READ_AHEAD_BYTES", 4_000)
+    monkeypatch.setattr(node_module, "READ_AHEAD", ReadAhead(4_000))
     budget = 20_000
     node = Node(budget)
     host = node.host(Settings(), journalled=journalled)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from quorum_queue.cluster import compaction, frames
-from quorum_queue.cluster.lost_entries import RETRY_MS
+from quorum_queue.cluster.options import ReplicationOptions
 from tests.quorum_queue.cluster.node import TICK_MS
 from tests.quorum_queue.cluster.scene import Scene, sync
 
@@ -286,6 +286,6 @@ def test_what_no_peer_has_answered_is_asked_for_again() -> None:
         stream = node.sessions[peer].streams[peer]
         while stream:
             stream.pop()
-    scene.work(2 * RETRY_MS // TICK_MS)
+    scene.work(2 * ReplicationOptions().lost_entry_retry_ms // TICK_MS)
     assert not node.replicas.lost_entries.entries()
     scene.finish()

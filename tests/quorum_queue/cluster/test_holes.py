@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from quorum_queue.cluster import compaction
-from quorum_queue.cluster.lost_entries import RETRY_MS, SAY_MS
+from quorum_queue.cluster.options import ReplicationOptions
 from tests.quorum_queue.cluster.clients import Publisher
 from tests.quorum_queue.cluster.node import TICK_MS
 from tests.quorum_queue.cluster.scene import Scene
 
-ROUND_TICKS = RETRY_MS // TICK_MS + 1
+OPTIONS = ReplicationOptions()
+ROUND_TICKS = OPTIONS.lost_entry_retry_ms // TICK_MS + 1
 
 
 @pytest.fixture(autouse=True)
@@ -233,7 +234,7 @@ def test_an_entry_that_all_have_lost_is_passed_over_when_an_operator_says_so(
     assert accept(scene, "a") == 0
     scene.start(scene.nodes["b"])
     scene.heal()
-    scene.work(2 * SAY_MS // TICK_MS)
+    scene.work(2 * OPTIONS.lost_entry_report_ms // TICK_MS)
     assert not scene.leaders()
     said = [record for record in caplog.records if "on none of its members" in record.getMessage()]
     assert 6 <= len(said) <= 12
