@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pamqp import commands
 
+from amqp_server.broker.memo import Memo
 from amqp_server.channel import publish
 from amqp_server.channel.channel import Assembly, Channel
 from amqp_server.connection.frame_errors import expected, first_octets, octets
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 #: Body frames from this size on are taken as they come, not when they are whole.
 LARGE_FRAME = 16 * 1024
 
+#: What a route takes up beside its names, and a tuple of targets beside them, bytes.
+ROUTE_BYTES, TARGETS_BYTES = 600, 200
+
 KINDS = (frames.METHOD, frames.HEADER, frames.BODY, frames.HEARTBEAT)
 _PUBLISH = b"\x00\x3c\x00\x28"
 _ACK = b"\x00\x3c\x00\x50"
@@ -52,6 +56,7 @@ class Incoming:
         "_tail",
         "_targets",
         "blocked",
+        "_memo",
         "broker",
         "config",
         "congested",
@@ -68,7 +73,11 @@ class Incoming:
         self.broker = session.broker
         self.config = session.config
         self.publisher = Publisher(
-            session.limits.frame_max, b"", self.config.message_bytes_max, self.config.table_depth_max
+            session.limits.frame_max,
+            b"",
+            self.config.message_bytes_max,
+            self.config.table_depth_max,
+            Memo(session.broker.memo),
         )
         self.received_bytes = 0
         self._tail = b""
@@ -81,6 +90,8 @@ class Incoming:
         self.routes: dict[bytes, Route] = {}
         #: One tuple for each combination of queues that routes lead to.
         self._targets: dict[tuple[Target, ...], tuple[Target, ...]] = {}
+        #: The bytes of both, and of what routes remember themselves.
+        self._memo = Memo(session.broker.memo)
         self._generation = session.broker.generation
         #: Messages that were published and not yet handed to the queues.
         self.segments: list[Segment] = []
@@ -111,7 +122,7 @@ class Incoming:
         self._body_left -= taken
         if assembly is None:
             return data[taken:]
-        assembly.framed.append(data if taken == len(data) else data[:taken])
+        assembly.add(data if taken == len(data) else data[:taken])
         if self.broker.alarms.active:
             self._hold(taken)
         if self._body_left:
@@ -140,7 +151,7 @@ class Incoming:
             return False
         assembly.received += size
         assembly.oversized = assembly.oversized or size + frames.OVERHEAD > self._session.limits.frame_max
-        assembly.framed.append(data[pos:])
+        assembly.add(data[pos:])
         if self.broker.alarms.active:
             self._hold(end - pos)
         self._body_left = pos + size + frames.OVERHEAD - end
@@ -276,22 +287,41 @@ class Incoming:
             error.method = (60, 40)
             raise
         if len(self.routes) >= self.config.memo_entries_max:
-            self.routes.clear()
+            self._forget_routes()
         self.routes[key] = route
+        # The frame, its decoded names, and the objects around them.
+        self._memo.add(ROUTE_BYTES + 3 * len(key))
         return route
+
+    def remembered(self, size: int) -> None:
+        """A route has remembered something itself."""
+        self._memo.add(size)
 
     def targets(self, targets: tuple[Target, ...]) -> tuple[Target, ...]:
         """Return the one tuple for these queues, so that routes to the same queues are told by identity."""
-        if len(self._targets) >= self.config.memo_entries_max:
-            self._targets.clear()
-        return self._targets.setdefault(targets, targets)
+        known = self._targets.get(targets)
+        if known is None:
+            if len(self._targets) >= self.config.memo_entries_max:
+                self._forget_routes()
+            known = self._targets[targets] = targets
+            self._memo.add(TARGETS_BYTES + 8 * len(targets))
+        return known
 
     def forget_old_routes(self) -> None:
         """Forget the routes if the topology has changed."""
         if self._generation != self.broker.generation:
             self._generation = self.broker.generation
-            self.routes.clear()
-            self._targets.clear()
+            self._forget_routes()
+
+    def _forget_routes(self) -> None:
+        self.routes.clear()
+        self._targets.clear()
+        self._memo.clear()
+
+    def forget_memos(self) -> None:
+        """Forget all that is only remembered to be fast."""
+        self._forget_routes()
+        self.publisher.forget()
 
     def _acks(self, data: bytes, pos: int, end: int, channel: Channel) -> int:
         pos, ranges = acks.take(data, pos, end)
@@ -331,7 +361,7 @@ class Incoming:
                     f"body of {assembly.received} bytes is longer than the {assembly.body_size} announced",
                     (60, 40),
                 )
-            assembly.framed.append(whole)
+            assembly.add(whole)
         if assembly.header is not None and assembly.received == assembly.body_size:
             channel.assembly = None
             self._assembled(channel, assembly)
@@ -355,9 +385,10 @@ class Incoming:
             return
         assembly.header = payload
         assembly.body_size = size
-        assembly.framed.append(whole)
+        assembly.add(whole)
 
     def _assembled(self, channel: Channel, assembly: Assembly) -> None:
+        assembly.release()
         self.forget_old_routes()
         try:
             if assembly.generation != self.broker.generation:
@@ -433,8 +464,7 @@ class Incoming:
         """The connection is over."""
         self.segments = []
         self._held_bytes = 0
-        self.routes.clear()
-        self._targets.clear()
+        self.forget_memos()
 
     def end(self) -> None:
         """The session is gone, and nothing will come any more."""
