@@ -127,7 +127,7 @@ class Config:
         192 * MIB, "Largest frame between nodes.", unit="bytes", low=MIB, high=GIB
     )
     cluster_queue_bytes_max: int = option(
-        256 * MIB,
+        GIB,
         "Unsent bytes to one node; above it its link is closed.",
         unit="bytes",
         low=MIB,
@@ -319,7 +319,7 @@ class Config:
     )
 
     message_bytes_max: int = option(
-        16 * MIB, "Largest message body.", unit="bytes", low=1, high=128 * MIB, section="Messages and queues"
+        128 * MIB, "Largest message body.", unit="bytes", low=1, high=128 * MIB, section="Messages and queues"
     )
     tx_bytes_max: int = option(
         128 * MIB,
@@ -412,7 +412,14 @@ class Config:
         low=1,
         high=60_000,
     )
-    memo_entries_max: int = option(16_384, "Frames remembered.", low=16, high=10_000_000)
+    memo_entries_max: int = option(16_384, "Frames that each connection remembers.", low=16, high=10_000_000)
+    memo_bytes_max: int = option(
+        64 * MIB,
+        "What all connections together remember of frames, estimated; beyond it, all begin anew.",
+        unit="bytes",
+        low=64 * KIB,
+        high=1 << 40,
+    )
 
     default_user: str = option(
         "guest", "User made when there is none yet.", kind="text", section="Users and management"

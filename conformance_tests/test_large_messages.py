@@ -11,7 +11,9 @@ from conformance_tests.conftest import Name, Raw
 from conformance_tests.inbox import Inbox, get, publish, wait_get
 
 MIB = 1 << 20
-TOO_LARGE_MIB = 20
+#: The default of RabbitMQ 3.x.
+LIMIT_MIB = 128
+TOO_LARGE_MIB = 129
 
 
 def body_of(size: int) -> bytes:
@@ -19,7 +21,7 @@ def body_of(size: int) -> bytes:
     return (block * (size // len(block) + 1))[:size]
 
 
-@pytest.mark.parametrize("size", [MIB, 8 * MIB + 1])
+@pytest.mark.parametrize("size", [MIB, 8 * MIB + 1, 20_000_000])
 @pytest.mark.parametrize("kind", ["transient", "durable", "quorum"])
 def test_a_large_message_comes_back_whole(ch: BlockingChannel, name: Name, size: int, kind: str) -> None:
     queue, body = name("q"), body_of(size)
@@ -71,7 +73,7 @@ def test_a_message_over_the_limit_closes_the_channel(raw: Raw, ch: BlockingChann
     client.publish(body_of(TOO_LARGE_MIB * MIB), routing_key=queue)
     client.expect_channel_close(
         406,
-        f"PRECONDITION_FAILED - message size {TOO_LARGE_MIB * MIB} is larger than configured max size {16 * MIB}",
+        f"PRECONDITION_FAILED - message size {TOO_LARGE_MIB * MIB} is larger than configured max size {LIMIT_MIB * MIB}",
         method_id=(60, 40),
     )
     client.open_channel()

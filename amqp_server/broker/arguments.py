@@ -21,6 +21,8 @@ PRIORITY_MAX = 255
 # Most ids that one queue may be asked to remember: about 250 MB.
 DEDUPLICATION_COUNT_MAX = 1_000_000
 
+EXCHANGE_CHARACTERS_MAX = 255
+
 #: Sets of arguments that are kept once for all queues that have them.
 SHARED_MAX = 1024
 
@@ -245,7 +247,8 @@ def _dead_letter_exchange(arguments: Mapping[str, object], types: Mapping[str, s
     if not isinstance(value, str):
         type = types.get(argument) or type_name(value)
         raise PreconditionFailed(f"invalid type '{type}' for arg '{argument}' in {place}")
-    return value
+    # No exchange has a longer name, and what is parsed is remembered for other queues (see _shared).
+    return value[: EXCHANGE_CHARACTERS_MAX + 1]
 
 
 def _check_durable(place: str, *, durable: bool, exclusive: bool, auto_delete: bool) -> None:

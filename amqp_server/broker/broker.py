@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from amqp_server.broker.alarms import Alarms
 from amqp_server.broker.failures import Failures
 from amqp_server.broker.hosts import Hosts
+from amqp_server.broker.memo import MemoBudget
 from amqp_server.broker.metadata import Metadata
 from amqp_server.broker.operations import DeleteVhost, Operation, PutVhost
 from amqp_server.broker.permissions import Permissions
@@ -85,6 +86,7 @@ class Broker:
         self.counts = Counts()
         self.sessions = Sessions()
         self.log_limit = LineLimit(config.log_lines_max)
+        self.memo = MemoBudget(config.memo_bytes_max, self._forget_memos)
         self.replies = Replies()
         self.topology = Topology(self)
         self.replication: Replication = replication or LocalReplication(config.node, self.topology)
@@ -98,8 +100,14 @@ class Broker:
 
     def _tell_sessions(self) -> None:
         """An alarm was raised or cleared."""
+        if self.alarms.active:
+            self._forget_memos()
         for session in self.sessions:
             self.turn.contain(session, session.alarm_changed)
+
+    def _forget_memos(self) -> None:
+        for session in self.sessions:
+            session.forget_memos()
 
     # -- changes ---------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,9 @@ class Session(Protocol):
     def alarm_changed(self) -> None:
         """An alarm was raised or cleared."""
 
+    def forget_memos(self) -> None:
+        """Clear what is remembered of frames."""
+
     def force_close(self, reason: str) -> None:
         """Close the connection because an operator wants it, or because the node stops."""
 

@@ -24,12 +24,24 @@ if TYPE_CHECKING:
     from amqp_server.broker.vhost import VHost
 
 _PUBLISH = (60, 40)
+#: Each time so much of a message has come, room is made for it: a relief looks at all queues.
+RELIEF_BYTES = 1 << 20
 
 
 class Assembly:
-    """A message whose frames are still coming."""
+    """A message whose frames are still coming. What has come counts in the node's memory budget."""
 
-    __slots__ = ("body_size", "framed", "generation", "header", "oversized", "received", "route")
+    __slots__ = (
+        "_bytes",
+        "_memory",
+        "body_size",
+        "framed",
+        "generation",
+        "header",
+        "oversized",
+        "received",
+        "route",
+    )
 
     def __init__(self, route: Route) -> None:
         self.route = route
@@ -42,6 +54,23 @@ class Assembly:
         self.oversized = False
         self.body_size = 0
         self.received = 0
+        self._memory = route.publisher.broker.services.memory
+        self._bytes = 0
+
+    def add(self, framed: bytes) -> None:
+        """A frame has come, or a piece of a large one. Bodies of queues are paged out to make room."""
+        memory, size = self._memory, len(framed)
+        self.framed.append(framed)
+        before = self._bytes // RELIEF_BYTES
+        self._bytes += size
+        memory.used += size
+        if memory.used > memory.budget_bytes and self._bytes // RELIEF_BYTES > before:
+            memory.relieve()
+
+    def release(self) -> None:
+        """It is complete, and its queues count it from now on; or it never will be."""
+        self._memory.used -= self._bytes
+        self._bytes = 0
 
 
 class Channel:
@@ -169,7 +198,9 @@ class Channel:
             self.tx.rollback()
             self._rolled_back = True
         self.tx = None
-        self.assembly = None
+        if self.assembly is not None:
+            self.assembly.release()
+            self.assembly = None
         if self.confirms is not None:
             self.confirms.closed = True
         for piece in self.unacked.take_all():

@@ -48,6 +48,9 @@ class Incoming(Protocol):
     def targets(self, targets: tuple[Target, ...]) -> tuple[Target, ...]:
         """Return the one tuple for these queues."""
 
+    def remembered(self, size: int) -> None:
+        """A route has remembered so many bytes itself."""
+
 
 class Connection(Protocol):
     """See amqp_server.connection.session."""

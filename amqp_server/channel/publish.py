@@ -33,6 +33,8 @@ PART_QUEUES = 64
 RESOLVED_MAX = 4096
 #: Longer headers are not remembered.
 RESOLVED_BYTES_MAX = 1024
+#: What each takes up beside its headers, bytes.
+RESOLVED_BYTES = 400
 
 
 def make_route(channel: Channel, key: bytes, method: commands.Basic.Publish) -> Route:
@@ -101,7 +103,7 @@ def _named(channel: Channel, names: Iterable[str]) -> tuple[Target, ...]:
 class _Resolver:
     """Routes messages one by one where the exchange looks at more than the key."""
 
-    __slots__ = ("_channel", "_depends", "_known", "_route")
+    __slots__ = ("_channel", "_depends", "_known", "_known_bytes", "_route")
 
     def __init__(self, channel: Channel, route: Route, depends: Depends) -> None:
         self._channel = channel
@@ -109,6 +111,7 @@ class _Resolver:
         self._route = derived(route, ())
         self._depends = depends
         self._known: dict[bytes, Route] = {}
+        self._known_bytes = 0
 
     def __call__(self, payload: bytes) -> Route:
         """Return the route of a message with this content header."""
@@ -122,9 +125,15 @@ class _Resolver:
         targets = tuple(vhost.queues[name] for name in found.queues)
         route = derived(self._route, channel.connection.incoming.targets(targets))
         if not self._depends & Depends.NONCE and len(memo_key) <= RESOLVED_BYTES_MAX:
+            remembered = channel.connection.incoming.remembered
             if len(self._known) >= RESOLVED_MAX:
+                remembered(-self._known_bytes)
+                self._known_bytes = 0
                 self._known.clear()
             self._known[memo_key] = route
+            size = RESOLVED_BYTES + len(memo_key)
+            self._known_bytes += size
+            remembered(size)
         return route
 
 

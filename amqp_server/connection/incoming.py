@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pamqp import commands
 
+from amqp_server.broker.memo import Memo
 from amqp_server.channel import publish
 from amqp_server.channel.channel import Assembly, Channel
 from amqp_server.connection.frame_errors import expected, first_octets, octets
@@ -35,6 +36,8 @@ LARGE_FRAME = 16 * 1024
 
 #: Acks that are taken at once.
 ACKS_MAX = 1024
+#: What a route takes up beside its names, and a tuple of targets beside them, bytes.
+ROUTE_BYTES, TARGETS_BYTES = 600, 200
 
 KINDS = (frames.METHOD, frames.HEADER, frames.BODY, frames.HEARTBEAT)
 _PUBLISH = b"\x00\x3c\x00\x28"
@@ -61,6 +64,7 @@ class Incoming:
         "_targets",
         "_wide",
         "blocked",
+        "_memo",
         "broker",
         "config",
         "congested",
@@ -77,7 +81,11 @@ class Incoming:
         self.broker = session.broker
         self.config = session.config
         self.publisher = Publisher(
-            session.limits.frame_max, b"", self.config.message_bytes_max, self.config.table_depth_max
+            session.limits.frame_max,
+            b"",
+            self.config.message_bytes_max,
+            self.config.table_depth_max,
+            Memo(session.broker.memo),
         )
         self.received_bytes = 0
         self._tail = b""
@@ -97,6 +105,8 @@ class Incoming:
         self._keys: dict[Channel, list[bytes]] = {}
         #: One tuple for each combination of queues that routes lead to.
         self._targets: dict[tuple[Target, ...], tuple[Target, ...]] = {}
+        #: The bytes of both, and of what routes remember themselves.
+        self._memo = Memo(session.broker.memo)
         self._generation = session.broker.generation
         #: Messages that were published and not yet handed to the queues.
         self.segments: list[Segment] = []
@@ -129,7 +139,7 @@ class Incoming:
         self._body_left -= taken
         if assembly is None:
             return data[taken:]
-        assembly.framed.append(data if taken == len(data) else data[:taken])
+        assembly.add(data if taken == len(data) else data[:taken])
         if self.broker.alarms.active:
             self._hold(taken)
         if self._body_left:
@@ -158,7 +168,7 @@ class Incoming:
             return False
         assembly.received += size
         assembly.oversized = assembly.oversized or size + frames.OVERHEAD > self._session.limits.frame_max
-        assembly.framed.append(data[pos:])
+        assembly.add(data[pos:])
         if self.broker.alarms.active:
             self._hold(end - pos)
         self._body_left = pos + size + frames.OVERHEAD - end
@@ -326,24 +336,40 @@ class Incoming:
             self._forget_routes()
         self.routes[key] = route
         self._keys.setdefault(channel, []).append(key)
+        # The frame, its decoded names, and the objects around them.
+        self._memo.add(ROUTE_BYTES + 3 * len(key))
         return route
 
-    def _forget_routes(self) -> None:
-        self.routes.clear()
-        self._keys.clear()
+    def remembered(self, size: int) -> None:
+        """A route has remembered something itself."""
+        self._memo.add(size)
 
     def targets(self, targets: tuple[Target, ...]) -> tuple[Target, ...]:
         """Return the one tuple for these queues, so that routes to the same queues are told by identity."""
-        if len(self._targets) >= self.config.memo_entries_max:
-            self._targets.clear()
-        return self._targets.setdefault(targets, targets)
+        known = self._targets.get(targets)
+        if known is None:
+            if len(self._targets) >= self.config.memo_entries_max:
+                self._forget_routes()
+            known = self._targets[targets] = targets
+            self._memo.add(TARGETS_BYTES + 8 * len(targets))
+        return known
 
     def forget_old_routes(self) -> None:
         """Forget the routes if the topology has changed."""
         if self._generation != self.broker.generation:
             self._generation = self.broker.generation
             self._forget_routes()
-            self._targets.clear()
+
+    def _forget_routes(self) -> None:
+        self.routes.clear()
+        self._keys.clear()
+        self._targets.clear()
+        self._memo.clear()
+
+    def forget_memos(self) -> None:
+        """Forget all that is only remembered to be fast."""
+        self._forget_routes()
+        self.publisher.forget()
 
     def _acks(self, data: bytes, pos: int, end: int, channel: Channel) -> int:
         # A part at a time: each may be in no order, and a range of its own.
@@ -383,7 +409,7 @@ class Incoming:
                     f"body of {assembly.received} bytes is longer than the {assembly.body_size} announced",
                     (60, 40),
                 )
-            assembly.framed.append(whole)
+            assembly.add(whole)
         if assembly.header is not None and assembly.received == assembly.body_size:
             channel.assembly = None
             self._assembled(channel, assembly)
@@ -407,9 +433,10 @@ class Incoming:
             return
         assembly.header = payload
         assembly.body_size = size
-        assembly.framed.append(whole)
+        assembly.add(whole)
 
     def _assembled(self, channel: Channel, assembly: Assembly) -> None:
+        assembly.release()
         self.forget_old_routes()
         try:
             if assembly.generation != self.broker.generation:
@@ -517,8 +544,7 @@ class Incoming:
         self.segments = []
         self._wide = self._closing = self._error = None
         self._held_bytes = 0
-        self._forget_routes()
-        self._targets.clear()
+        self.forget_memos()
 
     def end(self) -> None:
         """The session is gone, and nothing will come any more."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from pamqp import base, commands
 
+from amqp_server.broker.memo import Memo
 from amqp_server.broker.topology import Result
 from amqp_server.channel import publish
 from amqp_server.channel.channel import Assembly, Channel
@@ -381,14 +382,23 @@ class Session:
             self.incoming.unblock()
             self._edge.resumed()
 
+    def forget_memos(self) -> None:
+        """All connections together remember too much, or memory is low."""
+        self.incoming.forget_memos()
+
     # -- login -----------------------------------------------------------------------------------------------------
 
     def tuned(self, frame_max: int, channel_max: int, heartbeat_s: int) -> None:
         """These are the limits from now on."""
         self.limits = Limits(frame_max, channel_max, heartbeat_s)
         username = self.client.username.encode()
+        self.incoming.publisher.forget()
         self.incoming.publisher = Publisher(
-            frame_max, username, self.config.message_bytes_max, self.config.table_depth_max
+            frame_max,
+            username,
+            self.config.message_bytes_max,
+            self.config.table_depth_max,
+            Memo(self.broker.memo),
         )
 
     def opened(self) -> None:

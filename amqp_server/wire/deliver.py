@@ -17,6 +17,8 @@ from quorum_queue.machine.run import Run
 _PREFIX = struct.Struct(">BHIHH")
 #: Contents from this size on, in bytes, are sent without being copied.
 LARGE_BYTES = 8192
+#: Lengths that a consumer remembers; there may be thousands of consumers.
+PREFIXES_MAX = 16
 _LOW = [bytes((value,)) for value in range(256)]
 _flatten = chain.from_iterable
 
@@ -30,13 +32,15 @@ class DeliverTemplate:
         self.channel = channel
         self.frame_max = frame_max
         self._tag = short_string(consumer_tag)
-        #: Prefixes by the length of the routing; at most 511 entries.
+        #: Prefixes by the length of the routing.
         self._prefixes: dict[int, bytes] = {}
 
     def prefix(self, head_bytes: int) -> bytes:
         """Everything in front of the delivery tag, for a routing of this length."""
         prefix = self._prefixes.get(head_bytes)
         if prefix is None:
+            if len(self._prefixes) >= PREFIXES_MAX:
+                self._prefixes.clear()
             size = 4 + len(self._tag) + 8 + 1 + head_bytes
             prefix = self._prefixes[head_bytes] = _PREFIX.pack(1, self.channel, size, 60, 60) + self._tag
         return prefix

@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 from amqp_server.wire import shapes, tables
 from quorum_queue.machine.run import Attributes
@@ -34,6 +34,10 @@ UNKNOWN_FLAGS = 0x0003
 _PLAIN_TAIL = CORRELATION_ID | MESSAGE_ID | TIMESTAMP | TYPE | APP_ID | CLUSTER_ID
 
 
+#: What a shape takes up beside its two numbers, which are as long as the header, bytes.
+SHAPE_BYTES = 400
+
+
 class Outcome(Enum):
     """Why `take` stopped."""
 
@@ -43,6 +47,14 @@ class Outcome(Enum):
     MORE = 1
     #: A message needs the slow path.
     SLOW = 2
+
+
+class Memo(Protocol):
+    """Counts what is remembered; see amqp_server.broker.memo."""
+
+    def add(self, size: int) -> None: ...
+
+    def clear(self) -> None: ...
 
 
 class Route:
@@ -127,6 +139,7 @@ class Publisher:
 
     __slots__ = (
         "_interned",
+        "_memo",
         "_misses",
         "_shapes",
         "frame_max",
@@ -140,6 +153,8 @@ class Publisher:
     #: Bound on the shapes of content headers kept, and on those learnt in vain before learning stops.
     SHAPES_MAX = 256
     MISSES_MAX = 4096
+    #: Longer headers are walked each time.
+    SHAPE_BYTES_MAX = 2048
 
     def __init__(
         self,
@@ -147,7 +162,9 @@ class Publisher:
         username: bytes,
         message_bytes_max: int,
         table_depth_max: int = tables.DEPTH_MAX,
+        memo: Memo | None = None,
     ) -> None:
+        self._memo = memo
         self.frame_max = frame_max
         self.username = username
         self.message_bytes_max = message_bytes_max
@@ -172,14 +189,23 @@ class Publisher:
         if shape is not None and int.from_bytes(data[offset:end], "big") & shape[0] == shape[1]:
             return shape[2], shape[0]
         attributes = self.scan(data, offset + 2, end, flags, channel, large)
-        if attributes is None or self._misses >= self.MISSES_MAX:
+        size = end - offset
+        if attributes is None or self._misses >= self.MISSES_MAX or size > self.SHAPE_BYTES_MAX:
             return attributes, 0
         self._misses += 1
         if len(self._shapes) >= self.SHAPES_MAX:
-            self._shapes.clear()
+            self.forget()
         mask = shapes.mask(data[offset:end], flags)
         self._shapes[key] = (mask, int.from_bytes(data[offset:end], "big") & mask, attributes)
+        if self._memo is not None:
+            self._memo.add(SHAPE_BYTES + 2 * size)
         return attributes, mask
+
+    def forget(self) -> None:
+        """Forget the shapes of headers."""
+        self._shapes.clear()
+        if self._memo is not None:
+            self._memo.clear()
 
     def attributes(
         self, persistent: bool, priority: int, ttl_ms: int | None, channel: int, large: bool

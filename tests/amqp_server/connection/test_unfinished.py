@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import trio
 from pamqp import commands
 
+from amqp_server.errors import PreconditionFailed
 from conformance_tests.patience import PATIENCE_S
 
 from ..wire.published import Message, header_payload, message, method, raw
@@ -126,3 +128,63 @@ async def test_over_sockets_no_more_is_read(tmp_path: Path) -> None:
             with trio.fail_after(PATIENCE_S):
                 while incoming.received_bytes - before < 5 * len(one_each):
                     await trio.sleep(0.01)
+
+
+# -- the memory budget ---------------------------------------------------------------------------------------------
+
+
+def end_by_last_frame(node: MemoryNode, peer: Peer) -> None:
+    for channel in range(1, CHANNELS + 1):
+        peer.send(raw(3, channel, b"x" * FRAME) * 9)
+    peer.send(method(1, commands.Queue.Purge(queue="q")))
+
+
+def end_by_channel(node: MemoryNode, peer: Peer) -> None:
+    for channel in range(1, CHANNELS + 1):
+        peer.session.close_channel(
+            peer.session.channels[channel], PreconditionFailed("a test closes it"), (60, 40)
+        )
+
+
+def end_by_error(node: MemoryNode, peer: Peer) -> None:
+    # More body than was announced.
+    peer.send(raw(3, 1, b"x" * FRAME) * 10)
+
+
+def end_by_socket(node: MemoryNode, peer: Peer) -> None:
+    node.turn.run(peer.session.lost)
+
+
+@pytest.mark.parametrize("end", [end_by_last_frame, end_by_channel, end_by_error, end_by_socket])
+def test_what_has_come_counts_until_it_is_complete_or_given_up(
+    end: Callable[[MemoryNode, Peer], None],
+) -> None:
+    node = MemoryNode()
+    peer = opened(node)
+    for channel in range(1, CHANNELS + 1):
+        whole = begun(channel) + raw(3, channel, b"x" * FRAME)
+        # In two reads, so that the large frame comes in pieces.
+        peer.send(whole[:50_000])
+        peer.send(whole[50_000:])
+    memory = node.broker.services.memory
+    assert memory.used == unfinished_bytes(peer) > CHANNELS * FRAME
+    end(node, peer)
+    assert memory.used == node.broker.vhost("/").queues["q"].host.resident_bytes
+    assert end is end_by_error or memory.used == 0
+
+
+def test_bodies_of_queues_make_room_for_it() -> None:
+    node = MemoryNode()
+    peer = opened(node)
+    # Each is a run of its own.
+    for number in range(40):
+        mode = b"\x02" if number % 2 else b"\x01"
+        peer.send(message("", "q", b"x" * FRAME, delivery_mode=mode).encode(1))
+    memory = node.broker.services.memory
+    memory.budget_bytes = memory.used + 10 * FRAME
+    host = node.broker.vhost("/").queues["q"].host
+    assert host.resident_bytes == memory.used
+    peer.send(begun(1, 30 * FRAME), raw(3, 1, b"x" * FRAME) * 20)
+    assert memory.used <= memory.budget_bytes + 11 * FRAME
+    assert host.resident_bytes < 35 * FRAME
+    assert host.ready_count == 40
