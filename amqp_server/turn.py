@@ -52,6 +52,13 @@ class Gatherer(Protocol):
     def flush(self) -> None: ...
 
 
+class Widened(Protocol):
+    """Shares room for deliveries among consumers: a channel."""
+
+    def offer_room(self) -> None:
+        """Let queues that wait for room hand out more."""
+
+
 class Confirms(Protocol):
     """Gathers the answers to a publisher over a turn."""
 
@@ -123,6 +130,7 @@ class Turn:
         "_running",
         "_senders",
         "_wake",
+        "_widened",
         "contain",
         "cut",
         "failed",
@@ -159,6 +167,7 @@ class Turn:
         #: Sessions that waited for an answer and have got it.
         self._answered: dict[Session, None] = {}
         self._gatherers: dict[Gatherer, None] = {}
+        self._widened: dict[Widened, None] = {}
         self._confirms: dict[Confirms, None] = {}
         self._senders: dict[Sender, None] = {}
 
@@ -180,6 +189,12 @@ class Turn:
     def gather(self, gatherer: Gatherer) -> None:
         """Call `flush` before the frames for other nodes leave."""
         self._gatherers[gatherer] = None
+        if not self._running:
+            self._wake()
+
+    def widened(self, channel: Widened) -> None:
+        """There may be more room for deliveries on a channel. Its queues are told once in a turn, however often."""
+        self._widened[channel] = None
         if not self._running:
             self._wake()
 
@@ -270,9 +285,10 @@ class Turn:
 
     def _finish(self) -> None:
         while True:
-            while self._answered or self.scheduled or self._peers.dirty:
+            while self._answered or self.scheduled or self._widened or self._peers.dirty:
                 self._go_on()
                 self.apply()
+                self._offer_room()
                 self._replicate()
             self._send_to_peers()
             self._peers.write()
@@ -314,6 +330,11 @@ class Turn:
                 whole = True
         finally:
             self._applying = False
+
+    def _offer_room(self) -> None:
+        widened, self._widened = self._widened, {}
+        for channel in widened:
+            channel.offer_room()
 
     def _replicate(self) -> None:
         peers = self._peers

@@ -88,6 +88,8 @@ class NodeServices:
 class LocalHost(Paging):
     """Runs one queue's machine on this node."""
 
+    shares_windows = True
+
     def __init__(
         self,
         queue: Hosted,

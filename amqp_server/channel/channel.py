@@ -61,6 +61,8 @@ class Channel:
         #: Prefetch of consumers to come (basic.qos global=false).
         self.prefetch = 0
         self.window = ChannelWindow()
+        #: The window's limit as queues know it that cannot look at the window.
+        self._told_limit = 0
         self.assembly: Assembly | None = None
         #: Name of the queue declared last, for methods that leave the name out.
         self.last_queue = ""
@@ -142,10 +144,30 @@ class Channel:
             host = holder.queue.host
             host.pending.append((verb, holder.key, low, high))
             scheduled[host] = None
-        if self.window.limit:
-            # Room in the window is room for all consumers of the channel, on whatever queue.
-            for subscription in self.subscriptions.values():
-                subscription.queue.host.submit(("tick",))
+        if self.window.limit and pieces:
+            self.broker.turn.widened(self)
+
+    def limit_window(self, limit: int) -> None:
+        """Change the prefetch that all consumers of the channel share."""
+        if limit != self.window.limit:
+            self.window.limit = limit
+            self.broker.turn.widened(self)
+
+    def offer_room(self) -> None:
+        """Room in the window is room for all consumers of the channel, on whatever queue. See turn.Widened."""
+        window, told = self.window, self._told_limit
+        self._told_limit = window.limit
+        room = window.room() > 0
+        if not room and window.limit == told:
+            return
+        for subscription in self.subscriptions.values():
+            host = subscription.queue.host
+            if not host.shares_windows:
+                if window.limit != told:
+                    # A queue on several nodes cannot share the window: there the limit holds for each consumer.
+                    host.submit(("window", subscription.key, window), ("tick",))
+            elif room and host.ready_count:
+                host.submit(("tick",))
 
     # -- end -------------------------------------------------------------------------------------------------------
 
