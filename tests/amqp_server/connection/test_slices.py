@@ -308,3 +308,21 @@ def test_a_transaction_has_so_many_parts() -> None:
     assert isinstance(closed, commands.Channel.Close)
     assert closed.reply_code == 406 and "tx_parts_max" in closed.reply_text
     assert depths(sliced) == {"q": 1_500, "r": 1_500}
+
+
+@pytest.mark.parametrize("how", ["close", "lost"])
+def test_many_exclusive_queues_go_in_parts_with_their_connection(sliced: SlicedNode, how: str) -> None:
+    peer = opened(sliced)
+    publish = bystander(sliced)
+    called(peer, *(commands.Queue.Declare(queue=f"q{number}", exclusive=True) for number in range(300)))
+    sliced.turns.clear()
+    if how == "close":
+        sliced.feed(peer, method(0, commands.Connection.Close(0, "", 0, 0)))
+        # Clients count on it that the queues are gone when they have their answer.
+        assert len(depths(sliced)) > 200 and not peer.answers()
+    else:
+        sliced.turns.append(steps(sliced.turn.run, peer.session.lost))
+    assert sliced.drive(between=publish) > 10
+    assert list(depths(sliced)) == ["bystander"]
+    assert len(peer.answers()) == (how == "close")
+    assert max(sliced.turns) < TURN_MAX
