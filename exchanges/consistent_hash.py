@@ -2,13 +2,16 @@
 
 A message goes to the owner of the next point after its hash, so that a new or lost destination moves only
 the messages that it gains or loses. The points follow from the destinations' names alone: the ring is the
-same after a restart and on every node. It is made when first asked for after a change.
+same after a restart and on every node. A change is made to the ring when it is next asked for, and touches the
+points of the destinations that have changed; only where the sum of the weights passes a power of two, all
+destinations get half or twice as many.
 """
 
 from array import array
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
+from sys import byteorder
 
 from exchanges.binding import Binding
 from exchanges.errors import InvalidArgument
@@ -37,9 +40,9 @@ class ConsistentHashMatcher:
             raise InvalidArgument(f"Unsupported property: {self._property}")
         by_key = self._header is None and self._property is None
         self.depends = Depends.KEY if by_key else Depends.HEADERS
-        self._bindings: dict[Binding, int] = {}
         self._weights_sum = 0
-        self._ring: Ring | None = None
+        self._bindings: dict[Binding, int] = {}
+        self._ring = Ring()
 
     def bind(self, binding: Binding) -> None:
         weight = _weight(binding.routing_key)
@@ -50,17 +53,17 @@ class ConsistentHashMatcher:
             )
         self._bindings[binding] = weight
         self._weights_sum += weight
-        self._ring = None
+        self._ring.add(binding, weight)
 
     def unbind(self, binding: Binding) -> None:
-        self._weights_sum -= self._bindings.pop(binding)
-        self._ring = None
+        weight = self._bindings.pop(binding)
+        self._weights_sum -= weight
+        self._ring.remove(binding, weight)
 
     def match(self, routing_key: str, message: Message | None, nonce: int) -> Sequence[Destinations]:
         if not self._bindings:
             return ()
-        if self._ring is None:
-            self._ring = Ring(self._bindings, self._weights_sum)
+        self._ring.adjust(self._weights_sum)
         return (self._ring.owner(self._hashed(routing_key, message)),)
 
     def _hashed(self, routing_key: str, message: Message | None) -> bytes:
@@ -76,42 +79,95 @@ class ConsistentHashMatcher:
         return value.encode() if isinstance(value, str) else repr(token(value)).encode()
 
 
+class Owner:
+    """A destination, and its points."""
+
+    __slots__ = ("destinations", "place", "points", "weight")
+
+    def __init__(self, binding: Binding) -> None:
+        self.destinations = Destinations()
+        self.place = (binding.kind, binding.destination)
+        self.weight = 0
+        #: How many of its points are on the ring, in their order of making.
+        self.points = array("Q")
+
+
 class Ring:
-    def __init__(self, bindings: Mapping[Binding, int], weights_sum: int) -> None:
+    def __init__(self) -> None:
+        self._owners: dict[tuple[str, str], Owner] = {}
+        self._changed: dict[tuple[str, str], Owner] = {}
+        self._points_per_weight = POINTS_PER_WEIGHT_MAX
+        #: All points, rising, and whose they are.
+        self._points: list[int] = []
+        self._owner_of_point: dict[int, Owner] = {}
+
+    def add(self, binding: Binding, weight: int) -> None:
+        place = (binding.kind, binding.destination)
+        owner = self._owners.get(place)
+        if owner is None:
+            owner = self._owners[place] = self._changed.get(place) or Owner(binding)
+        owner.weight += weight
+        owner.destinations.add(binding)
+        self._changed[place] = owner
+
+    def remove(self, binding: Binding, weight: int) -> None:
+        place = (binding.kind, binding.destination)
+        owner = self._owners[place]
+        owner.weight -= weight
+        owner.destinations.remove(binding)
+        self._changed[place] = owner
+        if not owner.weight:
+            del self._owners[place]
+
+    def adjust(self, weights_sum: int) -> None:
+        """Make the changes since the last time."""
+        if not self._changed:
+            return
         points_per_weight = POINTS_PER_WEIGHT_MAX
         while points_per_weight > 1 and points_per_weight * weights_sum > POINTS_MAX:
             points_per_weight //= 2
-        weights: dict[tuple[str, str], int] = {}
-        self._owners: list[Destinations] = []
-        for binding in sorted(bindings, key=lambda each: each.order):
-            place = (binding.kind, binding.destination)
-            if place not in weights:
-                self._owners.append(Destinations())
-            weights[place] = weights.get(place, 0) + bindings[binding]
-            self._owners[-1].add(binding)
-        pairs = [
-            (point, owner)
-            for owner, ((kind, destination), weight) in enumerate(weights.items())
-            for point in _points(f"{kind}\0{destination}".encode(), weight * points_per_weight)
-        ]
-        pairs.sort()
-        self._points = array("Q", [point for point, _ in pairs])
-        self._owner_of_point = array("L", [owner for _, owner in pairs])
+        if points_per_weight != self._points_per_weight:
+            self._points_per_weight = points_per_weight
+            self._changed |= self._owners
+        changed, self._changed = self._changed, {}
+        gone: dict[int, None] = {}
+        for owner in changed.values():
+            count = owner.weight * points_per_weight
+            gone |= dict.fromkeys(owner.points[count:])
+            del owner.points[count:]
+        if gone:
+            self._points = [point for point in self._points if point not in gone]
+            for point in gone:
+                # Two destinations may have the same one, if somebody has looked for their names.
+                self._owner_of_point.pop(point, None)
+        come = array("Q")
+        for owner in changed.values():
+            new = _points(
+                "\0".join(owner.place).encode(), len(owner.points), owner.weight * points_per_weight
+            )
+            owner.points += new
+            come += new
+            self._owner_of_point |= dict.fromkeys(new, owner)
+        # The sort finds two parts in order, and joins them.
+        self._points += sorted(come)
+        self._points.sort()
 
     def owner(self, hashed: bytes) -> Destinations:
         place = bisect_left(self._points, stable_hash(hashed))
         if place == len(self._points):
             place = 0
-        return self._owners[self._owner_of_point[place]]
+        return self._owner_of_point[self._points[place]].destinations
 
 
-def _points(seed: bytes, count: int) -> "array[int]":
-    """The first `count` points of a destination; a longer list starts with the shorter one."""
-    points = array("Q")
-    for block in range((count + 7) // 8):
-        digest = blake2b(seed, salt=block.to_bytes(16, "little")).digest()
-        points.extend([int.from_bytes(digest[at : at + 8], "little") for at in range(0, 64, 8)])
-    return points[:count]
+def _points(seed: bytes, first: int, stop: int) -> "array[int]":
+    """The points `first` to `stop` of a destination; a longer list starts with the shorter one."""
+    octets = bytearray()
+    for block in range(first // 8, (stop + 7) // 8):
+        octets += blake2b(seed, salt=block.to_bytes(16, "little")).digest()
+    points = array("Q", bytes(octets))
+    if byteorder == "big":
+        points.byteswap()
+    return points[first % 8 : first % 8 + stop - first]
 
 
 def _weight(routing_key: str) -> int:

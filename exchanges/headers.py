@@ -2,10 +2,12 @@
 
 A binding that wants *all* of its headers is filed under one of them, the rarest so far, and the others are
 compared when that one is met. A binding that wants *any* is filed under each of them, and met is matched.
-So a message costs a lookup for each of its headers, and the bindings that stand under those.
+So a message costs a lookup for each of its headers, and the bindings that stand under those. Where many stand under
+one header, they are also a number with a bit for each: numbers of many headers are joined at once, and each binding
+is looked at once, under however many headers it stands.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from exchanges.binding import Binding
 from exchanges.errors import InvalidArgument
@@ -15,6 +17,9 @@ from exchanges.matcher import Depends, Destinations, Message
 # What a void value in a binding asks for: that the header is there, whatever its value.
 PRESENT = ("present",)
 Condition = tuple[str, Hashable]
+
+#: Patterns under one condition from which on they are also kept as bits.
+MASK_FROM = 64
 
 _KINDS = ("all", "any", "all-with-x", "any-with-x")
 
@@ -46,30 +51,42 @@ def conditions(arguments: Mapping[str, object], kind: str) -> list[Condition]:
 class Pattern:
     """The bindings with the same arguments. `rest` is to be compared when a filed condition is met."""
 
-    __slots__ = ("destinations", "filed", "rest")
+    __slots__ = ("destinations", "filed", "number", "rest")
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        #: Its bit in the buckets.
+        self.number = number
         self.destinations = Destinations()
         self.filed: list[Condition] = []
-        self.rest: list[Condition] = []
-
-    def holds(self, headers: Mapping[str, object]) -> bool:
-        for name, wanted in self.rest:
-            if name not in headers:
-                return False
-            if wanted is not PRESENT and matching_token(headers[name]) != wanted:
-                return False
-        return True
+        self.rest: frozenset[Condition] = frozenset()
 
 
 class Bucket:
     """The patterns filed under one condition: those it decides alone, and those with more to compare."""
 
-    __slots__ = ("decided", "open")
+    __slots__ = ("decided", "mask", "open")
 
     def __init__(self) -> None:
-        self.decided: dict[Destinations, None] = {}
+        self.decided: dict[Pattern, None] = {}
+        #: The same as bits, where they are many; else 0.
+        self.mask = 0
         self.open: dict[Pattern, None] = {}
+
+    def add(self, pattern: Pattern) -> None:
+        self.decided[pattern] = None
+        if self.mask:
+            self.mask |= 1 << pattern.number
+        elif len(self.decided) == MASK_FROM:
+            for each in self.decided:
+                self.mask |= 1 << each.number
+
+    def remove(self, pattern: Pattern) -> None:
+        if pattern in self.decided:
+            del self.decided[pattern]
+            if len(self.decided) < MASK_FROM:
+                self.mask = 0
+            elif self.mask:
+                self.mask ^= 1 << pattern.number
 
     def __len__(self) -> int:
         return len(self.decided) + len(self.open)
@@ -83,12 +100,15 @@ class HeadersMatcher:
         self._patterns: dict[Hashable, Pattern] = {}
         self._index: dict[str, dict[Hashable, Bucket]] = {}
         self._unconditional: dict[Destinations, None] = {}
+        #: By their numbers, which are used again.
+        self._numbered: list[Pattern | None] = []
+        self._free: list[int] = []
 
     def bind(self, binding: Binding) -> None:
         kind = x_match(binding.arguments)
         pattern = self._patterns.get(binding.arguments_token)
         if pattern is None:
-            pattern = self._patterns[binding.arguments_token] = Pattern()
+            pattern = self._patterns[binding.arguments_token] = self._new_pattern()
             self._file(pattern, conditions(binding.arguments, kind), wants_all=kind.startswith("all"))
         pattern.destinations.add(binding)
 
@@ -98,6 +118,16 @@ class HeadersMatcher:
         if not pattern.destinations:
             del self._patterns[binding.arguments_token]
             self._withdraw(pattern)
+            self._numbered[pattern.number] = None
+            self._free.append(pattern.number)
+
+    def _new_pattern(self) -> Pattern:
+        if not self._free:
+            self._free.append(len(self._numbered))
+            self._numbered.append(None)
+        pattern = Pattern(self._free.pop())
+        self._numbered[pattern.number] = pattern
+        return pattern
 
     def match(self, routing_key: str, message: Message | None, nonce: int) -> Sequence[Destinations]:
         matched = [*self._unconditional]
@@ -106,22 +136,39 @@ class HeadersMatcher:
             return matched
         assert isinstance(headers, Mapping)
         index = self._index
+        mask = 0
+        # What the message has, for patterns that want more than what they are filed under.
+        conditions: set[Condition] | None = None
         for name, value in headers.items():
             buckets = index.get(name)
             if buckets is None:
                 continue
             kind = type(value)
-            bucket = buckets.get(value if kind is str or kind is int else matching_token(value))
-            if bucket is not None:
-                matched.extend(bucket.decided)
+            met = value if kind is str or kind is int else matching_token(value)
+            for bucket in (buckets.get(met), buckets.get(PRESENT)):
+                if bucket is None:
+                    continue
+                if bucket.mask:
+                    mask |= bucket.mask
+                else:
+                    matched += [pattern.destinations for pattern in bucket.decided]
                 if bucket.open:
-                    matched += [pattern.destinations for pattern in bucket.open if pattern.holds(headers)]
-            bucket = buckets.get(PRESENT)
-            if bucket is not None:
-                matched.extend(bucket.decided)
-                if bucket.open:
-                    matched += [pattern.destinations for pattern in bucket.open if pattern.holds(headers)]
+                    if conditions is None:
+                        conditions = _conditions_of(headers)
+                    matched += [each.destinations for each in bucket.open if each.rest <= conditions]
+        if mask:
+            matched += [pattern.destinations for pattern in self._with_bits(mask)]
         return matched
+
+    def _with_bits(self, mask: int) -> Iterator[Pattern]:
+        octets = mask.to_bytes((mask.bit_length() + 7) // 8, "little")
+        numbered = self._numbered
+        for at, octet in enumerate(octets):
+            if octet:
+                for bit in _BITS[octet]:
+                    pattern = numbered[8 * at + bit]
+                    assert pattern is not None
+                    yield pattern
 
     def _file(self, pattern: Pattern, wanted: list[Condition], *, wants_all: bool) -> None:
         if not wants_all:
@@ -129,7 +176,7 @@ class HeadersMatcher:
         elif wanted:
             rarest = min(wanted, key=self._bucket_length)
             pattern.filed = [rarest]
-            pattern.rest = [condition for condition in wanted if condition is not rarest]
+            pattern.rest = frozenset([condition for condition in wanted if condition is not rarest])
         else:
             self._unconditional[pattern.destinations] = None
         for name, value in pattern.filed:
@@ -137,7 +184,7 @@ class HeadersMatcher:
             if pattern.rest:
                 bucket.open[pattern] = None
             else:
-                bucket.decided[pattern.destinations] = None
+                bucket.add(pattern)
 
     def _withdraw(self, pattern: Pattern) -> None:
         self._unconditional.pop(pattern.destinations, None)
@@ -145,7 +192,7 @@ class HeadersMatcher:
             buckets = self._index[name]
             bucket = buckets[value]
             bucket.open.pop(pattern, None)
-            bucket.decided.pop(pattern.destinations, None)
+            bucket.remove(pattern)
             if not bucket:
                 del buckets[value]
             if not buckets:
@@ -154,3 +201,13 @@ class HeadersMatcher:
     def _bucket_length(self, condition: Condition) -> int:
         name, value = condition
         return len(self._index.get(name, {}).get(value, ()))
+
+
+_BITS = [[bit for bit in range(8) if octet >> bit & 1] for octet in range(256)]
+
+
+def _conditions_of(headers: Mapping[str, object]) -> set[Condition]:
+    """Return all conditions that these headers meet."""
+    met: set[Condition] = {(name, matching_token(value)) for name, value in headers.items()}
+    met.update([(name, PRESENT) for name in headers])
+    return met

@@ -43,6 +43,9 @@ class QueueHost:
         "queue",
     )
 
+    #: See quorum_queue.ports.Host.
+    shares_windows = False
+
     def __init__(self, queue: Hosted, turn: Turn) -> None:
         #: The topology's queue.
         self.queue = queue

@@ -89,6 +89,8 @@ class NodeServices:
 class LocalHost(DeadLettering):
     """Runs one queue's machine on this node."""
 
+    shares_windows = True
+
     def __init__(
         self,
         queue: Hosted,

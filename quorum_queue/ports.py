@@ -230,6 +230,8 @@ class Host(Recipient, Protocol):
 
     #: Why the host serves the queue no more; see quorum_queue.host.Ended.
     ended: Literal["", "deleted", "moved", "failed"]
+    #: The machine looks at the windows of its consumers' channels itself.
+    shares_windows: bool
 
     @property
     def holds_dead_letters(self) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 from amqp_server.broker.alarms import Alarms
 from amqp_server.broker.failures import Failures
@@ -17,16 +18,18 @@ from amqp_server.broker.reply import Replies
 from amqp_server.broker.sessions import Sessions
 from amqp_server.broker.time_notes import TimeNotes
 from amqp_server.broker.timers import Timers
-from amqp_server.broker.topology import Topology
+from amqp_server.broker.topology import Result, Topology
 from amqp_server.broker.users import Users
 from amqp_server.broker.vhost import VHost
 from amqp_server.broker.vhosts import Vhosts
 from amqp_server.config import Config
 from amqp_server.logs import LineLimit
 from amqp_server.turn import Turn
+from quorum_queue.boundary import Fatal
 from quorum_queue.clock import Clock
 from quorum_queue.deleted_host import DeletedHost
 from quorum_queue.local import NodeServices
+from quorum_queue.ports import Refused
 
 
 class Counts:
@@ -36,6 +39,37 @@ class Counts:
 
     def __init__(self) -> None:
         self.bindings = self.channels = self.exchanges = self.queues = 0
+
+
+class Deletions:
+    """Queues that are to be deleted because their owner is gone: some in each turn, for there may be many."""
+
+    def __init__(self, turn: Turn, propose: Callable[[Operation, Done | None], None]) -> None:
+        self._turn = turn
+        self._propose = propose
+        #: Whoever is told when one is gone.
+        self._queues: dict[Queue, Done | None] = {}
+
+    def add(
+        self, queues: Iterable[Queue], gone: Callable[[Queue, Result | Refused], None] | None = None
+    ) -> None:
+        for queue in queues:
+            self._queues[queue] = None if gone is None else partial(gone, queue)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        queues = self._queues
+        while queues:
+            if self._turn.overdue():
+                self._turn.later(self, self._go_on)
+                return
+            queue = next(iter(queues))
+            gone = queues.pop(queue)
+            self._propose(queue.deletion, gone)
+
+    def failed(self, error: Exception) -> None:
+        """See amqp_server.turn.Unit."""
+        raise Fatal(f"queues could not be deleted: {error!r}") from error
 
 
 class Broker:
@@ -88,6 +122,7 @@ class Broker:
         self.log_limit = LineLimit(config.log_lines_max)
         self.memo = MemoBudget(config.memo_bytes_max, self._forget_memos)
         self.replies = Replies()
+        self.deletions = Deletions(turn, self.propose)
         self.topology = Topology(self)
         self.replication: Replication = replication or LocalReplication(config.node, self.topology)
         self.failures = Failures(config, clock, timers, hosts)

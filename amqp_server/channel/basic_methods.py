@@ -41,21 +41,12 @@ def qos(channel: Channel, method: commands.Basic.Qos) -> None:
     if method.prefetch_size:
         raise NotImplemented_(f"prefetch_size!=0 ({method.prefetch_size})")
     if method.global_:
-        _limit_window(channel, method.prefetch_count or 0)
+        channel.window.change(method.prefetch_count or 0)
     else:
         # RabbitMQ lifts the channel's limit with it; who wants both sets the consumers' first.
-        _limit_window(channel, 0)
+        channel.window.change(0)
         channel.prefetch = method.prefetch_count or 0
     channel.send(commands.Basic.QosOk())
-
-
-def _limit_window(channel: Channel, limit: int) -> None:
-    if channel.window.limit == limit:
-        return
-    channel.window.limit = limit
-    for subscription in channel.subscriptions.values():
-        # A queue on several nodes cannot share the window: there the limit holds for each consumer.
-        subscription.queue.host.submit(("window", subscription.key, channel.window), ("tick",))
 
 
 def consume(channel: Channel, method: commands.Basic.Consume) -> None:

@@ -126,12 +126,21 @@ class Channel:
 
     def _publish_in(self, transaction: Transaction, segment: Segment) -> None:
         transaction.add(segment)
-        bytes_max = self.connection.config.tx_bytes_max
-        if transaction.published_bytes > bytes_max:
+        config = self.connection.config
+        error = None
+        if transaction.published_bytes > config.tx_bytes_max:
             error = PreconditionFailed(
-                f"a transaction may have {bytes_max} bytes of messages (tx_bytes_max): commit more often"
+                f"a transaction may have {config.tx_bytes_max} bytes of messages (tx_bytes_max): commit more often"
             )
+        elif transaction.part_count > config.tx_parts_max:
+            error = self._too_large()
+        if error is not None:
             self.connection.close_channel(self, error, _PUBLISH)
+
+    def _too_large(self) -> PreconditionFailed:
+        return PreconditionFailed(
+            f"a transaction may have {self.connection.config.tx_parts_max} parts (tx_parts_max): commit more often"
+        )
 
     # -- settling --------------------------------------------------------------------------------------------------
 
@@ -152,7 +161,9 @@ class Channel:
                 self.settle(verb, error.pieces)
                 raise
         if self.tx is not None:
-            self.tx.settlements.append((verb, pieces))
+            self.tx.settle(verb, pieces)
+            if self.tx.part_count > self.connection.config.tx_parts_max:
+                raise self._too_large()
         else:
             self.settle(verb, pieces)
 

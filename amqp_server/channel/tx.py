@@ -10,12 +10,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from amqp_server.channel.publish import publish
-from amqp_server.channel.unacked import Piece
+from amqp_server.channel.unacked import Piece, joined
 from amqp_server.wire.intake import Segment
 from quorum_queue.ports import Recipient
 
 if TYPE_CHECKING:
     from amqp_server.channel.channel import Channel
+
+
+#: Pieces of acked deliveries from which on it is tried to make fewer of them.
+JOIN_FROM = 256
 
 
 class Transaction:
@@ -28,7 +32,9 @@ class Transaction:
         self.published_bytes = 0
         #: (settle, return or discard; the deliveries)
         self.settlements: list[tuple[str, list[Piece]]] = []
-        self._numbered_count = 0
+        self._numbered_count = self._part_count = 0
+        #: The last acks are joined when they are more pieces than this.
+        self._join_from = JOIN_FROM
         #: Queues have refused messages of the commit that is under way (x-overflow=reject-publish).
         self.partial = False
 
@@ -55,16 +61,49 @@ class Transaction:
     def refused(self, first: int, last: int) -> None:
         self.partial = True
 
+    @property
+    def part_count(self) -> int:
+        """Messages that go the same way, and deliveries in a row that are acked alike, are one part."""
+        return self._part_count
+
     def add(self, segment: Segment) -> None:
         """Keep what is published until the commit."""
-        self.segments.append(segment)
         self.published_bytes += sum(map(len, segment.contents))
+        last = self.segments[-1] if self.segments else None
+        if (
+            last is not None
+            and last.route is segment.route
+            and last.attributes is segment.attributes
+            and last.heads is None is segment.heads
+        ):
+            last.contents += segment.contents
+            return
+        self.segments.append(segment)
+        self._part_count += max(1, len(segment.route.targets))
+
+    def settle(self, verb: str, pieces: list[Piece]) -> None:
+        """Keep what is acked until the commit."""
+        self._part_count += len(pieces)
+        if self.settlements and self.settlements[-1][0] == verb:
+            last = self.settlements[-1][1]
+            last += pieces
+            if verb == "settle" and len(last) > self._join_from:
+                self._join(last)
+        else:
+            self.settlements.append((verb, pieces))
+
+    def _join(self, pieces: list[Piece]) -> None:
+        """Acks come in any order, and mostly make few pieces in the end."""
+        count = len(pieces)
+        pieces[:] = joined(pieces)
+        self._part_count -= count - len(pieces)
+        self._join_from = 2 * len(pieces) + JOIN_FROM
 
     def commit(self) -> list[Recipient]:
         """Hand everything to the queues; return the hosts that have a part in it."""
         segments, self.segments = self.segments, []
         self.published_bytes = 0
-        settlements, self.settlements = self.settlements, []
+        settlements = self._settlements()
         hosts: dict[Recipient, None] = {}
         for segment in segments:
             hosts.update(dict.fromkeys(publish(segment, self)))
@@ -77,7 +116,10 @@ class Transaction:
         """Forget the publishes; the acked deliveries are unacked again, under their old tags."""
         self.segments = []
         self.published_bytes = 0
+        self._channel.unacked.restore([piece for _, pieces in self._settlements() for piece in pieces])
+
+    def _settlements(self) -> list[tuple[str, list[Piece]]]:
+        """Forget the settlements, and return them."""
         settlements, self.settlements = self.settlements, []
-        for _, pieces in settlements:
-            for piece in pieces:
-                self._channel.unacked.restore(piece)
+        self._part_count, self._join_from = 0, JOIN_FROM
+        return [(verb, joined(pieces) if verb == "settle" else pieces) for verb, pieces in settlements]

@@ -17,6 +17,27 @@ class Piece(NamedTuple):
     tag: int
 
 
+def joined(pieces: list[Piece]) -> list[Piece]:
+    """Return the same deliveries by rising tags, in as few pieces as they make."""
+    pieces = sorted(pieces, key=_tag)
+    found: list[Piece] = pieces[:1]
+    for piece in pieces[1:]:
+        before = found[-1]
+        if (
+            piece.holder is before.holder
+            and piece.low == before.high + 1
+            and piece.tag - before.tag == piece.low - before.low
+        ):
+            found[-1] = before._replace(high=piece.high)
+        else:
+            found.append(piece)
+    return found
+
+
+def _tag(piece: Piece) -> int:
+    return piece.tag
+
+
 class Unacked:
     """Runs of delivery tags in order; an ack of a whole run is one step, whatever its length."""
 
@@ -90,13 +111,14 @@ class Unacked:
         self._starts, self._runs, self.count = [], [], 0
         return pieces
 
-    def restore(self, piece: Piece) -> None:
+    def restore(self, pieces: list[Piece]) -> None:
         """Put back what was taken."""
-        count = piece.high - piece.low + 1
-        index = bisect_right(self._starts, piece.tag)
-        self._starts.insert(index, piece.tag)
-        self._runs.insert(index, (count, piece.holder, piece.low))
-        self.count += count
+        # Sorting finds the runs that are in order and joins them; to insert one after the other moves all that follows.
+        back = [(piece.tag, (piece.high - piece.low + 1, piece.holder, piece.low)) for piece in pieces]
+        runs = dict(zip(self._starts, self._runs, strict=True)) | dict(back)
+        self._starts = sorted(self._starts + sorted([tag for tag, _ in back]))
+        self._runs = [runs[start] for start in self._starts]
+        self.count += sum([run[0] for _, run in back])
 
     def holds(self, tag: int) -> bool:
         """Is this tag unacked?"""

@@ -19,7 +19,7 @@ class ChannelWindow:
     applied like the host of a queue (see amqp_server.turn), after the hosts that made the room; until then it has none.
     """
 
-    __slots__ = ("_channel", "_offers", "_settling", "limit", "used")
+    __slots__ = ("_channel", "_offers", "_settling", "_told", "limit", "used")
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -28,6 +28,8 @@ class ChannelWindow:
         #: How often room was offered.
         self._offers = 0
         self._settling = False
+        #: The limit as queues know it that cannot look at the window.
+        self._told = 0
 
     def room(self) -> int:
         if not self.limit:
@@ -42,15 +44,35 @@ class ChannelWindow:
         if not self.limit:
             return
         self._settling = True
-        scheduled = self._channel.broker.turn.scheduled
+        self._schedule()
+
+    def change(self, limit: int) -> None:
+        """Change the prefetch that all consumers of the channel share."""
+        if limit != self.limit:
+            self.limit = limit
+            self._schedule()
+
+    def _schedule(self) -> None:
+        turn = self._channel.broker.turn
         # Behind the hosts that were scheduled since it was last put there.
-        scheduled.pop(self, None)
-        self._channel.broker.turn.schedule(self)
+        turn.scheduled.pop(self, None)
+        turn.schedule(self)
 
     def apply_pending(self) -> None:
+        """Tell the queues once in a turn, however often the window changed, and only those that can use it."""
         self._settling = False
         subscriptions = self._channel.subscriptions.values()
-        hosts: dict[Host, None] = dict.fromkeys(each.queue.host for each in subscriptions)
+        if self.limit != self._told:
+            self._told = self.limit
+            for each in subscriptions:
+                # A queue on several nodes cannot share the window: there the limit holds for each consumer.
+                if not each.queue.host.shares_windows:
+                    each.queue.host.submit(("window", each.key, self), ("tick",))
+        if self.room() <= 0:
+            return
+        hosts: dict[Host, None] = dict.fromkeys(
+            each.queue.host for each in subscriptions if each.queue.host.shares_windows
+        )
         waiting = [host for host in hosts if host.ready_count]
         if waiting:
             self._offers += 1

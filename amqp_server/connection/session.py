@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from pamqp import base, commands
@@ -503,8 +502,7 @@ class Session:
                 self._answer_close()
 
         # Clients count on it that their exclusive queues are gone with close-ok.
-        for queue in queues:
-            self.broker.propose(queue.deletion, partial(gone, queue))
+        self.broker.deletions.add(queues, gone)
         if not queues:
             self._answer_close()
 
@@ -540,8 +538,7 @@ class Session:
         # too.
         self.broker.sessions.remove(self)
         queues, self.exclusive_queues = self.exclusive_queues, {}
-        for queue in queues:
-            queue.delete()
+        self.broker.deletions.add(queues)
         self.incoming.clear()
         self.turn.apply()
 

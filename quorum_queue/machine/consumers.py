@@ -215,20 +215,40 @@ class Consumers:
         """
         return [*self.attached(), *(held for held in self.by_key.values() if not held.attached)]
 
-    def takers(self) -> list[Consumer]:
-        """Return the consumers whose turn it is: all with room in the highest priority that has any."""
+    def takers(self) -> tuple[list[Consumer], bool]:
+        """Return the consumers whose turn it is, all with room in the highest priority that has any; or only the first
+        of several, and True, if messages must go out one by one.
+
+        They must if consumers share room, and for consumers of one channel: messages that a publisher sent through one
+        queue arrive on one channel in order (AMQP 0-9-1, 4.7), whichever of its consumers gets them. Then one look at
+        all of them for each message would be far too many.
+        """
         if self.single_active:
             active = self.active
-            return [active] if active is not None and active.room() > 0 else []
+            return [active] if active is not None and active.room() > 0 else [], False
         for _, group in self._groups:
-            if len(group) == 1:
-                if group[0].room() > 0:
-                    return [group[0]]
-                continue
-            takers = [consumer for consumer in group if consumer.room() > 0]
+            takers: list[Consumer] = []
+            channels: dict[Any, None] = {}
+            one_by_one = False
+            for consumer in group:
+                room = consumer.room()
+                if room <= 0:
+                    continue
+                takers.append(consumer)
+                if len(group) == 1:
+                    break
+                window = consumer.window
+                channel = consumer.channel if window is None else id(window)
+                if window is not None and window.room() < UNLIMITED:
+                    one_by_one = True
+                elif channel is not None:
+                    one_by_one = one_by_one or channel in channels
+                    channels[channel] = None
+                if one_by_one and len(takers) > 1:
+                    return takers[:1], True
             if takers:
-                return takers
-        return []
+                return takers, False
+        return [], False
 
     def served(self, consumer: Consumer) -> None:
         """Give the turn to the consumer after this one. The turn passes in the same way however runs are cut."""

@@ -31,7 +31,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from quorum_queue.machine import versions
-from quorum_queue.machine.consumers import UNLIMITED, Checkout, Consumer, Consumers
+from quorum_queue.machine.consumers import Checkout, Consumer, Consumers
 from quorum_queue.machine.dedup import Dedup, Sequence
 from quorum_queue.machine.effects import Effects, Reason
 from quorum_queue.machine.letters import Letter, Letters
@@ -269,7 +269,7 @@ class Machine:
         ready, consumers = self.ready, self.consumers
         while ready.count:
             if effects.burst_messages >= BURST_MESSAGES or effects.burst_bytes >= BURST_BYTES:
-                effects.more = bool(consumers.takers())
+                effects.more = bool(consumers.takers()[0])
                 break
             level = ready.head_level()
             assert level is not None
@@ -286,7 +286,7 @@ class Machine:
                 continue
             if not consumers.count:
                 break
-            takers = consumers.takers()
+            takers, one_by_one = consumers.takers()
             if not takers:
                 break
             if head.contents is None and effects.in_memory:
@@ -295,14 +295,14 @@ class Machine:
             length = min(len(head.seqs), BURST_MESSAGES - effects.burst_messages)
             if effects.burst_bytes + head.size > BURST_BYTES:
                 length = min(length, _fitting(head, BURST_BYTES - effects.burst_bytes))
-            if len(takers) == 1:
+            if len(takers) == 1 and not one_by_one:
                 self._hand(takers[0], ready.pop(level, min(takers[0].room(), length)), effects)
                 consumers.served(takers[0])
                 continue
             turns = len(takers)
             share = min(min(taker.room() for taker in takers), -(-length // turns))
-            if _one_by_one(takers):
-                share, turns = 1, 1
+            if one_by_one:
+                share = 1
             run = ready.pop(level, min(share * turns, length))
             count = len(run.seqs)
             if count == 1:
@@ -559,23 +559,6 @@ def _fitting(run: Run, room_bytes: int) -> int:
     """
     sizes = map(len, run.contents) if run.contents is not None else run.sizes or ()
     return 1 + bisect_left(list(accumulate(sizes))[:-1], room_bytes)
-
-
-def _one_by_one(takers: list[Consumer]) -> bool:
-    """Return whether messages must go out one by one.
-
-    They must if consumers share room, and for consumers of one channel: messages that a publisher sent
-    through one queue arrive on one channel in order (AMQP 0-9-1, 4.7), whichever of its consumers gets them.
-    """
-    channels: list[Any] = []
-    for taker in takers:
-        if taker.window is not None:
-            if taker.window.room() < UNLIMITED:
-                return True
-            channels.append(id(taker.window))
-        elif taker.channel is not None:
-            channels.append(taker.channel)
-    return len(dict.fromkeys(channels)) < len(channels)
 
 
 def _dedup(settings: Settings) -> Dedup | None:

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exchanges import headers as headers_module
 from exchanges.binding import Binding
 from exchanges.errors import InvalidArgument
 from exchanges.headers import HeadersMatcher
@@ -66,6 +67,30 @@ def test_it_agrees_with_the_specification(
             each.destination for each in bindings[removed:] if model_matches(dict(each.arguments), headers)
         }
         assert matched(matcher, headers) == expected
+
+
+@given(
+    arguments=st.lists(ARGUMENTS, max_size=12),
+    removed=st.integers(0, 12),
+    messages=st.lists(TABLES, max_size=6),
+)
+def test_many_bindings_under_one_header_agree_with_it_too(
+    arguments: list[Table], removed: int, messages: list[Table]
+) -> None:
+    """Where they are kept as bits."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(headers_module, "MASK_FROM", 2)
+        test_it_agrees_with_the_specification.hypothesis.inner_test(arguments, removed, messages)  # type: ignore[attr-defined]
+        test_nothing_is_left_when_all_is_unbound.hypothesis.inner_test(arguments)  # type: ignore[attr-defined]
+
+
+def test_a_binding_is_visited_once_under_however_many_headers_it_stands() -> None:
+    headers: Table = {f"h{number}": 1 for number in range(100)}
+    matcher = HeadersMatcher()
+    for number in range(200):
+        matcher.bind(bound({"x-match": "any", **headers, "own": number}, f"q{number}"))
+    assert len(matcher.match("", {"headers": headers}, 0)) == 200
+    assert len(matcher.match("", {"headers": {"h1": 1, "own": 7}}, 0)) <= 201
 
 
 @given(arguments=st.lists(ARGUMENTS, max_size=12))

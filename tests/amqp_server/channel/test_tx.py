@@ -11,7 +11,18 @@ from hypothesis import given
 
 from amqp_server.channel import tx
 from amqp_server.channel.unacked import Piece, Unacked
-from tests.amqp_server.channel.test_unacked import peek
+from tests.amqp_server.channel.test_unacked import peek, spread
+from tests.work import steps as instructions
+
+
+class Shifted(list[int]):
+    """Counts what an insertion moves."""
+
+    shifted = 0
+
+    def insert(self, index: Any, item: int) -> None:
+        self.shifted += len(self) - index
+        super().insert(index, item)
 
 
 class FakeChannel:
@@ -71,3 +82,40 @@ def test_a_rollback_gives_the_tags_back(runs: list[tuple[str, int]], acks: list[
     assert channel.unacked.count == tag - 1
     transaction.commit()
     assert channel.done == []
+
+
+@given(st.permutations(range(40)), st.integers(0, 40), st.sampled_from(["settle", "return"]))
+def test_acks_in_any_order_are_committed_in_few_pieces(order: list[int], count: int, verb: str) -> None:
+    channel: Any = FakeChannel()
+    holders = [SimpleNamespace(queue=SimpleNamespace(host=name)) for name in "ab"]
+    for tag in range(40):
+        # Two consumers, served one after the other.
+        channel.unacked.add(1 + tag, 1, holders[tag // 20], tag % 20)
+    transaction = tx.Transaction(channel)
+    for place in order[:count]:
+        transaction.settle(verb, channel.unacked.take(1 + place, 1 + place, strict=True))
+    transaction.commit()
+    settled = [piece for done, pieces in channel.done for piece in pieces if done == verb]
+    assert sorted(spread(settled)) == sorted(1 + place for place in order[:count])
+    if verb == "return":
+        assert [piece.tag for piece in settled] == [1 + place for place in order[:count]]
+    elif count == 40:
+        assert settled == [Piece(holders[0], 0, 19, 1), Piece(holders[1], 0, 19, 21)]
+    assert transaction.part_count == 0
+
+
+@pytest.mark.parametrize("order", ["rising", "falling", "every other one"])
+def test_a_rollback_is_as_long_as_what_it_gives_back(order: str) -> None:
+    def rolled_back(count: int) -> int:
+        channel: Any = FakeChannel()
+        transaction = tx.Transaction(channel)
+        holder = SimpleNamespace(queue=SimpleNamespace(host="source"))
+        channel.unacked.add(1, 2 * count, holder, 0)
+        step = 2 if order == "every other one" else 1
+        tags = range(1, 1 + step * count, step)
+        for tag in reversed(tags) if order == "falling" else tags:
+            transaction.settle("settle", channel.unacked.take(tag, tag, strict=True))
+        channel.unacked._starts = starts = Shifted(channel.unacked._starts)
+        return instructions(transaction.rollback) + starts.shifted
+
+    assert rolled_back(5_000) < 12 * rolled_back(500)

@@ -28,8 +28,7 @@ def spread(pieces: Iterable[Piece]) -> Tags:
 def peek(unacked: Unacked) -> Tags:
     """All that is there, in order."""
     pieces = unacked.take_all()
-    for piece in pieces:
-        unacked.restore(piece)
+    unacked.restore(pieces)
     return spread(pieces)
 
 
@@ -83,8 +82,7 @@ class UnackedTags(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: self.aside)
     def restore(self) -> None:
-        for piece in self.aside:
-            self.unacked.restore(piece)
+        self.unacked.restore(self.aside)
         self.model.update(spread(self.aside))
         self.aside = []
         self.check()

@@ -98,3 +98,57 @@ def test_the_routes_of_a_channel_are_forgotten_when_it_is_closed() -> None:
     routes_remembered(peer, 2, 10)
     peer.call(1, commands.Channel.Close(0, "", 0, 0))
     assert {route.channel for route in peer.session.incoming.routes.values()} == {2}
+
+
+def consuming(count: int, *, queues: int, ready: int = 0) -> Peer:
+    """A channel with so many consumers, and messages that they may have when their window is wider."""
+    peer = opened()
+    for number in range(queues):
+        peer.call(1, commands.Queue.Declare(queue=f"q{number}"))
+    peer.call(1, commands.Basic.Qos(prefetch_count=1, global_=True))
+    content = frames.raw_frame(frames.HEADER, 1, b"\0\x3c" + bytes(12))
+    for number in range(ready):
+        peer.send(frames.method_frame(1, commands.Basic.Publish(routing_key=f"q{number % queues}")) + content)
+    for number in range(count):
+        peer.call(1, commands.Basic.Consume(queue=f"q{number % queues}", consumer_tag=f"c{number}"))
+    return peer
+
+
+@pytest.mark.parametrize(
+    "methods",
+    [
+        [commands.Basic.Qos(prefetch_count=limit % 2 + 1, global_=True) for limit in range(40)],
+        [commands.Basic.Nack(delivery_tag=0, multiple=True)] * 40,
+        [commands.Basic.Recover(requeue=True)] * 40,
+    ],
+    ids=["qos", "nack", "recover"],
+)
+def test_a_frame_does_not_visit_all_consumers(methods: list[base.Frame]) -> None:
+    """What changes the channel's window is told to their queues once in a turn."""
+    few, many = (cost(consuming(count, queues=count), *methods) for count in (20, 200))
+    one = cost(consuming(200, queues=200), *methods[:2])
+    assert many - few < one
+
+
+def test_a_message_does_not_visit_all_consumers_of_its_queue() -> None:
+    """Those of one channel are served one message at a time."""
+
+    def deliver(count: int) -> int:
+        peer = consuming(count, queues=1)
+        content = frames.raw_frame(frames.HEADER, 1, b"\0\x3c" + bytes(12))
+        peer.call(1, commands.Basic.Qos(prefetch_count=1_000, global_=True))
+        publish = frames.method_frame(1, commands.Basic.Publish(routing_key="q0")) + content
+        return steps(peer.node.turn.receive, peer.session, publish * 50)
+
+    assert deliver(400) < SAME * deliver(40)
+
+
+def test_a_wider_window_is_used_at_once_and_a_narrow_one_only_by_its_acks() -> None:
+    peer = consuming(3, queues=3, ready=30)
+    peer.answers()
+    for limit, more in ((1, 0), (5, 4), (2, 0), (7, 2)):
+        found = peer.call(1, commands.Basic.Qos(prefetch_count=limit, global_=True))
+        assert len(found) == 1 + more
+    assert len(peer.call(1, commands.Basic.Ack(delivery_tag=0, multiple=True))) == 7
+    # No window at all.
+    assert len(peer.call(1, commands.Basic.Qos(prefetch_count=0, global_=True))) == 1 + 30 - 14

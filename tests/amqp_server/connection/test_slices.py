@@ -261,3 +261,68 @@ def test_a_queue_that_is_deleted_has_sent_its_dead_letters(sliced: SlicedNode) -
     )
     sliced.drive()
     assert depths(sliced) == {"end": 200}
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["rising", "falling"])
+def test_a_large_rollback_and_a_large_commit_are_short(sliced: SlicedNode, order: int) -> None:
+    """However many deliveries were acked one by one."""
+    peer = opened(sliced)
+    called(peer, commands.Queue.Declare(queue="q"))
+    peer.send(message("", "q") * 2_000)
+    sliced.drive()
+    called(peer, commands.Basic.Consume(queue="q"))
+    called(peer, commands.Tx.Select())
+    acks = b"".join(method(1, commands.Basic.Ack(tag)) for tag in range(1, 2_001)[::order])
+    for end in (commands.Tx.Rollback(), commands.Tx.Commit()):
+        peer.send(acks)
+        sliced.drive()
+        sliced.turns.clear()
+        sliced.feed(peer, method(1, end))
+        sliced.drive()
+        assert max(sliced.turns) < TURN_MAX
+    assert peer.session.channels[1].unacked.count == 0
+    assert sliced.broker.vhost("/").queues["q"].host.unacked_count == 0
+
+
+def test_a_transaction_has_so_many_parts() -> None:
+    """It is committed without interruption."""
+    sliced = SlicedNode(tx_parts_max=1_000)
+    peer = opened(sliced)
+    called(peer, commands.Queue.Declare(queue="q"))
+    called(peer, commands.Queue.Declare(queue="r"))
+    called(peer, commands.Tx.Select())
+    for _ in range(3):
+        for _ in range(5):
+            peer.send((message("", "q") + message("", "r")) * 100)
+            sliced.drive()
+        called(peer, commands.Tx.Commit())
+    # Messages that go the same way are one part.
+    peer.send(message("", "q") * 2_000)
+    sliced.drive()
+    called(peer, commands.Tx.Rollback())
+    assert depths(sliced) == {"q": 1_500, "r": 1_500}
+    peer.answers()
+    peer.send((message("", "q") + message("", "r")) * 501)
+    sliced.drive()
+    [(_, closed)] = peer.answers()
+    assert isinstance(closed, commands.Channel.Close)
+    assert closed.reply_code == 406 and "tx_parts_max" in closed.reply_text
+    assert depths(sliced) == {"q": 1_500, "r": 1_500}
+
+
+@pytest.mark.parametrize("how", ["close", "lost"])
+def test_many_exclusive_queues_go_in_parts_with_their_connection(sliced: SlicedNode, how: str) -> None:
+    peer = opened(sliced)
+    publish = bystander(sliced)
+    called(peer, *(commands.Queue.Declare(queue=f"q{number}", exclusive=True) for number in range(300)))
+    sliced.turns.clear()
+    if how == "close":
+        sliced.feed(peer, method(0, commands.Connection.Close(0, "", 0, 0)))
+        # Clients count on it that the queues are gone when they have their answer.
+        assert len(depths(sliced)) > 200 and not peer.answers()
+    else:
+        sliced.turns.append(steps(sliced.turn.run, peer.session.lost))
+    assert sliced.drive(between=publish) > 10
+    assert list(depths(sliced)) == ["bystander"]
+    assert len(peer.answers()) == (how == "close")
+    assert max(sliced.turns) < TURN_MAX
