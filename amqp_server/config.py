@@ -486,7 +486,28 @@ class Config:
     http_body_bytes_max: int = option(
         20 * MIB, "Largest body of a management request.", unit="bytes", low=KIB, high=GIB
     )
-    http_requests_max: int = option(256, "Management requests at a time.", low=1, high=100_000)
+    http_connections_max: int = option(
+        1_024,
+        "Management connections; one more displaces the oldest that nobody is logged in on.",
+        low=16,
+        high=100_000,
+    )
+    http_requests_max: int = option(
+        256, "Management requests of logged-in users at a time.", low=1, high=100_000
+    )
+    http_requests_per_user_max: int = option(
+        64, "Management requests of one user at a time.", low=1, high=100_000
+    )
+    http_request_timeout_s: float = option(
+        30.0,
+        "Time that a management request may take to arrive, and that a connection may wait for one.",
+        unit="s",
+        low=0.1,
+        high=3_600,
+    )
+    http_send_timeout_s: float = option(
+        30.0, "Time for a management client to take 16 KiB of an answer.", unit="s", low=0.1, high=3_600
+    )
     http_slice_ms: int = option(
         2,
         "Time for which long answers of the management API keep the node from its clients at a stretch.",

@@ -6,8 +6,8 @@ Paths are matched before their percent signs are decoded: `/api/queues/%2F/a%2Fb
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
@@ -28,7 +28,9 @@ from amqp_server.management.routes import ROUTES, Route
 from amqp_server.management.slices import Slices
 
 if TYPE_CHECKING:
+    from amqp_server.broker.users import User
     from amqp_server.management.managed_broker import ManagedBroker
+    from amqp_server.management.server import Connection
 
 log = logging.getLogger("mqd.management")
 
@@ -49,12 +51,10 @@ LOGINS_SHARE = 8
 
 
 class Gate:
-    """Ahead of the router: only HTTP, only so many requests at a time, and the path as it was sent."""
+    """Ahead of the router: only HTTP, and the path as it was sent."""
 
-    def __init__(self, app: ASGIApp, requests_max: int) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._requests_max = requests_max
-        self._requests = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -67,33 +67,62 @@ class Gate:
         if len(raw_path) > PATH_BYTES_MAX or len(scope["query_string"]) > QUERY_BYTES_MAX:
             await _refuse(Refusal(414, "bad_request", "URI too long"))(scope, receive, send)
             return
-        if self._requests >= self._requests_max:
-            await _refuse(Refusal(503, "busy", "too many requests at a time"))(scope, receive, send)
-            return
         path = raw_path.decode("latin-1")
         # Several clients end every path with a slash.
         if path.endswith("/") and not path.endswith("//"):
             path = path[:-1]
+        await self._app({**scope, "path": path}, receive, send)
+
+
+class Slots:
+    """For requests of users who are logged in. Others have none to take: neither probes nor bad logins.
+
+    A slot is held until the answer has left; the server gives up on clients that do not read theirs. No user has them all.
+    """
+
+    def __init__(self, requests_max: int, per_user_max: int) -> None:
+        self._requests_max = requests_max
+        self._per_user_max = per_user_max
+        self._requests = 0
+        self._by_user: dict[str, int] = {}
+
+    @contextmanager
+    def hold(self, user: str) -> Iterator[None]:
+        own = self._by_user.get(user, 0)
+        if self._requests >= self._requests_max or own >= self._per_user_max:
+            raise Refusal(503, "busy", "too many requests at a time")
         self._requests += 1
+        self._by_user[user] = own + 1
         try:
-            await self._app({**scope, "path": path}, receive, send)
+            yield
         finally:
             self._requests -= 1
+            self._by_user[user] -= 1
+            if not self._by_user[user]:
+                del self._by_user[user]
 
 
 class Api:
     def __init__(
-        self, broker: ManagedBroker, body_bytes_max: int, *, slice_ms: float = 2, filter_ms: int = 1_000
+        self,
+        broker: ManagedBroker,
+        body_bytes_max: int,
+        *,
+        per_user_max: int = 64,
+        slices: Slices | None = None,
+        filter_ms: int = 1_000,
     ) -> None:
         self._broker = broker
         self._body_bytes_max = body_bytes_max
+        self._per_user_max = per_user_max
         self._filter_ms = filter_ms
-        self._slices = Slices(slice_ms)
+        self._slices = slices or Slices(2)
         self._login: Login
 
     def app(self, requests_max: int) -> ASGIApp:
         # Wrong logins of one address leave most of the places to others.
         self._login = Login(self._broker, max(1, requests_max // LOGINS_SHARE))
+        self._slots = Slots(requests_max, self._per_user_max)
         by_path: dict[str, dict[str, Route]] = {}
         for route in ROUTES:
             by_path.setdefault(route.path, {})[route.method] = route
@@ -102,7 +131,7 @@ class Api:
         routes += [StarletteRoute("/health", _alive), StarletteRoute("/health/ready", self._ready)]
         starlette = Starlette(routes=routes, exception_handlers={HTTPException: _unrouted})
         starlette.router.redirect_slashes = False
-        return Gate(starlette, requests_max)
+        return Gate(starlette)
 
     async def _ready(self, request: Request) -> Response:
         cluster = self._broker.cluster
@@ -111,9 +140,21 @@ class Api:
             return _refuse(Refusal(503, "unavailable", obstacle))
         return await _alive(request)
 
-    async def respond(self, route: Route, request: Request) -> Response:
+    async def serve(self, route: Route, request: Request, send: Send) -> None:
+        async def respond(response: Response) -> None:
+            await response(request.scope, request.receive, send)
+
         try:
-            return await _response(await self._answer(route, request))
+            user = await self._user(route, request)
+            with self._slots.hold(user.name), _protected(request):
+                await respond(await self._respond(route, request, user))
+        except Refusal as refusal:
+            # Without a slot: it is small, and the client may take its time for it.
+            await respond(_refuse(refusal))
+
+    async def _respond(self, route: Route, request: Request, user: User) -> Response:
+        try:
+            return await _response(await self._answer(route, request, user))
         except Refusal as refusal:
             return _refuse(refusal)
         except AMQPError as error:
@@ -125,11 +166,14 @@ class Api:
             log.exception("%s %s failed", request.method, request.url.path)
             return _refuse(Refusal(500, "internal_server_error", "Internal Server Error"))
 
-    async def _answer(self, route: Route, request: Request) -> object:
+    async def _user(self, route: Route, request: Request) -> User:
         peer = request.client.host if request.client else ""
         user = await self._login.user(request.headers.get("authorization", ""), peer)
         if MAY[route.who].isdisjoint(user.tags):
             raise not_authorised(f"Not {route.who} user")
+        return user
+
+    async def _answer(self, route: Route, request: Request, user: User) -> object:
         if route.method not in READS and _is_of_another_page(request):
             raise Refusal(415, "bad_request", f"content-type must be {JSON} in a request of another page")
         body = await self._body(request)
@@ -172,10 +216,23 @@ class Endpoint:
         route = self._by_method.get("GET" if scope["method"] == "HEAD" else scope["method"])
         if route is None:
             refusal = Refusal(405, "method_not_allowed", f"allowed: {self._allowed}")
-            response = _refuse(refusal, allow=self._allowed)
-        else:
-            response = await self._api.respond(route, Request(scope, receive))
-        await response(scope, receive, send)
+            await _refuse(refusal, allow=self._allowed)(scope, receive, send)
+            return
+        await self._api.serve(route, Request(scope, receive), send)
+
+
+@contextmanager
+def _protected(request: Request) -> Iterator[None]:
+    """Keep the connection from being displaced by another one for as long as it is answered."""
+    connection: Connection | None = request.scope.get("state", {}).get("connection")
+    if connection is None:
+        yield
+        return
+    connection.protected = True
+    try:
+        yield
+    finally:
+        connection.protected = False
 
 
 class Streamed(Response):

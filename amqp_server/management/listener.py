@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
 import socket
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
@@ -21,13 +20,6 @@ if TYPE_CHECKING:
     from amqp_server.management.managed_broker import ManagedBroker
 
 log = logging.getLogger("mqd.management")
-#: Hypercorn's own, which would greet at every start.
-server_log = logging.getLogger("mqd.management.server")
-server_log.setLevel(logging.WARNING)
-
-BACKLOG = 128
-#: Time for one read of a request, so that a slow one holds its connection only so long.
-READ_TIMEOUT_S = 30
 DRAIN_S = 1
 RESTART_S = 1.0
 
@@ -36,7 +28,7 @@ async def serve(
     listening: socket.socket, broker: ManagedBroker, config: Config, stop: Callable[[], Awaitable[None]]
 ) -> None:
     """Answers until `stop` returns. If the server breaks, it is started again and nothing else suffers."""
-    for module in ("hypercorn.trio", "amqp_server.management.http"):
+    for module in ("amqp_server.management.server", "amqp_server.management.http"):
         await trio.to_thread.run_sync(importlib.import_module, module)
     with listening:
         while True:
@@ -51,24 +43,21 @@ async def serve(
 async def _serve(
     listening: socket.socket, broker: ManagedBroker, config: Config, stop: Callable[[], Awaitable[None]]
 ) -> None:
-    from hypercorn.config import Config as HypercornConfig
-    from hypercorn.trio import serve as hypercorn_serve
-
     from amqp_server.management.http import Api
-    from amqp_server.management.reasons import give_reasons
+    from amqp_server.management.server import Limits, Server
+    from amqp_server.management.slices import Slices
 
-    settings = HypercornConfig()
-    # Hypercorn closes what it serves; the socket itself has to survive a restart.
-    settings.bind = [f"fd://{os.dup(listening.fileno())}"]
-    settings.backlog = BACKLOG
-    settings.include_server_header = False
-    settings.accesslog = None
-    settings.errorlog = server_log
-    settings.read_timeout = READ_TIMEOUT_S
-    settings.graceful_timeout = DRAIN_S
+    slices = Slices(config.http_slice_ms)
     api = Api(
-        broker, config.http_body_bytes_max, slice_ms=config.http_slice_ms, filter_ms=config.http_filter_ms
+        broker,
+        config.http_body_bytes_max,
+        per_user_max=config.http_requests_per_user_max,
+        slices=slices,
+        filter_ms=config.http_filter_ms,
     )
-    give_reasons()
-    app = api.app(config.http_requests_max)
-    await hypercorn_serve(app, settings, shutdown_trigger=stop)  # type: ignore[arg-type]
+    # The server closes what it serves; the socket itself has to survive a restart.
+    own = listening.dup()
+    own.setblocking(False)
+    listener = trio.SocketListener(trio.socket.from_stdlib_socket(own))
+    server = Server(api.app(config.http_requests_max), Limits.of(config), slices)
+    await server.serve(listener, stop, DRAIN_S)

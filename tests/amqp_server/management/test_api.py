@@ -13,6 +13,7 @@ from amqp_server.broker.operations import Operation
 from amqp_server.broker.replication import Done, LocalReplication
 from amqp_server.config import Config
 from amqp_server.management.managed_broker import ManagedBroker
+from amqp_server.management.slices import Slices
 from quorum_queue.ports import Refused
 
 from ..connection.node import Delivery, Peer
@@ -639,7 +640,7 @@ async def test_long_lists_let_others_go_on(
     await declare_many(broker, 1_000)
     turns: list[int] = []
     for slice_ms in (0.02, 100_000):
-        client = connect_with(slice_ms=slice_ms)
+        client = connect_with(slices=Slices(slice_ms))
         await client.get("whoami")
         waits: list[float] = []
         async with trio.open_nursery() as nursery:
@@ -654,7 +655,7 @@ async def test_many_long_lists_at_a_time_are_one_after_the_other(
     broker: ManagedBroker, connect_with: Callable[..., httpx.AsyncClient]
 ) -> None:
     await declare_many(broker, 1_000)
-    client = connect_with(slice_ms=1)
+    client = connect_with(slices=Slices(1))
     waits: list[float] = []
     began = time.perf_counter()
     async with trio.open_nursery() as nursery:

@@ -195,13 +195,18 @@ async def test_changes_are_settled_before_they_are_answered(connect: Connect, no
 
 
 async def test_requests_at_a_time_are_bounded(broker: ManagedBroker) -> None:
+    """Those of users. Probes and refused logins have no part in the bound."""
     import httpx
 
     from amqp_server.management.http import Api
 
     app = Api(broker, BODY_BYTES_MAX).app(requests_max=0)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://broker") as client:
-        assert (await client.get("/api/whoami")).status_code == 503
+        auth = httpx.BasicAuth("admin", "admin")
+        assert (await client.get("/api/whoami", auth=auth)).status_code == 503
+        assert (await client.get("/api/whoami")).status_code == 401
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/health/ready")).status_code == 200
 
 
 async def test_wrong_logins_of_one_address_leave_room_for_others(
