@@ -154,4 +154,5 @@ def closing(session: Session, reason: str = "") -> None:
     level = (
         logging.DEBUG if silent and reason == LOST else logging.WARNING if reason == LOST else logging.ERROR
     )
-    _log(session, level, reason, f"{text}: {reason}", 1 if silent else None)
+    # The time-out, which a client chooses, makes no kind of its own.
+    _log(session, level, reason.partition(",")[0], f"{text}: {reason}", 1 if silent else None)
