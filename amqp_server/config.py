@@ -358,6 +358,12 @@ class Config:
         high=1_000_000,
     )
     topic_hashes_max: int = option(16, "Words # in one topic binding key.", low=1, high=64)
+    topic_hashes_again_max: int = option(
+        10_000,
+        "Words # that the topic binding keys of one exchange have beside the first one of each.",
+        low=0,
+        high=100_000_000,
+    )
     queue_revivals_max: int = option(
         3, "How often a queue that failed is begun anew before it is set aside.", low=0, high=1_000
     )

@@ -3,7 +3,7 @@
 `*` stands for one word, `#` for any number, none included. The trie is walked as a nondeterministic
 automaton: all nodes that the words so far can reach, one step for each word. A `#` node keeps itself reached.
 Work is bounded by words times nodes, whatever the keys are; a recursive walk would try every way to share the
-words among several `#`.
+words among several `#`. Where keys have several `#`, nearly all nodes are looked at once only.
 """
 
 from collections.abc import Sequence
@@ -25,6 +25,9 @@ class Node:
 
     def is_bare(self) -> bool:
         return not (self.words or self.one_word or self.any_words or self.destinations)
+
+    def leads_to_any_words_only(self) -> bool:
+        return not (self.words or self.one_word or self.destinations)
 
     def child(self, word: str) -> "Node | None":
         if word == "*":
@@ -70,7 +73,8 @@ class TopicMatcher:
     def __init__(self, any_words_max: int = 16) -> None:
         self._root = Node()
         self._any_words_max = any_words_max
-        self._with_several_any_words = 0
+        #: How many `#` the keys have beside the first one of each.
+        self.any_words_again = 0
 
     def bind(self, binding: Binding) -> None:
         raw_count = split(binding.routing_key).count("#")
@@ -85,7 +89,7 @@ class TopicMatcher:
         if node.destinations is None:
             node.destinations = Destinations()
         node.destinations.add(binding)
-        self._with_several_any_words += words.count("#") > 1
+        self.any_words_again += max(0, words.count("#") - 1)
 
     def unbind(self, binding: Binding) -> None:
         words = pattern_words(binding.routing_key)
@@ -102,12 +106,15 @@ class TopicMatcher:
         for parent, word, node in reversed(list(zip(path, words, path[1:], strict=False))):
             if node.is_bare():
                 parent.detach(word)
-        self._with_several_any_words -= words.count("#") > 1
+        self.any_words_again -= max(0, words.count("#") - 1)
 
     def match(self, routing_key: str, message: Message | None, nonce: int) -> Sequence[Destinations]:
         root = self._root
+        words = routing_key.split(".") if routing_key else []
+        if self.any_words_again:
+            return self._match_several(words)
         reached = [root] if root.any_words is None else [root, root.any_words]
-        for word in routing_key.split(".") if routing_key else ():
+        for word in words:
             following: list[Node] = []
             for node in reached:
                 if node.is_any_words:
@@ -124,6 +131,50 @@ class TopicMatcher:
                         following.append(after.any_words)
             if not following:
                 return ()
-            # Only where a key has two `#` can two ways lead to one node.
-            reached = list(dict.fromkeys(following)) if self._with_several_any_words else following
+            reached = following
         return [node.destinations for node in reached if node.destinations is not None]
+
+    def _match_several(self, words: list[str]) -> Sequence[Destinations]:
+        """The same where a key has several `#`: two ways may lead to one node, and many `#` may be reached.
+
+        A `#` that is reached stays so. It is looked at once: what follows it is noted under the word that leads there,
+        and taken out again when it has led to the next `#` and to nothing else.
+        """
+        distinct = dict.fromkeys(words)
+        stay: dict[Node, None] = {}
+        waiting: dict[str, dict[Node, None]] = {word: {} for word in distinct}
+        waiting_for_any: dict[Node, None] = {}
+        reached: dict[Node, None] = {self._root: None}
+
+        def note(nodes: dict[Node, None]) -> None:
+            """What follows the `#` behind these nodes may come from the next word on."""
+            for node in nodes:
+                any_words = node.any_words
+                if any_words is None or any_words in stay:
+                    continue
+                stay[any_words] = None
+                following = any_words.words
+                if len(following) <= len(distinct):
+                    for word, after in following.items():
+                        if word in waiting:
+                            waiting[word][after] = None
+                else:
+                    for word in distinct:
+                        if word in following:
+                            waiting[word][following[word]] = None
+                if any_words.one_word is not None:
+                    waiting_for_any[any_words.one_word] = None
+
+        note(reached)
+        for word in words:
+            come = waiting[word]
+            waiting[word] = {node: None for node in come if not node.leads_to_any_words_only()}
+            come.update(waiting_for_any)
+            for node in reached:
+                for after in (node.words.get(word), node.one_word):
+                    if after is not None:
+                        come[after] = None
+            reached = come
+            note(reached)
+        found = [*reached, *stay]
+        return [node.destinations for node in found if node.destinations is not None]

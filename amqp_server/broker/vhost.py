@@ -32,6 +32,7 @@ from amqp_server.wire.content import Properties
 from amqp_server.wire.frames import SHORT_STRING_MAX
 from exchanges.binding import Binding
 from exchanges.router import InvalidArgument, Router
+from exchanges.topic import TopicMatcher, pattern_words
 from quorum_queue.machine.machine import Machine
 
 if TYPE_CHECKING:
@@ -158,6 +159,14 @@ class VHost:
             count, most = binding.routing_key.split(".").count("#"), broker.config.topic_hashes_max
             if count > most:
                 raise InvalidArgument(f"binding key has {count} '#' words, at most {most} are allowed")
+            again = source.matcher.any_words_again if isinstance(source.matcher, TopicMatcher) else 0
+            most = broker.config.topic_hashes_again_max
+            more = pattern_words(binding.routing_key).count("#") - 1
+            if more > 0 and again + more > most:
+                raise InvalidArgument(
+                    f"the binding keys of the exchange have {again} '#' words beside their first ones, "
+                    f"at most {most} are allowed"
+                )
 
     def binding_record(self, binding: Binding) -> BindingRecord:
         return BindingRecord(

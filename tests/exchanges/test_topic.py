@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from exchanges.binding import Binding
 from exchanges.errors import InvalidArgument
 from exchanges.topic import TopicMatcher
+from tests.work import steps
 
 
 def bound(key: str, queue: str | None = None) -> Binding:
@@ -58,7 +59,7 @@ def test_nothing_is_left_when_all_is_unbound(patterns: list[str]) -> None:
     for binding in reversed(bindings):
         matcher.unbind(binding)
     assert matcher._root.is_bare()
-    assert matcher._with_several_any_words == 0
+    assert matcher.any_words_again == 0
 
 
 @pytest.mark.parametrize(
@@ -103,6 +104,21 @@ def test_the_worst_keys_cost_little() -> None:
     started = time.process_time()
     assert matched(matcher, key) == set()
     assert time.process_time() - started < 5  # a walk that backtracks would need years
+
+
+def test_a_hash_that_is_reached_is_not_looked_at_again_for_each_word() -> None:
+    matcher = TopicMatcher()
+    letters = random.Random(5)
+    for number in range(100):
+        words = sorted(letters.sample("abcdefghijkl", 8))
+        matcher.bind(bound("".join(f"#.{word}." for word in words) + f"#.{number}.#"))
+
+    def cost(repeats: int) -> int:
+        # The letters come first, so that nearly all `#` are reached at once.
+        key = ".".join("abcdefghijkl" + "z" * repeats)
+        return steps(matcher.match, key, None, 0)
+
+    assert cost(110) < 2 * cost(10)
 
 
 def test_equal_keys_share_a_node_and_count() -> None:

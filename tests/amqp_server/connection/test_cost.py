@@ -152,3 +152,16 @@ def test_a_wider_window_is_used_at_once_and_a_narrow_one_only_by_its_acks() -> N
     assert len(peer.call(1, commands.Basic.Ack(delivery_tag=0, multiple=True))) == 7
     # No window at all.
     assert len(peer.call(1, commands.Basic.Qos(prefetch_count=0, global_=True))) == 1 + 30 - 14
+
+
+def test_one_topic_exchange_has_so_many_hashes() -> None:
+    """A message may reach all of them."""
+    peer = opened(topic_hashes_again_max=3)
+    peer.call(1, commands.Queue.Declare(queue="q"))
+    keys = ["#.a.#.b.#", "#.c.#", "#", "c.#.#", "#.d.#"]
+    for key in keys[:4]:
+        peer.call(1, commands.Queue.Bind(queue="q", exchange="amq.topic", routing_key=key))
+    peer.answers()
+    [(_, closed)] = peer.call(1, commands.Queue.Bind(queue="q", exchange="amq.topic", routing_key=keys[4]))
+    assert isinstance(closed, commands.Channel.Close)
+    assert closed.reply_code == 406 and "at most 3 are allowed" in closed.reply_text
