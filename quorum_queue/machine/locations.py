@@ -19,7 +19,7 @@ from quorum_queue.machine.codec import CodecError
 SWEEP_SPANS_MIN = 64
 
 
-class _State(msgspec.Struct, array_like=True):
+class _LocationsState(msgspec.Struct, array_like=True):
     firsts: bytes
     counts: bytes
     entries: bytes
@@ -165,14 +165,14 @@ class Locations:
         pinned = self.pinned()
         live = [self._live[entry] for entry in pinned]
         columns = (*self._kept(), array("q", pinned), array("q", live))
-        return msgspec.msgpack.encode(_State(*map(packed, columns)))
+        return msgspec.msgpack.encode(_LocationsState(*map(packed, columns)))
 
     @classmethod
     def restore(cls, data: bytes) -> Locations:
         """Raises CodecError."""
         locations = cls()
         try:
-            state = msgspec.msgpack.decode(data, type=_State)
+            state = msgspec.msgpack.decode(data, type=_LocationsState)
             if not (
                 state.firsts or state.counts or state.entries or state.ordinals or state.pinned or state.live
             ):

@@ -91,7 +91,7 @@ class Applied:
         self.wake_at: int | None = None
 
 
-class _State(msgspec.Struct, array_like=True):
+class _ReplicaState(msgspec.Struct, array_like=True):
     version: int
     applied: int
     now_ms: int
@@ -225,7 +225,7 @@ class Replica:
     def snapshot(self) -> bytes:
         """Return everything but bodies. A restore also needs the entries that `locations.pinned()` names."""
         batches = [(node, last[0], last[1]) for node, last in sorted(self.batches.items())]
-        state = _State(
+        state = _ReplicaState(
             self.machine.version,
             self.applied,
             self.now_ms,
@@ -240,7 +240,7 @@ class Replica:
     def restore(cls, data: bytes | memoryview) -> Replica:
         """Build a replica from what `snapshot` returned. Raises CodecError."""
         try:
-            state = msgspec.msgpack.decode(data, type=_State)
+            state = msgspec.msgpack.decode(data, type=_ReplicaState)
         except msgspec.MsgspecError as error:
             raise CodecError(f"no snapshot of a replica: {error}") from error
         snapshot.check_version(state.version)
