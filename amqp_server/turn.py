@@ -58,6 +58,13 @@ class Gatherer(Protocol):
     def flush(self) -> None: ...
 
 
+class Widened(Unit, Protocol):
+    """Shares room for deliveries among consumers: the window of a channel."""
+
+    def offer_room(self) -> None:
+        """Let queues that wait for room hand out more."""
+
+
 class Confirms(Protocol):
     """Gathers the answers to a publisher over a turn."""
 
@@ -129,6 +136,7 @@ class Turn:
         "_running",
         "_senders",
         "_wake",
+        "_widened",
         "contain",
         "cut",
         "failed",
@@ -165,6 +173,7 @@ class Turn:
         #: Sessions that waited for an answer and have got it.
         self._answered: dict[Session, None] = {}
         self._gatherers: dict[Gatherer, None] = {}
+        self._widened: dict[Widened, None] = {}
         self._confirms: dict[Confirms, None] = {}
         self._senders: dict[Sender, None] = {}
 
@@ -186,6 +195,12 @@ class Turn:
     def gather(self, gatherer: Gatherer) -> None:
         """Call `flush` before the frames for other nodes leave."""
         self._gatherers[gatherer] = None
+        if not self._running:
+            self._wake()
+
+    def widened(self, window: Widened) -> None:
+        """There may be more room for deliveries. Queues are told once in a turn, after those that made the room."""
+        self._widened[window] = None
         if not self._running:
             self._wake()
 
@@ -276,9 +291,10 @@ class Turn:
 
     def _finish(self) -> None:
         while True:
-            while self._answered or self.scheduled or self._peers.dirty:
+            while self._answered or self.scheduled or self._widened or self._peers.dirty:
                 self._go_on()
                 self.apply()
+                self._offer_room()
                 self._replicate()
             self._send_to_peers()
             self._peers.write()
@@ -320,6 +336,18 @@ class Turn:
                 whole = True
         finally:
             self._applying = False
+
+    def _offer_room(self) -> None:
+        widened, self._widened = self._widened, {}
+        for window in widened:
+            if self.cut:
+                # Behind the queues that were left, whose acks may be what makes the room.
+                self.later(window, window.offer_room)
+                continue
+            try:
+                window.offer_room()
+            except Exception as error:
+                self.failed(window, error)
 
     def _replicate(self) -> None:
         peers = self._peers

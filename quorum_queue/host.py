@@ -98,6 +98,10 @@ class QueueHost:
     def barrier(self, done: Callable[..., None]) -> None:
         raise NotImplementedError
 
+    def holds(self, key: Key, low: int) -> bool:
+        """Return whether a consumer can still settle its deliveries from this one on: see quorum_queue.ports.Host."""
+        return True
+
     def attach(self, consumer: Consumer, done: Callable[[str | None], None]) -> None:
         """Attach a consumer; see quorum_queue.ports.Host."""
         if self.ended:

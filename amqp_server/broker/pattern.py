@@ -6,7 +6,7 @@ the name, and a bound on the memory of a pattern bounds the factor: a few millis
 
 RE2 has no look-around and no back-references. RabbitMQ takes both in permissions, and `^(?!secret)` is in use. Only such
 a permission pattern goes to the `regex` module, which backtracks, with a time limit for each name; a pattern that
-exceeds it again and again is given up. See docs/adr/0015-regular-expressions.md.
+exceeds it again and again is given up. See docs/adr/0016-regular-expressions.md.
 """
 
 from __future__ import annotations

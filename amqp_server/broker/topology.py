@@ -53,7 +53,7 @@ class _Applied(msgspec.Struct, frozen=True):
     index: int
 
 
-class _State(msgspec.Struct, frozen=True, array_like=True):
+class _TopologyState(msgspec.Struct, frozen=True, array_like=True):
     """A snapshot: rows of the records' fields, sorted."""
 
     applied: int
@@ -261,7 +261,7 @@ class Topology:
         self._note(state.applied)
         self._broker.changed()
 
-    def _restore_users(self, state: _State) -> None:
+    def _restore_users(self, state: _TopologyState) -> None:
         broker = self._broker
         vhosts = {record.name: record for record in _records(VhostRecord, state.vhosts)}
         users = {user.name: user for user in _records(User, state.users)}
@@ -285,7 +285,7 @@ class Topology:
             if broker.permissions.get(permission.user, permission.vhost) != permission:
                 broker.permissions.store(permission)
 
-    def _remove_the_gone(self, state: _State) -> None:
+    def _remove_the_gone(self, state: _TopologyState) -> None:
         queues = {record.queue_id: record for record in _records(QueueRecord, state.queues)}
         exchanges = dict.fromkeys(_records(ExchangeRecord, state.exchanges))
         bindings = dict.fromkeys(_records(BindingRecord, state.bindings))
@@ -301,7 +301,7 @@ class Topology:
                 if binding not in bindings:
                     vhost.remove_binding(binding)
 
-    def _add_the_missing(self, state: _State) -> None:
+    def _add_the_missing(self, state: _TopologyState) -> None:
         broker = self._broker
         for exchange in _records(ExchangeRecord, state.exchanges):
             broker.vhost(exchange.vhost).put_exchange(exchange)
@@ -335,7 +335,7 @@ def snapshot_of(
     bindings: Iterable[BindingRecord],
 ) -> bytes:
     """Return a snapshot with these records, and the broker's vhosts, users and permissions."""
-    state = _State(
+    state = _TopologyState(
         applied,
         _rows(broker.vhost_records),
         _rows(broker.users),
@@ -374,11 +374,11 @@ def _records(kind: type[Record], rows: list[Any]) -> list[Record]:
     return [msgspec.convert(dict(zip(names, row, strict=False)), kind) for row in rows]
 
 
-def _decoded(snapshot: bytes) -> _State:
+def _decoded(snapshot: bytes) -> _TopologyState:
     if snapshot[:1] != bytes((SNAPSHOT_VERSION,)):
         raise UnreadableSnapshot(f"a snapshot has version {snapshot[:1]!r}, not {SNAPSHOT_VERSION}")
     try:
-        return msgspec.msgpack.decode(snapshot[1:], type=_State)
+        return msgspec.msgpack.decode(snapshot[1:], type=_TopologyState)
     except (msgspec.MsgspecError, UnicodeDecodeError) as failure:
         raise UnreadableSnapshot(f"a snapshot: {failure}") from None
 

@@ -35,7 +35,8 @@ class Transaction:
         self._numbered_count = self._part_count = 0
         #: The last acks are joined when they are more pieces than this.
         self._join_from = JOIN_FROM
-        #: Queues have refused messages of the commit that is under way (x-overflow=reject-publish).
+        #: Of the commit that is under way, queues have refused messages (x-overflow=reject-publish), or acks came
+        #: too late.
         self.partial = False
 
     @property
@@ -108,7 +109,12 @@ class Transaction:
         for segment in segments:
             hosts.update(dict.fromkeys(publish(segment, self)))
         for verb, pieces in settlements:
-            hosts.update(dict.fromkeys(piece.holder.queue.host for piece in pieces))
+            for piece in pieces:
+                host = piece.holder.queue.host
+                hosts[host] = None
+                if not host.holds(piece.holder.key, piece.low):
+                    # What is acked too late is in the queue again: the client must not take it for done.
+                    self.partial = True
             self._channel.settle(verb, pieces)
         return list(hosts)
 

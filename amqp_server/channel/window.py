@@ -15,8 +15,8 @@ class ChannelWindow:
     """Room for unacked deliveries; a limit of 0 is none.
 
     Room that comes free is offered to all queues of the channel's consumers, another one first each time. The queue
-    whose deliveries were acked would always be the first otherwise, and the others would starve. So the window is
-    applied like the host of a queue (see amqp_server.turn), after the hosts that made the room; until then it has none.
+    whose deliveries were acked would always be the first otherwise, and the others would starve. So room is
+    offered behind the queues that made it (see amqp_server.turn.Widened); until then there is none.
     """
 
     __slots__ = ("_channel", "_offers", "_settling", "_told", "limit", "used")
@@ -44,21 +44,15 @@ class ChannelWindow:
         if not self.limit:
             return
         self._settling = True
-        self._schedule()
+        self._channel.broker.turn.widened(self)
 
     def change(self, limit: int) -> None:
         """Change the prefetch that all consumers of the channel share."""
         if limit != self.limit:
             self.limit = limit
-            self._schedule()
+            self._channel.broker.turn.widened(self)
 
-    def _schedule(self) -> None:
-        turn = self._channel.broker.turn
-        # Behind the hosts that were scheduled since it was last put there.
-        turn.scheduled.pop(self, None)
-        turn.schedule(self)
-
-    def apply_pending(self) -> None:
+    def offer_room(self) -> None:
         """Tell the queues once in a turn, however often the window changed, and only those that can use it."""
         self._settling = False
         subscriptions = self._channel.subscriptions.values()

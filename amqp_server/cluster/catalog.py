@@ -74,7 +74,7 @@ class _Batch(msgspec.Struct, frozen=True, array_like=True):
     proposal: Proposal
 
 
-class _State(msgspec.Struct, frozen=True, array_like=True):
+class _CatalogState(msgspec.Struct, frozen=True, array_like=True):
     topology: bytes
     nodes: dict[str, str]
     batches: dict[str, tuple[int, int]]
@@ -85,12 +85,12 @@ class _State(msgspec.Struct, frozen=True, array_like=True):
 
 _encode = msgspec.msgpack.encode
 _decode_batch = msgspec.msgpack.Decoder(_Batch).decode
-_decode_state = msgspec.msgpack.Decoder(_State).decode
+_decode_state = msgspec.msgpack.Decoder(_CatalogState).decode
 
 
 def first_state(topology: bytes, nodes: dict[str, str]) -> bytes:
     """Return the state of a catalog that begins with this topology, and these nodes and their addresses."""
-    return _encode(_State(topology, nodes, {}))
+    return _encode(_CatalogState(topology, nodes, {}))
 
 
 class Listener(Protocol):
@@ -266,7 +266,9 @@ class Catalog:
     def snapshot(self) -> bytes:
         roster = self._roster
         return _encode(
-            _State(self._topology.snapshot(), roster.nodes, roster.batches, roster.begun, roster.version)
+            _CatalogState(
+                self._topology.snapshot(), roster.nodes, roster.batches, roster.begun, roster.version
+            )
         )
 
     def kept(self) -> list[int]:

@@ -45,7 +45,7 @@ class Unsent(NamedTuple):
 class DeferredHost(QueueHost):
     """Keeps the publishers and consumers of one queue on this node."""
 
-    __slots__ = ("_consumers", "_next_ids", "_pending_barriers", "_publishes", "_sinks")
+    __slots__ = ("_consumers", "_next_ids", "_pending_barriers", "_publishes", "_returned", "_sinks")
 
     def __init__(self, queue: Hosted, turn: Turn) -> None:
         super().__init__(queue, turn)
@@ -55,6 +55,8 @@ class DeferredHost(QueueHost):
         self._sinks: dict[Key, Any] = {}
         #: The next delivery id of each consumer and getter.
         self._next_ids: dict[Key, int] = {}
+        #: Deliveries below these ids went back to the queue.
+        self._returned: dict[Key, int] = {}
         self._publishes: dict[int, _Publish] = {}
         #: Barriers after the pending commands.
         self._pending_barriers: list[Callable[..., None]] = []
@@ -82,6 +84,9 @@ class DeferredHost(QueueHost):
             return
         self._pending_barriers.append(done)
         self._turn.schedule(self)
+
+    def holds(self, key: Key, low: int) -> bool:
+        return key in self._sinks and low >= self._returned.get(key, 0)
 
     def _sent(self, number: int, *, applied: bool) -> None:
         """All pending commands were sent, the last of them in this batch, or are applied already."""
@@ -189,7 +194,7 @@ class DeferredHost(QueueHost):
                 to.pending.append(("attach", consumer))
                 if key in self._attaching:
                     to._attaching[key] = self._attaching.pop(key)
-        to._next_ids = self._next_ids
+        to._next_ids, to._returned = self._next_ids, dict(self._next_ids)
         # An answer to an earlier one may still come.
         to._last_token = max(to._last_token, self._last_token)
         to._put_unsent(self._take_unsent())

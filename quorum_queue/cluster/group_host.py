@@ -448,6 +448,7 @@ class GroupHost(DeferredHost):
             else:
                 self._got(each[0].key[2:], None)
         for key in gone:
+            self._returned[key[2:]] = self._next_ids.get(key[2:], 0)
             attached = self._consumers.get(key[2:])
             if attached is not None:
                 self._attach_again(key[2:], attached)
@@ -471,7 +472,7 @@ class GroupHost(DeferredHost):
 
     def _attach_again(self, key: Key, consumer: Consumer) -> None:
         """Attach a consumer again: the group took this node for down and requeued its messages, but it still exists."""
-        consumer.next_id = self._next_ids.get(key, 0)
+        consumer.next_id = self._returned[key] = self._next_ids.get(key, 0)
         for held, run, first_id, _ in self._held:
             if held.key[2:] == key:
                 # It gets these messages before any others.

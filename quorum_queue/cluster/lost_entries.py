@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from quorum_queue.cluster import compaction, frames, transfer
@@ -241,8 +242,11 @@ class LostEntries:
 
     # -- answering -------------------------------------------------------------------------------------------------
 
-    def answer(self, peer: str, group: Group, questions: list[Question]) -> None:
+    def answer(self, peer: str, group: Group, questions: list[Question], *, warm: bool = False) -> None:
         """Send entries that a peer has lost, as many as fit in one answer; the rest it asks for again."""
+        again = partial(self.answer, peer, group, questions, warm=True)
+        if not warm and transfer.waits_for_disk(group, [question.index for question in questions], again):
+            return
         answers: list[SoughtEntry] = []
         size = 0
         for question in questions:

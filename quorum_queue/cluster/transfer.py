@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from quorum_queue.cluster import compaction, frames
 from quorum_queue.cluster.state import pack_state
+from quorum_queue.cluster.warming import spans
 from quorum_queue.raft.errors import EntryLost
 from quorum_queue.raft.members import Members
 
@@ -166,9 +169,26 @@ def peer_gone(group: Group, peer: str) -> None:
         group.receiving = None
 
 
-def answer_fetch(replicas: Replicas, peer: str, group_id: int, indexes: list[int]) -> None:
+def waits_for_disk(group: Group, indexes: list[int], answer: Callable[[], None]) -> bool:
+    """Return whether applied entries that a peer asks for cannot be read without a wait; then `answer` is called later."""
+    wanted = spans(index for index in indexes if index <= group.applied)
+
+    def came() -> None:
+        if group.replicas.groups.get(group.id) is group:
+            group.replicas.contain(group, answer)
+
+    return bool(wanted) and not group.replicas.store.warm(group.id, wanted, came)
+
+
+def answer_fetch(
+    replicas: Replicas, peer: str, group_id: int, indexes: list[int], *, warm: bool = False
+) -> None:
     """Send entries that a peer asks for, as many as fit in one answer; the rest it asks for again."""
     group = replicas.groups.get(group_id)
+    if group is not None and not warm:
+        again = partial(answer_fetch, replicas, peer, group_id, indexes, warm=True)
+        if waits_for_disk(group, indexes, again):
+            return
     found: list[frames.StoredEntry] = []
     size = 0
     for index in indexes:

@@ -25,6 +25,13 @@ class Shifted(list[int]):
         super().insert(index, item)
 
 
+class Source:
+    """A queue that still holds all deliveries for their acks."""
+
+    def holds(self, key: Any, low: int) -> bool:
+        return True
+
+
 class FakeChannel:
     def __init__(self) -> None:
         self.unacked = Unacked()
@@ -43,7 +50,8 @@ def test_a_commit_applies_everything_once_and_in_order(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(tx, "publish", publish)
     transaction = tx.Transaction(channel)
-    holder = SimpleNamespace(queue=SimpleNamespace(host="source"))
+    source = Source()
+    holder = SimpleNamespace(key="consumer", queue=SimpleNamespace(host=source))
     channel.unacked.add(1, 10, holder, 0)
     taken = channel.unacked.take(2, 3, strict=True)
     segments: list[Any] = ["first", "second"]
@@ -51,7 +59,7 @@ def test_a_commit_applies_everything_once_and_in_order(monkeypatch: pytest.Monke
     transaction.settlements += [("settle", taken), ("return", channel.unacked.take(5, 5, strict=True))]
     assert channel.done == []
     hosts: list[Any] = transaction.commit()
-    assert hosts == ["target", "source"]
+    assert hosts == ["target", source]
     expected = ["first", "second", ("settle", [Piece(holder, 1, 2, 2)]), ("return", [Piece(holder, 4, 4, 5)])]
     assert channel.done == expected
     assert transaction.commit() == []
@@ -87,7 +95,7 @@ def test_a_rollback_gives_the_tags_back(runs: list[tuple[str, int]], acks: list[
 @given(st.permutations(range(40)), st.integers(0, 40), st.sampled_from(["settle", "return"]))
 def test_acks_in_any_order_are_committed_in_few_pieces(order: list[int], count: int, verb: str) -> None:
     channel: Any = FakeChannel()
-    holders = [SimpleNamespace(queue=SimpleNamespace(host=name)) for name in "ab"]
+    holders = [SimpleNamespace(key=name, queue=SimpleNamespace(host=Source())) for name in "ab"]
     for tag in range(40):
         # Two consumers, served one after the other.
         channel.unacked.add(1 + tag, 1, holders[tag // 20], tag % 20)
@@ -109,7 +117,7 @@ def test_a_rollback_is_as_long_as_what_it_gives_back(order: str) -> None:
     def rolled_back(count: int) -> int:
         channel: Any = FakeChannel()
         transaction = tx.Transaction(channel)
-        holder = SimpleNamespace(queue=SimpleNamespace(host="source"))
+        holder = SimpleNamespace(key="consumer", queue=SimpleNamespace(host=Source()))
         channel.unacked.add(1, 2 * count, holder, 0)
         step = 2 if order == "every other one" else 1
         tags = range(1, 1 + step * count, step)

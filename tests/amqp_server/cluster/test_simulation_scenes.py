@@ -639,6 +639,42 @@ def test_a_queue_of_a_closed_connection_goes_before_close_ok() -> None:
     scene.finish()
 
 
+@pytest.mark.parametrize("way", ["joins", "leaves", "the home goes"])
+def test_a_commit_says_that_its_acks_came_too_late(way: str) -> None:
+    """The node of the client joins or leaves the queue, or loses its home: what the client held is in the queue again."""
+    scene = Scene("abcd")
+    other = scene.client("b")
+    if way == "the home goes":
+        name, queue_id = "classic", scene.declare(other, "classic")
+    else:
+        name, queue_id = "quorum", scene.place(other, "quorum", "abc")
+    scene.publish(other, name)
+    client = scene.new_client(scene.nodes["a" if way == "leaves" else "d"], transactional=True)
+    client.get(name)
+    scene.wait_for(client)
+    [tag] = client.unacked
+    client.uncommitted_tags = [tag]
+    client.unacked.clear()
+    client.send(commands.Basic.Ack(delivery_tag=tag))
+    if way == "the home goes":
+        session = client.node.sessions["b"]
+        scene.network.close(session, "d")
+        scene.ticks(2)
+        scene.connect_all()
+    else:
+        members = ("b", "c", "d") if way == "leaves" else ("a", "b", "c", "d")
+        scene.propose("b", operations.SetMembers("/", name, queue_id, members, "b"))
+    scene.settle()
+    client.commit()
+    scene.wait_for(client)
+    assert client.refusals == ["PRECONDITION_FAILED - partial tx completion"]
+    other.get(name)
+    scene.wait_for(other)
+    assert other.received
+    other.ack_all()
+    scene.finish()
+
+
 def test_a_commit_waits_until_the_home_of_a_queue_has_its_messages_on_disk() -> None:
     scene = Scene()
     scene.declare(scene.client("b"), "classic")

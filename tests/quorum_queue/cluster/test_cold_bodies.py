@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from quorum_queue.cluster import compaction
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.run import Run
 from tests.quorum_queue.cluster.clients import Holder
@@ -206,4 +207,32 @@ def test_a_new_leader_sends_held_dead_letters_that_the_last_one_waited_with() ->
     assert letters(scene) == [1] * 3
     thaw()
     scene.settle()
+    scene.finish()
+
+
+def test_a_member_that_is_filled_waits_for_the_disk_of_the_leader_and_publishers_do_not() -> None:
+    scene = Scene(more=("dead",))
+    publisher = scene.publisher("a")
+    for _ in range(6):
+        scene.publish("a", publisher, size=SIZE)
+        scene.settle()
+    for name in "ab":
+        compaction.take_snapshot(scene.host(name).group)
+        scene.nodes[name].end_turn()
+    scene.work(2)
+    node = scene.nodes["c"]
+    scene.crash(node)
+    node.lose_disk()
+    thaw = freeze(scene, "a")
+    scene.start(node)
+    scene.heal()
+    scene.work(10)
+    assert scene.host("c").group.core.amnesiac
+    assert scene.nodes["a"].environment.reader.waiting
+    scene.publish("a", publisher)
+    scene.work(2)
+    assert not publisher.waiting
+    thaw()
+    scene.settle()
+    assert not scene.host("c").group.core.amnesiac
     scene.finish()
