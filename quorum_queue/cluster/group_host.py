@@ -178,8 +178,8 @@ class GroupHost(DeferredHost):
             self.replicas.close(self.group)
 
     def closed(self) -> None:
-        # The group refers to this host: together they would stay, with all messages, until the collector comes.
-        del self.group
+        # These refer to this host: together they would stay, with all messages, until the collector comes.
+        del self.group, self._warming, self.dead_letters_warming
 
     def begin(self) -> None:
         """The group is open."""
