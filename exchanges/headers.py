@@ -57,7 +57,7 @@ class Pattern:
         for name, wanted in self.rest:
             if name not in headers:
                 return False
-            if wanted is not PRESENT and matching_token(headers[name]) != wanted:
+            if wanted != PRESENT and matching_token(headers[name]) != wanted:
                 return False
         return True
 
@@ -128,7 +128,7 @@ class HeadersMatcher:
         elif wanted:
             rarest = min(wanted, key=self._bucket_length)
             pattern.filed = [rarest]
-            pattern.rest = [condition for condition in wanted if condition is not rarest]
+            pattern.rest = [condition for condition in wanted if condition != rarest]
         else:
             self._unconditional[pattern.destinations] = None
         for name, value in pattern.filed:
