@@ -12,7 +12,7 @@ from amqp_server.mqctl.command import Session, mqctl, pass_session
 @pass_session
 def status(session: Session) -> None:
     overview, nodes = session.client.get("overview"), session.client.get("nodes")
-    click.echo(f"{overview['product_name']} {overview['product_version']}")
+    click.echo(f"{overview['product_name']} {overview['product_version']}, {overview['build']}")
     for node in nodes:
         alarms = [name for name in ("mem_alarm", "disk_free_alarm") if node[name]]
         click.echo(f"node {node['name']}, process {node['os_pid']}, up {node['uptime'] // 1000} s")
