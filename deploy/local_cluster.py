@@ -47,7 +47,7 @@ class Member:
 
     def start(self) -> None:
         log = self.log.open("a")
-        command = [sys.executable, "-m", "amqp_server.start", *self.arguments]
+        command = [sys.executable, "-P", "-m", "amqp_server.start", *self.arguments]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
         )
