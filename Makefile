@@ -1,6 +1,7 @@
-# run     a broker on its defaults: 127.0.0.1:5672, management on 127.0.0.1:15672, data in ./mqd-data
+# run     a broker on its defaults: 127.0.0.1:5672, management on 127.0.0.1:15672, data in ./mqd-data; compiled
+#         where there is a C compiler, which takes a minute when its source is new. MQD_PURE=1 leaves that out.
 # cluster three nodes: 127.0.0.1:5672 to 5674, management on 15672 to 15674, data in ./mqd-cluster
-# test    the tests, and the conformance suite against mqd
+# test    the tests in pure Python, and the conformance suite against mqd; test-compiled: brokers under kills and faults
 # example a pipeline of Spark's through the broker of `make run`; ends with a picture
 # check   format, lint, types, the direction of imports
 # attack  what one hostile client can do to the others
@@ -13,18 +14,25 @@ ARGS ?=
 # Most tests wait for disks and processes, so more of them than there are cores may run at a time.
 WORKERS ?= 3
 
-.PHONY: run cluster test example check conformance clients fuzz bench chaos attack soak sim clean
+.PHONY: run cluster test test-compiled example check conformance clients fuzz bench chaos attack soak sim clean
+
+# Sets `bin` to the directory of the programs to run: those of the compiled wheel, or of the editable install.
+COMPILE := bin=$$($(BIN)/python -m deploy.compiled)
 
 run: .venv/run
-	exec $(BIN)/mqd $(ARGS)
+	$(COMPILE) && exec "$$bin"/mqd $(ARGS)
 
 # Three nodes on this machine; Ctrl-C stops them.
 cluster: .venv/run
-	exec $(BIN)/python -m deploy.local_cluster $(ARGS)
+	$(COMPILE) && exec "$$bin"/python -m deploy.local_cluster $(ARGS)
 
 test: .venv/test
 	$(BIN)/python -m pytest tests -n $(WORKERS) --dist loadgroup --durations=30 $(ARGS)
-	$(BIN)/python -m pytest conformance_tests $(ARGS)
+	$(COMPILE) && "$$bin"/python -m pytest conformance_tests $(ARGS)
+
+# What starts whole brokers, on the compiled one.
+test-compiled: .venv/test
+	$(COMPILE) && "$$bin"/python -m pytest tests/reliability tests/cluster -n $(WORKERS) --dist loadgroup $(ARGS)
 
 example: .venv/test
 	$(BIN)/python examples/sensors/run.py $(ARGS)
@@ -37,12 +45,12 @@ check: .venv/test
 
 # Against mqd, and against a RabbitMQ of its own where rabbitmq-server is installed.
 conformance: .venv/test
-	$(BIN)/python -m pytest conformance_tests $(ARGS)
+	$(COMPILE) && "$$bin"/python -m pytest conformance_tests $(ARGS)
 	$(BIN)/python -m conformance_tests.rabbitmq --if-installed $(ARGS)
 
 # Stock clients of several languages; `make clients ARGS=--require-all` makes a missing toolchain an error.
 clients: .venv/test
-	$(BIN)/python conformance_tests/clients/run.py $(ARGS)
+	$(COMPILE) && "$$bin"/python conformance_tests/clients/run.py $(ARGS)
 
 # `make test` tries the same examples in every run; these are others each time. A failing one is kept in .hypothesis,
 # where the next `make fuzz` begins. ARGS="--seconds 600" goes on for longer.
@@ -50,19 +58,19 @@ fuzz: .venv/test
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
 bench: .venv/test
-	$(BIN)/python -m benchmarks $(ARGS)
+	$(COMPILE) && "$$bin"/python -m benchmarks $(ARGS)
 
 # Kills, 4 GB of messages through a small memory, three nodes under every fault, Spark jobs under kills; an hour, not seconds.
 chaos: .venv/test
-	$(BIN)/python -m tests.reliability.chaos $(ARGS)
+	$(COMPILE) && "$$bin"/python -m tests.reliability.chaos $(ARGS)
 
 # What one hostile client can do to the others; `make attack ARGS=--short` takes a minute or two.
 attack: .venv/test
-	$(BIN)/python -m tests.attacks $(ARGS)
+	$(COMPILE) && "$$bin"/python -m tests.attacks $(ARGS)
 
 # An hour of churn, after which the broker must be as small as after five minutes; ARGS="--minutes 2" is a start.
 soak: .venv/test
-	$(BIN)/python -m tests.attacks.soak $(ARGS)
+	$(COMPILE) && "$$bin"/python -m tests.attacks.soak $(ARGS)
 
 # Whole clusters under seeded chance: `make sim SEED=n` is one run (ARGS=--trace tells all of it), without SEED those of CI.
 # KIND=queues is quorum queues and their messages, KIND=topology whole nodes with all that is declared; both by default.

@@ -29,6 +29,7 @@ from amqp_server.broker.operations import PutUser, PutVhost, SetPermission
 from amqp_server.broker.permissions import Permission
 from amqp_server.broker.timers import Timers
 from amqp_server.broker.users import UserRefused, hashed
+from amqp_server.build import BUILD
 from amqp_server.clock import SystemClock
 from amqp_server.cluster.errors import ClusterError, StartAgain
 from amqp_server.cluster.membership import check_alone, drop_copies
@@ -401,7 +402,8 @@ def serve(config: Config, reread: Reread | None = None) -> int:
     def announce(node: Node) -> None:
         http = f" http={node.http_address}" if node.http_address else ""
         elapsed = _uptime() - began
-        print(f"mqd ready node={config.node} amqp={node.amqp_address}{http} ({elapsed:.2f} s)", flush=True)
+        served = f"amqp={node.amqp_address}{http}"
+        print(f"mqd ready node={config.node} {served} ({BUILD}, {elapsed:.2f} s)", flush=True)
 
     async def run() -> None:
         await Node(config, environment, reread).run(announce)

@@ -176,7 +176,7 @@ class HeadersMatcher:
         elif wanted:
             rarest = min(wanted, key=self._bucket_length)
             pattern.filed = [rarest]
-            pattern.rest = frozenset([condition for condition in wanted if condition is not rarest])
+            pattern.rest = frozenset([condition for condition in wanted if condition != rarest])
         else:
             self._unconditional[pattern.destinations] = None
         for name, value in pattern.filed:

@@ -7,7 +7,7 @@ A session lives for one request; where the answer comes from other nodes, the re
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import trio
 from pamqp import base, commands
 
 from amqp_server.broker.broker import Broker
-from amqp_server.connection.outbox import Outbox
+from amqp_server.connection.outbox import UnheldOutbox
 from amqp_server.connection.session import Session
 from amqp_server.errors import AMQPError, InternalError, PreconditionFailed
 from amqp_server.wire import content, frames, methods, tables
@@ -29,15 +29,6 @@ class Content(NamedTuple):
     body: bytes
 
 
-class _Answers(Outbox):
-    """Answers are read at once; the caller waits for the disk."""
-
-    __slots__ = ()
-
-    def withhold(self) -> Callable[[], None]:
-        return lambda: None
-
-
 class Direct:
     """Use as a context: leaving it closes the session, and what it holds goes back.
 
@@ -47,7 +38,7 @@ class Direct:
     def __init__(self, broker: Broker, vhost: str, username: str) -> None:
         self._turn = broker.turn
         self._frame_max = broker.config.frame_max_bytes
-        self._outbox = _Answers(broker.turn, self, 1 << 62)
+        self._outbox = UnheldOutbox(broker.turn, self, 1 << 62)
         self._answered = trio.Event()
         self._session = Session.logged_in(
             broker,

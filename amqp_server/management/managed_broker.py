@@ -30,6 +30,7 @@ from amqp_server.broker.operations import (
 from amqp_server.broker.permissions import ITSELF
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.topology import Result
+from amqp_server.build import BUILD
 from amqp_server.channel.channel import Channel
 from amqp_server.config import VERSION, Config
 from amqp_server.connection.session import Session, State
@@ -75,6 +76,7 @@ class ManagedBroker:
         self.name = broker.config.node
         self.product = broker.config.announce_product
         self.version = VERSION
+        self.build = BUILD
         self.users = broker.users
         self.permissions = broker.permissions
         self.vhosts = broker.vhost_records

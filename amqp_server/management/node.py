@@ -23,6 +23,7 @@ async def overview(call: Call) -> Any:
         "management_version": broker.version,
         "product_name": broker.product,
         "product_version": broker.version,
+        "build": broker.build,
         "rabbitmq_version": broker.version,
         "cluster_name": broker.name,
         "rates_mode": "none",

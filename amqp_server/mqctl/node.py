@@ -51,11 +51,11 @@ def status(session: Session) -> None:
     listeners = overview.get("listeners", [])
     totals = overview["object_totals"] | overview["queue_totals"]
     if session.json:
-        names = ("product_name", "product_version")
+        names = ("product_name", "product_version", "build")
         told = {name: overview[name] for name in names} | {"nodes": nodes, "listeners": listeners}
         click.echo(json.dumps(told | {"totals": totals}, ensure_ascii=False))
         return
-    click.echo(f"{overview['product_name']} {overview['product_version']}")
+    click.echo(f"{overview['product_name']} {overview['product_version']}, {overview['build']}")
     for node in nodes:
         alarms = [name for name in ("mem_alarm", "disk_free_alarm") if node[name]]
         click.echo(f"node {node['name']}, process {node['os_pid']}, up {node['uptime'] // 1000} s")

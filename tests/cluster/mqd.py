@@ -18,13 +18,18 @@ from urllib.parse import quote
 
 from conformance_tests.ports import free_port
 from tests.cluster import planted, shifted_clock, troubled_mqd
-from tests.cluster.links import ProxiedLinks
+from tests.cluster.links import ProxiedLinks, Unsupported
 from tests.cluster.nodes import Cluster, Member, wait_for
 from tests.reliability.node import Node
 
 HOST = "127.0.0.1"
+ROOT = Path(__file__).parents[2]
 #: This version, and tests can set its clock and have its queues fail.
-TROUBLED = (sys.executable, "-m", troubled_mqd.__name__)
+TROUBLED = (
+    *(sys.executable, "-P", "-c"),
+    # The tree comes last: if mqd is installed compiled, that is the one to test.
+    f"import sys; sys.path.append({str(ROOT)!r}); from {troubled_mqd.__name__} import main; raise SystemExit(main())",
+)
 #: Less than a node is frozen for.
 API_MAX_S = 3.0
 #: Less than by default, because one of the faults is a small disk.
@@ -145,6 +150,8 @@ class MqdCluster(Cluster):
             node.environment |= {"LD_PRELOAD": str(library)} | environment(name)
 
     def plant(self, name: str, queue: str, count: int) -> None:
+        if ", compiled" in self.mqctl(name, "status"):
+            raise Unsupported("nothing can be planted in a compiled mqd")
         planted.plant(self._directory / name / "plant", queue, count)
 
     def failed(self, name: str) -> dict[str, str]:

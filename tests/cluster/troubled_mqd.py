@@ -9,9 +9,18 @@ from pathlib import Path
 
 from tests.cluster import planted, shifted_clock
 
-if __name__ == "__main__":
-    shifted_clock.shift(Path(os.environ[shifted_clock.VARIABLE]))
-    planted.install(Path(os.environ[planted.VARIABLE]))
-    from amqp_server.app import main
 
+def main() -> int | None:
+    shifted_clock.shift(Path(os.environ[shifted_clock.VARIABLE]))
+    from amqp_server.build import BUILD
+
+    if BUILD == "pure":
+        # A method of a compiled class cannot be replaced.
+        planted.install(Path(os.environ[planted.VARIABLE]))
+    from amqp_server.app import main as run
+
+    return run()
+
+
+if __name__ == "__main__":
     raise SystemExit(main())

@@ -11,6 +11,7 @@ from pamqp import commands
 
 from amqp_server.broker.operations import Operation
 from amqp_server.broker.replication import Done, LocalReplication
+from amqp_server.build import BUILD
 from amqp_server.config import Config
 from amqp_server.management.managed_broker import ManagedBroker
 from amqp_server.management.slices import Slices
@@ -533,6 +534,7 @@ async def test_node(connect: Connect, node: ManagedNode, broker: ManagedBroker) 
         ("amqp", 5672),
         ("amqp/ssl", 5671),
     ]
+    assert overview["build"] == BUILD
     assert "listeners" not in (await connect("manager").get("overview")).json()
     assert (await client.get("nodes")).json()[0]["name"] == "n1"
     assert (await client.get("nodes/n1")).json()["running"] is True

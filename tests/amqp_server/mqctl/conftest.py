@@ -40,7 +40,7 @@ def mqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     try:
         readable, _, _ = select.select([process.stdout], [], [], PATIENCE_S)
         line = process.stdout.readline() if readable else ""
-        ready = re.match(r"mqd ready node=n1 amqp=(\S+) http=(\S+) ", line)
+        ready = re.match(r"mqd ready node=n1 amqp=(\S+) http=(\S+) \((?:pure|compiled), ", line)
         assert ready, (home / "log").read_text()
         yield Addresses(ready[1], ready[2])
         process.terminate()

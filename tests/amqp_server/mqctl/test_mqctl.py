@@ -20,6 +20,7 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
+from amqp_server.build import BUILD
 from amqp_server.config import VERSION
 from amqp_server.mqctl.main import main
 from conformance_tests.patience import PATIENCE_S, patient
@@ -268,6 +269,10 @@ def test_clients_are_seen_and_closed(mqd: Addresses, mqctl: Mqctl) -> None:
         with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match="maintenance"):
             ch.connection.process_data_events(5)
     assert ok(mqctl("list_connections")).out == ""
+
+
+def test_status_says_how_mqd_was_built(mqctl: Mqctl) -> None:
+    assert ok(mqctl("status")).out.splitlines()[0] == f"mqd {VERSION}, {BUILD}"
 
 
 def test_memory_alarm(mqd: Addresses, mqctl: Mqctl) -> None:

@@ -1,0 +1,175 @@
+"""Installs this tree compiled, beside the editable install: `python -m deploy.compiled` prints where its programs are.
+
+The wheel is built from a copy of the tree, and kept under the digest of all that goes into it, so that nothing compiled
+is ever older than its source, and nothing is built twice. The environment of its own, .venv/compiled, has mqd and sees
+the libraries of .venv. Without a C compiler, or with MQD_PURE=1, the editable install is what runs.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+WHEELS = ROOT / "build" / "wheels"
+#: Wheels that are kept: switching between two branches builds nothing.
+WHEELS_KEPT = 8
+PACKAGES = ("amqp_server", "exchanges", "persistence", "quorum_queue", "spark_sink")
+FILES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "pyspark_amqp.py")
+
+
+class BuildFailed(Exception):
+    pass
+
+
+def sources() -> Iterator[Path]:
+    """All that goes into the wheel."""
+    yield from (ROOT / name for name in FILES)
+    for package in PACKAGES:
+        yield from sorted((ROOT / package).rglob("*.py"))
+
+
+def tools() -> str:
+    """What compiles here; it may be installed later, or change."""
+    compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
+    path = shutil.which(compiler)
+    version = path and subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
+    header = Path(sysconfig.get_paths()["include"], "Python.h").exists()
+    return f"{sys.version} {sysconfig.get_platform()} {compiler} {version} {header}"
+
+
+def digest() -> str:
+    found = hashlib.sha256(tools().encode())
+    for path in sources():
+        content = path.read_bytes()
+        found.update(f"{path.relative_to(ROOT)} {len(content)}\n".encode() + content)
+    return found.hexdigest()[:20]
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def build(place: Path) -> Path:
+    """Build the wheel of this tree, and return it."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="mqd-build-") as name:
+        copy, made = Path(name, "source"), Path(name, "wheel")
+        for path in sources():
+            target = copy / path.relative_to(ROOT)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, target)
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "--verbose",
+            "--no-deps",
+            "--disable-pip-version-check",
+        ]
+        process = subprocess.Popen(
+            [*command, "--wheel-dir", str(made), str(copy)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        assert process.stdout is not None
+        told = []
+        for line in process.stdout:
+            told.append(line)
+            if line.strip().startswith("mqd: "):
+                say(line.strip())
+        if process.wait():
+            raise BuildFailed("".join(told[-60:]))
+        [wheel] = made.glob("*.whl")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        # Under its name at once and whole.
+        ready = Path(tempfile.mkdtemp(dir=place.parent, prefix=".new-"))
+        shutil.move(wheel, ready / wheel.name)
+        shutil.rmtree(place, ignore_errors=True)
+        ready.rename(place)
+    say(f"mqd: built in {time.monotonic() - began:.0f} s")
+    return place / wheel.name
+
+
+def forget_old() -> None:
+    kept = sorted(WHEELS.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in kept[WHEELS_KEPT:]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def install(wheel: Path, where: Path) -> None:
+    """Install the wheel in an environment that sees the libraries of ours, and not our editable mqd."""
+    shutil.rmtree(where, ignore_errors=True)
+    # Linked, not copied: a copied python3 has no library where it is built with a shared one.
+    venv.create(where, symlinks=os.name != "nt", with_pip=False)
+    python = where / "bin" / "python"
+    outer, inner = (
+        subprocess.run(
+            [str(program), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        for program in (sys.executable, python)
+    )
+    # A directory that a .pth file names is searched last, and its own .pth files, such as an editable install's, are
+    # not read.
+    Path(inner, "libraries.pth").write_text(outer + "\n")
+    command = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check", "install"]
+    subprocess.run([*command, "--quiet", "--no-deps", str(wheel)], check=True, stdout=sys.stderr)
+
+
+def is_compiled(wheel: Path) -> bool:
+    return not wheel.name.endswith("-none-any.whl")
+
+
+def programs() -> Path:
+    """Build and install what is not there yet; return the directory of the programs to run."""
+    ours = Path(sys.executable).parent
+    if os.environ.get("MQD_PURE", "0") not in ("", "0"):
+        say("mqd: runs as pure Python, slower than compiled: MQD_PURE is set")
+        return ours
+    WHEELS.mkdir(parents=True, exist_ok=True)
+    with open(WHEELS.parent / "lock", "w") as lock:
+        # Another make may be building the same.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _programs(ours)
+
+
+def _programs(ours: Path) -> Path:
+    key = digest()
+    place = WHEELS / key
+    wheel = next(place.glob("*.whl"), None) or build(place)
+    os.utime(place)
+    forget_old()
+    if not is_compiled(wheel):
+        say("mqd: runs as pure Python, slower than compiled: no C compiler, or no Python.h, is there")
+        say("mqd: on Debian: apt-get install gcc python3-dev")
+        return ours
+    where = Path(sys.prefix) / "compiled"
+    stamp = where / "digest"
+    if not stamp.exists() or stamp.read_text() != key:
+        install(wheel, where)
+        stamp.write_text(key)
+    return where / "bin"
+
+
+if __name__ == "__main__":
+    try:
+        print(programs())
+    except BuildFailed as failed:
+        say(f"{failed}\nmqd: the build failed; MQD_PURE=1 runs it as pure Python")
+        raise SystemExit(1) from None
