@@ -12,6 +12,7 @@ from amqp_server.broker.operations import Operation, PutUser, SetPermission
 from amqp_server.broker.permissions import Permission
 from amqp_server.broker.topology import Result
 from amqp_server.broker.users import ADMINISTRATOR, hashed
+from persistence.commit import Commit
 from quorum_queue.ports import Refused
 
 logger = logging.getLogger("mqd")
@@ -20,8 +21,11 @@ logger = logging.getLogger("mqd")
 RETRY_S = 1.0
 
 
-async def reset_administrator(broker: Broker, name: str, password: str) -> None:
-    """Give the user this password, the tag and all permissions in the default vhost. In a cluster, for all nodes."""
+async def reset_administrator(broker: Broker, commits: Commit, name: str, password: str) -> None:
+    """Give the user this password, the tag and all permissions in the default vhost. In a cluster, for all nodes.
+
+    Returns when it is on disk.
+    """
     before = broker.users.get(name)
     tags = dict.fromkeys((*(before.tags if before else ()), ADMINISTRATOR))
     password_hash = await trio.to_thread.run_sync(hashed, password)
@@ -29,6 +33,9 @@ async def reset_administrator(broker: Broker, name: str, password: str) -> None:
     vhost = broker.config.default_vhost
     if vhost in broker.vhost_records:
         await _change(broker, SetPermission(Permission(name, vhost, ".*", ".*", ".*")))
+    stored = trio.Event()
+    commits.request(stored.set)
+    await stored.wait()
     logger.warning(
         "user '%s' is an administrator, with the password in default_password_file: "
         "take reset_administrator out of the configuration again",

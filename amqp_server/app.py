@@ -298,7 +298,9 @@ class Node:
                 await self.cluster.joined()
                 await self._first_start_of_cluster(self.cluster)
             if config.reset_administrator:
-                await reset_administrator(self.broker, config.reset_administrator, first_password(config))
+                await reset_administrator(
+                    self.broker, self.commits, config.reset_administrator, first_password(config)
+                )
             async with trio.open_nursery() as serving:
                 for sock, tls in listening:
                     serving.start_soon(self.server.serve, sock, tls)

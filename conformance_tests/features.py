@@ -7,13 +7,8 @@ import pika.exceptions
 import pytest
 
 from conformance_tests.patience import open_connection
+from conformance_tests.plugins import PLUGINS
 
-#: Exchange types beyond the four of AMQP, and what brings them to RabbitMQ.
-PLUGINS = {
-    "x-consistent-hash": "rabbitmq_consistent_hash_exchange",
-    "x-modulus-hash": "rabbitmq_sharding",
-    "x-random": "rabbitmq_random_exchange",
-}
 UNKNOWN_TYPE = 503
 
 needs_exchange_type = pytest.mark.needs_exchange_type

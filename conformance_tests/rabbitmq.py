@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.brokers import RABBITMQ_SERVER, BrokerFailed, RabbitMQ
 from benchmarks.client import HOST
-from conformance_tests.features import PLUGINS
+from conformance_tests.plugins import PLUGINS
 from conformance_tests.ports import free_port
 
 ROOT = Path(__file__).parents[1]

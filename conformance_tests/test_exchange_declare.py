@@ -11,8 +11,9 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from conformance_tests.conftest import Name, Raw
 from conformance_tests.expect import expect_channel_close, expect_connection_close
-from conformance_tests.features import PLUGINS, needs_exchange_type
+from conformance_tests.features import needs_exchange_type
 from conformance_tests.inbox import drain, exchange_exists, publish, sync, wait_for
+from conformance_tests.plugins import PLUGINS
 
 TYPES = ["direct", "fanout", "topic", "headers"]
 EXTENSION_TYPES = [pytest.param(kind, marks=needs_exchange_type(kind)) for kind in PLUGINS]

@@ -91,7 +91,7 @@ class Channel:
         self._rolled_back = False
         #: Prefetch of consumers to come (basic.qos global=false).
         self.prefetch = 0
-        self.window = ChannelWindow(self)
+        self.window = ChannelWindow(connection, self.subscriptions)
         self.assembly: Assembly | None = None
         #: The queue that this channel is deleting, and its consumers here, which are told after delete-ok.
         self.deleting: Queue | None = None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from quorum_queue.machine.consumers import UNLIMITED
 
 if TYPE_CHECKING:
-    from amqp_server.channel.channel import Channel
+    from amqp_server.channel.connection import Connection
+    from amqp_server.channel.subscription import Subscription
     from quorum_queue.ports import Host
 
 
@@ -19,10 +21,12 @@ class ChannelWindow:
     offered behind the queues that made it (see amqp_server.turn.Widened); until then there is none.
     """
 
-    __slots__ = ("_channel", "_offers", "_settling", "_told", "limit", "used")
+    __slots__ = ("_connection", "_offers", "_settling", "_subscriptions", "_told", "limit", "used")
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+    def __init__(self, connection: Connection, subscriptions: Mapping[str, Subscription]) -> None:
+        """`subscriptions` are those of the channel, as they come and go."""
+        self._connection = connection
+        self._subscriptions = subscriptions
         self.limit = 0
         self.used = 0
         #: How often room was offered.
@@ -44,18 +48,18 @@ class ChannelWindow:
         if not self.limit:
             return
         self._settling = True
-        self._channel.broker.turn.widened(self)
+        self._connection.broker.turn.widened(self)
 
     def change(self, limit: int) -> None:
         """Change the prefetch that all consumers of the channel share."""
         if limit != self.limit:
             self.limit = limit
-            self._channel.broker.turn.widened(self)
+            self._connection.broker.turn.widened(self)
 
     def offer_room(self) -> None:
         """Tell the queues once in a turn, however often the window changed, and only those that can use it."""
         self._settling = False
-        subscriptions = self._channel.subscriptions.values()
+        subscriptions = self._subscriptions.values()
         if self.limit != self._told:
             self._told = self.limit
             for each in subscriptions:
@@ -75,4 +79,4 @@ class ChannelWindow:
                 host.submit(("tick",))
 
     def failed(self, error: Exception) -> None:
-        self._channel.connection.failed(error)
+        self._connection.failed(error)

@@ -22,6 +22,7 @@ from typing import Any
 
 from pamqp import commands
 
+from tests.reliability.churn import one_round
 from tests.reliability.client import ChannelClosed, Client, Delivery, Gone
 from tests.reliability.node import Node, memory
 
@@ -81,6 +82,7 @@ class Churn:
             self.transaction,
             self.refused,
             self.web,
+            self.megabytes,
         )
 
     def round(self) -> None:
@@ -180,6 +182,9 @@ class Churn:
             client.count(self._name())
         with socket.create_connection(("127.0.0.1", self._node.port)) as sock:
             sock.sendall(self._chance.randbytes(100))
+
+    def megabytes(self) -> None:
+        one_round(self._node, next(self._numbers))
 
     def web(self) -> None:
         self._node.mqctl("list_queues")

@@ -289,7 +289,7 @@ class Client:
         bodies: list[bytes] = []
         late = self.transactional or self.node.broker.alarms.active
         for _ in range(count or self.random.choice((1, 1, 3))):
-            body = self.world.messages.publish(queue_id, late=late)
+            body = self.world.messages.publish(queue_id, (self.vhost, name), late=late)
             if self.transactional:
                 self.uncommitted.append((body, name))
             else:

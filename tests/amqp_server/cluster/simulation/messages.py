@@ -13,12 +13,17 @@ from collections.abc import Mapping
 from amqp_server.broker.records import QueueRecord
 from tests.turns import Violation
 
+#: Virtual host and name of a queue.
+Address = tuple[str, str]
+
 
 class Message:
-    __slots__ = ("confirmed", "exempt", "forgotten", "late", "queue_id", "seen", "unflagged")
+    __slots__ = ("address", "confirmed", "exempt", "forgotten", "late", "queue_id", "seen", "unflagged")
 
-    def __init__(self, queue_id: int, *, late: bool) -> None:
+    def __init__(self, queue_id: int, address: Address, *, late: bool) -> None:
+        #: 0 if the name had no queue.
         self.queue_id = queue_id
+        self.address = address
         #: A later queue of the same name may get it.
         self.late = late
         self.confirmed = self.seen = self.unflagged = False
@@ -37,17 +42,17 @@ class Messages:
         self._purging: dict[int, int] = {}
         self.count = 0
 
-    def publish(self, queue_id: int, *, late: bool = False) -> bytes:
+    def publish(self, queue_id: int, address: Address, *, late: bool = False) -> bytes:
         self.count += 1
         body = b"%d.%d" % (queue_id, self.count)
-        message = self.by_body[body] = Message(queue_id, late=late)
+        message = self.by_body[body] = Message(queue_id, address, late=late)
         message.exempt = self._purging.get(queue_id, 0) > 0
         return body
 
     def committing(self, body: bytes, queue_id: int) -> None:
         """Its commit is asked for, and this queue has the name now."""
         message = self.by_body[body]
-        if queue_id and message.queue_id not in (0, queue_id):
+        if queue_id and message.queue_id != queue_id:
             message.queue_id = queue_id
             message.exempt = self._purging.get(queue_id, 0) > 0
 
@@ -77,7 +82,7 @@ class Messages:
             raise Violation(f"{body!r} was published by nobody")
         if message.forgotten:
             raise Violation(f"queue {queue_id} shows {body!r}, which was never committed")
-        if message.queue_id != queue_id and not (message.late and self._follows(queue_id, message.queue_id)):
+        if message.queue_id != queue_id and not (message.late and self._follows(queue_id, message)):
             raise Violation(
                 f"queue {queue_id} shows {body!r}, which was published to queue {message.queue_id}"
             )
@@ -87,12 +92,12 @@ class Messages:
             message.unflagged = True
         message.seen = True
 
-    def _follows(self, queue_id: int, earlier: int) -> bool:
-        """Was this queue declared under the name of an earlier one?"""
-        one, two = self._queues.get(earlier), self._queues.get(queue_id)
-        if one is None or two is None:
-            return False
-        return queue_id > earlier and (one.vhost, one.name) == (two.vhost, two.name)
+    def _follows(self, queue_id: int, message: Message) -> bool:
+        """Was this queue declared under the name that the message was published to, after the queue that had it?"""
+        queue = self._queues.get(queue_id)
+        return (
+            queue is not None and queue_id > message.queue_id and (queue.vhost, queue.name) == message.address
+        )
 
     def purge(self, queue_id: int) -> None:
         self._purging[queue_id] = self._purging.get(queue_id, 0) + 1
