@@ -26,6 +26,8 @@ WHEELS = ROOT / "build" / "wheels"
 WHEELS_KEPT = 8
 PACKAGES = ("amqp_server", "exchanges", "persistence", "quorum_queue", "spark_sink")
 FILES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "pyspark_amqp.py")
+#: In the wheel for those who read its metadata: a change of them needs no new build.
+TEXTS = ("README.md", "LICENSE")
 
 
 class BuildFailed(Exception):
@@ -51,6 +53,8 @@ def tools() -> str:
 def digest() -> str:
     found = hashlib.sha256(tools().encode())
     for path in sources():
+        if path.name in TEXTS:
+            continue
         content = path.read_bytes()
         found.update(f"{path.relative_to(ROOT)} {len(content)}\n".encode() + content)
     return found.hexdigest()[:20]

@@ -129,6 +129,8 @@ def test_each_source_has_a_wheel_of_its_own(tree: Path) -> None:
     assert changed != first
     module.write_text("x = 1\n")
     assert compiled.digest() == first, "the wheel of a source that comes back is used again"
+    (tree / "README.md").write_text("Only text.")
+    assert compiled.digest() == first
     (tree / "quorum_queue" / "new.py").touch()
     assert compiled.digest() != first
 

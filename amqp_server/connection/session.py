@@ -320,6 +320,14 @@ class Session:
         suspension = self.suspended
         if suspension is None or not suspension.answered:
             return
+        self._finish(suspension)
+        if self.suspended is None:
+            self.incoming.go_on()
+        self._edge.resumed()
+
+    def _finish(self, suspension: Suspension) -> None:
+        # A function of its own: the rest of a method may be suspended again, and in the function that sets None,
+        # compiled code takes it to be None still.
         self.suspended = None
         channel, where = suspension.channel, suspension.where
         channel.raw = suspension.raw
@@ -331,9 +339,6 @@ class Session:
         except HardError as error:
             self.incoming.flush(release=True)
             self.fail(error, where)
-        if self.suspended is None:
-            self.incoming.go_on()
-        self._edge.resumed()
 
     # -- out -------------------------------------------------------------------------------------------------------
 
