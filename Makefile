@@ -1,5 +1,5 @@
-# run     a broker on its defaults: 127.0.0.1:5672, management on 127.0.0.1:15672, data in ./mqd-data; compiled
-#         where there is a C compiler, which takes a minute when its source is new. MQD_PURE=1 leaves that out.
+# run     a broker on its defaults: 127.0.0.1:5672, management on 127.0.0.1:15672, data in ./mqd-data; COMPILED=1 runs
+#         it compiled (docs/compiled.md), which takes some minutes when its source is new
 # cluster three nodes: 127.0.0.1:5672 to 5674, management on 15672 to 15674, data in ./mqd-cluster
 # test    the tests in pure Python, and the conformance suite against mqd; test-compiled: brokers under kills and faults
 # example a pipeline of Spark's through the broker of `make run`; ends with a picture
@@ -17,7 +17,11 @@ WORKERS ?= 3
 .PHONY: run cluster test test-compiled example check conformance clients fuzz bench chaos attack soak sim clean
 
 # Sets `bin` to the directory of the programs to run: those of the compiled wheel, or of the editable install.
+ifdef COMPILED
 COMPILE := bin=$$($(BIN)/python -m deploy.compiled)
+else
+COMPILE := bin=$(BIN)
+endif
 
 run: .venv/run
 	$(COMPILE) && exec "$$bin"/mqd $(ARGS)
@@ -32,7 +36,7 @@ test: .venv/test
 
 # What starts whole brokers, on the compiled one.
 test-compiled: .venv/test
-	$(COMPILE) && "$$bin"/python -m pytest tests/reliability tests/cluster -n $(WORKERS) --dist loadgroup $(ARGS)
+	bin=$$($(BIN)/python -m deploy.compiled) && "$$bin"/python -m pytest tests/reliability tests/cluster -n $(WORKERS) --dist loadgroup $(ARGS)
 
 example: .venv/test
 	$(BIN)/python examples/sensors/run.py $(ARGS)

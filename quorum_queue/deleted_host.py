@@ -37,7 +37,11 @@ class _Nobody:
 class DeletedHost(QueueHost):
     """See quorum_queue.ports.Host. The node has one."""
 
-    ready_count = ready_bytes = unacked_count = consumer_count = resident_bytes = 0
+    ready_count = 0
+    ready_bytes = 0
+    unacked_count = 0
+    consumer_count = 0
+    resident_bytes = 0
 
     def __init__(self, turn: Turn) -> None:
         nobody: Hosted = _Nobody()

@@ -75,6 +75,8 @@ class Incoming:
         "segments",
         "stalled",
     )
+    #: For mypyc; see `end`.
+    __deletable__ = ("_session",)
 
     def __init__(self, session: Session) -> None:
         self._session = session

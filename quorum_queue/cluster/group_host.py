@@ -57,6 +57,9 @@ class GroupHost(DeferredHost):
         "services",
     )
 
+    #: For mypyc; see `closed`.
+    __deletable__ = ("group", "_warming", "dead_letters_warming")
+
     group: Group
     single = False
 
