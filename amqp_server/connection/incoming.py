@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 #: Body frames from this size on are taken as they come, not when they are whole.
 LARGE_FRAME = 16 * 1024
 
+#: Bytes of publishes that are taken at once; then the turn may be over. A larger message is taken with what follows it.
+TAKEN_BYTES = 128 * 1024
 #: Acks that are taken at once.
 ACKS_MAX = 1024
 #: What a route takes up beside its names, and a tuple of targets beside them, bytes.
@@ -312,7 +314,15 @@ class Incoming:
             if route is None:
                 return after
         begin = pos
-        pos, outcome, route = intake.take(data, pos, end, route, self.routes, self.publisher, self.segments)
+        stop = min(end, pos + TAKEN_BYTES)
+        pos, outcome, route = intake.take(data, pos, stop, route, self.routes, self.publisher, self.segments)
+        if outcome is Outcome.MORE and stop < end:
+            if pos != begin:
+                outcome = Outcome.OTHER
+            else:
+                pos, outcome, route = intake.take(
+                    data, pos, end, route, self.routes, self.publisher, self.segments
+                )
         if self.broker.alarms.active and pos != begin:
             self._hold(pos - begin)
         if outcome is Outcome.OTHER:

@@ -22,6 +22,8 @@ _HEADER = struct.Struct(">BHIHHQH")
 _BODY = struct.Struct(">BHI")
 #: Headers in a row that differ, after which nobody looks for equal ones for a while.
 VARIED = 2
+#: Bytes of headers that are looked at property by property, after which the caller may have something else to do.
+WALKED_MAX = 16 * 1024
 #: Frames up to this size pass to every consumer uncut (spec 4.2.3: frame-min-size).
 SMALL_FRAME = 4096
 
@@ -41,7 +43,7 @@ SHAPE_BYTES = 400
 class Outcome(Enum):
     """Why `take` stopped."""
 
-    #: The next frame is not this route's publish.
+    #: The next frame is not this route's publish, or enough was taken.
     OTHER = 0
     #: A message is not complete yet.
     MORE = 1
@@ -309,6 +311,8 @@ def take(
     stride = header_bytes = mask = decisive = 0
     # How often in a row the header was of the same shape, but not the same.
     varied = 0
+    # Bytes of headers that were looked at property by property.
+    walked = 0
     attributes: Attributes | None = None
     while True:
         at = pos + key_bytes
@@ -319,6 +323,9 @@ def take(
             varied += 1
             after = at + stride
         else:
+            if walked > WALKED_MAX:
+                outcome = Outcome.OTHER
+                break
             if at + 22 > end:
                 outcome = Outcome.MORE if _may_be_header(data, at, end, channel, body_max) else Outcome.SLOW
                 break
@@ -355,6 +362,7 @@ def take(
             else:
                 after = body_at
                 tail_bytes = 1
+            walked += size
             attributes, mask = publisher.properties(
                 data,
                 at + 19,

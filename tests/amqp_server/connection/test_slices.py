@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pamqp import base, commands
+from pamqp import base, commands, header
 
 from amqp_server.config import Config
 from amqp_server.connection.state import State
@@ -156,6 +156,49 @@ def test_messages_for_many_queues_are_handed_over_in_parts(sliced: SlicedNode) -
     confirmed = [answer.delivery_tag for _, answer in peer.answers()]  # type: ignore[union-attr]
     assert confirmed[-1] == 50
     assert max(sliced.turns) < TURN_MAX
+
+
+def with_headers(count: int, number: int) -> bytes:
+    """A message with so many headers, whose values no other one has."""
+    properties: Any = commands.Basic.Properties(headers={f"k{each}": f"{number}" for each in range(count)})
+    content = header.ContentHeader(0, 0, properties).marshal()
+    publish = commands.Basic.Publish(exchange="amq.headers", routing_key="")
+    return method(1, publish) + frames.raw_frame(frames.HEADER, 1, content)
+
+
+def test_messages_with_many_headers_are_taken_in_parts(sliced: SlicedNode) -> None:
+    """Each in a shape of its own."""
+    peer = opened(sliced)
+    declared(peer, 1, exchange="amq.headers")
+    publish = bystander(sliced)
+    sliced.turns.clear()
+    sliced.feed(peer, b"".join(with_headers(1_500 + number, number) for number in range(40)))
+    assert peer.session.unfinished
+    assert sliced.drive(between=publish) > 3
+    assert depths(sliced)["q0"] == 40
+    one = SlicedNode()
+    alone = opened(one)
+    declared(alone, 1, exchange="amq.headers")
+    assert max(sliced.turns) < 10 * steps(alone.send, with_headers(1_539, 39))
+
+
+def test_a_long_read_of_publishes_is_taken_in_parts(sliced: SlicedNode) -> None:
+    peer = opened(sliced)
+    declared(peer, 1)
+    publish = bystander(sliced)
+    bodies = [b"%06d" % number + bytes(number) for number in (*range(3_000), 131_000, 262_143, 7)]
+    frame_max = peer.session.limits.frame_max - 8
+    contents = [
+        message("amq.fanout", "a", body) if len(body) <= frame_max else message("amq.fanout", "b")
+        for body in bodies
+    ]
+    sliced.feed(peer, b"".join(contents))
+    assert peer.session.unfinished
+    assert sliced.drive(between=publish) > 3
+    stored = [content[1] for content in sliced.contents()["q0"]]
+    assert len(stored) == len(bodies)
+    for body, framed in zip(bodies, stored, strict=True):
+        assert body in framed or len(body) > frame_max
 
 
 @pytest.mark.parametrize(
