@@ -23,7 +23,7 @@ from quorum_queue.links.wire import TlsWire, Wire
 logger = logging.getLogger("mqd.connection")
 
 #: Connections accepted in one turn.
-ACCEPT_BATCH = 64
+ACCEPT_BATCH = 8
 #: Time between two summaries of lines that were not logged one by one, s.
 LOG_SUMMARY_S = 10.0
 
