@@ -186,6 +186,8 @@ def test_control_command_checks_passwords(ctl: Ctl, user: str) -> None:
         ctl("authenticate_user", user, "wrong")
 
 
+# Six times the start of a rabbitmqctl, each of which may take many seconds on a busy machine.
+@pytest.mark.timeout(300)
 def test_control_command_refuses_what_is_there_or_is_not(ctl: Ctl, user: str, vhost: str) -> None:
     for command in (
         ["add_user", user, "x"],

@@ -149,7 +149,7 @@ def test_a_host_that_is_silent_is_left_for_the_next(tmp_path: Path) -> None:
 
 def test_a_body_that_the_broker_finds_too_long(tmp_path: Path) -> None:
     long = pa.record_batch({"value": pa.array([b"x" * (17 << 20)], pa.binary())})
-    with Node(tmp_path) as node:
+    with Node(tmp_path, "--message-bytes-max", str(16 << 20)) as node:
         declare(url_of(node.port))
         with pytest.raises(ChannelClosed, match=r"message size .*column value.*maxMessageBytes"):
             write(plan(url_of(node.port), maxMessageBytes=str(20 << 20)), TASK, [long])
@@ -175,6 +175,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     theirs.cert_pem.write_to_path(files["other"])
     server.cert_chain_pems[0].write_to_path(files["cert"])
     server.private_key_pem.write_to_path(files["key"])
+    files["key"].chmod(0o600)
     client.cert_chain_pems[0].write_to_path(files["mine"])
     client.private_key_pem.write_to_path(files["mykey"])
     return files
