@@ -22,6 +22,8 @@ from . import frames
 
 GUEST = "Basic " + base64.b64encode(b"guest:guest").decode()
 HELD_S = 4.0
+#: Guesses are made for so long, s.
+SECONDS = 8.0
 
 
 def _connect(target: Target, source: str = ELSEWHERE) -> socket.socket:
@@ -116,8 +118,12 @@ def long_listings(target: Target) -> None:
 def wrong_http_logins(target: Target) -> None:
     """30 threads guess the password of the administrator."""
 
+    until = time.monotonic() + SECONDS * max(target.size, 0.25)
+
     def guess(number: int) -> None:
-        for tries in range(target.many(30)):
+        tries = 0
+        while time.monotonic() < until:
+            tries += 1
             with contextlib.suppress(OSError), _connect(target) as sock:
                 login = base64.b64encode(f"guest:{number}-{tries}".encode()).decode()
                 sock.sendall(
