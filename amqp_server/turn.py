@@ -300,7 +300,14 @@ class Turn:
             self._peers.write()
             self._commits.turn_ends()
             self._send_to_clients()
-            if not (self._answered or self.scheduled or self._confirms or self._senders or self._peers.dirty):
+            if not (
+                self._answered
+                or self.scheduled
+                or self._widened
+                or self._confirms
+                or self._senders
+                or self._peers.dirty
+            ):
                 return
             # A client has taken bytes and has room for more.
             self._commits.turn_begins()

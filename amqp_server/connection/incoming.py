@@ -218,7 +218,8 @@ class Incoming:
             position = self._rest(data, error)
         self._tail = data[position:] if self._session.state is not State.CLOSED else b""
         self.flush()
-        if self._cut or self._closing is not None or (self.segments and not self._held_bytes):
+        left = (self.segments or self._wide is not None) and not self._held_bytes
+        if self._cut or self._closing is not None or left:
             self._cut = False
             self._session.go_on_later()
 
