@@ -274,7 +274,7 @@ class LostEntries:
         if index <= group.applied:
             entry = transfer.read_entry(self._replicas, group, index)
         elif index <= log.last_index:
-            found = log.read(index, index, 1)
+            found = log.read_now(index, index, 1)
             if not found:
                 self._replicas.touch(group)
                 return frames.LOST_HERE, None
