@@ -713,3 +713,61 @@ def test_a_member_by_name_only_is_taken_out_before_the_others() -> None:
     scene.settle()
     assert scene.leading(queue_id) is scene.nodes["b"].cluster.replicas.groups[queue_id]
     scene.finish()
+
+
+@pytest.mark.parametrize("known", ["abc", "a", "bc", ""])
+def test_an_entry_of_the_topology_that_all_have_lost_is_given_up_by_an_operator(known: str) -> None:
+    """The records of these nodes have the change; the others had not written it yet."""
+    scene = Scene()
+    client = scene.client("a")
+    scene.declare(client, "quorum/kept")
+    scene.settle()
+    before = {name: dict(node.disk.entries) for name, node in scene.nodes.items()}
+    lost = scene.declare(client, "quorum/lost")
+    scene.work_off()
+    for node in scene.nodes.values():
+        scene.crash(node, written=True)
+        if node.name not in known:
+            node.disk.entries = before[node.name]
+            node.disk.groups.groups.pop(lost)
+        node.disk.groups.flip(0, lost)
+    for node in scene.nodes.values():
+        scene.start(node)
+
+    def pass_time() -> None:
+        for _ in range(30):
+            scene.connect_all()
+            for node in scene.running:
+                scene.tick(node)
+            scene.work_off()
+
+    pass_time()
+    if not known:
+        model = scene.ledger.model
+        model.queues = {key: record for key, record in model.queues.items() if record.queue_id != lost}
+    losses = [node.cluster.replicas.lost_entries for node in scene.nodes.values()]
+    assert [each.waiting_for_operator(0) for each in losses] == [[lost]] * 3
+    assert not scene.leading()
+    asked: Any = scene.nodes["b"].cluster
+    # An operator who means another entry is none.
+    asked._config = dataclasses.replace(asked._config, accept_topology_loss=lost + 1)
+    pass_time()
+    assert not scene.leading()
+    asked._config = dataclasses.replace(asked._config, accept_topology_loss=lost)
+    scene.wait(lambda: bool(scene.leading()))
+    scene.wait(lambda: not any(node.cluster.roster.given_up.first for node in scene.nodes.values()))
+    scene.settle()
+    assert len({node.topology.snapshot() for node in scene.nodes.values()}) == 1
+    # Nothing of it is lost if any records have it.
+    check_at_rest(scene)
+    client = scene.client("c")
+    assert bool(client.queue_id("quorum/lost")) is bool(known)
+    assert client.queue_id("quorum/kept")
+    scene.declare(client, "quorum/more")
+    # What was given up stays so, whoever starts again.
+    for node in scene.nodes.values():
+        scene.crash(node)
+    scene.mend()
+    scene.settle()
+    assert len({node.topology.snapshot() for node in scene.nodes.values()}) == 1
+    assert scene.client("a").queue_id("quorum/more")
