@@ -771,3 +771,30 @@ def test_an_entry_of_the_topology_that_all_have_lost_is_given_up_by_an_operator(
     scene.settle()
     assert len({node.topology.snapshot() for node in scene.nodes.values()}) == 1
     assert scene.client("a").queue_id("quorum/more")
+
+
+@pytest.mark.parametrize("ask", ["consume", "get"])
+def test_who_asks_a_queue_whose_deletion_the_node_has_not_seen_yet_may_ask_again(ask: str) -> None:
+    """A queue of that name may be there again by then, so it is not said that there is none."""
+    scene = Scene()
+    at_a, at_b = scene.client("a"), scene.client("b")
+    queue_id = scene.declare(at_a, "quorum/q")
+    scene.settle()
+    scene.cut("a", "b")
+    scene.cut("b", "c")
+    getattr(at_b, ask)("quorum/q")
+    at_a.delete("quorum/q")
+    scene.wait_for(at_a)
+    assert not at_a.queue_id("quorum/q")
+    assert at_b.queue_id("quorum/q") == queue_id
+    assert at_b.asked is not None
+    scene.mend()
+    scene.wait_for(at_b)
+    assert at_b.refusals == ["RESOURCE_ERROR - the queue was deleted"]
+    # The connection stays, and its next channel may ask again.
+    scene.declare(at_b, "quorum/q")
+    at_b.consume("quorum/q")
+    scene.wait_for(at_b)
+    assert len(at_b.refusals) == 1
+    scene.settle()
+    check_at_rest(scene)
