@@ -78,6 +78,7 @@ class Administration:
             "name": name,
             "address": address,
             "leaving": not address,
+            "zone": cluster.roster.zones.of(name),
             "running": running,
             "incarnation": cluster.replicas.incarnations.get(name) if running else None,
         }

@@ -205,7 +205,10 @@ class Maintenance:
         up = self._replicas.links.connected()
         spare = [name for name in self._roster.staying if name not in queue.members and name in up]
         if spare:
-            self.set_members(queue, (*queue.members, spare[0]))
+            crowd = self._roster.zones.crowd
+            self.set_members(
+                queue, (*queue.members, min(spare, key=lambda name: (crowd(name, queue.members), name)))
+            )
 
     def set_members(self, queue: Queue, members: tuple[str, ...]) -> None:
         """Make these nodes the members of a queue; the group's leader does that step by step."""

@@ -139,6 +139,7 @@ class ClusterNode:
             addresses=self._addresses(),
             identities=self._founding.identities(),
             free_bytes=disk.f_bavail * disk.f_frsize + parts.environment.free_bytes(),
+            zones=self.roster.zones,
         )
         for _ in adoption.steps():
             durable = trio.Event()
@@ -309,6 +310,7 @@ class ClusterNode:
         self._tell_about(peer)
         self._tell_time([peer])
         self.reach.link_up(peer, hello.features)
+        self.roster.zones.heard(peer, hello.features)
         self._parts.topology_progress.link_up(peer)
         self._parts.disk_progress.link_up(peer, hello)
         self._node_is(peer, hello.incarnation)

@@ -33,12 +33,13 @@ def status(session: Session) -> None:
             node["name"],
             "up" if node["running"] else "down",
             node["address"],
+            node.get("zone", ""),
             str(told["groups"].get(node["name"], 0)),
             "leader of the topology" if _leads(told, node["name"]) else "leaves" if node["leaving"] else "",
         )
         for node in told["nodes"]
     ]
-    show(("name", "state", "address", "leads", "note"), rows, session)
+    show(("name", "state", "address", "zone", "leads", "note"), rows, session)
     if not told["majority"]:
         click.echo(f"NO MAJORITY: {told['obstacle']}; what needs one waits")
     for one, two in told["dead_links"]:
