@@ -139,6 +139,16 @@ class LocalHost(DeadLettering):
     def settings(self) -> Settings:
         return self.machine.settings
 
+    # As in QueueHost, and asked for each publish.
+
+    @property
+    def counts_bytes(self) -> bool:
+        return self.machine.settings.max_length_bytes is not None
+
+    @property
+    def wants_ids(self) -> bool:
+        return self.machine.settings.deduplication_window_ms is not None
+
     @property
     def ready_count(self) -> int:
         return self.machine.ready.count

@@ -285,6 +285,8 @@ class Machine:
                 self._discard(ready.pop(level, len(head.seqs)), "expired", effects)
                 continue
             if not consumers.count:
+                if head.expires_at is None:
+                    return
                 break
             takers, one_by_one = consumers.takers()
             if not takers:
