@@ -51,7 +51,7 @@ class PerfTest(Scenario):
             "128",
         ]
         options += ["--producers", clients, "--consumers", clients, "--confirm", str(self._window)]
-        rates = []
+        rates: list[int] = []
         began = ended = 0.0
         for seconds, _, received in perf_test.intervals(broker.port, *options, seconds=WARM_S + RUN_S + 1):
             # In its last second it waits for what is under way.
