@@ -447,6 +447,13 @@ class Config:
         "User made an administrator at this start, with the password in default_password_file: the way back in.",
         unit="user",
     )
+    accept_topology_loss: int = option(
+        0,
+        "Gives up entries of the topology's log that no node can read, if this is the first; see docs/cluster.md.",
+        unit="entry",
+        low=0,
+        high=1 << 62,
+    )
     default_vhost: str = option("/", "Virtual host made when there is none yet.", kind="text")
     loopback_users: tuple[str, ...] = option(
         ("guest",), "Users who may log in from this machine only.", unit="names, with commas between"
