@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -164,13 +164,14 @@ def _least(prefetch: int, window_limit: int) -> int:
 class Consumers:
     """The consumers of a queue, in turns within each priority."""
 
-    __slots__ = ("_groups", "active", "by_key", "count", "single_active")
+    __slots__ = ("_groups", "active", "by_key", "count", "exclusive_count", "single_active")
 
     def __init__(self, *, single_active: bool = False) -> None:
         self.by_key: dict[Any, Consumer] = {}
-        #: (priority, consumers in turn), highest first.
-        self._groups: list[tuple[int, deque[Consumer]]] = []
-        self.count = 0
+        #: (priority, consumers in turn), highest first. Ordered dictionaries: one of very many consumers goes, or
+        #: has had its turn, without a look at the others.
+        self._groups: list[tuple[int, OrderedDict[Consumer, None]]] = []
+        self.count = self.exclusive_count = 0
         self.single_active = single_active
         #: The single active consumer stays active until it detaches, even if later consumers have higher
         #: priorities.
@@ -179,13 +180,14 @@ class Consumers:
     def attach(self, consumer: Consumer) -> None:
         self.by_key[consumer.key] = consumer
         self.count += 1
+        self.exclusive_count += consumer.exclusive
         if self.single_active and self.active is None:
             self.active = consumer
         for priority, group in self._groups:
             if priority == consumer.priority:
-                group.append(consumer)
+                group[consumer] = None
                 return
-        self._groups.append((consumer.priority, deque([consumer])))
+        self._groups.append((consumer.priority, OrderedDict({consumer: None})))
         self._groups.sort(key=lambda pair: -pair[0])
 
     def detach(self, consumer: Consumer) -> None:
@@ -194,9 +196,10 @@ class Consumers:
             return
         consumer.attached = False
         self.count -= 1
+        self.exclusive_count -= consumer.exclusive
         for index, (priority, group) in enumerate(self._groups):
             if priority == consumer.priority:
-                group.remove(consumer)
+                del group[consumer]
                 if not group:
                     del self._groups[index]
                 break
@@ -215,9 +218,9 @@ class Consumers:
         """
         return [*self.attached(), *(held for held in self.by_key.values() if not held.attached)]
 
-    def takers(self) -> tuple[list[Consumer], bool]:
+    def takers(self, count: int) -> tuple[list[Consumer], bool]:
         """Return the consumers whose turn it is, all with room in the highest priority that has any; or only the first
-        of several, and True, if messages must go out one by one.
+        of several, and True, if messages must go out one by one. Only the first, too, if `count` is one message.
 
         They must if consumers share room, and for consumers of one channel: messages that a publisher sent through one
         queue arrive on one channel in order (AMQP 0-9-1, 4.7), whichever of its consumers gets them. Then one look at
@@ -235,7 +238,7 @@ class Consumers:
                 if room <= 0:
                     continue
                 takers.append(consumer)
-                if len(group) == 1:
+                if count == 1 or len(group) == 1:
                     break
                 window = consumer.window
                 channel = consumer.channel if window is None else id(window)
@@ -257,5 +260,14 @@ class Consumers:
         for priority, group in self._groups:
             if priority == consumer.priority:
                 if len(group) > 1:
-                    group.rotate(-group.index(consumer) - 1)
+                    _pass_turn(group, consumer)
                 return
+
+
+def _pass_turn(group: OrderedDict[Consumer, None], consumer: Consumer) -> None:
+    """Make the consumer the last one, behind those that came before it."""
+    while True:
+        first = next(iter(group))
+        group.move_to_end(first)
+        if first is consumer:
+            return

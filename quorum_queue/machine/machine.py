@@ -269,7 +269,7 @@ class Machine:
         ready, consumers = self.ready, self.consumers
         while ready.count:
             if effects.burst_messages >= BURST_MESSAGES or effects.burst_bytes >= BURST_BYTES:
-                effects.more = bool(consumers.takers()[0])
+                effects.more = bool(consumers.takers(1)[0])
                 break
             level = ready.head_level()
             assert level is not None
@@ -286,7 +286,7 @@ class Machine:
                 continue
             if not consumers.count:
                 break
-            takers, one_by_one = consumers.takers()
+            takers, one_by_one = consumers.takers(len(head.seqs))
             if not takers:
                 break
             if head.contents is None and effects.in_memory:
@@ -471,8 +471,8 @@ class Machine:
         self._use(meta, effects)
         if consumer.key in self.consumers.by_key:
             effects.attach_refused.append((consumer.key, "key in use"))
-        elif (consumer.exclusive and (self.consumers.count or self.settings.single_active_consumer)) or any(
-            other.exclusive for other in self.consumers.attached()
+        elif self.consumers.exclusive_count or (
+            consumer.exclusive and (self.consumers.count or self.settings.single_active_consumer)
         ):
             effects.attach_refused.append((consumer.key, "exclusive"))
         else:
