@@ -59,8 +59,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mqd")
 
-#: The collector walks every queued message otherwise: 700 objects are allocated in no time.
-GC_FIRST_THRESHOLD = 100_000
+#: Objects that come into being until the collector looks at them, which takes a millisecond. It looks once more when
+#: as many have come again, and then only where memory runs out (amqp_server.resources): a look at all objects of
+#: 100,000 queues takes most of a second.
+GC_THRESHOLDS = 5_000, 1, 1 << 30
 #: A thread that ends a commit gets the interpreter back within this time, s.
 SWITCH_INTERVAL_S = 0.001
 #: Between two looks at whether the first user has come into being, s.
@@ -355,7 +357,7 @@ def _settle_collector() -> None:
     """Objects that exist now stay: the collector need not look at them again."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(GC_FIRST_THRESHOLD, 50, 100)
+    gc.set_threshold(*GC_THRESHOLDS)
     gc.enable()
 
 

@@ -357,6 +357,12 @@ class Config:
         low=1,
         high=1_000_000,
     )
+    alternates_max: int = option(
+        1_000,
+        "Alternate exchanges that one message goes to; those behind them are not asked.",
+        low=1,
+        high=100_000,
+    )
     topic_hashes_max: int = option(16, "Words # in one topic binding key.", low=1, high=64)
     topic_hashes_again_max: int = option(
         10_000,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
+import time
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 
 import trio
@@ -17,6 +20,8 @@ INTERVAL_S = 0.5
 #: limit.
 TRIM_FROM = 0.4
 TRIM_STEP = 0.04
+#: Above the memory limit, garbage is looked for among all objects, once in this time: it takes up to a second.
+COLLECT_EVERY_S = 600
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -34,6 +39,7 @@ class ResourceWatch:
         self.disk_free_min_bytes = config.disk_free_min_bytes
         self.memory_bytes = self.disk_free_bytes = 0
         self._trimmed_bytes = 0
+        self._collected_at = -inf
         self.look()
 
     async def run(self) -> None:
@@ -54,10 +60,22 @@ class ResourceWatch:
         memory = private_memory_bytes()
         if memory < self.memory_limit_bytes * TRIM_FROM:
             self._trimmed_bytes = 0
+        elif memory > self.memory_limit_bytes and self._collect():
+            memory = private_memory_bytes()
         elif memory > min(self._trimmed_bytes + self.memory_limit_bytes * TRIM_STEP, self.memory_limit_bytes):
             give_back()
             memory = self._trimmed_bytes = private_memory_bytes()
         return memory
+
+    def _collect(self) -> bool:
+        """Look for old garbage before publishers are blocked; False if that was done not long ago."""
+        now = time.monotonic()
+        if now - self._collected_at < COLLECT_EVERY_S:
+            return False
+        self._collected_at = now
+        gc.collect()
+        give_back()
+        return True
 
     def set_memory_limit(self, limit_bytes: int) -> None:
         """Change the limit while the node runs."""

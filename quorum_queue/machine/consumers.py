@@ -253,13 +253,13 @@ class _Group:
 class Consumers:
     """The consumers of a queue, in turns within each priority."""
 
-    __slots__ = ("_groups", "active", "by_key", "count", "single_active")
+    __slots__ = ("_groups", "active", "by_key", "count", "exclusive_count", "single_active")
 
     def __init__(self, *, single_active: bool = False) -> None:
         self.by_key: dict[Any, Consumer] = {}
         #: By priority, highest first.
         self._groups: list[_Group] = []
-        self.count = 0
+        self.count = self.exclusive_count = 0
         self.single_active = single_active
         #: The single active consumer stays active until it detaches, even if later consumers have higher
         #: priorities.
@@ -268,6 +268,7 @@ class Consumers:
     def attach(self, consumer: Consumer) -> None:
         self.by_key[consumer.key] = consumer
         self.count += 1
+        self.exclusive_count += consumer.exclusive
         if self.single_active and self.active is None:
             self.active = consumer
         group = self._group_of(consumer)
@@ -289,6 +290,7 @@ class Consumers:
             return
         consumer.attached = False
         self.count -= 1
+        self.exclusive_count -= consumer.exclusive
         group = self._group_of(consumer)
         assert group is not None
         group.detach(consumer)

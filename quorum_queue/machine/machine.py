@@ -473,8 +473,8 @@ class Machine:
         self._use(meta, effects)
         if consumer.key in self.consumers.by_key:
             effects.attach_refused.append((consumer.key, "key in use"))
-        elif (consumer.exclusive and (self.consumers.count or self.settings.single_active_consumer)) or any(
-            other.exclusive for other in self.consumers.attached()
+        elif self.consumers.exclusive_count or (
+            consumer.exclusive and (self.consumers.count or self.settings.single_active_consumer)
         ):
             effects.attach_refused.append((consumer.key, "exclusive"))
         else:
