@@ -65,6 +65,8 @@ class Scene:
     run: Callable[[Target], None]
     #: The attack fills the memory, so that publishers wait by design.
     alarms: bool = False
+    #: The node's own.
+    options: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.name
@@ -105,7 +107,7 @@ class Verdict:
 
 def attacked(scene: Scene, directory: Path, size: float, options: Sequence[str] = ()) -> Verdict:
     """Run a scene on a node of its own."""
-    with Node(directory, "--memory-limit", str(MEMORY_LIMIT), *options) as node:
+    with Node(directory, "--memory-limit", str(MEMORY_LIMIT), *scene.options, *options) as node:
         status = Path(f"/proc/{node.pid}/status")
         calm = _watched(node, lambda: time.sleep(CALM_S))
         before = memory(status)["RssAnon"]
