@@ -37,6 +37,7 @@ from amqp_server.config import Config
 from amqp_server.connection.listener import ListenError, Server, listen
 from amqp_server.connection.password_checks import PasswordChecks
 from amqp_server.connection.tls import ListenerTLS, TLSFileError
+from amqp_server.connection.unfinished import UnfinishedWatch
 from amqp_server.driver import Driver
 from amqp_server.options import Reread, command_line
 from amqp_server.reload import Reload, Reloaded
@@ -162,6 +163,7 @@ class Node:
             self._spill_commits,
             flight_bytes=lambda: 0 if parts is None else parts.replicas.flight_bytes,
         )
+        self._unfinished = UnfinishedWatch(self.broker, lambda: self.backpressure.ahead)
         self.password_checks = PasswordChecks(self.broker.users, config)
         self.server = Server(self.broker, self.backpressure, self.password_checks)
         self.resources = ResourceWatch(config, alarms, Path(environment.directory), environment.free_bytes)

@@ -36,6 +36,7 @@ class Assembly:
     __slots__ = (
         "_bytes",
         "_memory",
+        "_unfinished",
         "body_size",
         "framed",
         "generation",
@@ -57,6 +58,7 @@ class Assembly:
         self.body_size = 0
         self.received = 0
         self._memory = route.publisher.broker.services.memory
+        self._unfinished = route.publisher.connection.incoming.unfinished
         self._bytes = 0
 
     def add(self, framed: bytes) -> None:
@@ -65,6 +67,7 @@ class Assembly:
         self.framed.append(framed)
         before = self._bytes // RELIEF_BYTES
         self._bytes += size
+        self._unfinished.bytes += size
         memory.used += size
         if memory.used > memory.budget_bytes and self._bytes // RELIEF_BYTES > before:
             memory.relieve()
@@ -72,6 +75,7 @@ class Assembly:
     def release(self) -> None:
         """It is complete, and its queues count it from now on; or it never will be."""
         self._memory.used -= self._bytes
+        self._unfinished.bytes -= self._bytes
         self._bytes = 0
 
 
@@ -138,6 +142,11 @@ class Channel:
             )
         elif transaction.part_count > config.tx_parts_max:
             error = self._too_large()
+        elif self.connection.incoming.unfinished.bytes > config.unfinished_bytes_max:
+            error = PreconditionFailed(
+                f"a connection may have {config.unfinished_bytes_max} bytes of messages in transactions and of messages "
+                "whose last frame has not come (unfinished_bytes_max)"
+            )
         if error is not None:
             self.connection.close_channel(self, error, _PUBLISH)
 

@@ -66,6 +66,8 @@ class Scene:
     run: Callable[[Target], None]
     #: The attack fills the memory, so that publishers wait by design.
     alarms: bool = False
+    #: The node's own.
+    options: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.name
@@ -110,7 +112,7 @@ def attacked(
     scene: Scene, directory: Path, size: float, options: Sequence[str] = (), *, watched: bool = False
 ) -> Verdict:
     """Run a scene on a node of its own. `watched`: with a watch on the steps of its event loop."""
-    node = Node(directory, "--memory-limit", str(MEMORY_LIMIT), *options)
+    node = Node(directory, "--memory-limit", str(MEMORY_LIMIT), *scene.options, *options)
     report = directory / "steps.json"
     if watched:
         node.program = steps.program(report)
