@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..streams import Terms
 from . import routes
+from .closed_loop import ClosedLoop
 from .cluster import CLUSTER_SCENARIOS
 from .connections import Churn, IdleConnections
 from .latency import Latency
@@ -50,6 +51,12 @@ SCENARIOS: tuple[Scenario, ...] = (
     Throughput("distinct-headers", "transient, all headers different", OTHER, routes.distinct_headers),
     Latency(5_000, quick=True),
     Latency(20_000, quick=False),
+    ClosedLoop(1, durable=False),
+    ClosedLoop(1, durable=True),
+    ClosedLoop(100, durable=False),
+    ClosedLoop(100, durable=True),
+    ClosedLoop(1_000, durable=False),
+    ClosedLoop(1_000, durable=True),
     Churn(),
     IdleConnections(),
     ManyQueues(),
