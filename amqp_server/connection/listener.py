@@ -7,6 +7,7 @@ import socket
 import ssl
 from functools import partial
 from time import monotonic
+from typing import Protocol
 
 import trio
 
@@ -34,6 +35,12 @@ class ListenError(Exception):
     """An address that cannot be listened on."""
 
 
+class AwaitedBackpressure(Backpressure, Protocol):
+    """See amqp_server.backpressure."""
+
+    async def wait(self) -> None: ...
+
+
 def listen(address: str, backlog: int) -> socket.socket:
     """Return a listening socket. Raises ListenError, which says what to do."""
     parsed = parse_address(address)
@@ -58,16 +65,16 @@ def listen(address: str, backlog: int) -> socket.socket:
 class Server:
     """Accepts connections, waits for their sockets, and watches over them. See connection.transport.Edge."""
 
-    def __init__(self, broker: Broker, backpressure: Backpressure, password_checks: PasswordChecks) -> None:
+    def __init__(
+        self, broker: Broker, backpressure: AwaitedBackpressure, password_checks: PasswordChecks
+    ) -> None:
         self.broker = broker
         self.config = broker.config
         self.turn = broker.turn
-        self.poller = Poller(broker.turn, self.config.turn_ms / 1000)
+        self.poller = Poller(broker.turn, self.config.turn_ms / 1000, self.config.receive_bytes)
         self.backpressure = backpressure
         self.password_checks = password_checks
         self.transports: dict[Transport, None] = {}
-        #: Shared by all connections: a read is copied out of it before the next one.
-        self.receive_buffer = memoryview(bytearray(self.config.receive_bytes))
         #: Accepted, whether they have their TLS yet or not.
         self._open = 0
         #: Those of them that have not logged in.

@@ -31,6 +31,7 @@ READ: Final = select.EPOLLIN
 WRITE: Final = select.EPOLLOUT
 #: Sockets that one look at the set returns. It hands the others out next time: it goes round.
 EVENTS_MAX: Final = 1024
+LITTLE_BYTES: Final = 32 * 1024
 #: Part of a turn that a light connection may take for one read.
 LIGHT_SHARE: Final = 8
 
@@ -51,11 +52,17 @@ class Poller:
         "_wake_fd",
         "_woken",
         "_writable",
+        "buffer",
+        "little",
         "now",
     )
 
-    def __init__(self, turn: Turn, turn_s: float) -> None:
+    def __init__(self, turn: Turn, turn_s: float, receive_bytes: int) -> None:
         self._turn = turn
+        #: Shared by all connections: a read is copied out of it before the next one.
+        self.buffer = memoryview(bytearray(receive_bytes))
+        #: What is read of a light connection at once.
+        self.little = self.buffer[:LITTLE_BYTES]
         #: Of the present round.
         self.now = monotonic()
         self._light_s = turn_s / LIGHT_SHARE
@@ -127,7 +134,9 @@ class Poller:
 
     def serve(self) -> bool:
         """Serve the sockets that are ready. True if some are left for when others have had their turn."""
-        self.serve_light()
+        if self._closed:
+            return False
+        self._serve_light()
         if self._heavy:
             self._polling = True
             self._turn.run(self._read_heavy)
@@ -135,9 +144,14 @@ class Poller:
         return bool(self._light or self._heavy or self._over)
 
     def serve_light(self) -> None:
-        """Serve the light connections that are ready, in one turn."""
+        """Serve the light connections that are ready, in one turn: another task has more to do than one."""
         if self._closed:
             return
+        self._serve_light()
+        if self._light or self._heavy or self._over:
+            self._wake()
+
+    def _serve_light(self) -> None:
         self._polling = True
         if not self._light:
             # Those that are left come first, and are ready still.

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 CLOSE_TIMEOUT_S: Final = 5.0
 #: Said in the log only: the client gets the answer of every refusal.
 BUSY: Final = "not checked, too many logins of this address have failed or wait"
-#: What is read of a light connection at once. See the poller.
-LITTLE_BYTES: Final = 32 * 1024
 
 
 class Backpressure(Protocol):
@@ -39,8 +37,6 @@ class Backpressure(Protocol):
     @property
     def ahead(self) -> bool:
         """True if more was published than may wait for the disk or for other nodes."""
-
-    async def wait(self) -> None: ...
 
 
 class Edge(Protocol):
@@ -51,8 +47,9 @@ class Edge(Protocol):
     turn: Turn
     poller: Poller
     half_opens: HalfOpens
-    backpressure: Backpressure
-    receive_buffer: memoryview
+
+    @property
+    def backpressure(self) -> Backpressure: ...
 
     def log_in(self, transport: Transport) -> None:
         """Have the password checked, then call `logged_in`."""
@@ -74,12 +71,10 @@ class Transport:
 
     __slots__ = (
         "_broken",
-        "_buffer",
         "_discarding",
         "_draining",
         "_ended",
         "_half_open",
-        "_little",
         "_logging_in",
         "_low_bytes",
         "_muted",
@@ -107,8 +102,6 @@ class Transport:
         self._server = server
         self._turn = server.turn
         self._poller = server.poller
-        self._buffer = server.receive_buffer
-        self._little = server.receive_buffer[:LITTLE_BYTES]
         self._low_bytes = server.config.outbox_low_bytes
         self._wire = wire
         self.fd = wire.fileno()
@@ -164,7 +157,7 @@ class Transport:
 
     def read_little(self) -> None:
         """Read a light connection once. Its queues are run with those of the others."""
-        data = self._receive(self._little)
+        data = self._receive(self._poller.little)
         if data:
             self._turn.take(self.session, self.session.receive, data, alone=False)
             self._received()
@@ -184,7 +177,7 @@ class Transport:
                 return
             self._turn.take(self.session, self.session.room)
         else:
-            data = self._receive(self._buffer)
+            data = self._receive(self._poller.buffer)
             if not data:
                 return
             self._turn.take(self.session, self.session.receive, data)
@@ -195,7 +188,7 @@ class Transport:
         if self._discarding:
             # Were the socket closed now, a client that is still writing or has not read close-ok could get an error
             # instead of it. `Server.watch` ends it where that takes too long.
-            if self._wire.receive([self._buffer]) == 0:
+            if self._wire.receive([self._poller.buffer]) == 0:
                 self.close()
             elif self._wire.more:
                 self._poller.again(self)

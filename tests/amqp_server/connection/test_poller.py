@@ -7,6 +7,7 @@ is over after so many looks.
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,9 +18,9 @@ from pamqp import base, commands
 from amqp_server.config import Config
 from amqp_server.connection.client_wire import ClientWire
 from amqp_server.connection.half_open import HalfOpens
-from amqp_server.connection.poller import Poller
+from amqp_server.connection.poller import LITTLE_BYTES, Poller
 from amqp_server.connection.state import State
-from amqp_server.connection.transport import LITTLE_BYTES, Backpressure, Transport
+from amqp_server.connection.transport import Backpressure, Transport
 from amqp_server.turn import NoPeers, Turn
 from persistence.memory import MemoryEnvironment
 from quorum_queue.local import LocalHost
@@ -144,10 +145,9 @@ class PolledNode(MemoryNode):
         self.broker.add_vhost("/")
         self.broker.permissions.set("guest", "/", ".*", ".*", ".*")
         self.peers = []
-        self.poller = Poller(turn, LOOKS)
+        self.poller = Poller(turn, LOOKS, self.config.receive_bytes)
         self.half_opens = HalfOpens(self.config)
         self.backpressure: Backpressure = Disk()
-        self.receive_buffer = memoryview(bytearray(self.config.receive_bytes))
         self.transports: dict[Transport, None] = {}
         self.clients: list[Client] = []
 
@@ -355,6 +355,21 @@ def test_one_that_is_not_read_goes_on_when_it_may(node: PolledNode) -> None:
     client.transport.resumed()
     node.settle()
     assert node.broker.vhost("/").queues["q"].host.ready_count == 1
+
+
+def test_what_another_task_has_found_wakes_the_one_that_waits(node: PolledNode) -> None:
+    """A heavy one that has bytes left in its TLS, whose socket is silent."""
+    client = node.client()
+    client.call(commands.Queue.Declare(queue="q"))
+    client.wire.behind = publish("q", b"x" * 100) * 1_000
+    client.send(publish("q"))
+    node.poller.serve_light()
+    # It is the set that the task waits for.
+    with select.epoll() as outer:
+        outer.register(node.poller.fileno(), select.EPOLLIN)
+        assert outer.poll(0)
+    node.settle()
+    assert node.broker.vhost("/").queues["q"].host.ready_count == 1_001
 
 
 def _reset(client: Client) -> None:
