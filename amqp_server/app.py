@@ -289,7 +289,9 @@ class Node:
             background.start_soon(self._spill_commits.run)
             background.start_soon(self.environment.reader.run, turn.run)
             background.start_soon(self.environment.spill.reader.run, turn.run)
-            background.start_soon(self._driver.run, turn, self.broker.timers, self.broker.clock)
+            background.start_soon(
+                self._driver.run, turn, self.broker.timers, self.broker.clock, self.server.poller
+            )
             background.start_soon(self.server.watch)
             background.start_soon(self.resources.run)
             background.start_soon(self.reload.watch_certificates)
@@ -306,6 +308,7 @@ class Node:
                     self.broker, self.commits, config.reset_administrator, first_password(config)
                 )
             async with trio.open_nursery() as serving:
+                serving.start_soon(self.server.run)
                 for sock, tls in listening:
                     serving.start_soon(self.server.serve, sock, tls)
                 if http is not None:

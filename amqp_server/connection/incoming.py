@@ -173,8 +173,8 @@ class Incoming:
             self.flush(release=True)
             self._session.fail(error, (0, 0))
             return b""
-        if taken == len(data):
-            self.flush()
+        if taken == len(data) and not self.flush_segments():
+            self._session.go_on_later()
         return data[taken:]
 
     def _begin_body(self, data: bytes, pos: int, number: int, size: int, end: int) -> bool:
@@ -230,7 +230,7 @@ class Incoming:
             self._session.fail(error, (0, 0))
             position = self._rest(data, error)
         self._tail = data[position:] if self._session.state is not State.CLOSED else b""
-        self.flush()
+        self.flush_segments()
         left = (self.segments or self._wide is not None) and not self._held_bytes
         if self._cut or self._closing is not None or left:
             self._cut = False
@@ -239,7 +239,6 @@ class Incoming:
     def _leave(self, data: bytes) -> None:
         """The turn is over: handle this in a later one."""
         self._tail = data
-        self._session.turn.apply()
         self._session.go_on_later()
 
     def _rest(self, data: bytes, error: AMQPError) -> int:
@@ -305,8 +304,12 @@ class Incoming:
             if self._held_bytes and self._must_wait(data, pos, kind):
                 self.stalled = True
                 break
-            if kind == frames.METHOD and not self.flush_segments():
-                break
+            if kind == frames.METHOD:
+                if not self.flush_segments():
+                    break
+                if number and not self._applied(data[pos + 7 : pos + 11]):
+                    self._cut = True
+                    break
             self._session.frame(kind, number, data[pos + 7 : after - 1], data[pos:after])
             pos = after
             if self._session.suspended is not None:
@@ -315,6 +318,20 @@ class Incoming:
                 self.congested = True
                 break
         return pos
+
+    def _applied(self, signature: bytes) -> bool:
+        """Have done what was sent before a method, because answers count it; False if the turn is over first.
+
+        An ack has no answer, and the fast path applies nothing for it and for publishes either.
+        """
+        turn = self._session.turn
+        if not turn.scheduled or signature in (_PUBLISH, _ACK):
+            return True
+        others, turn.cut = turn.cut, False
+        turn.apply()
+        whole = not turn.cut
+        turn.cut = turn.cut or others
+        return whole
 
     def _publishes(self, data: bytes, pos: int, after: int, end: int, channel: Channel) -> int | None:
         """Take the publishes at `pos`; None if the next one is not complete."""

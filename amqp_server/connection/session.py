@@ -143,8 +143,6 @@ class Session:
     def receive(self, data: bytes) -> None:
         """Handle what came from the client. Errors in it become close methods."""
         self.incoming.receive(data)
-        if self.turn.cut:
-            self.go_on_later()
 
     def go_on_later(self) -> None:
         """The turn is too short for what the client wants: it is not read until all that is done."""
@@ -156,6 +154,7 @@ class Session:
         others, turn.cut = turn.cut, False
         self.unfinished = False
         self.incoming.go_on()
+        turn.apply()
         if turn.cut and not self.unfinished:
             # All frames are handled, but queues have something to do yet.
             self.go_on_later()
@@ -228,10 +227,6 @@ class Session:
         if channel.assembly is not None:
             raise UnexpectedFrame(expected(channel.assembly), (60, 40))
         method = methods.decode(payload, self.config.table_depth_max)
-        if not isinstance(method, (commands.Basic.Publish, commands.Basic.Ack)):
-            # Answers count what was published before them. An ack has none, and the fast path runs nothing
-            # for it either.
-            self.turn.apply()
         channel.raw = payload
         self._handling = channel, where
         try:
