@@ -43,9 +43,7 @@ class Properties:
         self.raw: dict[str, bytes] = raw or {}
 
     @classmethod
-    def parse(
-        cls, payload: bytes, depth: int = tables.DEPTH_MAX, *, checked: bool = False
-    ) -> Properties:
+    def parse(cls, payload: bytes, depth: int = tables.DEPTH_MAX, *, checked: bool = False) -> Properties:
         """Parse a content header's payload, with headers of at most this depth. Raises FrameError where it is malformed.
 
         `checked`: somebody has looked at the headers already.
