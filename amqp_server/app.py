@@ -63,7 +63,7 @@ logger = logging.getLogger("mqd")
 #: Objects that come into being until the collector looks at them, which takes a millisecond. It looks once more when
 #: as many have come again, and then only where memory runs out (amqp_server.resources): a look at all objects of
 #: 100,000 queues takes most of a second.
-GC_THRESHOLDS = 5_000, 1, 1 << 30
+GC_THRESHOLDS = 2_000, 1, 1 << 30
 #: A thread that ends a commit gets the interpreter back within this time, s.
 SWITCH_INTERVAL_S = 0.001
 #: Between two looks at whether the first user has come into being, s.

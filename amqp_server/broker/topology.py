@@ -136,9 +136,7 @@ class Topology:
             return Result(False)
         broker.vhost_records.delete(name)
         broker.permissions.clear_vhost(name)
-        for session in broker.sessions:
-            if session.vhost is not None and session.vhost.name == name:
-                session.force_close(f"vhost '{name}' is deleted")
+        broker.close_sessions_of(name)
         vhost = broker.vhosts.pop(name, None)
         if vhost is not None:
             vhost.close()
