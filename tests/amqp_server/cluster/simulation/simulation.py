@@ -123,6 +123,8 @@ class Simulation(Cluster):
             PutVhost(VhostRecord("/", "", (), random.choice(kinds))),
             PutUser(User(user, random.choice(("one", "other")), random.choice(((), ("monitoring",))))),
             PutUser(User(user, "hash")),
+            PutUser(User(user, "hash", ("administrator",))),
+            PutUser(User("guest", "hash", random.choice(((), ("administrator",))))),
             SetPermission(Permission(user, vhost, random.choice((".*", "a")), "", ".*")),
             SetPermission(Permission("guest", "v", ".*", ".*", ".*")),
             ClearPermission(user, vhost),
