@@ -327,7 +327,7 @@ class ManagedBroker:
         """Yield None before the consumers of each queue."""
         for queue in self._queues(vhost):
             yield None
-            for consumer in list(queue.host.consumers()):
+            for consumer in queue.host.consumers():
                 yield self._consumer(queue, consumer)
 
     def _consumer(self, queue: Queue, consumer: ConsumerState) -> ConsumerView:

@@ -123,13 +123,13 @@ class Simulation(Cluster):
             PutVhost(VhostRecord("/", "", (), random.choice(kinds))),
             PutUser(User(user, random.choice(("one", "other")), random.choice(((), ("monitoring",))))),
             PutUser(User(user, "hash")),
-            PutUser(User(user, "hash", ("administrator",))),
-            PutUser(User("guest", "hash", random.choice(((), ("administrator",))))),
             SetPermission(Permission(user, vhost, random.choice((".*", "a")), "", ".*")),
             SetPermission(Permission("guest", "v", ".*", ".*", ".*")),
             ClearPermission(user, vhost),
             DeleteUser(user),
             DeleteVhost("v"),
+            PutUser(User(user, "hash", ("administrator",))),
+            PutUser(User("guest", "hash", random.choice(((), ("administrator",))))),
         )
         which = random.randrange(len(operations) + 6)
         if which < len(operations):
