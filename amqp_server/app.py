@@ -387,8 +387,15 @@ def first_password(config: Config) -> str:
 
 def serve(config: Config, reread: Reread | None = None) -> int:
     """Run a node; return the exit code."""
+    logs.begin(config.log_level, config.log_format, config.log_queue_lines_max)
+    try:
+        return _serve(config, reread)
+    finally:
+        logs.end()
+
+
+def _serve(config: Config, reread: Reread | None) -> int:
     began = _process_start()
-    logs.begin(config.log_level, config.log_format)
     # A page of a mapped file that the disk does not give ends the process (SIGBUS): not without a word.
     faulthandler.enable()
     _raise_file_limit()
@@ -444,6 +451,7 @@ def serve(config: Config, reread: Reread | None = None) -> int:
         environment.close()
     if again:
         # Nothing was announced yet, and what was opened is closed by this.
+        logs.end()
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     return code
 

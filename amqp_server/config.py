@@ -74,6 +74,12 @@ class Config:
         low=1,
         high=1_000_000,
     )
+    log_queue_lines_max: int = option(
+        10_000,
+        "Lines that wait to be written while nobody reads stderr; more are counted and left out.",
+        low=16,
+        high=10_000_000,
+    )
     announce_product: str = option(
         "mqd", "Product in the server-properties that clients are shown.", kind="text"
     )

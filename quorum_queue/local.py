@@ -7,7 +7,7 @@ durable, deliver, confirm (after the sync where something was journalled), dead-
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from quorum_queue.clock import Clock, QueueTime
@@ -165,11 +165,11 @@ class LocalHost(DeadLettering):
     def consumer_count(self) -> int:
         return self.machine.consumers.count
 
-    def consumers(self) -> list[ConsumerState]:
+    def consumers(self) -> Iterator[ConsumerState]:
         consumers = self.machine.consumers
         active = consumers.active if consumers.single_active else None
-        return [
-            ConsumerState(
+        for consumer in list(consumers.attached()):
+            yield ConsumerState(
                 consumer.key,
                 consumer.no_ack,
                 consumer.exclusive,
@@ -177,8 +177,6 @@ class LocalHost(DeadLettering):
                 consumer.priority,
                 active is None or active is consumer,
             )
-            for consumer in consumers.attached()
-        ]
 
     # -- commands --------------------------------------------------------------------------------------------------
 

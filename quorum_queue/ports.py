@@ -254,7 +254,8 @@ class Host(Recipient, Protocol):
     def resident_bytes(self) -> int:
         """Bodies in this node's memory."""
 
-    def consumers(self) -> list[ConsumerState]: ...
+    def consumers(self) -> Iterable[ConsumerState]:
+        """Those that there are now; what each looks like is made as the caller goes through them."""
 
     def wake(self) -> None: ...
 

@@ -10,6 +10,7 @@ other nodes.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 from quorum_queue.cluster import contents, dead_letters
@@ -126,19 +127,18 @@ class GroupHost(DeferredHost):
     def consumer_count(self) -> int:
         return self.replica.machine.consumers.count
 
-    def consumers(self) -> list[ConsumerState]:
+    def consumers(self) -> Iterator[ConsumerState]:
         consumers = self.replica.machine.consumers
-        return [
-            ConsumerState(
+        active = consumers.active if consumers.single_active else None
+        for consumer in list(consumers.attached()):
+            yield ConsumerState(
                 consumer.key,
                 consumer.no_ack,
                 consumer.exclusive,
                 consumer.own_prefetch,
                 consumer.priority,
-                not consumers.single_active or consumer is consumers.active,
+                not consumers.single_active or consumer is active,
             )
-            for consumer in consumers.attached()
-        ]
 
     def _send_pending(self) -> None:
         node, incarnation = self._own

@@ -131,6 +131,8 @@ class Simulation(Cluster):
             ClearPermission(user, vhost),
             DeleteUser(user),
             DeleteVhost("v"),
+            PutUser(User(user, "hash", ("administrator",))),
+            PutUser(User("guest", "hash", random.choice(((), ("administrator",))))),
         )
         which = random.randrange(len(operations) + 6)
         if which < len(operations):
