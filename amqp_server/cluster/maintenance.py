@@ -69,7 +69,7 @@ class Maintenance:
             if not host.group.is_leader:
                 continue
             queue = self._hosts.queues[queue_id]
-            self._settle(host.group, queue.members)
+            self._adjust_members(host.group, queue.members)
             self._grow(queue)
             if host.replica.machine.version < self._roster.version:
                 host.submit(("version", self._roster.version))
@@ -85,7 +85,7 @@ class Maintenance:
         nodes = self._roster.nodes
         unnamed = self._roster.unnamed(group.core.members.voters)
         if not unnamed:
-            self._settle(group, nodes)
+            self._adjust_members(group, nodes)
         elif not self._founded:
             # All of them, or those that the previous leader did not get to.
             self._founded = True
@@ -129,7 +129,7 @@ class Maintenance:
 
     # -- members ---------------------------------------------------------------------------------------------------
 
-    def _settle(self, group: Group, wanted: Collection[str]) -> None:
+    def _adjust_members(self, group: Group, wanted: Collection[str]) -> None:
         """Bring the members of a group one step nearer to the wanted ones."""
         core = group.core
         members = core.members

@@ -438,7 +438,7 @@ class ClusterNode:
         if look:
             self._parts.disk_progress.tell(self.mesh.connected())
             self._tell_time(self.mesh.connected())
-            self._settle_memory()
+            self._forget_lost_disk()
             self.maintenance.look()
 
     def _give_up_losses(self) -> None:
@@ -476,7 +476,7 @@ class ClusterNode:
             for queue in self._broker.all_queues():
                 queue.host.wake()
 
-    def _settle_memory(self) -> None:
+    def _forget_lost_disk(self) -> None:
         """A lost disk no longer matters once this node has caught up with the topology."""
         group, founded, groups = self.replication.group, self._founding.founded, self._parts.groups
         if group is None or founded is None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exchanges import consistent_hash
@@ -172,6 +172,8 @@ def test_hashing_something_else_than_the_key(
     assert len(without) == 1
 
 
+#: Each example makes many thousand points.
+@settings(max_examples=25)
 @given(
     st.lists(
         st.tuples(st.sampled_from("abcdef"), st.sampled_from(["1", "2", "200", "300", "9000"])), max_size=20

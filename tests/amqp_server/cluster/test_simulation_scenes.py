@@ -567,7 +567,7 @@ def test_a_queue_that_is_declared_after_a_disk_was_lost_is_not_among_what_it_has
     client = scene.client("a")
     cluster: Any = node.cluster
     # It does not look yet whether its memory is whole.
-    cluster._settle_memory = lambda: None
+    cluster._forget_lost_disk = lambda: None
     scene.wait(lambda: node.serving)
     record = QueueRecord(
         "/",
@@ -581,7 +581,7 @@ def test_a_queue_that_is_declared_after_a_disk_was_lost_is_not_among_what_it_has
     )
     scene.propose("a", operations.DeclareQueue(record))
     scene.publish(client, "quorum")
-    del cluster._settle_memory
+    del cluster._forget_lost_disk
     scene.finish()
 
 

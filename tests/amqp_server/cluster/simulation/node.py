@@ -38,7 +38,7 @@ from tests.amqp_server.cluster.simulation.marks import Marks
 from tests.amqp_server.cluster.simulation.mesh import SimulatedMesh
 from tests.amqp_server.cluster.simulation.waiting import Task, sleep
 from tests.clocks import ManualClock
-from tests.quorum_queue.cluster.network import Network, Session
+from tests.quorum_queue.cluster.network import LinkSession, Network
 from tests.turns import StrictBoundary, Violation
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class SimulatedNode:
         self.restored = 0
         self.clock = ManualClock(1_000_000 + seed % 977, WALL_MS)
         self.rate = rate
-        self.sessions: dict[str, Session] = {}
+        self.sessions: dict[str, LinkSession] = {}
         self.silent: dict[str, int] = {}
         self.clients: list[Client] = []
         self.tasks: list[Task] = []
