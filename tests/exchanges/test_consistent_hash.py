@@ -214,7 +214,7 @@ def test_two_destinations_with_the_same_points_do_no_harm(monkeypatch: pytest.Mo
 
 def test_points_that_are_gone_do_not_pile_up() -> None:
     matcher = matcher_of({"a": "100"})
-    for _ in range(20):
+    for _ in range(8):
         matcher.bind(bound("b", "300"))
         owner(matcher, "k")
         matcher.unbind(bound("b", "300"))
