@@ -245,6 +245,7 @@ class Session:
             return
         if isinstance(method, commands.Channel.Close):
             channel.close()
+            self.turn.apply()
             self._drop_channel(channel)
             self.synced()
             channel.send(commands.Channel.CloseOk())
@@ -440,6 +441,7 @@ class Session:
             # Messages of a transaction that an alarm holds back are rolled back with the rest.
             self.incoming.drop_segments(channel)
         channel.close()
+        self.turn.apply()
         channel.closing = True
         class_id, method_id = error.method or where
         log.channel_failed(self, channel.number, error, (class_id, method_id))
@@ -534,6 +536,7 @@ class Session:
             if not channel.closing:
                 channel.close()
             self._drop_channel(channel)
+        self.turn.apply()
         # First it is no session any more: an exclusive queue whose declaration is still under way goes then,
         # too.
         self.broker.sessions.remove(self)
