@@ -408,7 +408,10 @@ class Machine:
             self.consumers.by_key.pop(consumer.key, None)
 
     def _settle(self, meta: Meta, command: Command, effects: Effects) -> None:
-        effects.settled += self._take(command)
+        runs = self._take(command)
+        effects.settled += runs
+        if effects.wants_acked:
+            effects.acked += runs
 
     def _return(self, meta: Meta, command: Command, effects: Effects) -> None:
         self._give_back(self._take(command), effects)
