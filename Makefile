@@ -2,6 +2,7 @@
 #         is, it is compiled first (docs/compiled.md): a minute or two, and some seconds after a change. MQD_PURE=1: not
 # cluster three nodes: 127.0.0.1:5672 to 5674, management on 15672 to 15674, data in ./mqd-cluster
 # test    all tests, and the conformance suite against mqd: single classes in pure Python, whole brokers compiled
+#         (test-suite and test-conformance are its halves)
 # test-pure, test-compiled  both in pure Python; the pure core's classes compiled
 # example a pipeline of Spark's through the broker of `make run`; ends with a picture
 # check   format, lint, types, the direction of imports
@@ -14,9 +15,11 @@ BIN := .venv/bin
 ARGS ?=
 # Most tests wait for disks and processes, so more of them than there are cores may run at a time.
 WORKERS ?= 3
-COMPILED_TESTS := tests/exchanges tests/persistence tests/quorum_queue $(addprefix tests/amqp_server/,broker channel connection wire)
+COMPILED_TESTS := tests/amqp_server/wire tests/exchanges $(wildcard tests/quorum_queue/raft/test_*.py) \
+	$(addprefix tests/quorum_queue/test_,checkout.py clock.py codec.py cold_bodies.py crash.py entries.py locations.py \
+	machine.py replicated.py run.py)
 
-.PHONY: run cluster test test-pure test-compiled example check conformance clients fuzz bench chaos attack soak sim clean
+.PHONY: run cluster build test test-suite test-conformance test-pure test-compiled example check conformance clients fuzz bench chaos attack soak sim clean
 
 # Sets `bin` to the directory of the programs to run: those of the compiled wheel, or, without a C compiler or with
 # MQD_PURE=1, of the editable install.
@@ -29,17 +32,25 @@ run: .venv/run
 cluster: .venv/run
 	$(COMPILE) && exec "$$bin"/python -m deploy.local_cluster $(ARGS)
 
+# What `make run` and all that starts brokers would build first.
+build: .venv/run
+	$(COMPILE)
+
+test: test-suite test-conformance
+
 # The tests see the source as it is, and start the compiled programs.
-test: .venv/test
-	$(COMPILE) && MQD_PROGRAMS="$$bin" $(BIN)/python -m pytest tests -n $(WORKERS) --dist loadgroup --durations=30 $(ARGS)
-	$(COMPILE) && MQD_PROGRAMS="$$bin" $(BIN)/python -m pytest conformance_tests $(ARGS)
+test-suite: .venv/test
+	$(COMPILE) && TEST_PROGRAMS="$$bin" $(BIN)/python -m pytest tests -n $(WORKERS) --dist loadgroup --durations=30 $(ARGS)
+
+test-conformance: .venv/test
+	$(COMPILE) && "$$bin"/python -m pytest conformance_tests $(ARGS)
 
 test-pure: export MQD_PURE := 1
 test-pure: test
 
 # What is compiled and awaits nothing, tested class by class as it is compiled. The tree comes last on Python's path.
 test-compiled: .venv/test
-	$(COMPILE) && PYTHONSAFEPATH=1 MQD_TEST_BUILD=compiled "$$bin"/python -m pytest --import-mode=append \
+	$(COMPILE) && PYTHONSAFEPATH=1 TEST_BUILD=compiled "$$bin"/python -m pytest --import-mode=append \
 		-n $(WORKERS) $(COMPILED_TESTS) $(ARGS)
 
 example: .venv/test

@@ -67,8 +67,11 @@ COMPILED = (
     "amqp_server/turn.py",
     "amqp_server/wire/*.py",
 )
-#: Seldom run, and long.
 INTERPRETED = {
+    # Decoded by msgspec, which needs the types of its fields: a compiled class tells `type` for each union.
+    "quorum_queue/machine/attributes.py",
+    "quorum_queue/machine/settings.py",
+    # Seldom run, and long.
     "quorum_queue/cluster/lost_entries.py",
     "quorum_queue/cluster/transfer.py",
     "quorum_queue/links/handshake.py",

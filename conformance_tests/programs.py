@@ -1,4 +1,4 @@
-"""The mqd that tests start: from the directory that MQD_PROGRAMS names, or else from our own interpreter's.
+"""The mqd that tests start: from the directory that TEST_PROGRAMS names, or else from our own interpreter's.
 
 So `make test` runs the tests of single classes on the source as it is, and whole brokers compiled.
 """
@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-VARIABLE = "MQD_PROGRAMS"
+VARIABLE = "TEST_PROGRAMS"
 
 
 def directory() -> Path:

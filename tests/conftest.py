@@ -19,7 +19,7 @@ SHARED = (Path("tests/spark_sink"), Path("tests/amqp_server/cluster"), Path("tes
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    expected = os.environ.get("MQD_TEST_BUILD", BUILD)
+    expected = os.environ.get("TEST_BUILD", BUILD)
     if expected != BUILD:
         pytest.exit(f"the {expected} mqd was to be tested, and the {BUILD} one was imported", returncode=3)
 
