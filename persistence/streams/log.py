@@ -116,7 +116,7 @@ class StreamLog:
         self._writing = Writing()
         #: The offset after the last message that is on the disk here.
         self.stop = 0
-        self._deleted = False
+        self._ended = False
 
     @property
     def size(self) -> int:
@@ -286,7 +286,7 @@ class StreamLog:
 
     def append(self, stored: Sequence[Stored]) -> None:
         """Write batches, and return when they are on the disk. Raises OSError, and then all of it can be tried again."""
-        if self._deleted:
+        if self._ended:
             return
         segments, writing = list(self.segments), self._writing
         if not segments:
@@ -342,7 +342,7 @@ class StreamLog:
     def trim(self, count: int) -> None:
         """Delete the oldest `count` segments. Raises OSError."""
         segments = self.segments
-        if not count or self._deleted:
+        if not count or self._ended:
             return
         if count >= len(segments):
             # A segment without messages says at which offset the stream goes on.
@@ -377,9 +377,13 @@ class StreamLog:
 
     def delete(self) -> None:
         """Delete all of it; what is appended from now on goes nowhere."""
-        self._deleted = True
+        self._ended = True
         self.segments = ()
         self._files.remove_all(self.directory)
+
+    def abandon(self) -> None:
+        """Another log has this directory from now on: write nothing any more. Called by the loop."""
+        self._ended = True
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
