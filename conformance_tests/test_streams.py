@@ -208,7 +208,7 @@ def test_a_consumer_has_no_priority(ch: BlockingChannel, stream: str) -> None:
 
 
 def test_an_offset_is_for_streams_only(ch: BlockingChannel, name: Name) -> None:
-    queue = name()
+    queue = name("classic")
     ch.queue_declare(queue)
     with expect_channel_close(406, "invalid arg 'x-stream-offset' for queue '"):
         ch.basic_consume(queue, lambda *_: None, arguments={"x-stream-offset": "first"})

@@ -18,7 +18,6 @@ from amqp_server.errors import PreconditionFailed
 Table = dict[str, object]
 STREAM: Table = {"x-queue-type": "stream"}
 QUORUM: Table = {"x-queue-type": "quorum"}
-STREAM: Table = {"x-queue-type": "stream"}
 
 
 def parse(

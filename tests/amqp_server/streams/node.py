@@ -110,7 +110,9 @@ class StreamNode(MemoryNode):
 
 
 def declare(peer: Peer, name: str = "s", **arguments: object) -> list[tuple[int, Any]]:
-    table = {"x-queue-type": "stream"} | {key.replace("_", "-"): value for key, value in arguments.items()}
+    table: dict[str, Any] = {"x-queue-type": "stream"} | {
+        key.replace("_", "-"): value for key, value in arguments.items()
+    }
     return peer.call(1, commands.Queue.Declare(queue=name, durable=True, arguments=table))
 
 
@@ -126,7 +128,7 @@ def publish(
     for number, body in enumerate(bodies):
         method = commands.Basic.Publish(exchange="", routing_key=name)
         value = filters[number] if filters else None
-        headers = {} if value is None else {"x-stream-filter-value": value}
+        headers: dict[str, Any] = {} if value is None else {"x-stream-filter-value": value}
         properties = commands.Basic.Properties(headers=headers or None)
         payload = _header(properties, len(body))
         parts += [frames.method_frame(channel, method), content.build(payload, body, channel, 131_072)]
@@ -145,10 +147,10 @@ def consume(
     prefetch: int = 1000,
     tag: str = "t",
     name: str = "s",
-    **more: object,
+    **more: Any,
 ) -> list[tuple[int, Any]]:
     """Return what comes at once."""
-    arguments: dict[str, object] = {key.replace("_", "-"): value for key, value in more.items()}
+    arguments: dict[str, Any] = {key.replace("_", "-"): value for key, value in more.items()}
     if offset is not None:
         arguments["x-stream-offset"] = offset
     methods: list[base.Frame] = [
@@ -164,7 +166,9 @@ def got(peer: Peer, answers: list[tuple[int, Any]] | None = None) -> list[tuple[
     for _, each in [*(answers or []), *peer.answers()]:
         if isinstance(each, Delivery):
             assert isinstance(each.method, commands.Basic.Deliver) and not each.method.redelivered
-            found.append(((each.properties.headers or {})["x-stream-offset"], each.body))
+            offset = (each.properties.headers or {})["x-stream-offset"]
+            assert isinstance(offset, int)
+            found.append((offset, each.body))
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -161,7 +162,7 @@ def test_an_offset_that_is_still_to_come(node: StreamNode, peer: Peer) -> None:
     "offset",
     ["", "zzz", "5", "0s", "-1h", "5 m", "FIRST", -1, True, 2.5, None, ["first"], {"a": 1}],
 )
-def test_a_start_that_means_nothing(node: StreamNode, peer: Peer, offset: object) -> None:
+def test_a_start_that_means_nothing(node: StreamNode, peer: Peer, offset: Any) -> None:
     answers = peer.call(
         1,
         commands.Basic.Qos(prefetch_count=5),
@@ -183,7 +184,7 @@ def test_a_start_that_means_nothing(node: StreamNode, peer: Peer, offset: object
         ("x-stream-match-unfiltered", "yes"),
     ],
 )
-def test_filters_that_mean_nothing(node: StreamNode, peer: Peer, name: str, value: object) -> None:
+def test_filters_that_mean_nothing(node: StreamNode, peer: Peer, name: str, value: Any) -> None:
     answers = peer.call(
         1,
         commands.Basic.Qos(prefetch_count=5),
@@ -322,7 +323,7 @@ def test_filters_are_exact(
     expected: list[tuple[int, bytes]] = []
     offset = 0
     early = opened(node)
-    more = {"x_stream_filter": wanted, "x_stream_match_unfiltered": unfiltered}
+    more: dict[str, Any] = {"x_stream_filter": wanted, "x_stream_match_unfiltered": unfiltered}
     found = [got(early, consume(early, "next", prefetch, **more))]
     for values in batches:
         for number, value in enumerate(values):
@@ -524,7 +525,7 @@ def test_a_read_that_raises_stops_the_stream_and_it_comes_back(node: StreamNode,
     reader = opened(node)
     read = node.files.read
 
-    def broken(*arguments: Any) -> bytes:
+    def broken(path: Path, position: int, size: int) -> bytes:
         raise OSError(5, "input/output error")
 
     node.files.read = broken  # type: ignore[method-assign]
@@ -544,7 +545,11 @@ def test_a_read_that_raises_stops_the_stream_and_it_comes_back(node: StreamNode,
 
 
 def test_a_dead_letter_can_go_to_a_stream(node: StreamNode, peer: Peer) -> None:
-    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "s", "x-max-length": 1}
+    arguments: dict[str, Any] = {
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": "s",
+        "x-max-length": 1,
+    }
     peer.call(1, commands.Queue.Declare(queue="q", durable=True, arguments=arguments))
     publish(peer, bodies(0, 5), "q")
     node.work()
