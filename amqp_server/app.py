@@ -37,6 +37,7 @@ from amqp_server.config import Config, age_ms
 from amqp_server.connection.listener import ListenError, Server, listen
 from amqp_server.connection.password_checks import PasswordChecks
 from amqp_server.connection.tls import ListenerTLS, TLSFileError
+from amqp_server.connection.unfinished import UnfinishedWatch
 from amqp_server.driver import Driver
 from amqp_server.options import Reread, command_line
 from amqp_server.reload import Reload, Reloaded
@@ -62,8 +63,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mqd")
 
-#: The collector walks every queued message otherwise: 700 objects are allocated in no time.
-GC_FIRST_THRESHOLD = 100_000
+#: Objects that come into being until the collector looks at them, which takes a millisecond. It looks once more when
+#: as many have come again, and then only where memory runs out (amqp_server.resources): a look at all objects of
+#: 100,000 queues takes most of a second.
+GC_THRESHOLDS = 5_000, 1, 1 << 30
 #: A thread that ends a commit gets the interpreter back within this time, s.
 SWITCH_INTERVAL_S = 0.001
 #: Between two looks at whether the first user has come into being, s.
@@ -164,6 +167,7 @@ class Node:
             self._spill_commits,
             flight_bytes=lambda: self._streams.tail_bytes if parts is None else parts.replicas.flight_bytes,
         )
+        self._unfinished = UnfinishedWatch(self.broker, lambda: self.backpressure.ahead)
         self.password_checks = PasswordChecks(self.broker.users, config)
         self.server = Server(self.broker, self.backpressure, self.password_checks)
         self.resources = ResourceWatch(config, alarms, Path(environment.directory), environment.free_bytes)
@@ -320,7 +324,9 @@ class Node:
             background.start_soon(self.environment.reader.run, turn.run)
             background.start_soon(self.environment.spill.reader.run, turn.run)
             background.start_soon(self.stream_store.run, turn.run)
-            background.start_soon(self._driver.run, turn, self.broker.timers, self.broker.clock)
+            background.start_soon(
+                self._driver.run, turn, self.broker.timers, self.broker.clock, self.server.poller
+            )
             background.start_soon(self.server.watch)
             background.start_soon(self.resources.run)
             background.start_soon(self.reload.watch_certificates)
@@ -337,6 +343,7 @@ class Node:
                     self.broker, self.commits, config.reset_administrator, first_password(config)
                 )
             async with trio.open_nursery() as serving:
+                serving.start_soon(self.server.run)
                 for sock, tls in listening:
                     serving.start_soon(self.server.serve, sock, tls)
                 if http is not None:
@@ -390,7 +397,7 @@ def _settle_collector() -> None:
     """Objects that exist now stay: the collector need not look at them again."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(GC_FIRST_THRESHOLD, 50, 100)
+    gc.set_threshold(*GC_THRESHOLDS)
     gc.enable()
 
 

@@ -319,6 +319,23 @@ class Config:
         low=4 * KIB,
         high=GIB,
     )
+    unfinished_bytes_max: int = option(
+        512 * MIB,
+        "Messages that a connection has begun and not finished: their last frame, or the commit, has not come.",
+        unit="bytes",
+        low=MIB,
+        high=1 << 40,
+    )
+    unfinished_timeout_s: float = option(
+        10.0,
+        "Time for which the memory alarm stands before they are to be finished, and for that; 0: for ever.",
+        unit="s",
+        low=0,
+        high=3_600,
+    )
+    unfinished_bytes_kept: int = option(
+        MIB, "What of them a connection may keep all the same.", unit="bytes", low=4 * KIB, high=GIB
+    )
     suspended_input_bytes_max: int = option(
         MIB,
         "Input behind a method whose answer is awaited, beyond which the connection is not read.",
@@ -404,6 +421,12 @@ class Config:
         "Producers with a sequence that a queue declared through this node remembers; the idlest are forgotten first.",
         low=1,
         high=1_000_000,
+    )
+    alternates_max: int = option(
+        1_000,
+        "Alternate exchanges that one message goes to; those behind them are not asked.",
+        low=1,
+        high=100_000,
     )
     topic_hashes_max: int = option(16, "Words # in one topic binding key.", low=1, high=64)
     topic_hashes_again_max: int = option(
@@ -494,6 +517,13 @@ class Config:
         "",
         "User made an administrator at this start, with the password in default_password_file: the way back in.",
         unit="user",
+    )
+    accept_topology_loss: int = option(
+        0,
+        "Gives up entries of the topology's log that no node can read, if this is the first; see docs/cluster.md.",
+        unit="entry",
+        low=0,
+        high=1 << 62,
     )
     default_vhost: str = option("/", "Virtual host made when there is none yet.", kind="text")
     loopback_users: tuple[str, ...] = option(

@@ -3,11 +3,20 @@ turns had no time for."""
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import trio
 
 from amqp_server.broker.timers import Timers
 from amqp_server.turn import Turn
 from quorum_queue.clock import Clock
+
+
+class Clients(Protocol):
+    """See connection.poller."""
+
+    def serve_light(self) -> None:
+        """Serve those whose work is short."""
 
 
 class Driver:
@@ -20,9 +29,12 @@ class Driver:
         """Run a turn soon, and look up the next timer again."""
         self._woken.set()
 
-    async def run(self, turn: Turn, timers: Timers, clock: Clock) -> None:
+    async def run(self, turn: Turn, timers: Timers, clock: Clock, clients: Clients | None = None) -> None:
         """Run turns until cancelled."""
         while True:
+            if turn.behind and clients is not None:
+                # They were delayed by one turn, and are not to be by two.
+                clients.serve_light()
             turn.run(_begin, turn, timers, clock)
             # The turn has handled wakes that came during it.
             self._woken = trio.Event()

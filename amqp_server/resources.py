@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
+import time
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 
 import trio
@@ -13,10 +16,14 @@ from amqp_server.broker.alarms import Alarms
 from amqp_server.config import Config
 
 INTERVAL_S = 0.5
-#: Above TRIM_FROM of the memory limit, free heap is given back each time it has grown by TRIM_STEP of the
-#: limit.
-TRIM_FROM = 0.4
-TRIM_STEP = 0.04
+#: Free heap is given back when memory has grown by so much since the last time, and grows no more.
+TRIM_STEP_BYTES = 32 << 20
+#: Growth within one look that does not count, bytes.
+TRIM_NOISE_BYTES = 1 << 20
+#: Between two times, s. What a load takes again at once is given back less and less often.
+TRIM_WAIT_S, TRIM_WAIT_MAX_S = 5.0, 80.0
+#: Above the memory limit, garbage is looked for among all objects, once in this time: it takes up to a second.
+COLLECT_EVERY_S = 600
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -33,36 +40,75 @@ class ResourceWatch:
         self.memory_limit_bytes = config.memory_limit_bytes
         self.disk_free_min_bytes = config.disk_free_min_bytes
         self.memory_bytes = self.disk_free_bytes = 0
-        self._trimmed_bytes = 0
+        self._heap = Heap()
+        self._collected_at = -inf
         self.look()
 
     async def run(self) -> None:
         while True:
             await trio.sleep(INTERVAL_S)
-            self.look()
+            memory = private_memory_bytes()
+            trim = memory > self.memory_limit_bytes or self._heap.due(memory, trio.current_time())
+            if trim:
+                # It takes some 10 ms where there is much to give back.
+                await trio.to_thread.run_sync(give_back)
+                self._heap.given_back(private_memory_bytes(), trio.current_time())
+            self.look(trimmed=trim)
 
-    def look(self) -> None:
+    def look(self, *, trimmed: bool = False) -> None:
         """Measure, and raise or clear the alarms."""
-        self.memory_bytes = self._memory_bytes()
+        self.memory_bytes = private_memory_bytes()
+        if self.memory_bytes > self.memory_limit_bytes and (self._collect() or not trimmed):
+            # Holes in the heap and old garbage are no reason for an alarm.
+            give_back()
+            self.memory_bytes = private_memory_bytes()
         space = os.statvfs(self._directory)
         self.disk_free_bytes = space.f_bavail * space.f_frsize + self._reusable_bytes()
         self._alarms.set("memory", self.memory_bytes > self.memory_limit_bytes)
         self._alarms.set("disk space", self.disk_free_bytes < self.disk_free_min_bytes)
 
-    def _memory_bytes(self) -> int:
-        """Measure after giving back what is free: else holes in the heap would keep the alarm up for ever."""
-        memory = private_memory_bytes()
-        if memory < self.memory_limit_bytes * TRIM_FROM:
-            self._trimmed_bytes = 0
-        elif memory > min(self._trimmed_bytes + self.memory_limit_bytes * TRIM_STEP, self.memory_limit_bytes):
-            give_back()
-            memory = self._trimmed_bytes = private_memory_bytes()
-        return memory
+    def _collect(self) -> bool:
+        """Look for old garbage before publishers are blocked; False if that was done not long ago."""
+        now = time.monotonic()
+        if now - self._collected_at < COLLECT_EVERY_S:
+            return False
+        self._collected_at = now
+        gc.collect()
+        return True
 
     def set_memory_limit(self, limit_bytes: int) -> None:
         """Change the limit while the node runs."""
         self.memory_limit_bytes = limit_bytes
         self.look()
+
+
+class Heap:
+    """When free heap is given back. The C library itself keeps what lies below anything that is still in use: after some
+    large messages that may be hundreds of MiB, which a broker with nothing to do would keep for ever."""
+
+    def __init__(self) -> None:
+        self._last_bytes = 0
+        #: Memory after the last time, or less if it has shrunk since.
+        self._floor_bytes = 0
+        self._next_s = -inf
+        self._wait_s = TRIM_WAIT_S
+
+    def due(self, memory_bytes: int, now_s: float) -> bool:
+        """True if it is worth while now. To be asked regularly."""
+        grows = memory_bytes > self._last_bytes + TRIM_NOISE_BYTES
+        self._last_bytes = memory_bytes
+        self._floor_bytes = min(self._floor_bytes or memory_bytes, memory_bytes)
+        if grows or memory_bytes < self._floor_bytes + TRIM_STEP_BYTES or now_s < self._next_s:
+            return False
+        # Soon again after a quiet time, seldom under a load that takes again what was given back.
+        quiet = now_s > self._next_s + 2 * self._wait_s
+        self._wait_s = TRIM_WAIT_S if quiet else min(2 * self._wait_s, TRIM_WAIT_MAX_S)
+        return True
+
+    def given_back(self, memory_bytes: int, now_s: float) -> None:
+        """This is left."""
+        self._last_bytes = self._floor_bytes = memory_bytes
+        self._next_s = now_s + self._wait_s
 
 
 def give_back() -> None:

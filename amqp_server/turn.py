@@ -40,7 +40,11 @@ class Commits(Protocol):
 
 
 class Session(Unit, Protocol):
-    def receive(self, data: bytes) -> None: ...
+    def receive(self, data: bytes) -> None:
+        """Handle what came. Queues do what it causes in the phase apply."""
+
+    def go_on_later(self) -> None:
+        """The turn is too short for what it has caused: read no more before all that is done."""
 
     def go_on(self) -> None:
         """The session waited for an answer and has it now."""
@@ -127,11 +131,9 @@ class Turn:
         "_applying",
         "_commits",
         "_confirms",
-        "_ends",
         "_gatherers",
         "_lasts_s",
         "_left",
-        "_now",
         "_peers",
         "_running",
         "_senders",
@@ -139,7 +141,9 @@ class Turn:
         "_widened",
         "contain",
         "cut",
+        "ends",
         "failed",
+        "now",
         "scheduled",
     )
 
@@ -160,9 +164,9 @@ class Turn:
         self._wake = wake
         boundary = boundary or Boundary()
         self.contain, self.failed = boundary.contain, boundary.failed
-        self._now, self._lasts_s = now, lasts_s
+        self.now, self._lasts_s = now, lasts_s
         #: When the turn is overdue.
-        self._ends = inf
+        self.ends = inf
         #: This turn has left something for later.
         self.cut = False
         #: What earlier turns had no time for, in its order: how to go on with it.
@@ -226,7 +230,7 @@ class Turn:
 
     def overdue(self) -> bool:
         """True if the turn has lasted long enough: who has more to do leaves it for later."""
-        return self._now() > self._ends
+        return self.now() > self.ends
 
     def later(self, unit: Unit, call: Callable[[], object]) -> None:
         """Call in a turn that comes soon, behind all that was left before. Calls of one unit are one call."""
@@ -252,11 +256,36 @@ class Turn:
                 break
         self._left = dict(waiting) | self._left
 
+    def extend(self) -> None:
+        """The turn of many clients may last as long again: they are as many parts of it as they are."""
+        self.ends = self.now() + self._lasts_s
+
     # -- receive ---------------------------------------------------------------------------------------------------
 
     def receive(self, session: Session, data: bytes) -> None:
         """Run one turn that begins with bytes from a client."""
-        self.run(self.contain, session, session.receive, data)
+        self.run(self.take, session, session.receive, data)
+
+    def take(
+        self, session: Session, receive: Callable[..., object], *arguments: Any, alone: bool = True
+    ) -> None:
+        """Have a session receive, within a turn. If it is `alone`, queues do at once what that causes, as far as the
+        turn has time; else they do it in one run for several sessions."""
+        others, self.cut = self.cut, False
+        self.contain(session, receive, *arguments)
+        if alone:
+            self.apply()
+        if self.cut:
+            self.contain(session, session.go_on_later)
+        self.cut = self.cut or others
+
+    def last_scheduled(self) -> Scheduled | None:
+        """Return the queue that was scheduled last. All that were scheduled before it are applied before it."""
+        return next(reversed(self.scheduled), None)
+
+    def is_left(self, unit: Unit) -> bool:
+        """True if a turn had no time for it yet."""
+        return unit in self._left
 
     def run(self, receive: Callable[..., object], *arguments: Any) -> None:
         """Run one turn that begins with this call. Within a turn, only make the call."""
@@ -264,7 +293,7 @@ class Turn:
             receive(*arguments)
             return
         self._running = True
-        self._ends = self._now() + self._lasts_s
+        self.ends = self.now() + self._lasts_s
         self.cut = False
         self._commits.turn_begins()
         self._peers.turn_begins()
@@ -336,7 +365,7 @@ class Turn:
                         host.apply_pending()
                     except Exception as error:
                         self.failed(host, error)
-                    if not whole and self._now() > self._ends:
+                    if not whole and self.now() > self.ends:
                         for left in hosts:
                             self.later(left, left.apply_pending)
                 # Hosts that others have scheduled meanwhile belong to this turn.

@@ -42,7 +42,15 @@ def arguments() -> argparse.Namespace:
 def chosen(options: argparse.Namespace) -> Sequence[Scenario]:
     if options.only:
         return [scenario for scenario in SCENARIOS if scenario.name in options.only]
-    return [scenario for scenario in SCENARIOS if scenario.quick or not options.quick]
+    found = []
+    for scenario in SCENARIOS:
+        if options.quick and not scenario.quick:
+            continue
+        if lack := scenario.missing():
+            print(f"{scenario.title}: not measured, {lack}", flush=True)
+            continue
+        found.append(scenario)
+    return found
 
 
 def rounds_of(scenario: Scenario, options: argparse.Namespace) -> int:

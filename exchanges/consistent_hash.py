@@ -4,7 +4,8 @@ A message goes to the owner of the next point after its hash, so that a new or l
 the messages that it gains or loses. The points follow from the destinations' names alone: the ring is the
 same after a restart and on every node. A change is made to the ring when it is next asked for, and touches the
 points of the destinations that have changed; only where the sum of the weights passes a power of two, all
-destinations get half or twice as many.
+destinations get half or twice as many. The ring is cut into arcs, whose points are put in order when a message
+is looked up there: a change of very many points is made while other clients wait.
 """
 
 from array import array
@@ -24,6 +25,10 @@ WEIGHTS_SUM_MAX = 65_536
 # the sum of the weights is large, so that making the ring stays a matter of tens of milliseconds.
 POINTS_PER_WEIGHT_MAX = 128
 POINTS_MAX = 65_536
+
+#: Arcs of the ring, and what to shift a point by to get the number of its arc.
+ARCS = 1024
+_ARC_SHIFT = 64 - ARCS.bit_length() + 1
 
 _PROPERTIES = ("correlation_id", "message_id", "timestamp")
 
@@ -97,9 +102,13 @@ class Ring:
         self._owners: dict[tuple[str, str], Owner] = {}
         self._changed: dict[tuple[str, str], Owner] = {}
         self._points_per_weight = POINTS_PER_WEIGHT_MAX
-        #: All points, rising, and whose they are.
-        self._points: list[int] = []
+        #: All points, and whose they are.
         self._owner_of_point: dict[int, Owner] = {}
+        #: The points of each arc that has any. In `_untidy` ones they are in no order, some of them twice or gone.
+        self._arcs: dict[int, list[int]] = {}
+        self._untidy: dict[int, None] = {}
+        #: The arc that is swept next.
+        self._next_swept = 0
 
     def add(self, binding: Binding, weight: int) -> None:
         place = (binding.kind, binding.destination)
@@ -130,33 +139,71 @@ class Ring:
             self._points_per_weight = points_per_weight
             self._changed |= self._owners
         changed, self._changed = self._changed, {}
-        gone: dict[int, None] = {}
-        for owner in changed.values():
-            count = owner.weight * points_per_weight
-            gone |= dict.fromkeys(owner.points[count:])
-            del owner.points[count:]
+        gone = sum([self._remove(owner, owner.weight * points_per_weight) for owner in changed.values()])
         if gone:
-            self._points = [point for point in self._points if point not in gone]
-            for point in gone:
-                # Two destinations may have the same one, if somebody has looked for their names.
-                self._owner_of_point.pop(point, None)
-        come = array("Q")
+            self._untidy = dict.fromkeys(self._arcs)
+            self._sweep(gone)
         for owner in changed.values():
-            new = _points(
-                "\0".join(owner.place).encode(), len(owner.points), owner.weight * points_per_weight
-            )
-            owner.points += new
-            come += new
-            self._owner_of_point |= dict.fromkeys(new, owner)
-        # The sort finds two parts in order, and joins them.
-        self._points += sorted(come)
-        self._points.sort()
+            self._add(owner, owner.weight * points_per_weight)
+
+    def _sweep(self, gone: int) -> None:
+        """Take points that are gone out of some arcs, in turn, and without a sort: they must not pile up."""
+        for _ in range(ARCS * gone // (2 * POINTS_MAX) + 1):
+            arc = self._arcs.get(self._next_swept)
+            if arc is not None:
+                self._arcs[self._next_swept] = self._present(arc)
+            self._next_swept = (self._next_swept + 1) % ARCS
+
+    def _remove(self, owner: Owner, count: int) -> int:
+        """Leave an owner this many points; return how many go."""
+        gone = owner.points[count:]
+        del owner.points[count:]
+        for point in gone:
+            # Two destinations may have the same one, if somebody has looked for their names.
+            self._owner_of_point.pop(point, None)
+        return len(gone)
+
+    def _add(self, owner: Owner, count: int) -> None:
+        """Let an owner have this many points."""
+        new = _points("\0".join(owner.place).encode(), len(owner.points), count)
+        owner.points += new
+        self._owner_of_point.update(dict.fromkeys(new, owner))
+        arcs, untidy = self._arcs, self._untidy
+        for point in new:
+            number = point >> _ARC_SHIFT
+            arc = arcs.get(number)
+            if arc is None:
+                arcs[number] = [point]
+            else:
+                arc.append(point)
+                untidy[number] = None
+
+    def _present(self, arc: list[int]) -> list[int]:
+        """Return each point once that is not gone."""
+        return list(filter(self._owner_of_point.__contains__, dict.fromkeys(arc)))
+
+    def _tidy(self, number: int) -> list[int]:
+        """Return the points of an arc, rising."""
+        arc = self._arcs.get(number, [])
+        if number in self._untidy:
+            del self._untidy[number]
+            arc = sorted(self._present(arc))
+            if arc:
+                self._arcs[number] = arc
+            else:
+                del self._arcs[number]
+        return arc
 
     def owner(self, hashed: bytes) -> Destinations:
-        place = bisect_left(self._points, stable_hash(hashed))
-        if place == len(self._points):
-            place = 0
-        return self._owner_of_point[self._points[place]].destinations
+        wanted = stable_hash(hashed)
+        number = wanted >> _ARC_SHIFT
+        arc = self._tidy(number)
+        place = bisect_left(arc, wanted)
+        for following in range(number + 1, number + ARCS + 1):
+            if place < len(arc):
+                break
+            arc, place = self._tidy(following % ARCS), 0
+        return self._owner_of_point[arc[place]].destinations
 
 
 def _points(seed: bytes, first: int, stop: int) -> "array[int]":

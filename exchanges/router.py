@@ -51,11 +51,18 @@ NOWHERE = Route((), _KEY)
 
 class Router:
     def __init__(
-        self, has_queue: Callable[[str], bool], *, vhost: str = "/", any_words_max: int = 16
+        self,
+        has_queue: Callable[[str], bool],
+        *,
+        vhost: str = "/",
+        any_words_max: int = 16,
+        alternates_max: int = 1_000,
     ) -> None:
         self._has_queue = has_queue
         self._vhost = vhost
         self._any_words_max = any_words_max
+        #: Alternate exchanges that one message goes to.
+        self._alternates_max = alternates_max
         self._exchanges: dict[str, Exchange] = {}
         self._from: dict[str, dict[Binding, None]] = {}
         self._to: dict[tuple[DestinationKind, str], dict[Binding, None]] = {}
@@ -216,18 +223,23 @@ class Router:
         message: Message | None,
         nonce: int,
     ) -> Route:
-        """Follows bindings to exchanges, and alternates of those that yield nothing. Each is visited once."""
+        """Follows bindings to exchanges, and alternates of those that yield nothing. Each is visited once.
+
+        A chain of alternates costs its whole length for each message, and nothing to its maker; so it is bounded.
+        """
         queues: dict[str, int] = {}
         depends = self._depends(start)
         visited = {start.name: None}
         pending: list[str] = []
+        alternates = 0
         exchange = start
         while True:
             for destinations in matched:
                 queues.update(destinations.queues)
                 if destinations.exchanges:
                     pending.extend(destinations.exchanges)
-            if not matched and exchange.alternate is not None:
+            if not matched and exchange.alternate is not None and alternates < self._alternates_max:
+                alternates += 1
                 pending.append(exchange.alternate)
             following = None
             while pending and following is None:

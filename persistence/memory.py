@@ -93,6 +93,7 @@ class MemoryStore(Metadata):
         """The process dies and restarts from the durable state."""
         self.pending = Pending()
         self.reader.waiting.clear()
+        self.groups.crash()
         self.writing = False
 
     def flush(self) -> None:

@@ -45,11 +45,23 @@ class MemoryGroups:
         self.groups: dict[int, MemoryGroup] = {}
         #: Whether any entry was ever damaged.
         self.was_damaged = False
+        #: Entries with messages that were read before the disk was asked for them, or had them: the loop stood still.
+        self.stood_still: list[tuple[int, int]] = []
+        self._given: set[tuple[int, int]] = set()
         self._random = random
         self._warm = warm
 
     def warm(self, group: int, spans: list[tuple[int, int]], done: Callable[[], None]) -> bool:
-        return self._warm(done)
+        asked = {(group, index) for low, high in spans for index in range(low, high + 1)}
+
+        def given() -> None:
+            self._given |= asked
+            done()
+
+        at_hand = self._warm(given)
+        if at_hand:
+            self._given |= asked
+        return at_hand
 
     def apply(self, layer: Layer) -> None:
         for number, changes in layer.groups.items():
@@ -59,6 +71,11 @@ class MemoryGroups:
                 self.groups[number] = group
             else:
                 self.groups.pop(number, None)
+
+    def crash(self) -> None:
+        """The process dies; the next one asks for everything again."""
+        self._given.clear()
+        self.stood_still.clear()
 
     # --- faults
 
@@ -113,6 +130,8 @@ class MemoryGroups:
                 raise EntryLost(group, index)
             if index in there.damaged:
                 raise EntryLost(group, index, there.damaged[index])
+            if not entry.kind and (group, index) not in self._given:
+                self.stood_still.append((group, index))
             found.append(entry)
         return found
 

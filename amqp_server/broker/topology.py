@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 #: First byte of a snapshot.
 SNAPSHOT_VERSION = 1
-#: Record in which a node of a cluster notes the last index that its records have.
-TABLE, APPLIED = "topology", "applied"
+#: Records in which a node of a cluster notes the last index that its records have, and one that they lack because it
+#: was given up.
+TABLE, APPLIED, LACKS = "topology", "applied", "lacks"
 
 Record = TypeVar("Record", bound=msgspec.Struct)
 
@@ -70,6 +71,8 @@ class Topology:
         self._broker = broker
         #: Index of the operation that was applied last.
         self.applied = 0
+        #: Index of an operation that this node has not applied, because no node can read it any more; else 0.
+        self.lacks = 0
         self._queue_ids = count(1)
         self._version = versions.NEWEST
 
@@ -97,6 +100,15 @@ class Topology:
         self._note(max(self.applied, index))
         return result
 
+    def lack(self, index: int) -> None:
+        """The operation with this index is given up, and the records do not have it."""
+        self.lacks = index
+        self._broker.metadata.put(TABLE, LACKS, encode(_Applied(index)))
+
+    def came_to(self, index: int) -> None:
+        """All up to this index of the log is in the records."""
+        self._note(max(self.applied, index))
+
     def _note(self, index: int) -> None:
         self.applied = index
         if self._broker.replication.clustered:
@@ -105,8 +117,11 @@ class Topology:
     def recovered(self) -> None:
         """The records on disk were read: note which operations are in them."""
         for stored, value in self._broker.metadata.items(TABLE):
+            index = decode(TABLE, stored, value, _Applied).index
             if stored == APPLIED:
-                self.applied = decode(TABLE, stored, value, _Applied).index
+                self.applied = index
+            elif stored == LACKS:
+                self.lacks = index
 
     # -- vhosts and users ------------------------------------------------------------------------------------------
 
@@ -259,6 +274,8 @@ class Topology:
         self._remove_the_gone(state)
         self._add_the_missing(state)
         self._note(state.applied)
+        if self.lacks:
+            self.lack(0)
         self._broker.changed()
 
     def _restore_users(self, state: _TopologyState) -> None:

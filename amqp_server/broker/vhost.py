@@ -49,7 +49,12 @@ class VHost:
         self.broker = broker
         self.name = name
         self.queues: dict[str, Queue] = {}
-        self.router = Router(self.queues.__contains__, vhost=name, any_words_max=TOPIC_HASHES_MAX)
+        self.router = Router(
+            self.queues.__contains__,
+            vhost=name,
+            any_words_max=TOPIC_HASHES_MAX,
+            alternates_max=broker.config.alternates_max,
+        )
         self.router.predeclare()
         #: Node and incarnation that transient exchanges go with.
         self._exchange_homes: dict[str, tuple[str, int]] = {}

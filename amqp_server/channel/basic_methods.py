@@ -104,8 +104,7 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
     )
     consumer.paused = connection.paused
     # Before it is attached: if the channel goes meanwhile, it is detached with the others.
-    channel.subscriptions[tag] = subscription
-    queue.subscriptions[subscription.key] = subscription
+    channel.add(subscription)
 
     def begin(done: Callable[[str | None], None]) -> None:
         def attached(refused: str | None) -> None:

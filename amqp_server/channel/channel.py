@@ -22,6 +22,8 @@ from amqp_server.wire.intake import Route, Segment
 
 if TYPE_CHECKING:
     from amqp_server.broker.vhost import VHost
+    from quorum_queue.host import Key
+    from quorum_queue.ports import Host
 
 _PUBLISH = (60, 40)
 #: Each time so much of a message has come, room is made for it: a relief looks at all queues.
@@ -34,6 +36,7 @@ class Assembly:
     __slots__ = (
         "_bytes",
         "_memory",
+        "_unfinished",
         "body_size",
         "framed",
         "generation",
@@ -55,6 +58,7 @@ class Assembly:
         self.body_size = 0
         self.received = 0
         self._memory = route.publisher.broker.services.memory
+        self._unfinished = route.publisher.connection.incoming.unfinished
         self._bytes = 0
 
     def add(self, framed: bytes) -> None:
@@ -63,6 +67,7 @@ class Assembly:
         self.framed.append(framed)
         before = self._bytes // RELIEF_BYTES
         self._bytes += size
+        self._unfinished.bytes += size
         memory.used += size
         if memory.used > memory.budget_bytes and self._bytes // RELIEF_BYTES > before:
             memory.relieve()
@@ -70,6 +75,7 @@ class Assembly:
     def release(self) -> None:
         """It is complete, and its queues count it from now on; or it never will be."""
         self._memory.used -= self._bytes
+        self._unfinished.bytes -= self._bytes
         self._bytes = 0
 
 
@@ -91,7 +97,9 @@ class Channel:
         self._rolled_back = False
         #: Prefetch of consumers to come (basic.qos global=false).
         self.prefetch = 0
-        self.window = ChannelWindow(connection, self.subscriptions)
+        #: How many consumers the channel has on each queue.
+        self.consumed: dict[Queue, int] = {}
+        self.window = ChannelWindow(connection, self.subscriptions, self.consumed)
         self.assembly: Assembly | None = None
         #: The queue that this channel is deleting, and its consumers here, which are told after delete-ok.
         self.deleting: Queue | None = None
@@ -134,6 +142,11 @@ class Channel:
             )
         elif transaction.part_count > config.tx_parts_max:
             error = self._too_large()
+        elif self.connection.incoming.unfinished.bytes > config.unfinished_bytes_max:
+            error = PreconditionFailed(
+                f"a connection may have {config.unfinished_bytes_max} bytes of messages in transactions and of messages "
+                "whose last frame has not come (unfinished_bytes_max)"
+            )
         if error is not None:
             self.connection.close_channel(self, error, _PUBLISH)
 
@@ -179,13 +192,31 @@ class Channel:
 
     # -- end -------------------------------------------------------------------------------------------------------
 
+    def add(self, subscription: Subscription) -> None:
+        """Note a consumer that is to be attached."""
+        queue = subscription.queue
+        self.subscriptions[subscription.tag] = subscription
+        self.consumed[queue] = self.consumed.get(queue, 0) + 1
+        queue.subscriptions[subscription.key] = subscription
+
+    def drop(self, subscription: Subscription) -> bool:
+        """Forget a consumer, of which its queue knows; return whether the channel had it."""
+        if self.subscriptions.get(subscription.tag) is not subscription:
+            return False
+        del self.subscriptions[subscription.tag]
+        queue = subscription.queue
+        self.consumed[queue] -= 1
+        if not self.consumed[queue]:
+            del self.consumed[queue]
+        return True
+
     def cancel(self, subscription: Subscription) -> None:
         """Detach a consumer; what it holds stays unacked."""
         self.forget(subscription)
         subscription.queue.host.submit(("detach", subscription.key, False))
 
     def forget(self, subscription: Subscription) -> None:
-        self.subscriptions.pop(subscription.tag, None)
+        self.drop(subscription)
         subscription.queue.subscriptions.pop(subscription.key, None)
 
     def cancelled_by_broker(self, subscription: Subscription) -> None:
@@ -203,7 +234,8 @@ class Channel:
             self.send(commands.Basic.Cancel(tag, True))
 
     def close(self) -> None:
-        """Return what is unacked, drop what is not committed, and detach all consumers."""
+        """Return what is unacked, drop what is not committed, and detach all consumers; applied at the end of the
+        turn. So what comes back from one of many channels is not handed to the next one that goes."""
         self.closed = True
         if self.tx is not None:
             self.tx.rollback()
@@ -216,20 +248,23 @@ class Channel:
             self.confirms.closed = True
         for piece in self.unacked.take_all():
             piece.holder.queue.host.submit(("return", piece.holder.key, piece.low, piece.high))
+        keys: dict[Host, list[Key]] = {}
         for subscription in self.subscriptions.values():
             queue = subscription.queue
             queue.subscriptions.pop(subscription.key, None)
+            keys.setdefault(queue.host, []).append(subscription.key)
+        for host, gone in keys.items():
             # First among the host's commands, so that nothing that comes back is handed to it again; and
             # last, for what is still on its way here from a queue on another node.
-            queue.host.pending.insert(0, ("detach", subscription.key, False))
-            queue.host.submit(("detach", subscription.key, True))
+            host.pending[:0] = [("detach", key, False) for key in gone]
+            host.submit(*[("detach", key, True) for key in gone])
         for getter in self.getters.values():
             getter.queue.host.submit(("detach", getter.key, True))
         self.subscriptions.clear()
+        self.consumed.clear()
         self.getters.clear()
         if self.reply_host is not None:
             self.reply_host.close()
             self.broker.replies.remove(self.reply_host)
             self.broker.changed()
             self.reply_host = None
-        self.broker.turn.apply()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from amqp_server.broker.queue import Queue
+from amqp_server.channel.unfinished import Unfinished
 from amqp_server.config import Config
 from amqp_server.errors import SoftError
 
@@ -44,6 +45,7 @@ class Incoming(Protocol):
     """The reading half; see amqp_server.connection.incoming."""
 
     publisher: Publisher
+    unfinished: Unfinished
 
     def targets(self, targets: tuple[Target, ...]) -> tuple[Target, ...]:
         """Return the one tuple for these queues."""

@@ -120,7 +120,7 @@ class _Resolver:
         if route is not None:
             return route
         channel, vhost = self._channel, self._channel.vhost
-        view = routing_view(content.Properties.parse(payload))
+        view = routing_view(content.Properties.parse(payload, checked=True))
         found = vhost.router.route(self._route.exchange, self._route.routing_key, view, vhost.next_nonce())
         targets = tuple(vhost.queues[name] for name in found.queues)
         route = derived(self._route, channel.connection.incoming.targets(targets))

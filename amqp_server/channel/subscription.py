@@ -97,7 +97,7 @@ class Subscription:
     def queue_gone(self) -> None:
         """The queue was deleted: tell the client, if it can be told."""
         channel = self.channel
-        known = channel.subscriptions.pop(self.tag, None) is not None
+        known = channel.drop(self)
         # What it held of the channel's window is free.
         channel.window.offer()
         # A client that still waits for consume-ok gets an error instead.

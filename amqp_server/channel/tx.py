@@ -27,6 +27,7 @@ class Transaction:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
+        self._unfinished = channel.connection.incoming.unfinished
         self.segments: list[Segment] = []
         #: Of the messages in them, with their frames.
         self.published_bytes = 0
@@ -69,7 +70,9 @@ class Transaction:
 
     def add(self, segment: Segment) -> None:
         """Keep what is published until the commit."""
-        self.published_bytes += sum(map(len, segment.contents))
+        size = sum(map(len, segment.contents))
+        self.published_bytes += size
+        self._unfinished.bytes += size
         last = self.segments[-1] if self.segments else None
         if (
             last is not None
@@ -102,8 +105,8 @@ class Transaction:
 
     def commit(self) -> list[Recipient]:
         """Hand everything to the queues; return the hosts that have a part in it."""
-        segments, self.segments = self.segments, []
-        self.published_bytes = 0
+        segments = self._published()
+        self._unfinished.finished += 1
         settlements = self._settlements()
         hosts: dict[Recipient, None] = {}
         for segment in segments:
@@ -120,9 +123,15 @@ class Transaction:
 
     def rollback(self) -> None:
         """Forget the publishes; the acked deliveries are unacked again, under their old tags."""
-        self.segments = []
-        self.published_bytes = 0
+        self._published()
         self._channel.unacked.restore([piece for _, pieces in self._settlements() for piece in pieces])
+
+    def _published(self) -> list[Segment]:
+        """Forget the publishes, and return them."""
+        segments, self.segments = self.segments, []
+        self._unfinished.bytes -= self.published_bytes
+        self.published_bytes = 0
+        return segments
 
     def _settlements(self) -> list[tuple[str, list[Piece]]]:
         """Forget the settlements, and return them."""

@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING
 from quorum_queue.machine.consumers import UNLIMITED
 
 if TYPE_CHECKING:
+    from amqp_server.broker.queue import Queue
     from amqp_server.channel.connection import Connection
     from amqp_server.channel.subscription import Subscription
     from quorum_queue.ports import Host
+
+#: Consumers that are told of the limit at once; then the turn may be over.
+TOLD_MAX = 256
 
 
 class ChannelWindow:
@@ -21,12 +25,28 @@ class ChannelWindow:
     offered behind the queues that made it (see amqp_server.turn.Widened); until then there is none.
     """
 
-    __slots__ = ("_connection", "_offers", "_settling", "_subscriptions", "_told", "limit", "used")
+    __slots__ = (
+        "_connection",
+        "_consumed",
+        "_offers",
+        "_settling",
+        "_subscriptions",
+        "_told",
+        "_untold",
+        "limit",
+        "used",
+    )
 
-    def __init__(self, connection: Connection, subscriptions: Mapping[str, Subscription]) -> None:
-        """`subscriptions` are those of the channel, as they come and go."""
+    def __init__(
+        self,
+        connection: Connection,
+        subscriptions: Mapping[str, Subscription],
+        consumed: Mapping[Queue, int],
+    ) -> None:
+        """`subscriptions` are those of the channel, as they come and go, and `consumed` their queues."""
         self._connection = connection
         self._subscriptions = subscriptions
+        self._consumed = consumed
         self.limit = 0
         self.used = 0
         #: How often room was offered.
@@ -34,6 +54,8 @@ class ChannelWindow:
         self._settling = False
         #: The limit as queues know it that cannot look at the window.
         self._told = 0
+        #: Consumers that are still to be told.
+        self._untold: list[Subscription] = []
 
     def room(self) -> int:
         if not self.limit:
@@ -59,17 +81,19 @@ class ChannelWindow:
     def offer_room(self) -> None:
         """Tell the queues once in a turn, however often the window changed, and only those that can use it."""
         self._settling = False
-        subscriptions = self._subscriptions.values()
         if self.limit != self._told:
             self._told = self.limit
-            for each in subscriptions:
-                # A queue on several nodes cannot share the window: there the limit holds for each consumer.
-                if not each.queue.host.shares_windows:
-                    each.queue.host.submit(("window", each.key, self), ("tick",))
+            # A queue on several nodes cannot share the window: there the limit holds for each consumer.
+            apart = {queue: None for queue in self._consumed if not queue.host.shares_windows}
+            self._untold = (
+                [each for each in self._subscriptions.values() if each.queue in apart] if apart else []
+            )
+        if self._untold and not self._tell():
+            return
         if self.room() <= 0:
             return
         hosts: dict[Host, None] = dict.fromkeys(
-            each.queue.host for each in subscriptions if each.queue.host.shares_windows
+            queue.host for queue in self._consumed if queue.host.shares_windows
         )
         waiting = [host for host in hosts if host.ready_count]
         if waiting:
@@ -77,6 +101,18 @@ class ChannelWindow:
             first = self._offers % len(waiting)
             for host in waiting[first:] + waiting[:first]:
                 host.submit(("tick",))
+
+    def _tell(self) -> bool:
+        """Tell queues of the limit; False if the turn is over before all know it."""
+        turn = self._connection.broker.turn
+        while self._untold:
+            some, self._untold = self._untold[:TOLD_MAX], self._untold[TOLD_MAX:]
+            for each in some:
+                each.queue.host.submit(("window", each.key, self), ("tick",))
+            if self._untold and turn.overdue():
+                turn.later(self, self.offer_room)
+                return False
+        return True
 
     def failed(self, error: Exception) -> None:
         self._connection.failed(error)

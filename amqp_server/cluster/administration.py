@@ -301,6 +301,20 @@ class Administration:
             )
         return accepted[0]
 
+    async def accept_topology_loss(self) -> GivenUp:
+        """Have the topology continue without what none of the nodes can read; return what that is.
+
+        Raises PreconditionFailed.
+        """
+        accepted: list[GivenUp] = []
+        self._turn.run(lambda: accepted.append(self._cluster.replicas.lost_entries.accept(GROUP)))
+        if not accepted[0]:
+            raise PreconditionFailed(
+                "this node does not know of anything in the topology that all nodes have lost: each of them must be up "
+                "and have looked for it"
+            )
+        return accepted[0]
+
     async def rebalance(self) -> int:
         """Spread the leaders over the nodes that are up; return how many will move."""
         connected = {self._cluster.node, *self._cluster.mesh.connected()}

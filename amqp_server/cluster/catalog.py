@@ -3,6 +3,11 @@
 Each node has the topology's records on disk, with the index of the last operation in them, so a start does
 not replay operations. This machine's own state, nodes and the numbers of batches, is in the group's snapshot
 and log.
+
+*An entry that an operator has given up* (see quorum_queue.cluster.lost_entries) may be in the records of some nodes,
+which applied it before it was lost, and not in those of others. So a node whose records have it proposes to replace
+the topology of all nodes by its own (`Restate`), which is applied as a snapshot is. It is taken only if no change
+came in between.
 """
 
 from __future__ import annotations
@@ -13,12 +18,13 @@ from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from amqp_server.broker import operations
 from amqp_server.broker.operations import DeclareExchange, DeclareQueue, Operation, SetMembers
 from amqp_server.broker.records import DEDUPLICATION_PRODUCERS, ExchangeRecord, QueueRecord
 from amqp_server.broker.topology import Result, Topology
-from amqp_server.cluster.roster import LAST_BATCH, Roster
+from amqp_server.cluster.roster import LAST_BATCH, NOTHING_GIVEN_UP, GivenUpEntries, Roster
 from quorum_queue.boundary import Fatal
 from quorum_queue.machine import versions
 from quorum_queue.raft.members import Members
@@ -58,13 +64,22 @@ class RaiseVersion(msgspec.Struct, frozen=True, array_like=True, tag=104):
     version: int
 
 
+class Restate(msgspec.Struct, frozen=True, array_like=True, tag=105):
+    """The proposer's topology replaces that of all nodes: entries of the log were given up, and its records have them."""
+
+    first: int
+    topology: bytes
+    #: The last operation in this topology.
+    applied: int
+
+
 class Change(msgspec.Struct, frozen=True, array_like=True, tag=100):
     """A change of the topology."""
 
     operation: bytes
 
 
-Proposal = Change | PutNode | RemoveNode | Mark | RaiseVersion
+Proposal = Change | PutNode | RemoveNode | Mark | RaiseVersion | Restate
 
 
 class _Batch(msgspec.Struct, frozen=True, array_like=True):
@@ -81,6 +96,7 @@ class _CatalogState(msgspec.Struct, frozen=True, array_like=True):
     #: Index of the first batch of each node's last start, or of the node's removal.
     begun: dict[str, int] = {}
     version: int = versions.FIRST
+    given_up: GivenUpEntries = NOTHING_GIVEN_UP
 
 
 _encode = msgspec.msgpack.encode
@@ -173,18 +189,30 @@ class Catalog:
         if roster.removed_at(batch.node) and roster.version >= versions.REMOVED:
             # It started again before its removal. It would count as a node that nobody has named yet.
             return
-        if batch.number != (last + 1 if batch.incarnation == incarnation else 1):
+        if not self._is_next(batch, incarnation, last):
             return
         roster.batches[batch.node] = (batch.incarnation, batch.number)
-        if batch.number == 1:
+        begins = batch.incarnation > incarnation
+        if begins:
             roster.begun[batch.node] = index
         result = self._carry_out(index, batch.proposal)
         if (batch.node, batch.incarnation) == self._own:
-            if batch.number == 1:
+            if begins:
                 self._listener.began(index)
             done = self._waiting.pop(batch.number, None)
             if done is not None:
                 self._listener.when_spread(index, lambda: done(result))
+
+    def _is_next(self, batch: _Batch, incarnation: int, last: int) -> bool:
+        expected = last + 1 if batch.incarnation == incarnation else 1
+        given_up = self._roster.given_up
+        if not given_up.first or batch.node in given_up.heard:
+            return batch.number == expected
+        if batch.number < expected:
+            return False
+        # Those in between were in an entry that was given up.
+        self._roster.given_up = replace(given_up, heard=(*given_up.heard, batch.node))
+        return True
 
     def _carry_out(self, index: int, proposal: Proposal) -> Result:
         if isinstance(proposal, Change):
@@ -198,6 +226,29 @@ class Catalog:
             _check_version(proposal.version)
             self._roster.version = max(self._roster.version, proposal.version)
             self._topology.has_version(self._roster.version)
+        elif isinstance(proposal, Restate):
+            return self._restate(index, proposal)
+        return Result(True)
+
+    def restatement(self, *, late: bool) -> Restate | None:
+        """Return what this node has to propose if entries were given up and its records have them.
+
+        `late`: whether they have them or not. A node whose records have them would have proposed it by now.
+        """
+        first = self._roster.given_up.first
+        if not first or (self._topology.lacks and not late):
+            return None
+        return Restate(first, self._topology.snapshot(), self._topology.applied)
+
+    def _restate(self, index: int, proposal: Restate) -> Result:
+        given_up = self._roster.given_up
+        if given_up.first != proposal.first or proposal.applied < given_up.last_change:
+            # Another node's has come before, or a change that is not in it.
+            return Result(False)
+        self._roster.given_up = NOTHING_GIVEN_UP
+        if index > self._topology.applied:
+            self._topology.restore(proposal.topology)
+        self._topology.came_to(index)
         return Result(True)
 
     def _remove_node(self, index: int, name: str) -> list[str]:
@@ -217,12 +268,17 @@ class Catalog:
         return name != node or self._roster.incarnation_of(node) == incarnation
 
     def _change(self, index: int, encoded: bytes) -> Result:
-        if index <= self._topology.applied:
-            # The records have it already: they were ahead when this node started, or in the snapshot of a
-            # leader that had just started. Then a caller on this node may wait for it.
+        # The records may have it already: they were ahead when this node started, or in the snapshot of a
+        # leader that had just started. Then a caller on this node may wait for it.
+        is_known, given_up = index <= self._topology.applied, self._roster.given_up
+        if is_known and not given_up.first:
             return UNSEEN
         operation = self._admissible(operations.decode(encoded))
-        return operation if isinstance(operation, Result) else self._topology.apply(index, operation)
+        if isinstance(operation, Result):
+            return UNSEEN if is_known else operation
+        if given_up.first:
+            self._roster.given_up = replace(given_up, last_change=index)
+        return UNSEEN if is_known else self._topology.apply(index, operation)
 
     def _admissible(self, operation: Operation) -> Operation | Result:
         """Place nothing on nodes that are about to leave, or have left since this was proposed."""
@@ -231,13 +287,13 @@ class Catalog:
             if not members:
                 return Result(False)
             leader = operation.leader if operation.leader in members else members[0]
-            return msgspec.structs.replace(operation, members=members, leader=leader)
+            return replace(operation, members=members, leader=leader)
         if not isinstance(operation, DeclareQueue | DeclareExchange):
             return operation
         record = operation.record
         if isinstance(record, QueueRecord) and self._roster.version == versions.FIRST:
             # A node of the previous version would remember its fixed number of producers.
-            record = msgspec.structs.replace(record, deduplication_producers=DEDUPLICATION_PRODUCERS)
+            record = replace(record, deduplication_producers=DEDUPLICATION_PRODUCERS)
             operation = DeclareQueue(record)
         if self._roster.nodes.get(record.node) == "":
             return Result(False, f"node '{record.node}' is about to leave the cluster")
@@ -247,12 +303,17 @@ class Catalog:
         if not members:
             return Result(False, f"the nodes {', '.join(record.members)} are about to leave the cluster")
         leader = record.leader if record.leader in members else members[0]
-        return DeclareQueue(msgspec.structs.replace(record, members=members, leader=leader))
+        return DeclareQueue(replace(record, members=members, leader=leader))
 
     def _staying(self, names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name for name in names if self._roster.nodes.get(name)))
 
     def passed_over(self, index: int) -> None:
+        logger.error("entry %d of the topology's log is given up", index)
+        given_up = self._roster.given_up
+        if index > self._topology.applied:
+            self._topology.lack(index)
+        self._roster.given_up = GivenUpEntries(given_up.first or index, (), given_up.last_change)
         self.passed(index)
 
     def lose_bodies(self, indexes: list[int]) -> None: ...
@@ -267,7 +328,12 @@ class Catalog:
         roster = self._roster
         return _encode(
             _CatalogState(
-                self._topology.snapshot(), roster.nodes, roster.batches, roster.begun, roster.version
+                self._topology.snapshot(),
+                roster.nodes,
+                roster.batches,
+                roster.begun,
+                roster.version,
+                roster.given_up,
             )
         )
 
@@ -294,7 +360,7 @@ class Catalog:
         """
         found = _decode_state(state)
         _check_version(found.version)
-        self._roster.restore(found.nodes, found.batches, found.begun, found.version)
+        self._roster.restore(found.nodes, found.batches, found.begun, found.version, found.given_up)
         self._topology.has_version(found.version)
         if self._topology.is_behind(found.topology):
             self._topology.restore(found.topology)
@@ -303,7 +369,7 @@ class Catalog:
         found = _decode_state(state)
         _check_version(found.version)
         removed = [name for name in self._roster.nodes if name not in found.nodes and self._is_news(name)]
-        self._roster.restore(found.nodes, found.batches, found.begun, found.version)
+        self._roster.restore(found.nodes, found.batches, found.begun, found.version, found.given_up)
         self._topology.has_version(found.version)
         last_own, begun = self.last_own_batch(), self._roster.begun.get(self._own[0])
         if last_own and begun is not None:

@@ -45,6 +45,8 @@ WAITING_S = 5.0
 TIME_CHANGED_MS = 500
 #: Time for clients to take their last bytes when the node has to stop, s.
 GOODBYE_S = 1.0
+#: If no node has proposed its topology for so long after entries were given up, the leader proposes its own, ms.
+RESTATE_LATE_MS = 5_000
 
 
 class ClusterNode:
@@ -85,6 +87,9 @@ class ClusterNode:
         self._again = False
         #: The first batch of this start is in the log.
         self._began = False
+        #: Since when entries of the topology are given up, and whether this node has proposed its own.
+        self._given_up_ms = 0
+        self._restating = False
         #: When links broke, for nodes that do not count as down yet, ms.
         self._broken_at: dict[str, int] = {}
         self._joined = trio.Event()
@@ -422,6 +427,8 @@ class ClusterNode:
             self._removed.tell(self._tell_about)
         self._removed.end_links()
         self.replication.tick()
+        self._give_up_losses()
+        self._restate(now)
         for node, since in list(self._broken_at.items()):
             if now - since >= config.node_down_ms:
                 del self._broken_at[node]
@@ -431,6 +438,28 @@ class ClusterNode:
             self._tell_time(self.mesh.connected())
             self._settle_memory()
             self.maintenance.look()
+
+    def _give_up_losses(self) -> None:
+        """Give up entries of the topology if the operator who started this node has named the first of them.
+
+        Before the topology is read, a node has no user that could ask it for anything.
+        """
+        lost = self._config.accept_topology_loss and self.replicas.lost_entries.waiting_for_operator(GROUP)
+        if lost and min(lost) == self._config.accept_topology_loss:
+            self.replicas.lost_entries.accept(GROUP)
+
+    def _restate(self, now: int) -> None:
+        """Propose this node's topology for all nodes if entries were given up which only its records may have."""
+        if not self.roster.given_up.first:
+            self._given_up_ms = now
+        late = self.leads_topology and now - self._given_up_ms >= RESTATE_LATE_MS
+        restatement = None if self._restating else self.catalog.restatement(late=late)
+        if restatement is not None and not self._is_behind:
+            self._restating = True
+            self.replication.submit(restatement, self._restated)
+
+    def _restated(self, result: Result | Refused) -> None:
+        self._restating = False
 
     def _tell_time(self, peers: Iterable[str]) -> None:
         time = self._queue_time

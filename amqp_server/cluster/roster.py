@@ -4,10 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import msgspec
+
 from quorum_queue.machine import versions
 
 #: No batch of the same start of a node comes after this one.
 LAST_BATCH = (1 << 63) - 1
+
+
+class GivenUpEntries(msgspec.Struct, frozen=True, array_like=True):
+    """Entries of group 0 that an operator has given up, until one node's records replace those of all; see catalog."""
+
+    #: The first of them; 0 if there is none.
+    first: int = 0
+    #: Nodes with a batch applied since. The next batch of another node is taken even if earlier ones are missing.
+    heard: tuple[str, ...] = ()
+    #: Index of the last change of the topology in the log.
+    last_change: int = 0
+
+
+NOTHING_GIVEN_UP = GivenUpEntries()
 
 
 class Roster:
@@ -23,6 +39,7 @@ class Roster:
         #: The version that all nodes know, and that queues may be raised to; see
         #: quorum_queue.machine.versions.
         self.version = versions.FIRST
+        self.given_up = NOTHING_GIVEN_UP
 
     def restore(
         self,
@@ -30,8 +47,10 @@ class Roster:
         batches: Mapping[str, tuple[int, int]],
         begun: Mapping[str, int],
         version: int,
+        given_up: GivenUpEntries,
     ) -> None:
         """Take over a snapshot's."""
+        self.given_up = given_up
         self.nodes, self.batches, self.begun = dict(nodes), dict(batches), dict(begun)
         self.version = version
 

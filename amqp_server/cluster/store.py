@@ -58,7 +58,14 @@ class GroupStore(Groups):
 
     def warm(self, group: int, spans: list[tuple[int, int]], done: Callable[[], None]) -> bool:
         low = [span for span in spans if span[0] <= self._aside.get(group, -1)]
-        return (not low or super().warm(group | ASIDE, low, done)) and super().warm(group, spans, done)
+
+        def then() -> None:
+            if Groups.warm(self, group, spans, done):
+                done()
+
+        if low and not super().warm(group | ASIDE, low, then):
+            return False
+        return super().warm(group, spans, done)
 
     def drop_entries(self, group: int, spans: Iterable[range]) -> None:
         gone = list(spans)

@@ -14,6 +14,7 @@ from pamqp import commands
 from amqp_server.broker.memo import Memo
 from amqp_server.channel import publish
 from amqp_server.channel.channel import Assembly, Channel
+from amqp_server.channel.unfinished import Unfinished
 from amqp_server.connection.frame_errors import expected, first_octets, octets
 from amqp_server.connection.state import State
 from amqp_server.errors import (
@@ -21,6 +22,7 @@ from amqp_server.errors import (
     FrameError,
     HardError,
     PreconditionFailed,
+    ResourceError,
     SoftError,
     UnexpectedFrame,
 )
@@ -40,6 +42,9 @@ TAKEN_BYTES = 128 * 1024
 ACKS_MAX = 1024
 #: What a route takes up beside its names, and a tuple of targets beside them, bytes.
 ROUTE_BYTES, TARGETS_BYTES = 600, 200
+
+#: What is taken to come before tx.commit: as much as the kernel may keep on both sides of a socket.
+TX_BYTES_BEFORE_COMMIT = 16 * 1024 * 1024
 
 KINDS = (frames.METHOD, frames.HEADER, frames.BODY, frames.HEARTBEAT)
 _PUBLISH = b"\x00\x3c\x00\x28"
@@ -67,6 +72,8 @@ class Incoming:
         "_wide",
         "blocked",
         "_memo",
+        "_pass_bytes",
+        "_passed",
         "broker",
         "config",
         "congested",
@@ -76,6 +83,7 @@ class Incoming:
         "routes",
         "segments",
         "stalled",
+        "unfinished",
     )
     #: For mypyc; see `end`.
     __deletable__ = ("_session",)
@@ -92,6 +100,7 @@ class Incoming:
             Memo(session.broker.memo),
         )
         self.received_bytes = 0
+        self.unfinished = Unfinished()
         self._tail = b""
         #: Offset behind the frame that is being handled.
         self._after = 0
@@ -121,6 +130,9 @@ class Incoming:
         #: connection.blocked was sent: an alarm stands, and what is published is held back.
         self.blocked = False
         self._held_bytes = 0
+        #: So much may be published though an alarm stands, to finish what was begun; and it has been.
+        self._pass_bytes = 0
+        self._passed = False
         #: Too much is held back: nothing more is read until the alarm is over.
         self.stalled = False
         #: The rest of a read waits until the client has taken answers: one read may ask for any number of messages.
@@ -146,10 +158,11 @@ class Incoming:
         assembly.add(data if taken == len(data) else data[:taken])
         if self.broker.alarms.active:
             self._hold(taken)
-        if self._body_left:
-            return b""
-        self._body_channel = None
         try:
+            self._check_unfinished()
+            if self._body_left:
+                return b""
+            self._body_channel = None
             if data[taken - 1] != frames.END:
                 raise FrameError(f"type 3: {{invalid_frame_end_marker,{data[taken - 1]}}}")
             assert channel is not None
@@ -160,8 +173,8 @@ class Incoming:
             self.flush(release=True)
             self._session.fail(error, (0, 0))
             return b""
-        if taken == len(data):
-            self.flush()
+        if taken == len(data) and not self.flush_segments():
+            self._session.go_on_later()
         return data[taken:]
 
     def _begin_body(self, data: bytes, pos: int, number: int, size: int, end: int) -> bool:
@@ -217,7 +230,7 @@ class Incoming:
             self._session.fail(error, (0, 0))
             position = self._rest(data, error)
         self._tail = data[position:] if self._session.state is not State.CLOSED else b""
-        self.flush()
+        self.flush_segments()
         left = (self.segments or self._wide is not None) and not self._held_bytes
         if self._cut or self._closing is not None or left:
             self._cut = False
@@ -226,7 +239,6 @@ class Incoming:
     def _leave(self, data: bytes) -> None:
         """The turn is over: handle this in a later one."""
         self._tail = data
-        self._session.turn.apply()
         self._session.go_on_later()
 
     def _rest(self, data: bytes, error: AMQPError) -> int:
@@ -292,8 +304,12 @@ class Incoming:
             if self._held_bytes and self._must_wait(data, pos, kind):
                 self.stalled = True
                 break
-            if kind == frames.METHOD and not self.flush_segments():
-                break
+            if kind == frames.METHOD:
+                if not self.flush_segments():
+                    break
+                if number and not self._applied(data[pos + 7 : pos + 11]):
+                    self._cut = True
+                    break
             self._session.frame(kind, number, data[pos + 7 : after - 1], data[pos:after])
             pos = after
             if self._session.suspended is not None:
@@ -302,6 +318,20 @@ class Incoming:
                 self.congested = True
                 break
         return pos
+
+    def _applied(self, signature: bytes) -> bool:
+        """Have done what was sent before a method, because answers count it; False if the turn is over first.
+
+        An ack has no answer, and the fast path applies nothing for it and for publishes either.
+        """
+        turn = self._session.turn
+        if not turn.scheduled or signature in (_PUBLISH, _ACK):
+            return True
+        others, turn.cut = turn.cut, False
+        turn.apply()
+        whole = not turn.cut
+        turn.cut = turn.cut or others
+        return whole
 
     def _publishes(self, data: bytes, pos: int, after: int, end: int, channel: Channel) -> int | None:
         """Take the publishes at `pos`; None if the next one is not complete."""
@@ -426,6 +456,15 @@ class Incoming:
         if assembly.header is not None and assembly.received == assembly.body_size:
             channel.assembly = None
             self._assembled(channel, assembly)
+        else:
+            self._check_unfinished()
+
+    def _check_unfinished(self) -> None:
+        if self.unfinished.bytes > self.config.unfinished_bytes_max:
+            raise ResourceError(
+                f"a connection may have {self.config.unfinished_bytes_max} bytes of unfinished messages "
+                "(unfinished_bytes_max)"
+            )
 
     def _content_header(self, channel: Channel, assembly: Assembly, payload: bytes, whole: bytes) -> None:
         class_id = int.from_bytes(payload[:2], "big")
@@ -450,6 +489,7 @@ class Incoming:
 
     def _assembled(self, channel: Channel, assembly: Assembly) -> None:
         assembly.release()
+        self.unfinished.finished += 1
         self.forget_old_routes()
         try:
             if assembly.generation != self.broker.generation:
@@ -515,13 +555,34 @@ class Incoming:
 
     def _hold(self, size: int) -> None:
         """An alarm stands: keep what is published, and tell the client once."""
+        if self._pass_bytes > 0:
+            self._pass_bytes -= size
+            return
         self._held_bytes += size
         if not self.blocked:
             self.blocked = True
             if self._session.client.can("connection.blocked"):
                 self._session.send(commands.Connection.Blocked(self.broker.alarms.reason))
-        if self._held_bytes > self.config.blocked_input_bytes_max:
+        if self._passed or self._held_bytes > self.config.blocked_input_bytes_max:
             self.stalled = True
+
+    def let_pass(self, size: int) -> None:
+        """Let so much be published though an alarm stands, once the session goes on."""
+        self._pass_bytes = size
+        self._passed = True
+        self._held_bytes = 0
+        self.stalled = False
+
+    @property
+    def missing_bytes(self) -> int:
+        """What is to come before all is finished: of contents, the body that they lack; of transactions, a guess."""
+        missing = 0
+        for channel in self._session.channels.values():
+            if channel.assembly is not None:
+                missing += channel.assembly.body_size - channel.assembly.received
+            if channel.tx is not None and channel.tx.published_bytes:
+                missing += TX_BYTES_BEFORE_COMMIT
+        return missing
 
     def _must_wait(self, data: bytes, pos: int, kind: int) -> bool:
         """While publishes are held back, only acks, heartbeats and content pass: others would overtake."""
@@ -531,6 +592,7 @@ class Incoming:
 
     def unblock(self) -> None:
         """The alarm is over."""
+        self._pass_bytes, self._passed = 0, False
         if not self.blocked:
             return
         self.blocked = self.stalled = False

@@ -6,6 +6,7 @@ import logging
 import socket
 import ssl
 from functools import partial
+from time import monotonic
 from typing import Protocol
 
 import trio
@@ -13,12 +14,14 @@ import trio
 from amqp_server.broker.broker import Broker
 from amqp_server.config import parse_address
 from amqp_server.connection import log
+from amqp_server.connection.client_wire import ClientWire, Wire
 from amqp_server.connection.half_open import HalfOpen, HalfOpens
 from amqp_server.connection.password_checks import PasswordChecks, source_of
+from amqp_server.connection.poller import Poller
 from amqp_server.connection.session import State
 from amqp_server.connection.tls import ListenerTLS
-from amqp_server.connection.transport import ClientWire, Transport
-from quorum_queue.links.wire import TlsWire, Wire
+from amqp_server.connection.transport import Backpressure, Transport
+from quorum_queue.links.wire import TlsWire
 
 logger = logging.getLogger("mqd.connection")
 
@@ -32,12 +35,8 @@ class ListenError(Exception):
     """An address that cannot be listened on."""
 
 
-class Backpressure(Protocol):
+class AwaitedBackpressure(Backpressure, Protocol):
     """See amqp_server.backpressure."""
-
-    @property
-    def ahead(self) -> bool:
-        """True if more was published than may wait for the disk or for other nodes."""
 
     async def wait(self) -> None: ...
 
@@ -64,24 +63,46 @@ def listen(address: str, backlog: int) -> socket.socket:
 
 
 class Server:
-    """Accepts connections and watches over them."""
+    """Accepts connections, waits for their sockets, and watches over them. See connection.transport.Edge."""
 
-    def __init__(self, broker: Broker, backpressure: Backpressure, password_checks: PasswordChecks) -> None:
+    def __init__(
+        self, broker: Broker, backpressure: AwaitedBackpressure, password_checks: PasswordChecks
+    ) -> None:
         self.broker = broker
         self.config = broker.config
         self.turn = broker.turn
+        self.poller = Poller(broker.turn, self.config.turn_ms / 1000, self.config.receive_bytes)
         self.backpressure = backpressure
         self.password_checks = password_checks
         self.transports: dict[Transport, None] = {}
-        #: Shared by all connections: a read is copied out of it before the next await.
-        self.receive_buffer = memoryview(bytearray(self.config.receive_bytes))
-        #: Accepted, whether a task serves them yet or not.
+        #: Accepted, whether they have their TLS yet or not.
         self._open = 0
         #: Those of them that have not logged in.
         self.half_opens = HalfOpens(self.config)
+        #: They have published, and are not read until the disk has caught up.
+        self._wait_for_disk: list[Transport] = []
+        self._disk_awaited = trio.Event()
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self) -> None:
+        """Serve connections until cancelled. Then all of them end."""
+        poller = self.poller
+        try:
+            async with trio.open_nursery() as self._nursery:
+                self._nursery.start_soon(self._watch_disk)
+                while True:
+                    await trio.lowlevel.wait_readable(poller.fileno())
+                    while poller.serve():
+                        # Others have their turns first.
+                        await trio.lowlevel.checkpoint()
+        finally:
+            self._nursery = None
+            poller.end_all(self.transports)
+            trio.lowlevel.notify_closing(poller.fileno())
+            poller.close()
 
     async def serve(self, listening: socket.socket, tls: ListenerTLS | None = None) -> None:
-        """Accept until cancelled. If the socket is closed, go on serving the connections that are there."""
+        """Accept until the socket is closed, or cancelled."""
         async with trio.open_nursery() as nursery:
             # It may be closed before this task first runs.
             while listening.fileno() >= 0:
@@ -98,8 +119,7 @@ class Server:
                         logger.error("cannot accept a connection: %s", error)
                         await trio.sleep(0.1)
                         break
-                    context = None if tls is None else tls.context
-                    self._accept(nursery, sock, str(address[0]), context)
+                    self._accept(nursery, sock, str(address[0]), None if tls is None else tls.context)
 
     def _accept(
         self, nursery: trio.Nursery, sock: socket.socket, peer: str, tls: ssl.SSLContext | None
@@ -122,52 +142,108 @@ class Server:
                 )
             sock.close()
             return
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._open += 1
-        nursery.start_soon(self._connection, sock, tls, place)
-
-    async def _connection(self, sock: socket.socket, tls: ssl.SSLContext | None, half_open: HalfOpen) -> None:
         try:
-            with sock, trio.CancelScope() as scope:
-                if half_open.gone:
-                    return
-                half_open.drop = scope.cancel
-                wire = await self._wire(sock, tls, half_open.source)
-                if wire is None:
-                    return
-                peer, here = sock.getpeername()[:2], sock.getsockname()[:2]
-                name = f"{peer[0]}:{peer[1]} -> {here[0]}:{here[1]}"
-                transport = Transport(self, wire, peer[0], name, half_open)
-                half_open.drop = partial(self._give_way, transport, scope)
-                self.transports[transport] = None
-                try:
-                    await transport.run()
-                finally:
-                    del self.transports[transport]
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if tls is None:
+                self._begin(sock, ClientWire(sock), place)
         except OSError:
+            # The client has gone already.
+            self._gone(sock, place)
             return
-        finally:
-            self._open -= 1
-            self.half_opens.remove(half_open)
+        if tls is not None:
+            nursery.start_soon(self._handshake, sock, tls, place)
 
-    def _give_way(self, transport: Transport, scope: trio.CancelScope) -> None:
-        log.closing(transport.session, "too many connections are logging in")
-        scope.cancel()
+    def _begin(self, sock: socket.socket, wire: Wire, place: HalfOpen) -> None:
+        """Serve a connection from now on. Raises OSError."""
+        peer, here = sock.getpeername()[:2], sock.getsockname()[:2]
+        name = f"{peer[0]}:{peer[1]} -> {here[0]}:{here[1]}"
+        transport = Transport(self, wire, peer[0], name, place)
+        place.drop = partial(self._give_way, transport)
+        self.transports[transport] = None
+        transport.contain(transport.start)
 
-    async def _wire(self, sock: socket.socket, tls: ssl.SSLContext | None, source: str) -> Wire | None:
-        if tls is None:
-            return ClientWire(sock)
-        wire = TlsWire(sock, tls, server_host=None)
+    def _gone(self, sock: socket.socket, place: HalfOpen) -> None:
+        sock.close()
+        self._open -= 1
+        self.half_opens.remove(place)
+
+    async def _handshake(self, sock: socket.socket, tls: ssl.SSLContext, place: HalfOpen) -> None:
+        """Serve a connection when its TLS stands, which may take a while."""
+        begun = False
         try:
-            with trio.fail_after(self.config.handshake_timeout_s):
-                await wire.handshake()
+            with trio.CancelScope() as scope:
+                if place.gone:
+                    return
+                place.drop = scope.cancel
+                wire = TlsWire(sock, tls, server_host=None)
+                with trio.fail_after(self.config.handshake_timeout_s):
+                    await wire.handshake()
+                self._begin(sock, wire, place)
+                begun = True
         except (ssl.SSLError, trio.TooSlowError, OSError) as error:
-            if self.broker.log_limit.allows("TLS handshake failed", source):
+            if self.broker.log_limit.allows("TLS handshake failed", place.source):
                 said = str(error) or "it took too long"
-                logger.info("TLS handshake with %s failed: %s", source, said, extra={"peer": source})
-            return None
-        return wire
+                logger.info(
+                    "TLS handshake with %s failed: %s", place.source, said, extra={"peer": place.source}
+                )
+        finally:
+            if not begun:
+                self._gone(sock, place)
+
+    def _give_way(self, transport: Transport) -> None:
+        log.closing(transport.session, "too many connections are logging in")
+        transport.close()
+
+    # -- what transports ask for -----------------------------------------------------------------------------------
+
+    def log_in(self, transport: Transport) -> None:
+        """Have the password checked, then call `logged_in`."""
+        assert self._nursery is not None
+        self._nursery.start_soon(self._log_in, transport)
+
+    async def _log_in(self, transport: Transport) -> None:
+        login, turn = transport.session.login, self.turn
+        if login is None:
+            return
+        with trio.CancelScope() as scope:
+            transport.cancel_login = scope.cancel
+            try:
+                outcome = await self.password_checks.check(
+                    transport.session.client.peer, login.user, login.password
+                )
+            except Exception as error:  # noqa: BLE001 - the turn decides what it ends
+                turn.run(turn.failed, transport.session, error)
+                transport.close()
+                return
+            turn.run(transport.logged_in, outcome)
+
+    def wait_for_disk(self, transport: Transport) -> None:
+        """Call `caught_up` when the disk has caught up."""
+        self._wait_for_disk.append(transport)
+        self._disk_awaited.set()
+
+    async def _watch_disk(self) -> None:
+        while True:
+            await self._disk_awaited.wait()
+            self._disk_awaited = trio.Event()
+            while self.backpressure.ahead:
+                await self.backpressure.wait()
+            self._disk_has_caught_up()
+
+    def _disk_has_caught_up(self) -> None:
+        # A function of its own, so that no connection outlives its end in a variable of `_watch_disk`.
+        waiting, self._wait_for_disk = self._wait_for_disk, []
+        for transport in waiting:
+            transport.caught_up()
+
+    def ended(self, transport: Transport) -> None:
+        """It holds nothing any more."""
+        del self.transports[transport]
+        self._open -= 1
+        if transport.waits_for_disk:
+            self._wait_for_disk.remove(transport)
 
     async def watch(self) -> None:
         """End connections whose client is gone or never logs in. Looks once a second."""
@@ -185,12 +261,13 @@ class Server:
 
     def _check_all(self) -> None:
         # A function of its own, so that no connection outlives its end in a variable of `watch`.
-        now = trio.current_time()
+        now = monotonic()
         for transport in list(self.transports):
             self._check(transport, now)
 
     def _check(self, transport: Transport, now: float) -> None:
         session, handshake_s = transport.session, self.config.handshake_timeout_s
+        transport.check_rest(now)
         if session.state in (State.CLOSING, State.CLOSED):
             # The goodbye may still wait for the disk, or for the client to take it.
             said = session.answered_close and not transport.outbox.size
@@ -209,10 +286,7 @@ class Server:
         session, interval = transport.session, transport.session.limits.heartbeat_s
         if not interval:
             return
-        if session.incoming.stalled or transport.waits_for_disk:
-            # A publisher that is not read from may send heartbeats or not: nobody can tell. It gets ours.
-            transport.last_received = now
-        if now - transport.last_received > 2 * interval:
+        if now - transport.heard(now) > 2 * interval:
             log.closing(session, f"missed heartbeats from client, timeout: {interval}s")
             transport.close()
 

@@ -143,8 +143,6 @@ class Session:
     def receive(self, data: bytes) -> None:
         """Handle what came from the client. Errors in it become close methods."""
         self.incoming.receive(data)
-        if self.turn.cut:
-            self.go_on_later()
 
     def go_on_later(self) -> None:
         """The turn is too short for what the client wants: it is not read until all that is done."""
@@ -156,6 +154,7 @@ class Session:
         others, turn.cut = turn.cut, False
         self.unfinished = False
         self.incoming.go_on()
+        turn.apply()
         if turn.cut and not self.unfinished:
             # All frames are handled, but queues have something to do yet.
             self.go_on_later()
@@ -228,10 +227,6 @@ class Session:
         if channel.assembly is not None:
             raise UnexpectedFrame(expected(channel.assembly), (60, 40))
         method = methods.decode(payload, self.config.table_depth_max)
-        if not isinstance(method, (commands.Basic.Publish, commands.Basic.Ack)):
-            # Answers count what was published before them. An ack has none, and the fast path runs nothing
-            # for it either.
-            self.turn.apply()
         channel.raw = payload
         self._handling = channel, where
         try:
@@ -250,6 +245,7 @@ class Session:
             return
         if isinstance(method, commands.Channel.Close):
             channel.close()
+            self.turn.apply()
             self._drop_channel(channel)
             self.synced()
             channel.send(commands.Channel.CloseOk())
@@ -445,6 +441,7 @@ class Session:
             # Messages of a transaction that an alarm holds back are rolled back with the rest.
             self.incoming.drop_segments(channel)
         channel.close()
+        self.turn.apply()
         channel.closing = True
         class_id, method_id = error.method or where
         log.channel_failed(self, channel.number, error, (class_id, method_id))
@@ -539,6 +536,7 @@ class Session:
             if not channel.closing:
                 channel.close()
             self._drop_channel(channel)
+        self.turn.apply()
         # First it is no session any more: an exclusive queue whose declaration is still under way goes then,
         # too.
         self.broker.sessions.remove(self)

@@ -1,97 +1,310 @@
-"""Sockets: one task reads for a connection, and the end of every turn writes for all of them.
+"""Moves bytes between one client's socket and its session. The poller calls it when the socket is ready.
 
-Two awaits a batch at most: one until the socket has something, and one more only if it takes no more. The turn that
-filled an outbox tries to send it at once; a task for it exists only while a socket is full.
+Nothing here waits: the end of every turn writes for all connections that have something to send, and the poller is asked
+to tell of a socket with room again only while it is full.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import ceil
-from typing import TYPE_CHECKING
-
-import trio
+from time import monotonic
+from typing import TYPE_CHECKING, Final, Protocol
 
 from amqp_server.connection import log
+from amqp_server.connection.client_wire import Wire
 from amqp_server.connection.half_open import HalfOpen
 from amqp_server.connection.outbox import Outbox
 from amqp_server.connection.password_checks import Outcome
+from amqp_server.connection.poller import READ, WRITE, Poller
 from amqp_server.connection.session import Session, State
-from quorum_queue.links.wire import PlainWire, Wire
 
 if TYPE_CHECKING:
-    from amqp_server.connection.listener import Server
+    from amqp_server.broker.broker import Broker
+    from amqp_server.config import Config
+    from amqp_server.connection.half_open import HalfOpens
+    from amqp_server.turn import Turn
 
-#: Time that a client has to answer connection.close, or to take what is still to be sent to it.
-CLOSE_TIMEOUT_S = 5.0
+#: Time that a client has to take what is still to be sent to it.
+CLOSE_TIMEOUT_S: Final = 5.0
 #: Said in the log only: the client gets the answer of every refusal.
-BUSY = "not checked, too many logins of this address have failed or wait"
-#: Chunks given to the kernel at once (IOV_MAX is 1,024).
-GATHER_MAX = 512
-#: Chunks from this size on are not copied together first.
-GATHER_BYTES_MIN = 8192
-#: And none with a chunk of this size: it might be copied again and again by a slow socket that takes a bit each time.
-LARGE_BYTES = 64 * 1024
+BUSY: Final = "not checked, too many logins of this address have failed or wait"
 
 
-class ClientWire(PlainWire):
-    """A client's socket. Deliveries are many small chunks, for which copying is cheaper than gathering."""
+class Backpressure(Protocol):
+    """See amqp_server.backpressure."""
 
-    __slots__ = ()
+    @property
+    def ahead(self) -> bool:
+        """True if more was published than may wait for the disk or for other nodes."""
 
-    def send(self, chunks: list[bytes | memoryview]) -> int:
-        few = chunks[:GATHER_MAX]
-        if len(few) > 1 and len(few[0]) + len(few[1]) < GATHER_BYTES_MIN and max(map(len, few)) < LARGE_BYTES:
-            return super().send([b"".join(few)])
-        return super().send(few)
+
+class Edge(Protocol):
+    """What the connections of a node share. See connection.listener.Server."""
+
+    broker: Broker
+    config: Config
+    turn: Turn
+    poller: Poller
+    half_opens: HalfOpens
+
+    @property
+    def backpressure(self) -> Backpressure: ...
+
+    def log_in(self, transport: Transport) -> None:
+        """Have the password checked, then call `logged_in`."""
+
+    def wait_for_disk(self, transport: Transport) -> None:
+        """Call `caught_up` when the disk has caught up."""
+
+    def ended(self, transport: Transport) -> None: ...
+
+
+def _nothing() -> None: ...
 
 
 class Transport:
-    """Moves bytes between a socket and a session.
+    """One connection's edge.
 
     See connection.session.Edge, and amqp_server.turn.Sender.
     """
 
-    def __init__(self, server: Server, wire: Wire, peer: str, name: str, half_open: HalfOpen) -> None:
+    __slots__ = (
+        "_broken",
+        "_discarding",
+        "_draining",
+        "_ended",
+        "_half_open",
+        "_logging_in",
+        "_low_bytes",
+        "_muted",
+        "_poller",
+        "_send_until",
+        "_sending_rest",
+        "_server",
+        "_turn",
+        "_unsent",
+        "_wire",
+        "began",
+        "cancel_login",
+        "fd",
+        "heavy",
+        "last_received",
+        "last_sent",
+        "outbox",
+        "queued",
+        "session",
+        "waits_for_disk",
+        "watched",
+    )
+
+    def __init__(self, server: Edge, wire: Wire, peer: str, name: str, half_open: HalfOpen) -> None:
         self._server = server
         self._turn = server.turn
+        self._poller = server.poller
+        self._low_bytes = server.config.outbox_low_bytes
         self._wire = wire
+        self.fd = wire.fileno()
+        #: Events that the poller waits for, and whether it has this connection among those that are ready.
+        self.watched = 0
+        self.queued = False
+        #: Its last read was large, took long, or left work for later. See the poller.
+        self.heavy = False
         self.outbox = Outbox(server.turn, self, server.config.outbox_high_bytes)
         self.session = Session(server.broker, self.outbox, self, peer, name)
         self._half_open = half_open
         self._unsent: list[bytes | memoryview] = []
+        #: The socket is full.
         self._draining = False
-        self._resumed = trio.Event()
-        self._drained = trio.Event()
+        #: It is not read, until `resumed`.
+        self._muted = False
         #: It has published, and is not read until the disk has caught up.
         self.waits_for_disk = False
-        self.began = self.last_received = self.last_sent = trio.current_time()
-        self._scope = trio.CancelScope()
-        self._nursery: trio.Nursery | None = None
+        self._logging_in = False
+        self.cancel_login: Callable[[], None] = _nothing
+        #: The session is over: what is left is sent, until this time.
+        self._sending_rest = False
+        self._send_until = 0.0
+        #: Nothing is left to send: what comes is thrown away until the client closes the socket.
+        self._discarding = False
+        #: The end of the stream has come, or an error.
+        self._broken = False
+        self._ended = False
+        self.began = self.last_received = self.last_sent = monotonic()
 
-    async def run(self) -> None:
-        """Serve the connection until it ends."""
-        session = self.session
+    def start(self) -> None:
+        """Begin to read."""
+        self._watch()
+        if self._wire.more:
+            self._poller.again(self)
+
+    def _watch(self) -> None:
+        self._poller.watch(self, (0 if self._muted else READ) | (WRITE if self._draining else 0))
+
+    def contain(self, call: Callable[[], None]) -> None:
+        """Call; an error ends this connection and no other one."""
+        if self._ended:
+            return
         try:
-            with self._scope:
-                async with trio.open_nursery() as nursery:
-                    self._nursery = nursery
-                    await self._read()
-                    await self._send_rest()
-                    if session.answered_close:
-                        await self._read_rest()
-                    nursery.cancel_scope.cancel()
-        except* (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
-            pass
-        except* Exception as error:  # noqa: BLE001 - the turn decides what it ends
-            self._turn.run(self._turn.failed, session, error)
-        finally:
-            agreed = session.state in (State.CLOSING, State.CLOSED)
-            log.closing(session, "" if agreed else log.LOST)
-            self._turn.run(self._turn.contain, session, session.lost)
-            self._turn.forget(session, self)
-            self.opened()
-            self._server.broker.timers.forget(self)
-            self._wire.close()
+            call()
+        except OSError:
+            self.close()
+        except Exception as error:  # noqa: BLE001 - the turn decides what it ends
+            self._turn.failed(self.session, error)
+            self._send_rest()
+
+    # -- in, called by the poller within a turn --------------------------------------------------------------------
+
+    def read_little(self) -> None:
+        """Read a light connection once. Its queues are run with those of the others."""
+        data = self._receive(self._poller.little)
+        if data:
+            self._turn.take(self.session, self.session.receive, data, alone=False)
+            self._received()
+
+    def left(self) -> None:
+        """The turn was too short for its queues: it is not read until they have done what it has sent, or they would
+        fill the memory."""
+        self.heavy = True
+        self.session.go_on_later()
+
+    def read_much(self) -> None:
+        """Read a heavy connection once, or go on with what is left of the last read, and run its queues."""
+        incoming = self.session.incoming
+        if incoming.congested and self.session.state is State.RUNNING:
+            if self.held:
+                self._mute()
+                return
+            self._turn.take(self.session, self.session.room)
+        else:
+            data = self._receive(self._poller.buffer)
+            if not data:
+                return
+            self._turn.take(self.session, self.session.receive, data)
+        self._received()
+
+    def _receive(self, buffer: memoryview) -> bytes:
+        """Read once; nothing if it is not to be handled."""
+        if self._discarding:
+            # Were the socket closed now, a client that is still writing or has not read close-ok could get an error
+            # instead of it. `Server.watch` ends it where that takes too long.
+            if self._wire.receive([self._poller.buffer]) == 0:
+                self.close()
+            elif self._wire.more:
+                self._poller.again(self)
+            return b""
+        if self._sending_rest or self.held:
+            self._mute()
+            return b""
+        count = self._wire.receive([buffer])
+        if count is None:
+            return b""
+        if not count:
+            self._broken = True
+            self._send_rest()
+            return b""
+        self.last_received = self._poller.now
+        if count == len(buffer):
+            self.heavy = True
+        return bytes(buffer[:count])
+
+    def _received(self) -> None:
+        """See what the session made of it."""
+        session = self.session
+        if session.unfinished:
+            self.heavy = True
+        if session.login is not None and not self._logging_in:
+            self._logging_in = self._half_open.checking = True
+            self._server.log_in(self)
+        if session.state is State.CLOSED:
+            self._send_rest()
+            return
+        wire = self._wire
+        if session.state is State.RUNNING and self._ahead_of_disk():
+            self._mute()
+        elif (wire.more or session.incoming.congested) and not self.held:
+            self._poller.again(self)
+        if wire.pending_bytes:
+            # TLS has answered by itself.
+            self._drain()
+
+    @property
+    def held(self) -> bool:
+        """True if it must not be read now. `resumed` is called when the reason is over."""
+        session = self.session
+        if session.unfinished or self._logging_in:
+            return True
+        return session.state is State.RUNNING and (self._full() or self._ahead_of_disk())
+
+    def _full(self) -> bool:
+        """True if the client does not take what is sent, or publishes against an alarm."""
+        incoming = self.session.incoming
+        return incoming.stalled or incoming.backlogged or self.outbox.size > 2 * self.outbox.high_bytes
+
+    def _ahead_of_disk(self) -> bool:
+        """True if this client has published, and too much waits for the disk. Consumers are always read."""
+        return self.session.incoming.published and self._server.backpressure.ahead
+
+    def _mute(self) -> None:
+        self._muted = True
+        self._watch()
+        if not self._sending_rest and self._ahead_of_disk() and not self.waits_for_disk:
+            self.waits_for_disk = True
+            self._server.wait_for_disk(self)
+
+    def resumed(self) -> None:
+        """Something that kept it from being read may be over."""
+        if self._ended or self._sending_rest or self._discarding:
+            return
+        if self.session.state is State.CLOSED:
+            self._send_rest()
+            return
+        if self.held:
+            if self._ahead_of_disk():
+                self._mute()
+            return
+        if self._muted:
+            self._muted = False
+            # Its heartbeats stood unread meanwhile.
+            self.last_received = monotonic()
+            self._watch()
+        if self.session.incoming.congested or self._wire.more:
+            self._poller.again(self)
+
+    def caught_up(self) -> None:
+        """The disk has caught up with what was published."""
+        self.waits_for_disk = False
+        self.resumed()
+
+    def heard(self, now: float) -> float:
+        """Return when the client has last shown that it lives.
+
+        One that is not read may send heartbeats or not: nobody can tell. That a consumer takes what it is sent is a sign
+        of life, too.
+        """
+        session = self.session
+        if session.incoming.stalled or self.waits_for_disk:
+            self.last_received = now
+        elif self._muted:
+            unread = session.unfinished or session.suspended is not None
+            self.last_received = max(self.last_received, now if unread else self.last_sent)
+        return self.last_received
+
+    # -- the login -------------------------------------------------------------------------------------------------
+
+    def logged_in(self, outcome: Outcome) -> None:
+        """The password was checked. Within a turn."""
+        self._logging_in = False
+        if self._ended:
+            return
+        self._turn.contain(self.session, self._login_done, outcome)
+        self.resumed()
+
+    def _login_done(self, outcome: Outcome) -> None:
+        if outcome is Outcome.BUSY:
+            self.session.login_done(accepted=False, reason=BUSY)
+        else:
+            self.session.login_done(accepted=outcome is Outcome.ACCEPTED)
 
     def opened(self) -> None:
         """The client has logged in, or it never will."""
@@ -104,7 +317,7 @@ class Transport:
         if self.session.state is not State.RUNNING:
             return
         half_s = self.session.limits.heartbeat_s / 2
-        left_s = self.last_sent + half_s - trio.current_time()
+        left_s = self.last_sent + half_s - monotonic()
         if left_s < 0.001:
             # Behind what a full socket does not take it would be late, and it is not needed there.
             if not self._draining:
@@ -112,101 +325,19 @@ class Transport:
             left_s = half_s
         self._wake_after(left_s)
 
+    def failed(self, error: Exception) -> None:
+        """A timer of it has raised."""
+        self.session.failed(error)
+
     def _wake_after(self, seconds: float) -> None:
-        broker = self._server.broker
+        broker = self.session.broker
         broker.timers.wake(self, broker.clock.monotonic_ms() + ceil(1000 * seconds))
 
-    async def _send_rest(self) -> None:
-        """Give the client a moment to take what is still to be sent."""
-        with trio.move_on_after(CLOSE_TIMEOUT_S):
-            while True:
-                self.flush()
-                if not self._draining:
-                    # The outbox is empty, or its bytes wait for the disk.
-                    if not self.outbox.size:
-                        return
-                    await trio.sleep(0.001)
-                else:
-                    await self._drained.wait()
-
-    async def _read_rest(self) -> None:
-        """Read and discard until the client closes its socket. `Server.watch` ends it where that takes too long.
-
-        Were it closed here, a client that is still writing or has not read close-ok could get an error instead of it.
-        """
-        while True:
-            await self._wire.readable()
-            if self._wire.receive([self._server.receive_buffer]) == 0:
-                return
-
-    async def _read(self) -> None:
-        session, turn, wire = self.session, self._turn, self._wire
-        buffer = self._server.receive_buffer
-        while session.state is not State.CLOSED:
-            await wire.readable()
-            count = wire.receive([buffer])
-            if count is None:
-                continue
-            if not count:
-                return
-            self.last_received = trio.current_time()
-            turn.receive(session, bytes(buffer[:count]))
-            if session.login is not None:
-                await self._log_in()
-            while True:
-                running = session.state is State.RUNNING
-                if session.unfinished or (running and (self._full() or self._ahead_of_disk())):
-                    await self._wait_for_room()
-                elif running and session.incoming.congested:
-                    # Others first.
-                    await trio.lowlevel.checkpoint()
-                    turn.run(turn.contain, session, session.room)
-                else:
-                    break
-
-    def _full(self) -> bool:
-        """True if the client does not take what is sent, or publishes against an alarm: it is not read."""
-        incoming = self.session.incoming
-        return incoming.stalled or incoming.backlogged or self.outbox.size > 2 * self.outbox.high_bytes
-
-    def _ahead_of_disk(self) -> bool:
-        """True if this client has published, and too much waits for the disk. Consumers are always read."""
-        return self.session.incoming.published and self._server.backpressure.ahead
-
-    async def _wait_for_room(self) -> None:
-        if self._ahead_of_disk():
-            self.waits_for_disk = True
-            await self._server.backpressure.wait()
-            self.waits_for_disk = False
-            self.last_received = trio.current_time()
-            return
-        self._resumed = trio.Event()
-        with trio.move_on_after(0.25):
-            await self._resumed.wait()
-        # Its heartbeats stand unread meanwhile. A blocked publisher is not watched; that a consumer takes
-        # what it is sent is a sign of life, too.
-        session = self.session
-        unread = session.unfinished or session.incoming.stalled or session.suspended is not None
-        alive = trio.current_time() if unread else self.last_sent
-        self.last_received = max(self.last_received, alive)
-
-    async def _log_in(self) -> None:
-        login = self.session.login
-        assert login is not None
-        self._half_open.checking = True
-        peer = self.session.client.peer
-        outcome = await self._server.password_checks.check(peer, login.user, login.password)
-        self._turn.run(self._turn.contain, self.session, self._logged_in, outcome)
-
-    def _logged_in(self, outcome: Outcome) -> None:
-        if outcome is Outcome.BUSY:
-            self.session.login_done(accepted=False, reason=BUSY)
-        else:
-            self.session.login_done(accepted=outcome is Outcome.ACCEPTED)
+    # -- out -------------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Send what waits, as far as the socket takes it now."""
-        if self._draining:
+        if self._draining or self._ended:
             return
         outbox = self.outbox
         chunks = self._unsent or outbox.take()
@@ -218,57 +349,111 @@ class Transport:
                 sent = self._wire.send(chunks)
                 if not sent:
                     self._unsent = chunks
-                    self._drain_later()
+                    self._drain()
                     return
                 outbox.sent(sent)
                 self._unsent = _after(chunks, sent)
                 chunks = self._unsent or outbox.take()
-            if self._wire.pending_bytes:
-                self._drain_later()
         except OSError:
-            self._scope.cancel()
+            self.close()
             return
-        self.last_sent = trio.current_time()
+        self.last_sent = monotonic()
+        if self._wire.pending_bytes:
+            self._drain()
         if self.session.paused:
             self.session.drained()
-        self._resumed.set()
+        self._sent()
 
-    def _drain_later(self) -> None:
-        if self._nursery is not None and not self._draining:
+    def _drain(self) -> None:
+        """The socket is full: go on when it has room."""
+        if not self._draining:
             self._draining = True
-            self._drained = trio.Event()
-            self._nursery.start_soon(self._drain)
+            self._watch()
 
-    async def _drain(self) -> None:
-        outbox, low = self.outbox, self._server.config.outbox_low_bytes
-        try:
-            while True:
-                await self._wire.writable()
-                chunks = self._unsent or outbox.take()
-                if not chunks and not self._wire.pending_bytes:
-                    break
-                sent = self._wire.send(chunks) if chunks else 0
-                outbox.sent(sent)
-                self._unsent = _after(chunks, sent)
-                self.last_sent = trio.current_time()
-                if outbox.size <= low:
-                    self._resumed.set()
-                    if self.session.paused:
-                        self._turn.run(self.session.drained)
-        except OSError:
-            self._scope.cancel()
-        finally:
-            self._draining = False
-            self._drained.set()
-            self._resumed.set()
+    def writable(self) -> None:
+        """The socket has room again. Called by the poller within a turn."""
+        outbox, wire = self.outbox, self._wire
+        wire.push()
+        chunks = self._unsent or outbox.take()
+        sent = wire.send(chunks) if chunks else 0
+        outbox.sent(sent)
+        self._unsent = _after(chunks, sent)
+        self.last_sent = monotonic()
+        if not self._unsent and not wire.pending_bytes:
+            chunks = self._unsent = outbox.take()
+            if not chunks:
+                self._draining = False
+                self._watch()
+        if outbox.size <= self._low_bytes:
+            if self.session.paused:
+                self.session.drained()
+            self._sent()
+
+    def _sent(self) -> None:
+        """There is room in the outbox."""
+        if self._sending_rest:
+            self._said()
+        elif self._muted or self.session.incoming.congested:
+            self.resumed()
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def _send_rest(self) -> None:
+        """The session is over. Give the client a moment to take what is still to be sent."""
+        if self._sending_rest or self._discarding:
+            return
+        self._sending_rest = True
+        self._send_until = monotonic() + CLOSE_TIMEOUT_S
+        self._muted = True
+        self._watch()
+        self._said()
+
+    def _said(self) -> None:
+        # What is in the outbox may wait for the disk.
+        if not self.outbox.size and not self._draining:
+            self._discard()
+
+    def _discard(self) -> None:
+        """All is said. A client that closes in order closes the socket itself."""
+        self._sending_rest = False
+        if self.session.answered_close and not self._broken:
+            self._discarding = True
+            self._muted = False
+            self._watch()
+            if self._wire.more:
+                self._poller.again(self)
+        else:
+            self._discarding = True
+            self.close()
+
+    def check_rest(self, now: float) -> None:
+        """The client does not take the rest in time: it gets no more of it."""
+        if self._sending_rest and now > self._send_until:
+            self._discard()
 
     def close(self) -> None:
         """End the connection without a word."""
-        self._scope.cancel()
+        if not self._ended:
+            self._poller.over(self)
 
-    def resumed(self) -> None:
-        """More may be read."""
-        self._resumed.set()
+    def end(self) -> None:
+        """Give up all that the connection holds. Within a turn."""
+        if self._ended:
+            return
+        self._ended = True
+        session = self.session
+        self.cancel_login()
+        agreed = session.state in (State.CLOSING, State.CLOSED)
+        log.closing(session, "" if agreed else log.LOST)
+        self._turn.contain(session, session.lost)
+        self._turn.forget(session, self)
+        self.opened()
+        session.broker.timers.forget(self)
+        self.cancel_login = _nothing
+        self._unsent = []
+        self._poller.watch(self, 0)
+        self._server.ended(self)
+        self._wire.close()
 
 
 def _after(chunks: list[bytes | memoryview], sent: int) -> list[bytes | memoryview]:

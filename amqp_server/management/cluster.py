@@ -77,6 +77,11 @@ async def accept_loss(call: Call) -> Any:
     return {"entries": given_up.entries, "members": list(given_up.members)}
 
 
+async def accept_topology_loss(call: Call) -> Any:
+    given_up = await _cluster(call).accept_topology_loss()
+    return {"entries": given_up.entries, "members": list(given_up.members)}
+
+
 async def quorum_critical(call: Call) -> Any:
     """503 if something would have no majority without this node, as RabbitMQ's check of this name."""
     cluster = call.broker.cluster

@@ -51,6 +51,7 @@ ROUTES = (
     Route("POST", "/api/cluster/nodes/{node}/grow", ADMINISTRATOR, cluster.grow),
     Route("POST", "/api/cluster/nodes/{node}/shrink", ADMINISTRATOR, cluster.shrink),
     Route("POST", "/api/cluster/rebalance", ADMINISTRATOR, cluster.rebalance),
+    Route("POST", "/api/cluster/topology/accept-loss", ADMINISTRATOR, cluster.accept_topology_loss),
     Route("GET", "/api/cluster/queues", MONITORING, cluster.queues),
     Route("GET", "/api/cluster/queues/{vhost}", MONITORING, cluster.queues),
     Route("GET", "/api/cluster/queues/{vhost}/{name}", MONITORING, cluster.queue),

@@ -112,16 +112,21 @@ def transfer_leader(session: Session, vhost: str, queue: str, node: str) -> None
 
 @cluster.command(
     "accept-loss",
-    help="Has QUEUE go on without what none of its members can read any more. That is lost then, for good.",
+    help="Has QUEUE, or the topology, go on without what none of its members can read any more. That is lost then, for good.",
 )
 @in_vhost
-@click.argument("queue")
+@click.argument("queue", required=False)
+@click.option("--topology", is_flag=True, help="The log of users, exchanges, bindings and queues itself.")
 @pass_session
-def accept_loss(session: Session, vhost: str, queue: str) -> None:
-    given_up = session.client.post("cluster", "queues", vhost, queue, "accept-loss", body={})
+def accept_loss(session: Session, vhost: str, queue: str | None, *, topology: bool) -> None:
+    if topology == (queue is not None):
+        raise click.UsageError("give either QUEUE or --topology")
+    place = ("topology",) if queue is None else ("queues", vhost, queue)
+    given_up = session.client.post("cluster", *place, "accept-loss", body={})
     session.say(f"{given_up['entries']} entries are given up")
+    what = "topology" if topology else "queue"
     for name in given_up.get("members", ()):
-        session.say(f"{name} has lost its memory: the queue continues without its vote until it is filled")
+        session.say(f"{name} has lost its memory: the {what} continues without its vote until it is filled")
 
 
 @cluster.command("rebalance", help="Spreads the leaders of the quorum queues over the nodes that are up.")

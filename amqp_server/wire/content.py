@@ -43,8 +43,11 @@ class Properties:
         self.raw: dict[str, bytes] = raw or {}
 
     @classmethod
-    def parse(cls, payload: bytes, depth: int = tables.DEPTH_MAX) -> Properties:
-        """Parse a content header's payload, with headers of at most this depth. Raises FrameError where it is malformed."""
+    def parse(cls, payload: bytes, depth: int = tables.DEPTH_MAX, *, checked: bool = False) -> Properties:
+        """Parse a content header's payload, with headers of at most this depth. Raises FrameError where it is malformed.
+
+        `checked`: somebody has looked at the headers already.
+        """
         if len(payload) < _HEADER.size:
             raise FrameError(f"content header of {len(payload)} bytes is too short")
         flags: int = _HEADER.unpack_from(payload)[3]
@@ -55,7 +58,10 @@ class Properties:
         for bit, name in enumerate(PROPERTIES):
             if not flags & (0x8000 >> bit):
                 continue
-            after = _after(payload, offset, end, name, depth)
+            if checked and name == "headers":
+                after = offset + 4 + int.from_bytes(payload[offset : offset + 4], "big")
+            else:
+                after = _after(payload, offset, end, name, depth)
             raw[name] = payload[offset:after]
             offset = after
         if offset != end:
@@ -90,7 +96,7 @@ class Properties:
     def headers(self) -> dict[str, object] | None:
         """The headers table decoded, None without one."""
         value = self.raw.get("headers")
-        return None if value is None else tables.decode(value)
+        return None if value is None else tables.decode_checked(value)
 
     @property
     def persistent(self) -> bool:

@@ -35,7 +35,8 @@ _SIZES = {tag: layout.size for tag, (layout, _) in _FIXED.items()} | {ord("D"): 
 _U32 = struct.Struct(">I")
 _DECIMAL = struct.Struct(">Bi")
 _TIMESTAMP = struct.Struct(">Q")
-_LONG_STRINGS = (ord("S"), ord("x"))
+_LONG_STRING = ord("S")
+_LONG_STRINGS = (_LONG_STRING, ord("x"))
 
 
 class TableError(ValueError):
@@ -111,16 +112,35 @@ def check(data: bytes, offset: int, end: int, depth: int = DEPTH_MAX) -> int:
     if after > end:
         raise TableError("a table ends outside its frame")
     try:
-        for _ in entries(data, offset + 4, after, depth):
-            pass
+        _check_fields(data, offset + 4, after, depth)
     except TableTooDeep:
         raise TableTooDeep(depth) from None
     return after
 
 
+def _check_fields(data: bytes, offset: int, end: int, depth: int) -> None:
+    """Check the fields in data[offset:end]: there may be thousands of them in each message."""
+    unpack = _U32.unpack_from
+    while offset < end:
+        name_end = offset + 1 + data[offset]
+        if name_end >= end:
+            raise TableError("a field name ends outside its table")
+        if data[name_end] == _LONG_STRING and name_end + 5 <= end:
+            offset = name_end + 5 + unpack(data, name_end + 1)[0]
+            if offset > end:
+                raise TableError("a field value ends outside its table")
+        else:
+            offset = skip(data, name_end, end, depth)
+
+
 def decode(table: bytes) -> dict[str, object]:
     """Decode a table with its length in front. Raises TableError."""
     return _fields(table, 4, check(table, 0, len(table)))
+
+
+def decode_checked(table: bytes) -> dict[str, object]:
+    """Decode a table with its length in front that `check` has passed."""
+    return _fields(table, 4, len(table))
 
 
 def tables_in(table: bytes, name: bytes) -> list[bytes]:
@@ -141,10 +161,20 @@ def tables_in(table: bytes, name: bytes) -> list[bytes]:
 def _fields(data: bytes, offset: int, end: int) -> dict[str, object]:
     """Decode the (checked) fields in data[offset:end]."""
     fields: dict[str, object] = {}
+    unpack = _U32.unpack_from
     while offset < end:
         after = offset + 1 + data[offset]
         name = data[offset + 1 : after].decode(errors="replace")
-        fields[name], offset = _value(data, after)
+        if data[after] == _LONG_STRING:
+            start = after + 5
+            offset = start + unpack(data, after + 1)[0]
+            raw = data[start:offset]
+            try:
+                fields[name] = raw.decode()
+            except UnicodeDecodeError:
+                fields[name] = raw
+        else:
+            fields[name], offset = _value(data, after)
     return fields
 
 
@@ -156,7 +186,7 @@ def _value(data: bytes, offset: int) -> tuple[object, int]:
         return _fixed(data, offset, tag), offset + 1 + size
     start = offset + 5
     end = start + _U32.unpack_from(data, offset + 1)[0]
-    if tag == ord("S"):
+    if tag == _LONG_STRING:
         raw = data[start:end]
         try:
             return raw.decode(), end

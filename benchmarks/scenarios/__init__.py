@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from ..streams import Terms
 from . import routes
+from .closed_loop import ClosedLoop
 from .cluster import CLUSTER_SCENARIOS
 from .connections import Churn, IdleConnections
 from .latency import Latency
+from .perf_test import PerfTest
 from .queues import Backlog, ManyQueues
 from .scenario import Scenario, at_least
 from .spark import SPARK_SCENARIOS
@@ -51,6 +53,16 @@ SCENARIOS: tuple[Scenario, ...] = (
     Throughput("distinct-headers", "transient, all headers different", OTHER, routes.distinct_headers),
     Latency(5_000, quick=True),
     Latency(20_000, quick=False),
+    PerfTest(
+        "perf-test", "PerfTest, 100 producers with 1 unconfirmed each, 100 consumers", 100, 1, at_least(1.3)
+    ),
+    PerfTest("perf-test-1", "PerfTest, 1 producer with 100 unconfirmed, 1 consumer", 1, 100, at_least(3)),
+    ClosedLoop(1, durable=False),
+    ClosedLoop(1, durable=True),
+    ClosedLoop(100, durable=False),
+    ClosedLoop(100, durable=True),
+    ClosedLoop(1_000, durable=False),
+    ClosedLoop(1_000, durable=True),
     Churn(),
     IdleConnections(),
     ManyQueues(),

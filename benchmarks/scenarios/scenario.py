@@ -71,6 +71,10 @@ class Scenario(ABC):
     # How many nodes the broker has.
     nodes = 1
 
+    def missing(self) -> str | None:
+        """Return what it needs and this machine lacks, or None."""
+        return None
+
     @abstractmethod
     def run(self, broker: Broker, pace: Pace) -> Figures:
         """One round against one broker, leaving nothing behind in it."""

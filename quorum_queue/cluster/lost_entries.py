@@ -274,7 +274,7 @@ class LostEntries:
         if index <= group.applied:
             entry = transfer.read_entry(self._replicas, group, index)
         elif index <= log.last_index:
-            found = log.read(index, index, 1)
+            found = log.read_now(index, index, 1)
             if not found:
                 self._replicas.touch(group)
                 return frames.LOST_HERE, None
@@ -509,17 +509,17 @@ class LostEntries:
                 logger.critical(
                     "%s: the end of the log from entry %d on cannot be read here, other members may have other entries "
                     "there, and no member is elected: bring back a disk that has the end of the log, or have the best "
-                    "of the other logs taken for it (mqctl cluster accept-loss)",
-                    *(group.machine.title, doubt[0]),
+                    "of the other logs taken for it (%s)",
+                    *(group.machine.title, doubt[0], _command(group_id, doubt[0])),
                 )
             if not lost:
                 continue
             named = ", ".join(map(str, sorted(lost)[:NAMED_MAX]))
             logger.critical(
                 "%s: %d entries of its log can be read on none of its members %s (%s%s): these entries wait, and later "
-                "ones may, too; bring back a disk that has them, or give them up (mqctl cluster accept-loss)",
+                "ones may, too; bring back a disk that has them, or give them up (%s)",
                 *(group.machine.title, len(lost), ", ".join(group.core.members.everyone()), named),
-                ", …" if len(lost) > NAMED_MAX else "",
+                *(", …" if len(lost) > NAMED_MAX else "", _command(group_id, min(lost))),
             )
 
     def accept(self, group_id: int) -> GivenUp:
@@ -562,6 +562,14 @@ class LostEntries:
         if last < log.last_index and not self._cut(group, last + 1):
             return
         log.term_bound = min(log.term_bound, max(term, log.term_at(last)))
+
+
+def _command(group_id: int, first: int) -> str:
+    """Return how an operator gives up entries of a group."""
+    if group_id:
+        return "mqctl cluster accept-loss"
+    # A node that starts answers no command before it has read this log.
+    return f"mqctl cluster accept-loss --topology, or start a node with --accept-topology-loss {first}"
 
 
 def _perhaps(index: int, term: int) -> StoredEntry:

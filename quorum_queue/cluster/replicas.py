@@ -435,6 +435,19 @@ class Replicas:
             transfer.begin(group, to)
         for index in ready.lost:
             self.lost_entries.add(group, index)
+        for low, high in ready.reads:
+            self._ask(group, low, high)
+
+    def _ask(self, group: Group, low: int, high: int) -> None:
+        """Have the disk give these entries of the log."""
+
+        def came() -> None:
+            if self.groups.get(group.id) is group:
+                group.core.came(low, high)
+                self.touch(group)
+
+        if self.store.warm(group.id, [(low, high)], came):
+            group.core.came(low, high)
 
     def _post(self, group_id: int, messages: Iterable[Message]) -> None:
         for message in messages:

@@ -30,6 +30,8 @@ logger = logging.getLogger("mqd.replication")
 
 #: Entries requested at once.
 FETCH_ENTRIES_MAX = 128
+#: Entries that a follower looks for on its disk at once.
+CHECK_ENTRIES_MAX = 64
 
 
 class Sending:
@@ -51,6 +53,8 @@ class Receiving:
 
     __slots__ = (
         "asked",
+        "checking",
+        "group",
         "index",
         "last_index",
         "leader",
@@ -61,10 +65,14 @@ class Receiving:
         "state",
         "storing",
         "term",
+        "unchecked",
         "wanted",
     )
 
-    def __init__(self, leader: str, piece: frames.StatePiece, last_index: int, now_ms: int) -> None:
+    def __init__(
+        self, group: Group, leader: str, piece: frames.StatePiece, last_index: int, now_ms: int
+    ) -> None:
+        self.group = group
         self.leader = leader
         #: Last index of this node's log while the snapshot comes.
         self.last_index = last_index
@@ -73,13 +81,21 @@ class Receiving:
         self.log_term = piece.log_term
         self.members = piece.members
         self.state = bytearray()
+        #: Entries that this node may have, and has yet to look for on its disk.
+        self.unchecked: deque[int] = deque()
         #: Entries still to be requested, and those requested.
         self.wanted: deque[int] = deque()
         self.asked: dict[int, None] = {}
         #: Entries that the leader lacks, and may rightly lack: see frames.PERHAPS_SETTLED.
         self.missing: list[int] = []
+        #: It waits for the disk, or for the next turn, to look for entries.
+        self.checking = False
         self.storing = False
         self.moved_at = now_ms
+
+    def wake(self) -> None:
+        if self.group.receiving is self:
+            self.group.replicas.contain(self.group, _check, self.group, self)
 
 
 # -- the leader's side -------------------------------------------------------------------------------------------------
@@ -135,7 +151,7 @@ def go_on(group: Group) -> None:
     receiving = group.receiving
     if (
         receiving is not None
-        and not receiving.storing
+        and not (receiving.checking or receiving.storing)
         and now - receiving.moved_at > options.transfer_timeout_ms
     ):
         group.receiving = None
@@ -170,8 +186,8 @@ def peer_gone(group: Group, peer: str) -> None:
 
 
 def waits_for_disk(group: Group, indexes: list[int], answer: Callable[[], None]) -> bool:
-    """Return whether applied entries that a peer asks for cannot be read without a wait; then `answer` is called later."""
-    wanted = spans(index for index in indexes if index <= group.applied)
+    """Return whether entries of the log or below cannot be read without a wait; then `answer` is called later."""
+    wanted = spans(index for index in indexes if index <= group.core.last_index)
 
     def came() -> None:
         if group.replicas.groups.get(group.id) is group:
@@ -233,7 +249,7 @@ def receive_state(group: Group, peer: str, piece: frames.StatePiece) -> None:
         if piece.offset or (receiving is not None and receiving.storing):
             return
         receiving = group.receiving = Receiving(
-            peer, piece, group.core.last_index, replicas.clock.monotonic_ms()
+            group, peer, piece, group.core.last_index, replicas.clock.monotonic_ms()
         )
         replicas._transfers[group] = None
     if piece.offset != len(receiving.state):
@@ -244,15 +260,42 @@ def receive_state(group: Group, peer: str, piece: frames.StatePiece) -> None:
         return
     for index in group.machine.kept_in(bytes(receiving.state)):
         # A follower trusts only the committed part of its log; the rest may be another leader's.
-        if index > group.applied or read_entry(replicas, group, index) is None:
-            receiving.wanted.append(index)
+        (receiving.wanted if index > group.applied else receiving.unchecked).append(index)
     replicas.store.begin_aside(group.id, receiving.index, receiving.log_term)
-    _ask(group, receiving)
+    _check(group, receiving)
+
+
+def _check(group: Group, receiving: Receiving) -> None:
+    """Look for the next entries on this disk, as soon as that needs no wait; then ask for those that are missing."""
+    count = min(CHECK_ENTRIES_MAX, len(receiving.unchecked))
+    indexes = [receiving.unchecked.popleft() for _ in range(count)]
+    receiving.checking = True
+
+    def look() -> None:
+        if group.receiving is receiving:
+            receiving.checking = False
+            receiving.moved_at = group.replicas.clock.monotonic_ms()
+            receiving.wanted.extend(
+                index for index in indexes if read_entry(group.replicas, group, index) is None
+            )
+            _ask(group, receiving)
+
+    if not waits_for_disk(group, indexes, look):
+        look()
+
+
+def _go_on_checking(group: Group, receiving: Receiving) -> None:
+    """Look for the next entries in a turn of their own: there may be many."""
+    receiving.checking = True
+    group.replicas.timers.wake(receiving, 0)
 
 
 def _ask(group: Group, receiving: Receiving) -> None:
     """Ask for the next entries, or finish."""
-    if receiving.asked or receiving.storing:
+    if receiving.asked or receiving.checking or receiving.storing:
+        return
+    if not receiving.wanted and receiving.unchecked:
+        _go_on_checking(group, receiving)
         return
     if not receiving.wanted:
         _store(group, receiving)

@@ -101,7 +101,7 @@ class TlsWire:
                     raise ConnectionResetError("the other side left during the TLS handshake") from None
             except ssl.SSLError:
                 # Send the alert, so that the other side can log what is wrong.
-                self._push()
+                self.push()
                 raise
             else:
                 # The end of the handshake may bring data, such as session tickets.
@@ -112,6 +112,14 @@ class TlsWire:
     @property
     def pending_bytes(self) -> int:
         return len(self._unsent)
+
+    @property
+    def more(self) -> bool:
+        """True if `receive` may return something though the socket is not readable: decrypted bytes, or the end."""
+        return self._more or self._ended
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
 
     async def readable(self) -> None:
         if self._more or self._ended:
@@ -140,7 +148,7 @@ class TlsWire:
                     filled += size
                     total += size
         except ssl.SSLWantReadError:
-            self._push()
+            self.push()
             return 0 if self._ended and not total else total or None
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
             self._ended = True
@@ -149,7 +157,7 @@ class TlsWire:
         return total
 
     def send(self, chunks: list[bytes | memoryview]) -> int:
-        self._push()
+        self.push()
         if self._unsent:
             return 0
         taken, size = [], 0
@@ -160,17 +168,18 @@ class TlsWire:
             if size == TLS_CHUNK_BYTES:
                 break
         self._tls.write(b"".join(taken) if len(taken) > 1 else taken[0])
-        self._push()
+        self.push()
         return size
 
     async def writable(self) -> None:
         await _writable(self._socket)
-        self._push()
+        self.push()
 
     def close(self) -> None:
         _close(self._socket)
 
-    def _push(self) -> None:
+    def push(self) -> None:
+        """Move bytes that were encrypted to the socket."""
         if self._outgoing.pending:
             more = self._outgoing.read()
             self._unsent = b"".join((self._unsent, more)) if self._unsent else more
@@ -182,7 +191,7 @@ class TlsWire:
             self._unsent = memoryview(self._unsent)[sent:] if sent < len(self._unsent) else b""
 
     async def _send_all(self) -> None:
-        self._push()
+        self.push()
         while self._unsent:
             await self.writable()
 

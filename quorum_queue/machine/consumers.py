@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -92,11 +91,13 @@ class Consumer:
         "channel",
         "checkout",
         "exclusive",
+        "full",
         "key",
         "next_id",
         "no_ack",
         "own_prefetch",
         "paused",
+        "place",
         "prefetch",
         "priority",
         "sink",
@@ -135,6 +136,10 @@ class Consumer:
         #: The way to the client is full; no credit until it drains.
         self.paused = False
         self.attached = True
+        #: It had no room when it was last looked at, and no event that gives it some has come since.
+        self.full = False
+        #: Where it was last seen among the consumers of its priority.
+        self.place = 0
         self.next_id = 0
         self.checkout = Checkout()
 
@@ -161,83 +166,71 @@ def _least(prefetch: int, window_limit: int) -> int:
     return min(prefetch, window_limit) if prefetch and window_limit else prefetch or window_limit
 
 
-class Consumers:
-    """The consumers of a queue, in turns within each priority."""
+class _Group:
+    """The consumers of one priority, in turns.
 
-    __slots__ = ("_groups", "active", "by_key", "count", "single_active")
+    Most workers of a queue are busy or most are idle: neither are all looked at for each message.
+    """
 
-    def __init__(self, *, single_active: bool = False) -> None:
-        self.by_key: dict[Any, Consumer] = {}
-        #: (priority, consumers in turn), highest first.
-        self._groups: list[tuple[int, deque[Consumer]]] = []
-        self.count = 0
-        self.single_active = single_active
-        #: The single active consumer stays active until it detaches, even if later consumers have higher
-        #: priorities.
-        self.active: Consumer | None = None
+    __slots__ = ("_open", "consumers", "priority", "start")
+
+    def __init__(self, priority: int) -> None:
+        self.priority = priority
+        self.consumers: list[Consumer] = []
+        #: Index of the consumer whose turn it is. Those before it come after the last.
+        self.start = 0
+        #: A byte for each: 0 if it is full.
+        self._open = bytearray()
 
     def attach(self, consumer: Consumer) -> None:
-        self.by_key[consumer.key] = consumer
-        self.count += 1
-        if self.single_active and self.active is None:
-            self.active = consumer
-        for priority, group in self._groups:
-            if priority == consumer.priority:
-                group.append(consumer)
-                return
-        self._groups.append((consumer.priority, deque([consumer])))
-        self._groups.sort(key=lambda pair: -pair[0])
+        """Add it as the last to have a turn."""
+        start = self.start
+        consumer.place = place = start or len(self.consumers)
+        self.consumers.insert(place, consumer)
+        self._open.insert(place, 1)
+        if start:
+            self.start = start + 1
 
     def detach(self, consumer: Consumer) -> None:
-        """The consumer takes no more messages; it keeps those that it holds until it is forgotten."""
-        if not consumer.attached:
-            return
-        consumer.attached = False
-        self.count -= 1
-        for index, (priority, group) in enumerate(self._groups):
-            if priority == consumer.priority:
-                group.remove(consumer)
-                if not group:
-                    del self._groups[index]
-                break
-        if consumer is self.active:
-            self.active = next(self.attached(), None)
+        place = self._find(consumer)
+        del self.consumers[place], self._open[place]
+        if place < self.start:
+            self.start -= 1
+        elif self.start == len(self.consumers):
+            self.start = 0
 
-    def attached(self) -> Iterator[Consumer]:
-        """The attached consumers, in turn."""
-        for _, group in self._groups:
-            yield from group
+    def _find(self, consumer: Consumer) -> int:
+        consumers, place = self.consumers, consumer.place
+        if place >= len(consumers) or consumers[place] is not consumer:
+            consumer.place = place = consumers.index(consumer)
+        return place
 
     def in_turn(self) -> list[Consumer]:
-        """All consumers: the attached ones, in turn, then detached ones that still hold messages.
+        return self.consumers[self.start :] + self.consumers[: self.start]
 
-        The order of `by_key` is not the same on a replica that was restored; this one is.
-        """
-        return [*self.attached(), *(held for held in self.by_key.values() if not held.attached)]
+    def served(self, consumer: Consumer) -> None:
+        following = self._find(consumer) + 1
+        self.start = following if following < len(self.consumers) else 0
 
-    def takers(self) -> tuple[list[Consumer], bool]:
-        """Return the consumers whose turn it is, all with room in the highest priority that has any; or only the first
-        of several, and True, if messages must go out one by one.
+    def has_room(self, consumer: Consumer) -> None:
+        consumer.full = False
+        self._open[self._find(consumer)] = 1
 
-        They must if consumers share room, and for consumers of one channel: messages that a publisher sent through one
-        queue arrive on one channel in order (AMQP 0-9-1, 4.7), whichever of its consumers gets them. Then one look at
-        all of them for each message would be far too many.
-        """
-        if self.single_active:
-            active = self.active
-            return [active] if active is not None and active.room() > 0 else [], False
-        for _, group in self._groups:
-            takers: list[Consumer] = []
-            channels: dict[Any, None] = {}
-            one_by_one = False
-            for consumer in group:
-                room = consumer.room()
-                if room <= 0:
-                    continue
+    def takers(self, most: int) -> tuple[list[Consumer], bool]:
+        """See Consumers.takers."""
+        consumers, is_open, start = self.consumers, self._open, self.start
+        takers: list[Consumer] = []
+        channels: dict[Any, None] = {}
+        one_by_one = False
+        end = len(consumers)
+        place = is_open.find(1, start)
+        if place < 0:
+            end, place = start, is_open.find(1, 0, start)
+        while place >= 0:
+            consumer = consumers[place]
+            window = consumer.window
+            if consumer.room() > 0:
                 takers.append(consumer)
-                if len(group) == 1:
-                    break
-                window = consumer.window
                 channel = consumer.channel if window is None else id(window)
                 if window is not None and window.room() < UNLIMITED:
                     one_by_one = True
@@ -246,16 +239,110 @@ class Consumers:
                     channels[channel] = None
                 if one_by_one and len(takers) > 1:
                     return takers[:1], True
+                if len(takers) == most:
+                    break
+            elif window is None:
+                consumer.full = True
+                is_open[place] = 0
+            place = is_open.find(1, place + 1, end)
+            if place < 0 and end != start:
+                end, place = start, is_open.find(1, 0, start)
+        return takers, False
+
+
+class Consumers:
+    """The consumers of a queue, in turns within each priority."""
+
+    __slots__ = ("_groups", "active", "by_key", "count", "exclusive_count", "single_active")
+
+    def __init__(self, *, single_active: bool = False) -> None:
+        self.by_key: dict[Any, Consumer] = {}
+        #: By priority, highest first.
+        self._groups: list[_Group] = []
+        self.count = self.exclusive_count = 0
+        self.single_active = single_active
+        #: The single active consumer stays active until it detaches, even if later consumers have higher
+        #: priorities.
+        self.active: Consumer | None = None
+
+    def attach(self, consumer: Consumer) -> None:
+        self.by_key[consumer.key] = consumer
+        self.count += 1
+        self.exclusive_count += consumer.exclusive
+        if self.single_active and self.active is None:
+            self.active = consumer
+        group = self._group_of(consumer)
+        if group is None:
+            group = _Group(consumer.priority)
+            self._groups.append(group)
+            self._groups.sort(key=lambda group: -group.priority)
+        group.attach(consumer)
+
+    def _group_of(self, consumer: Consumer) -> _Group | None:
+        for group in self._groups:
+            if group.priority == consumer.priority:
+                return group
+        return None
+
+    def detach(self, consumer: Consumer) -> None:
+        """The consumer takes no more messages; it keeps those that it holds until it is forgotten."""
+        if not consumer.attached:
+            return
+        consumer.attached = False
+        self.count -= 1
+        self.exclusive_count -= consumer.exclusive
+        group = self._group_of(consumer)
+        assert group is not None
+        group.detach(consumer)
+        if not group.consumers:
+            self._groups.remove(group)
+        if consumer is self.active:
+            self.active = next(self.attached(), None)
+
+    def attached(self) -> Iterator[Consumer]:
+        """The attached consumers, in turn."""
+        for group in self._groups:
+            yield from group.in_turn()
+
+    def in_turn(self) -> list[Consumer]:
+        """All consumers: the attached ones, in turn, then detached ones that still hold messages.
+
+        The order of `by_key` is not the same on a replica that was restored; this one is.
+        """
+        return [*self.attached(), *(held for held in self.by_key.values() if not held.attached)]
+
+    def takers(self, most: int) -> tuple[list[Consumer], bool]:
+        """Return the consumers whose turn it is, with room in the highest priority that has any, no more than `most`;
+        or only the first of several, and True, if messages must go out one by one.
+
+        They must if consumers share room, and for consumers of one channel: messages that a publisher sent through one
+        queue arrive on one channel in order (AMQP 0-9-1, 4.7), whichever of its consumers gets them. Then one look at
+        all of them for each message would be far too many.
+        """
+        if self.single_active:
+            active = self.active
+            return [active] if active is not None and active.room() > 0 else [], False
+        for group in self._groups:
+            if len(group.consumers) == 1:
+                if group.consumers[0].room() > 0:
+                    return group.consumers.copy(), False
+                continue
+            takers, one_by_one = group.takers(most)
             if takers:
-                return takers, False
+                return takers, one_by_one
         return [], False
+
+    def has_room(self, consumer: Consumer) -> None:
+        """A consumer that was full may have room again."""
+        if consumer.full and consumer.attached:
+            group = self._group_of(consumer)
+            assert group is not None
+            group.has_room(consumer)
 
     def served(self, consumer: Consumer) -> None:
         """Give the turn to the consumer after this one. The turn passes in the same way however runs are cut."""
         if self.single_active:
             return
-        for priority, group in self._groups:
-            if priority == consumer.priority:
-                if len(group) > 1:
-                    group.rotate(-group.index(consumer) - 1)
-                return
+        group = self._group_of(consumer)
+        if group is not None and len(group.consumers) > 1:
+            group.served(consumer)

@@ -269,7 +269,7 @@ class Machine:
         ready, consumers = self.ready, self.consumers
         while ready.count:
             if effects.burst_messages >= BURST_MESSAGES or effects.burst_bytes >= BURST_BYTES:
-                effects.more = bool(consumers.takers()[0])
+                effects.more = bool(consumers.takers(1)[0])
                 break
             level = ready.head_level()
             assert level is not None
@@ -286,13 +286,13 @@ class Machine:
                 continue
             if not consumers.count:
                 break
-            takers, one_by_one = consumers.takers()
+            length = min(len(head.seqs), BURST_MESSAGES - effects.burst_messages)
+            takers, one_by_one = consumers.takers(length)
             if not takers:
                 break
             if head.contents is None and effects.in_memory:
                 effects.paged_out = True
                 break
-            length = min(len(head.seqs), BURST_MESSAGES - effects.burst_messages)
             if effects.burst_bytes + head.size > BURST_BYTES:
                 length = min(length, _fitting(head, BURST_BYTES - effects.burst_bytes))
             if len(takers) == 1 and not one_by_one:
@@ -400,6 +400,8 @@ class Machine:
         self.unacked_count -= count
         if consumer.window is not None:
             consumer.window.use(-count)
+        if consumer.full:
+            self.consumers.has_room(consumer)
         if not consumer.attached and not consumer.checkout.count:
             self.consumers.by_key.pop(consumer.key, None)
 
@@ -471,8 +473,8 @@ class Machine:
         self._use(meta, effects)
         if consumer.key in self.consumers.by_key:
             effects.attach_refused.append((consumer.key, "key in use"))
-        elif (consumer.exclusive and (self.consumers.count or self.settings.single_active_consumer)) or any(
-            other.exclusive for other in self.consumers.attached()
+        elif self.consumers.exclusive_count or (
+            consumer.exclusive and (self.consumers.count or self.settings.single_active_consumer)
         ):
             effects.attach_refused.append((consumer.key, "exclusive"))
         else:
@@ -513,11 +515,13 @@ class Machine:
         consumer = self.consumers.by_key.get(command[1])
         if consumer is not None:
             consumer.paused = command[2]
+            self.consumers.has_room(consumer)
 
     def _prefetch(self, meta: Meta, command: Command, effects: Effects) -> None:
         consumer = self.consumers.by_key.get(command[1])
         if consumer is not None:
             consumer.limit(command[2], consumer.window_limit)
+            self.consumers.has_room(consumer)
 
     def _window(self, meta: Meta, command: Command, effects: Effects) -> None:
         consumer = self.consumers.by_key.get(command[1])
@@ -527,6 +531,7 @@ class Machine:
             consumer.limit(consumer.own_prefetch, command[2])
         else:
             consumer.window = command[2]
+        self.consumers.has_room(consumer)
 
     def _purge(self, meta: Meta, command: Command, effects: Effects) -> None:
         self._use(meta, effects)

@@ -59,7 +59,7 @@ class Level:
         self.resident.append(run)
 
     def forget_gone(self) -> None:
-        """Forget runs that were handed out, before others come in front of them."""
+        """Forget runs that were handed out."""
         resident = self.resident
         while resident and not resident[0].ready:
             resident.popleft()
@@ -105,6 +105,8 @@ class Level:
             return run.take(count)
         queue.popleft()
         run.ready = False
+        # Or its bodies would stay in memory after the ack, until another message comes.
+        self.forget_gone()
         return run
 
     def take_positions(self, low: int, high: int) -> list[Run]:

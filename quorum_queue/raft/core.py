@@ -338,6 +338,12 @@ class Raft:
         if hard == self.hard and self.role == CANDIDATE:
             election.count(self, self.node, True)
 
+    def came(self, low: int, high: int) -> None:
+        """The disk gives these entries of the log without a wait now."""
+        self.log.came(low, high)
+        if self.leadership is not None:
+            self.leadership.due = True
+
     def found(self, entry: Entry) -> None:
         """An entry that was reported lost is on disk again."""
         index = entry.index
@@ -479,12 +485,17 @@ class Raft:
             self._messages
             or self.log.unwritten
             or self.hard != self._handed_hard
-            or (self._applied < self.commit and self._applied + 1 not in self.log.lost)
+            or (
+                self._applied < self.commit
+                and self._applied + 1 not in self.log.lost
+                and not self.log.waits(self._applied + 1)
+            )
             or (self.leadership is not None and self.leadership.due)
             or (self._resting and self.durable_hard == self.hard)
             or self.snapshots
             or self.offer is not None
             or self.log.newly_lost
+            or self.log.newly_asked
             or self.role != self._told_role
             or self.leader != self._told_leader
         )
@@ -513,13 +524,14 @@ class Raft:
             self._applied += len(committed)
         self._trim()
         ready = Ready(
-            hard, entries, messages, after_sync, committed, self.snapshots, self.offer, log.newly_lost,
+            hard, entries, messages, after_sync, committed, self.snapshots, self.offer, log.newly_lost, log.newly_asked,
             self.role != self._told_role, self.leader != self._told_leader,
         )  # fmt: skip
         self._told_role, self._told_leader = self.role, self.leader
         self.snapshots = ()
         self.offer = None
         log.newly_lost = ()
+        log.newly_asked = ()
         return ready
 
     def _trim(self) -> None:

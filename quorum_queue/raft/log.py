@@ -2,6 +2,9 @@
 
 Bodies are on disk. This holds the terms (run-length: a log has few), how far the disk is, and the recent
 entries that the disk, the state machine or a reachable follower still needs. An idle group caches nothing.
+
+Nobody waits for the disk. An entry that is not in memory is asked for first (`Ready.reads`), and read when the host
+has said that it can be read without a wait (`came`).
 """
 
 from __future__ import annotations
@@ -15,6 +18,10 @@ from quorum_queue.raft.messages import Entry
 
 #: Bytes counted for each cached entry beside its data.
 ENTRY_OVERHEAD = 100
+#: Entries that are asked of the disk at once.
+READ_ENTRIES_MAX = 64
+#: Spans of entries that are known to be at hand: one for the state machine, one for each follower.
+AT_HAND_MAX = 8
 _ENDLESS = 1 << 63
 
 
@@ -27,6 +34,8 @@ class Log:
     """Entries from snapshot_index + 1 to last_index. The snapshot covers all earlier ones."""
 
     __slots__ = (
+        "_asked",
+        "_at_hand",
         "_cache",
         "_cache_bytes",
         "_handed",
@@ -35,6 +44,7 @@ class Log:
         "bounded_index",
         "last_index",
         "lost",
+        "newly_asked",
         "newly_lost",
         "snapshot_index",
         "snapshot_term",
@@ -85,6 +95,11 @@ class Log:
         #: the index up to which that write still counts, since truncations).
         self._handed = self.last_index
         self._writing: tuple[tuple[int, int, int], ...] = ()
+        #: First and last index of what the disk was asked for and has yet to give, of what was not reported to the
+        #: host yet, and of what the disk has given and nobody has read to its end.
+        self._asked: tuple[tuple[int, int], ...] = ()
+        self.newly_asked: tuple[tuple[int, int], ...] = ()
+        self._at_hand: tuple[tuple[int, int], ...] = ()
         if self.lost:
             self._find_vague(self.lost)
 
@@ -199,22 +214,33 @@ class Log:
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def read(self, low: int, high: int, max_bytes: int) -> tuple[Entry, ...]:
-        """Return entries from low up to a lost one, at least one unless the first is lost."""
-        for lost in self.lost:
-            if lost >= low:
-                high = min(high, lost - 1)
+        """Return entries from low up to a lost one or one that the disk has yet to give; none if the first is one."""
+        first = self._cache_first()
+        if low < first:
+            high = self._last_sound(low, min(high, first - 1))
+            if low <= high:
+                high = self._last_at_hand(low, high)
+        return self.read_now(low, high, max_bytes)
+
+    def read_now(self, low: int, high: int, max_bytes: int) -> tuple[Entry, ...]:
+        """Return entries from low up to a lost one, whether the disk has to be waited for or not."""
+        high = self._last_sound(low, high)
         if low > high:
             return ()
         first = self._cache_first()
+        found: list[Entry] = []
         if low < first:
             try:
-                return tuple(self._storage.entries(low, min(high, first - 1), max_bytes))
+                found += self._storage.entries(low, min(high, first - 1), max_bytes)
             except EntryLost as error:
                 # Its term is known: it was read when the log began, or came with the entry.
                 self.lost = tuple(sorted((*self.lost, error.index)))
                 self.newly_lost += (error.index,)
-                return self.read(low, error.index - 1, max_bytes)
-        found: list[Entry] = []
+                return self.read_now(low, error.index - 1, max_bytes)
+            if self._at_hand:
+                last = found[-1].index
+                self._at_hand = tuple(span for span in self._at_hand if span[1] != last)
+            return tuple(found)
         size = 0
         for at in range(low - first, high - first + 1):
             entry = self._cache[at]
@@ -223,6 +249,36 @@ class Log:
                 break
             found.append(entry)
         return tuple(found)
+
+    def _last_sound(self, low: int, high: int) -> int:
+        """Return the last of these entries before the first lost one."""
+        for lost in self.lost:
+            if lost >= low:
+                high = min(high, lost - 1)
+        return high
+
+    def _last_at_hand(self, low: int, high: int) -> int:
+        """Return the last of these entries that can be read without a wait. If there is none, ask for the first ones."""
+        for begin, end in self._at_hand:
+            if begin <= low <= end:
+                return min(high, end)
+        if not self.waits(low):
+            span = (low, min(high, low + READ_ENTRIES_MAX - 1))
+            self._asked += (span,)
+            self.newly_asked += (span,)
+        return low - 1
+
+    def waits(self, index: int) -> bool:
+        """Return whether the disk was asked for this entry, and has yet to give it."""
+        for begin, end in self._asked:  # noqa: SIM110 (a generator would be an object for each call)
+            if begin <= index <= end:
+                return True
+        return False
+
+    def came(self, low: int, high: int) -> None:
+        """The disk gives these entries without a wait now."""
+        self._asked = tuple(span for span in self._asked if span != (low, high))
+        self._at_hand = (*self._at_hand[1 - AT_HAND_MAX :], (low, high))
 
     def found(self, index: int, term: int) -> None:
         """A lost entry is on disk again."""

@@ -9,10 +9,11 @@ from quorum_queue.raft.messages import Entry, Message
 
 
 class Ready(NamedTuple):
-    """All work since the last Ready. The driver must answer three of its parts:
+    """All work since the last Ready. The driver must answer four of its parts:
 
     `hard` → `hard_written(hard)`, `entries` → `written(index, term)` of the last one, each once and in the
-    order of the Readys, as soon as the disk has them; `snapshots` → `snapshot_done()` for each.
+    order of the Readys, as soon as the disk has them; `snapshots` → `snapshot_done()` for each; `reads` →
+    `came(low, high)` for each.
     """
 
     #: To be made durable, in one transaction with `entries`.
@@ -33,5 +34,7 @@ class Ready(NamedTuple):
     offer: Message | None
     #: Entries of this disk that cannot be read: fetch them from a peer, store them, and say `found(index)`.
     lost: tuple[int, ...]
+    #: First and last index of entries of the log that are to be read: see to it that they can be without a wait.
+    reads: tuple[tuple[int, int], ...]
     role_changed: bool
     leader_changed: bool

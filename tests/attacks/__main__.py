@@ -25,6 +25,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--slack", type=float, default=1.0, help="allow latencies so many times longer, for a busy machine"
     )
+    parser.add_argument(
+        "--steps",
+        action="store_true",
+        help="tell the longest steps of the event loop, and where they were spent",
+    )
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into this page of the docs")
     return parser.parse_args()
 
@@ -63,7 +68,7 @@ def main() -> int:
         if options.only and scene.name not in options.only:
             continue
         with tempfile.TemporaryDirectory(prefix="mqd-attack-") as directory:
-            verdict = attacked(scene, Path(directory), SHORT if options.short else 1.0)
+            verdict = attacked(scene, Path(directory), SHORT if options.short else 1.0, watched=options.steps)
         verdicts.append(verdict)
         failed = verdict.broken(options.slack)
         broken += bool(failed)
@@ -73,6 +78,8 @@ def main() -> int:
             f"kept {verdict.kept_bytes // MIB:4} MiB{''.join(f'{chr(10)}       {line}' for line in failed)}",
             flush=True,
         )
+        for step in verdict.steps:
+            print(step.text(), flush=True)
     print(f"\n{table(verdicts)}\n")
     if options.write:
         write(options.write, table(verdicts))

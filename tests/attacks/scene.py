@@ -16,6 +16,7 @@ from typing import Any
 from tests.reliability.client import Client, Gone
 from tests.reliability.node import MemoryWatch, Node, memory
 
+from . import steps
 from .bystander import Seen
 
 MIB = 1 << 20
@@ -65,6 +66,8 @@ class Scene:
     run: Callable[[Target], None]
     #: The attack fills the memory, so that publishers wait by design.
     alarms: bool = False
+    #: The node's own.
+    options: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.name
@@ -87,6 +90,8 @@ class Verdict:
     added_bytes: int
     resident_bytes: int
     failures: Sequence[str]
+    #: The longest steps of the event loop, if they were watched.
+    steps: Sequence[steps.Step] = ()
 
     def broken(self, slack: float) -> list[str]:
         """What does not hold, with latencies `slack` times as long as they may be on a quiet machine."""
@@ -103,12 +108,20 @@ class Verdict:
         return found
 
 
-def attacked(scene: Scene, directory: Path, size: float, options: Sequence[str] = ()) -> Verdict:
-    """Run a scene on a node of its own."""
-    with Node(directory, "--memory-limit", str(MEMORY_LIMIT), *options) as node:
+def attacked(
+    scene: Scene, directory: Path, size: float, options: Sequence[str] = (), *, watched: bool = False
+) -> Verdict:
+    """Run a scene on a node of its own. `watched`: with a watch on the steps of its event loop."""
+    node = Node(directory, "--memory-limit", str(MEMORY_LIMIT), *scene.options, *options)
+    report = directory / "steps.json"
+    if watched:
+        node.program = steps.program(report)
+    with node:
         status = Path(f"/proc/{node.pid}/status")
         calm = _watched(node, lambda: time.sleep(CALM_S))
         before = memory(status)["RssAnon"]
+        if watched:
+            steps.forget(node.pid)
         began = time.monotonic()
         failures: list[str] = []
         with MemoryWatch(node.pid) as watch:
@@ -140,6 +153,7 @@ def attacked(scene: Scene, directory: Path, size: float, options: Sequence[str] 
             max(0, added),
             watch.peak.resident,
             failures,
+            steps.read(report),
         )
 
 

@@ -152,6 +152,15 @@ def test_all_queues_behind_an_exchange() -> None:
     assert router.reachable_queues("anything") is None
 
 
+def test_a_message_goes_to_so_many_alternate_exchanges() -> None:
+    router = Router({"q": 1}.__contains__, alternates_max=3)
+    for number in range(6):
+        router.declare(f"x{number}", "fanout", arguments={"alternate-exchange": f"x{number + 1}"})
+    router.bind(Binding("x4", "q", "queue", ""))
+    assert router.route("x1", "k").queues == ("q",)
+    assert router.route("x0", "k").queues == ()
+
+
 def test_a_binding_that_leads_nowhere_is_still_a_match_for_the_alternate_exchange() -> None:
     router = router_of("a:fanout>spare", "empty:direct", "spare:fanout")
     router.bind(to_queue("spare", "q"))

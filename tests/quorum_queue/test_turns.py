@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import hypothesis.strategies as st
@@ -43,6 +44,94 @@ def test_consumers_alternate_however_messages_come(lengths: list[int], count: in
         for key, seqs in apply(machine, enqueue(length)).items():
             handed.update(dict.fromkeys(seqs, key))
     assert [handed[seq] for seq in sorted(handed)] == [f"c{index % count}" for index in range(sum(lengths))]
+
+
+class Turns:
+    """The rule, in the slow way: the first in turn who has room gets the next message and goes to the end."""
+
+    def __init__(self) -> None:
+        self.waiting: list[int] = []
+        self.order: list[str] = []
+        self.limits: dict[str, int] = {}
+        self.paused: set[str] = set()
+        self.held: dict[str, list[int]] = {}
+
+    def assign(self) -> dict[str, list[int]]:
+        handed: dict[str, list[int]] = {}
+        while self.waiting:
+            taker = next(filter(self.has_room, self.order), None)
+            if taker is None:
+                break
+            following = self.order.index(taker) + 1
+            self.order = self.order[following:] + self.order[:following]
+            seq = self.waiting.pop(0)
+            self.held[taker].append(seq)
+            handed.setdefault(taker, []).append(seq)
+        return handed
+
+    def has_room(self, key: str) -> bool:
+        limit = self.limits[key]
+        return key not in self.paused and not (limit and len(self.held[key]) >= limit)
+
+
+@given(st.lists(st.tuples(st.sampled_from("aaeeeeessspld"), st.integers(0, 9)), max_size=80))
+def test_turns_pass_as_the_rule_says(steps: list[tuple[str, int]]) -> None:
+    """Who is full is not looked at again until it has room, and nobody notices."""
+    machine, turns = queue([]), Turns()
+    settled: dict[str, int] = {}
+    attached = enqueued = 0
+    for kind, number in steps:
+        if kind == "a":
+            key, limit = f"c{attached}", number % 3
+            attached += 1
+            turns.order.append(key)
+            turns.limits[key], turns.held[key], settled[key] = limit, [], 0
+            handed = apply(machine, ("attach", Consumer(key, prefetch=limit, channel=key)))
+        elif kind == "e":
+            enqueued += 1
+            turns.waiting.append(enqueued)
+            handed = apply(machine, enqueue(1))
+        elif not turns.order:
+            continue
+        else:
+            key = turns.order[number % len(turns.order)]
+            if kind == "s" and turns.held[key]:
+                turns.held[key].pop(0)
+                handed = apply(machine, ("settle", key, settled[key], settled[key]))
+                settled[key] += 1
+            elif kind == "p":
+                turns.paused ^= {key}
+                handed = apply(machine, ("pause", key, key in turns.paused))
+            elif kind == "l":
+                turns.limits[key] = number % 4
+                handed = apply(machine, ("prefetch", key, number % 4))
+            elif kind == "d":
+                turns.order.remove(key)
+                handed = apply(machine, ("detach", key, False))
+            else:
+                continue
+        assert handed == turns.assign()
+        assert [consumer.key for consumer in machine.consumers.attached()] == turns.order
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_of_many_consumers_few_are_looked_at(busy: bool) -> None:
+    count, calls = 2_000, 0
+
+    def called(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    machine = queue([Consumer(str(index), prefetch=int(busy), channel=index) for index in range(count)])
+    if busy:
+        apply(machine, enqueue(2 * count))
+    sys.setprofile(called)
+    try:
+        handed = apply(machine, ("settle", "1500", 0, 0) if busy else enqueue(1))
+    finally:
+        sys.setprofile(None)
+    assert handed == ({"1500": [count + 1]} if busy else {"0": [1]})
+    assert calls < 500
 
 
 def test_who_has_no_room_is_passed_over_and_not_owed_anything() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
+from pamqp import commands
 
+from conformance_tests.patience import PATIENCE_S
+from tests.attacks.scenes import frames
 from tests.reliability.bodies import number
 from tests.reliability.client import Client, Delivery
 from tests.reliability.flow import Flow, limited, through
-from tests.reliability.node import Node
+from tests.reliability.node import Node, memory
 
 MIB = 1 << 20
 BUDGET = 40 * MIB
@@ -86,3 +90,34 @@ def peak_resident_bytes(pid: int) -> int:
     """The kernel's own high-water mark, mapped pages included."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+
+
+def test_memory_of_messages_that_have_gone_is_given_back(tmp_path: Path) -> None:
+    """Large ones that are in no queue any more, and those between others that stay."""
+    with Node(tmp_path) as node:
+        client = Client(node.port)
+        for queue in ("large", "gone", "stays"):
+            client.declare(queue, durable=False)
+        before = anonymous_bytes(node)
+        client.send(frames.message("", "large", bytes(64 * MIB)))
+        pair = frames.message("", "gone", bytes(60_000)) + frames.message("", "stays", bytes(60_000))
+        for _ in range(1_500):
+            client.send(pair)
+        assert (client.count("large"), client.count("gone"), client.count("stays")) == (1, 1_500, 1_500)
+        assert anonymous_bytes(node) > before + 220 * MIB
+        client.method(commands.Basic.Get(queue="large", no_ack=True))
+        taken = 0
+        while taken < 64 * MIB:
+            taken += len(client.sock.recv(MIB))
+        purger = Client(node.port)
+        purger.call(commands.Queue.Purge(queue="gone"), commands.Queue.PurgeOk)
+        deadline = time.monotonic() + PATIENCE_S
+        while (stay := anonymous_bytes(node) - before) > 120 * MIB:
+            assert time.monotonic() < deadline, f"{stay // MIB} MiB stay"
+            time.sleep(0.1)
+        client.close()
+        purger.close()
+
+
+def anonymous_bytes(node: Node) -> int:
+    return memory(Path(f"/proc/{node.pid}/status"))["RssAnon"]

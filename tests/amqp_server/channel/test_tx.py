@@ -11,6 +11,7 @@ from hypothesis import given
 
 from amqp_server.channel import tx
 from amqp_server.channel.unacked import Piece, Unacked
+from amqp_server.channel.unfinished import Unfinished
 from tests.amqp_server.channel.test_unacked import peek, spread
 from tests.work import steps as instructions
 
@@ -35,6 +36,7 @@ class Source:
 class FakeChannel:
     def __init__(self) -> None:
         self.unacked = Unacked()
+        self.connection = SimpleNamespace(incoming=SimpleNamespace(unfinished=Unfinished()))
         self.done: list[Any] = []
 
     def settle(self, verb: str, pieces: list[Piece]) -> None:

@@ -713,3 +713,88 @@ def test_a_member_by_name_only_is_taken_out_before_the_others() -> None:
     scene.settle()
     assert scene.leading(queue_id) is scene.nodes["b"].cluster.replicas.groups[queue_id]
     scene.finish()
+
+
+@pytest.mark.parametrize("known", ["abc", "a", "bc", ""])
+def test_an_entry_of_the_topology_that_all_have_lost_is_given_up_by_an_operator(known: str) -> None:
+    """The records of these nodes have the change; the others had not written it yet."""
+    scene = Scene()
+    client = scene.client("a")
+    scene.declare(client, "quorum/kept")
+    scene.settle()
+    before = {name: dict(node.disk.entries) for name, node in scene.nodes.items()}
+    lost = scene.declare(client, "quorum/lost")
+    scene.work_off()
+    for node in scene.nodes.values():
+        scene.crash(node, written=True)
+        if node.name not in known:
+            node.disk.entries = before[node.name]
+            node.disk.groups.groups.pop(lost)
+        node.disk.groups.flip(0, lost)
+    for node in scene.nodes.values():
+        scene.start(node)
+
+    def pass_time() -> None:
+        for _ in range(30):
+            scene.connect_all()
+            for node in scene.running:
+                scene.tick(node)
+            scene.work_off()
+
+    pass_time()
+    if not known:
+        model = scene.ledger.model
+        model.queues = {key: record for key, record in model.queues.items() if record.queue_id != lost}
+    losses = [node.cluster.replicas.lost_entries for node in scene.nodes.values()]
+    assert [each.waiting_for_operator(0) for each in losses] == [[lost]] * 3
+    assert not scene.leading()
+    asked: Any = scene.nodes["b"].cluster
+    # An operator who means another entry is none.
+    asked._config = dataclasses.replace(asked._config, accept_topology_loss=lost + 1)
+    pass_time()
+    assert not scene.leading()
+    asked._config = dataclasses.replace(asked._config, accept_topology_loss=lost)
+    scene.wait(lambda: bool(scene.leading()))
+    scene.wait(lambda: not any(node.cluster.roster.given_up.first for node in scene.nodes.values()))
+    scene.settle()
+    assert len({node.topology.snapshot() for node in scene.nodes.values()}) == 1
+    # Nothing of it is lost if any records have it.
+    check_at_rest(scene)
+    client = scene.client("c")
+    assert bool(client.queue_id("quorum/lost")) is bool(known)
+    assert client.queue_id("quorum/kept")
+    scene.declare(client, "quorum/more")
+    # What was given up stays so, whoever starts again.
+    for node in scene.nodes.values():
+        scene.crash(node)
+    scene.mend()
+    scene.settle()
+    assert len({node.topology.snapshot() for node in scene.nodes.values()}) == 1
+    assert scene.client("a").queue_id("quorum/more")
+
+
+@pytest.mark.parametrize("ask", ["consume", "get"])
+def test_who_asks_a_queue_whose_deletion_the_node_has_not_seen_yet_may_ask_again(ask: str) -> None:
+    """A queue of that name may be there again by then, so it is not said that there is none."""
+    scene = Scene()
+    at_a, at_b = scene.client("a"), scene.client("b")
+    queue_id = scene.declare(at_a, "quorum/q")
+    scene.settle()
+    scene.cut("a", "b")
+    scene.cut("b", "c")
+    getattr(at_b, ask)("quorum/q")
+    at_a.delete("quorum/q")
+    scene.wait_for(at_a)
+    assert not at_a.queue_id("quorum/q")
+    assert at_b.queue_id("quorum/q") == queue_id
+    assert at_b.asked is not None
+    scene.mend()
+    scene.wait_for(at_b)
+    assert at_b.refusals == ["RESOURCE_ERROR - the queue was deleted"]
+    # The connection stays, and its next channel may ask again.
+    scene.declare(at_b, "quorum/q")
+    at_b.consume("quorum/q")
+    scene.wait_for(at_b)
+    assert len(at_b.refusals) == 1
+    scene.settle()
+    check_at_rest(scene)

@@ -34,6 +34,20 @@ async def test_publish_and_consume(tmp_path: Path, authority: Authority) -> None
         await until(lambda: not node.server.transports)
 
 
+async def test_what_is_decrypted_is_served_though_nothing_more_comes(
+    tmp_path: Path, authority: Authority
+) -> None:
+    """TLS takes more from the socket at once than is read of a light connection."""
+    async with served(tmp_path, **authority.options) as node:
+        client = await connect_tls(node, authority.trusting)
+        await client.log_in()
+        await client.ask(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
+        await client.send(message(routing_key="q", body=b"x" * 100).encode(1) * 1_200)
+        queue = node.broker.vhost("/").queues["q"]
+        await until(lambda: queue.host.ready_count == 1_200)
+        await client.close()
+
+
 async def test_slow_reader_gets_all(tmp_path: Path, authority: Authority) -> None:
     """Records that do not fit in the socket wait, and no byte of them is lost."""
     async with served(

@@ -24,6 +24,7 @@ CHANGES = [
     ("POST", "cluster/rebalance", {}),
     ("PUT", "cluster/queues/%2F/q/leader", {"node": "n2"}),
     ("POST", "cluster/queues/%2F/q/accept-loss", {}),
+    ("POST", "cluster/topology/accept-loss", {}),
 ]
 
 
@@ -78,6 +79,10 @@ class FakeCluster:
         self._ask("accept loss", vhost, name)
         return GivenUp(4, ("n2",))
 
+    async def accept_topology_loss(self) -> GivenUp:
+        self._ask("accept topology loss")
+        return GivenUp(1, ())
+
     async def rebalance(self) -> int:
         self._ask("rebalance")
         return 1
@@ -109,8 +114,9 @@ async def test_changes_are_for_administrators(connect: Connect, cluster: FakeClu
         assert (await watcher.request(method, path, json=body)).status_code == 401
     assert cluster.asked == []
     answers = [await admin.request(method, path, json=body) for method, path, body in CHANGES]
-    assert [answer.status_code for answer in answers] == [204, 204, 200, 200, 200, 204, 200]
+    assert [answer.status_code for answer in answers] == [204, 204, 200, 200, 200, 204, 200, 200]
     assert answers[6].json() == {"entries": 4, "members": ["n2"]}
+    assert answers[7].json() == {"entries": 1, "members": []}
     assert [answer.json() for answer in answers[2:5]] == [{"queues": 3}, {"queues": 2}, {"queues": 1}]
     assert cluster.asked == [
         ("join", "n4", "h:1"),
@@ -120,6 +126,7 @@ async def test_changes_are_for_administrators(connect: Connect, cluster: FakeClu
         ("rebalance",),
         ("transfer", "/", "q", "n2"),
         ("accept loss", "/", "q"),
+        ("accept topology loss",),
     ]
     assert "/" in cluster.asked[2][2:]
 

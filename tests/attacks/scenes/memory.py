@@ -8,13 +8,17 @@ from typing import Any
 
 from pamqp import commands
 
-from tests.reliability.client import ChannelClosed, Gone
+from tests.reliability.client import ChannelClosed, Client, Gone
 
 from ..scene import MIB, Scene, Target
 from . import frames
 
 #: The attacker keeps still for so long, s.
 HELD_S = 3.0
+#: The memory alarm comes first.
+NO_LIMIT = ("--unfinished-bytes-max", "4GiB")
+#: The broker ends it within this time: `unfinished_timeout_s` twice, and some more, s.
+ENDED_S = 60.0
 
 
 def long_dead_letter_key(target: Target) -> None:
@@ -76,7 +80,7 @@ def distinct_headers(target: Target) -> None:
 
 
 def unfinished_contents(target: Target) -> None:
-    """Many channels, each with a large content whose last frame never comes."""
+    """Many channels, each with a large content whose last frame never comes; the client stays."""
     body = bytes(16 * MIB - 1024)
     with target.client(channel_max=200, timeout_s=10.0) as client:
         client.declare("some", durable=False)
@@ -86,7 +90,37 @@ def unfinished_contents(target: Target) -> None:
             for channel in range(2, target.many(137) + 2):
                 client.method(commands.Channel.Open(), channel)
                 client.send(frames.message("", "some", body, channel=channel, whole=False))
-        time.sleep(HELD_S)
+        if target.size == 1:
+            _ended(client)
+
+
+def unfinished_transactions(target: Target) -> None:
+    """Many channels, each with a large transaction that is never committed; the client stays."""
+    body = bytes(MIB)
+    with target.client(channel_max=200, timeout_s=10.0) as client:
+        client.declare("some", durable=False)
+        client.sock.settimeout(HELD_S)
+        with contextlib.suppress(Gone):
+            for channel in range(2, target.many(10) + 2):
+                client.method(commands.Channel.Open(), channel)
+                client.method(commands.Tx.Select(), channel)
+                for _ in range(100):
+                    client.send(frames.message("", "some", body, channel=channel))
+        if target.size == 1:
+            _ended(client)
+
+
+def _ended(client: Client) -> None:
+    """Say nothing until the broker ends the connection."""
+    began = time.monotonic()
+    try:
+        while time.monotonic() < began + ENDED_S:
+            for _ in client.receive(1.0):
+                pass
+    except Gone as gone:
+        assert "unfinished" in str(gone), f"closed with {gone}"
+        return
+    raise AssertionError("the broker has kept the connection")
 
 
 SCENES = (
@@ -94,5 +128,18 @@ SCENES = (
     Scene("deleted-queues", "1.2 GB queued and deleted, 150 MB at a time", deleted_queues),
     Scene("got-and-nacked", "16 MiB message fetched and returned 100 times in one read", got_and_nacked),
     Scene("distinct-headers", "14,000 messages with 60 kB of headers each, no two alike", distinct_headers),
-    Scene("unfinished-contents", "137 unfinished contents of 16 MiB each", unfinished_contents, alarms=True),
+    Scene(
+        "unfinished-contents",
+        "137 unfinished contents of 16 MiB each, whose client stays",
+        unfinished_contents,
+        alarms=True,
+        options=NO_LIMIT,
+    ),
+    Scene(
+        "unfinished-transactions",
+        "1 GB in ten transactions that are never committed, whose client stays",
+        unfinished_transactions,
+        alarms=True,
+        options=NO_LIMIT,
+    ),
 )

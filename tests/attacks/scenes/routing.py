@@ -60,7 +60,7 @@ def alternate_chain(target: Target) -> None:
 
 
 def hash_ring(target: Target) -> None:
-    """Many heavy bindings of a consistent-hash exchange, with a message after each."""
+    """Many heavy bindings of a consistent-hash exchange, with a message after each: the weights add up to what they may."""
     with target.client() as client:
         client.call(
             commands.Exchange.Declare(exchange="ring", exchange_type="x-consistent-hash"),
@@ -70,7 +70,7 @@ def hash_ring(target: Target) -> None:
         _queues(client, count)
         for number in range(count):
             client.call(
-                commands.Queue.Bind(queue=f"q{number}", exchange="ring", routing_key="100"),
+                commands.Queue.Bind(queue=f"q{number}", exchange="ring", routing_key="65"),
                 commands.Queue.BindOk,
             )
             client.send(frames.message("ring", f"k{number}", b""))

@@ -50,6 +50,7 @@ def _check_bodies(node: SimulatedNode, declared: Declared) -> None:
             continue
         if node.store.read_one(declared.queue_id, index).data != ledger.entries[index]:
             raise ledger.fail(f"{node.name} has another entry {index} on its disk")
+    node.environment.groups.stood_still.clear()
 
 
 def _check_owners(cluster: Cluster, declared: Declared) -> None:

@@ -192,6 +192,8 @@ class SimulatedNode:
             self.declare(declared)
         self.replicas.unopened.topology_index = self.last_id
         self.groups.drop_unclaimed(self.last_id)
+        # Nobody is served before.
+        self.environment.groups.stood_still.clear()
         self.end_turn()
 
     @property
@@ -297,6 +299,8 @@ class SimulatedNode:
         self.turn.end()
         if self.replicas.lost_entries.found_count and not self.environment.groups.was_damaged:
             raise Violation(f"{self.name} takes entries for lost, and nothing on its disk was damaged")
+        if self.environment.groups.stood_still:
+            raise Violation(f"{self.name} waits for the disk: {self.environment.groups.stood_still}")
 
     def tick(self) -> None:
         self.turn.run(self._tick)
@@ -389,7 +393,12 @@ class SimulatedNode:
         queue: Any = self.queues[declared.name]
         queue.change(queue.version + 1)
         self.versions[queue.queue_id] = queue.version
-        self.turn.run(self.hosts.changed, queue)
+        self.turn.run(self._change, queue)
+
+    def _change(self, queue: Any) -> None:
+        self.hosts.changed(queue)
+        # Dead letters of a queue that goes are read at once.
+        self.environment.groups.stood_still.clear()
 
     def go_on(self, *, latest: bool = False) -> None:
         """The topology tells of a queue that is new, or of one that is deleted."""
@@ -403,4 +412,5 @@ class SimulatedNode:
             self.declare(declared)
         else:
             self.queues.pop(declared.name).delete()
+            self.environment.groups.stood_still.clear()
         self.replicas.topology_came(self.last_id)

@@ -236,3 +236,88 @@ def test_a_member_that_is_filled_waits_for_the_disk_of_the_leader_and_publishers
     scene.settle()
     assert not scene.host("c").group.core.amnesiac
     scene.finish()
+
+
+def test_a_follower_that_comes_back_waits_for_the_disk_of_the_leader_and_publishers_do_not() -> None:
+    """The leader sends entries of its log, which are not in its memory any more."""
+    scene = Scene(more=("dead",))
+    scene.crash(scene.nodes["c"])
+    publisher = scene.publisher("a")
+    leading: Any = scene.nodes["a"]
+    # The log keeps them.
+    leading.maintenance._cut_logs = lambda: None
+    for _ in range(4):
+        scene.publish("a", publisher, size=SIZE)
+        scene.work(2)
+    thaw = freeze(scene, "a")
+    scene.start(scene.nodes["c"])
+    scene.heal()
+    scene.work(10)
+    group, behind = scene.host("a").group, scene.host("c").group
+    assert group.is_leader
+    assert group.core.log.waits(behind.core.last_index + 1)
+    assert behind.applied < group.applied
+    assert not scene.nodes["a"].environment.groups.stood_still
+    scene.publish("a", publisher)
+    scene.work(2)
+    assert not publisher.waiting
+    thaw()
+    scene.settle()
+    assert behind.applied == group.applied
+    scene.finish()
+
+
+def test_a_node_that_starts_applies_its_log_when_the_disk_gives_it_and_publishers_do_not_wait() -> None:
+    scene = Scene(more=("dead",))
+    publisher = scene.publisher("a")
+    for _ in range(12):
+        scene.publish("a", publisher, size=SIZE)
+        scene.settle()
+    last = scene.host("c").group.applied
+    scene.crash(scene.nodes["c"])
+    node: Any = scene.nodes["c"]
+    step, node.slow_reads = node.step_read, 1.0
+    node.step_read = lambda: False
+    scene.start(node)
+    scene.heal()
+    scene.work(10)
+    assert scene.host("c").group.applied < last
+    assert scene.nodes["c"].environment.reader.waiting
+    scene.publish("a", publisher)
+    scene.work(2)
+    assert not publisher.waiting
+    node.step_read = step
+    scene.settle()
+    assert scene.host("c").group.applied > last
+    scene.finish()
+
+
+def test_a_follower_that_gets_a_snapshot_looks_for_its_bodies_when_the_disk_gives_them() -> None:
+    scene = Scene(more=("dead",))
+    publisher, of_other = scene.publisher("a"), scene.publisher("c", "dead")
+    for _ in range(6):
+        scene.publish("a", publisher, size=SIZE)
+        scene.settle()
+    node: Any = scene.nodes["c"]
+    scene.crash(node)
+    for _ in range(20):
+        scene.publish("a", publisher, size=SIZE)
+        scene.work(2)
+    for name in "ab":
+        compaction.take_snapshot(scene.host(name).group)
+        scene.nodes[name].end_turn()
+    scene.work(4)
+    step, node.slow_reads = node.step_read, 1.0
+    node.step_read = lambda: False
+    scene.start(node)
+    scene.heal()
+    scene.work(6)
+    receiving = scene.host("c").group.receiving
+    assert receiving is not None and receiving.checking
+    scene.publish("c", of_other, queue="dead")
+    scene.work(2)
+    assert not of_other.waiting
+    node.step_read = step
+    scene.settle()
+    assert scene.host("c").group.applied == scene.host("a").group.applied
+    scene.finish()

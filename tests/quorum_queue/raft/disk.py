@@ -129,6 +129,8 @@ class Node:
         self.digests: dict[int, bytes] = {base.index: base.digest}
         self.entries: list[Entry] = []
         self.lost: list[int] = []
+        #: What the disk was asked for, and has yet to give.
+        self.reading: deque[tuple[int, int]] = deque()
         self.offered: list[tuple[Message, Snapshot]] = []
 
     def crash(self, writes_done: int = 0) -> None:
@@ -136,6 +138,7 @@ class Node:
         for _ in range(min(writes_done, len(self.disk.pending))):
             self.write_one()
         self.disk.pending.clear()
+        self.reading.clear()
         self.alive = False
 
     def lose_disk(self, number: int, members: Members) -> None:
@@ -167,6 +170,18 @@ class Node:
         if ready.offer is not None:
             self._install(ready.offer)
         self.lost += ready.lost
+        self.reading += ready.reads
+        while self.reading and not self.reads_wait():
+            self.raft.came(*self.reading.popleft())
+
+    def reads_wait(self) -> bool:
+        """Return whether the disk takes its time for what it is asked for."""
+        return False
+
+    def read_one(self) -> None:
+        """The disk gives what it was asked for first."""
+        self.raft.came(*self.reading.popleft())
+        self.pump()
 
     def apply(self, entry: Entry) -> None:
         assert entry.index == self.applied + 1, f"{self.name} applied {self.applied} and now gets {entry}"

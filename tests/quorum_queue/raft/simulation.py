@@ -42,6 +42,11 @@ class Simulation(World):
             if self.random.random() < self.disks[name]:
                 self.sync(name)
 
+    def some_read(self) -> None:
+        waiting = [name for name in self.names if self.nodes[name].reading]
+        if waiting:
+            self.read(self.random.choice(waiting))
+
     def some_tick(self) -> None:
         name = self.some_node()
         if self.random.random() < self.clocks[name]:
@@ -105,6 +110,7 @@ class Simulation(World):
         usual: dict[Callable[[], None], float] = {
             self.some_deliver: 70,
             self.some_sync: 30,
+            self.some_read: 10,
             self.some_tick: 20,
             self.some_proposal: 8,
             self.some_compaction: 3,

@@ -7,6 +7,7 @@ import pytest
 from quorum_queue.raft.errors import LogDiverged, NotLeader
 from quorum_queue.raft.messages import APPEND, APPEND_ANSWER, COMMIT, Entry, Message
 from quorum_queue.raft.options import Options
+from quorum_queue.raft.progress import PROBE
 from tests.quorum_queue.raft.disk import Node
 from tests.quorum_queue.raft.group import Group
 
@@ -49,12 +50,14 @@ def test_entries_of_older_terms_are_not_committed_by_counting() -> None:
     # a leads again and brings c and d its old entry, but not yet the one of its new term.
     group.restart("a")
     group.restart("b")
-    group.elect_without(
-        "a",
-        lambda message: (
-            any(entry.term > 1 for entry in message.entries) and group.nodes[message.to].disk.last_index > 1
-        ),
-    )
+
+    def of_new_term(message: Message) -> bool:
+        leadership = group["a"].leadership
+        if leadership is None or message.sender != "a" or leadership.peers[message.to].state == PROBE:
+            return False
+        return any(entry.term > 1 for entry in message.entries)
+
+    group.elect_without("a", of_new_term)
     assert [group.nodes[name].disk.log[2].term for name in "abcd"] == [1, 1, 1, 1]
     assert group["a"].commit < 2
     # So that nothing is broken when e comes back and replaces it.

@@ -83,6 +83,7 @@ def test_a_lost_entry_is_told_once_and_what_is_before_it_is_read() -> None:
     disk.log = {entry.index: entry for entry in entries(1, 1, 1, 1, 1)}
     disk.broken = [3]
     log = Log(disk, last_index=4, terms=[(1, 1)])
+    log.came(1, 4)
     assert [entry.index for entry in log.read(1, 4, ALL)] == [1, 2]
     assert (log.lost, log.newly_lost) == ((3,), (3,))
     log.newly_lost = ()
@@ -91,7 +92,24 @@ def test_a_lost_entry_is_told_once_and_what_is_before_it_is_read() -> None:
     assert [entry.index for entry in log.read(4, 4, ALL)] == [4]
     disk.broken = []
     log.found(3, log.term_at(3))
+    log.came(1, 4)
     assert [entry.index for entry in log.read(1, 4, ALL)] == [1, 2, 3, 4]
+
+
+def test_what_is_on_the_disk_is_asked_for_before_it_is_read() -> None:
+    disk = a_disk()
+    disk.log = {entry.index: entry for entry in entries(1, *[1] * 200)}
+    log = Log(disk, last_index=200, terms=[(1, 1)])
+    assert log.read(1, 200, ALL) == log.read(3, 200, ALL) == ()
+    assert list(log.newly_asked) == [(1, 64)]
+    assert log.waits(64) and not log.waits(65)
+    assert log.read(100, 200, ALL) == ()
+    assert list(log.newly_asked) == [(1, 64), (100, 163)]
+    log.came(1, 64)
+    assert [entry.index for entry in log.read(1, 200, ALL)] == list(range(1, 65))
+    # Another reader of the same entries asks again: the disk may have dropped them meanwhile.
+    assert log.read(1, 200, ALL) == ()
+    assert list(log.newly_asked) == [(1, 64), (100, 163), (1, 64)]
 
 
 def test_a_large_entry_goes_by_itself() -> None:
@@ -155,6 +173,9 @@ def test_against_a_list(steps: list[tuple[str, int]]) -> None:
         found: list[Entry] = []
         while low + len(found) <= log.last_index:
             found += log.read(low + len(found), log.last_index, 3)
+            for span in log.newly_asked:
+                log.came(*span)
+            log.newly_asked = ()
         assert found == model[log.snapshot_index :]
         assert log.lost == ()
 

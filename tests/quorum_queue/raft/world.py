@@ -38,9 +38,15 @@ class SimulatedNode(Node):
         members: Members,
         send: Callable[[Message, Snapshot | None], None],
         oracle: Oracle,
+        random: Random,
     ) -> None:
         self.oracle = oracle
+        self.random = random
+        self.slow_reads = random.choice((0.0, 0.3, 1.0))
         super().__init__(name, members, OPTIONS, send)
+
+    def reads_wait(self) -> bool:
+        return self.random.random() < self.slow_reads
 
     def handle(self, ready: Ready) -> None:
         self.oracle.handing_out(self, ready)
@@ -64,7 +70,7 @@ class World:
         self.members = Members(names)
         self.nodes: dict[str, SimulatedNode] = {}
         for name in names + spare:
-            self.nodes[name] = SimulatedNode(name, self.members, self.send, self.oracle)
+            self.nodes[name] = SimulatedNode(name, self.members, self.send, self.oracle, self.random)
         self.names = list(self.nodes)
         self.pairs = [(one, two) for one in self.names for two in self.names if one != two]
         #: Both streams of a session, by (sender, receiver); no session, no entry.
@@ -264,6 +270,12 @@ class World:
             self.log(f"the disk of {name} has written {_pending(node)}")
             node.sync()
 
+    def read(self, name: str) -> None:
+        node = self.nodes[name]
+        if node.alive and node.reading:
+            self.log(f"the disk of {name} has entries {node.reading[0][0]}…{node.reading[0][1]} at hand")
+            node.read_one()
+
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def mend(self) -> None:
@@ -320,10 +332,13 @@ class World:
             pending = [name for name in self.names if self.nodes[name].disk.pending]
             for name in pending:
                 self.sync(name)
+            reading = [name for name in self.names if self.nodes[name].reading]
+            for name in reading:
+                self.read(name)
             waiting = [pair for pair in self.streams if self.streams[pair]]
             for pair in waiting:
                 self.deliver(pair)
-            if not pending and not waiting:
+            if not pending and not reading and not waiting:
                 return
         raise Violation("messages go round for ever")
 

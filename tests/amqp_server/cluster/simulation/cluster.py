@@ -376,7 +376,7 @@ class Cluster:
                     return found
         for name in self.belonging:
             node = self.nodes[name]
-            if node.cluster.replicas.lost_entries.found_count:
+            if node.cluster.replicas.lost_entries.found_count and not node.disk.groups.was_damaged:
                 raise Violation(f"{name} takes entries for lost, and nothing on its disk was damaged")
             if node.cluster.replicas.lost_entries.entries():
                 return f"{name} lacks {node.cluster.replicas.lost_entries.entries()}"

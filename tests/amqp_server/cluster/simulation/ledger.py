@@ -25,6 +25,7 @@ from amqp_server.cluster.catalog import (
     PutNode,
     RaiseVersion,
     RemoveNode,
+    Restate,
     _Batch,
     _decode_batch,
 )
@@ -65,6 +66,10 @@ class Ledger:
         #: All queues there ever were.
         self.queues: dict[int, QueueRecord] = {}
         self.count: dict[str, int] = {}
+        #: Entries that an operator has given up.
+        self.given_up: dict[int, None] = {}
+        #: Proposals of nodes whose records have such entries; one of them is taken.
+        self.restated: dict[tuple[str, int, int], None] = {}
 
     def note(self, what: str) -> None:
         self.count[what] = self.count.get(what, 0) + 1
@@ -88,8 +93,17 @@ class Ledger:
             self._apply(index, data)
         return True
 
+    def give_up(self, index: int) -> None:
+        """A node is about to apply an empty entry in the place of one that was lost."""
+        self.given_up[index] = None
+        if index <= self.index:
+            self.entries[index] = None
+
     def applied(self, node: SimulatedNode, index: int, *, first: bool) -> None:
         """It has applied it."""
+        if node.cluster.roster.given_up.first:
+            # The records of some nodes have what was given up.
+            return
         if first and node.topology.applied <= index:
             self._compare(node)
         self.same(node, index)
@@ -126,6 +140,9 @@ class Ledger:
                 for record in before.values():
                     if record.queue_id not in left:
                         self._check_gone(record, operation)
+        elif isinstance(batch.proposal, Restate):
+            self.note("topologies restated")
+            self.restated[batch.node, *place] = None
         else:
             self.note(type(batch.proposal).__name__)
             self._change_nodes(batch.proposal)
@@ -176,7 +193,7 @@ class Ledger:
     def recovered(self, node: SimulatedNode) -> None:
         """A node has read its records."""
         applied = node.topology.applied
-        if applied and self.topologies.get(applied) != digest(node.topology.snapshot()):
+        if applied and not self.given_up and self.topologies.get(applied) != digest(node.topology.snapshot()):
             raise self.fail(f"{node.name} finds other records on its disk than it had at {applied}")
 
     # -- answers ---------------------------------------------------------------------------------------------------
@@ -188,6 +205,8 @@ class Ledger:
             self.note("proposals without an answer")
             return
         self.note("proposals answered")
+        if place in self.restated:
+            return
         if place not in self.changed:
             raise self.fail(f"proposal {place} is answered, and is not in the log")
         if result is not UNSEEN and result.changed != self.changed[place] and not result.error:
@@ -235,6 +254,10 @@ def _watched(simulated: SimulatedNode, ledger: Ledger) -> type[Catalog]:
             first = ledger.take(simulated, index, None)
             super().passed(index)
             ledger.applied(simulated, index, first=first)
+
+        def passed_over(self, index: int) -> None:
+            ledger.give_up(index)
+            super().passed_over(index)
 
         def batch(self, number: int, proposal: Any) -> bytes:
             ledger.proposed(simulated, proposal)

@@ -8,7 +8,9 @@ node. What must hold is in ledger, messages and at_rest.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
+from typing import Any
 
 from amqp_server.broker.operations import (
     ClearPermission,
@@ -22,6 +24,7 @@ from amqp_server.broker.operations import (
 from amqp_server.broker.permissions import Permission
 from amqp_server.broker.users import User
 from amqp_server.broker.vhosts import VhostRecord
+from amqp_server.cluster.catalog import GROUP
 from tests import seeds
 from tests.amqp_server.cluster.simulation.at_rest import check_at_rest, drain
 from tests.amqp_server.cluster.simulation.clients import Client
@@ -287,6 +290,30 @@ class Simulation(Cluster):
         if self.random.random() < 0.5:
             self.set_clock(node)
 
+    def lose_entry(self, node: SimulatedNode) -> None:
+        """All disks lose the same entry of the topology's log, and an operator gives it up. Some records have it."""
+        if self.wounded or self.asked or node.name not in self.belonging or not node.serving or self.unrest():
+            return
+        node.turn.run(node.broker.propose, PutUser(User(self.random.choice(USERS), str(self.step))))
+        node.end_turn()
+        self.work_off()
+        nodes = [self.nodes[name] for name in self.belonging]
+        index = min(each.cluster.replicas.groups[GROUP].core.last_index for each in nodes)
+        self.doubt_all()
+        for each in nodes:
+            self.crash(each, written=True)
+        if not all(index in each.disk.groups.groups[GROUP].entries for each in nodes):
+            # A log was cut.
+            return
+        self.note("an entry of the topology is lost")
+        for each in nodes:
+            each.disk.groups.flip(GROUP, index)
+            self.start(each)
+        asked: Any = node.cluster
+        asked._config = replace(asked._config, accept_topology_loss=index)
+        self.connect_all()
+        self.settle()
+
     def look_at_wounded(self) -> None:
         if self.wounded and (self.wounded not in self.belonging or not self.unrest()):
             self.log(f"{self.wounded} is whole again")
@@ -330,6 +357,8 @@ class Simulation(Cluster):
             check_at_rest(self)
             self.look_at_wounded()
             node = self.nodes[random.choice(self.names)]
+            if self.trouble and random.random() < 0.2:
+                self.lose_entry(node)
             if self.trouble and random.random() < 0.3:
                 self.lose_disk(node)
             elif random.random() < 0.7:

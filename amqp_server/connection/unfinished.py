@@ -1,0 +1,158 @@
+"""Ends the connections that keep the memory alarm standing with messages that they never finish.
+
+What is unfinished cannot leave memory: neither a content whose last frame has not come, nor a transaction. The alarm
+itself keeps a client from finishing, so each is first let through: for `unfinished_timeout_s` its connection is read and
+may publish a bounded amount. Who goes on is let through again, a few times; who does not is closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from amqp_server.connection.session import Session
+from amqp_server.connection.state import State
+from amqp_server.errors import ResourceError
+from quorum_queue.boundary import Fatal
+
+if TYPE_CHECKING:
+    from amqp_server.broker.broker import Broker
+
+#: How often a connection is let through while one alarm stands.
+PASSES_MAX = 10
+#: It goes on if this share of what it may send, or of what is missing, has come.
+PROGRESS_SHARE = 10
+#: Least that a connection may send when it is let through: methods, and the ends of small contents.
+PASS_BYTES_MIN = 64 * 1024
+#: All together may add this share of the memory limit, or one of the largest messages if that is no more than the other.
+SPARE_SHARE, SPARE_SHARE_MAX = 16, 4
+
+
+class _Pass:
+    """How a connection stood when it was let through last."""
+
+    __slots__ = ("bytes", "count", "due_bytes", "finished")
+
+    def __init__(self) -> None:
+        self.count = self.bytes = self.finished = self.due_bytes = 0
+
+
+class UnfinishedWatch:
+    """Looks at the connections while the memory alarm stands. See amqp_server.broker.timers.Wakeable."""
+
+    def __init__(self, broker: Broker, behind: Callable[[], bool]) -> None:
+        """`behind` says whether publishers wait for the disk, or for other nodes: then they are not read."""
+        self._broker = broker
+        self._behind = behind
+        config = broker.config
+        self._timeout_ms = round(1000 * config.unfinished_timeout_s)
+        self._kept_bytes = config.unfinished_bytes_kept
+        limit = config.memory_limit_bytes
+        self._spare_bytes = max(limit // SPARE_SHARE, min(config.message_bytes_max, limit // SPARE_SHARE_MAX))
+        self._watching = False
+        #: What was unfinished in all when connections were let through first.
+        self._first_bytes = -1
+        #: By number of the session.
+        self._passes: dict[int, _Pass] = {}
+        if self._timeout_ms:
+            broker.alarms.subscribe(self._alarm_changed)
+
+    def _alarm_changed(self) -> None:
+        low = "memory" in self._broker.alarms.names()
+        if low is self._watching:
+            return
+        self._watching = low
+        self._first_bytes = -1
+        self._passes = {}
+        if low:
+            self._again()
+        else:
+            self._broker.timers.forget(self)
+
+    def _again(self) -> None:
+        self._broker.timers.wake(self, self._broker.clock.monotonic_ms() + self._timeout_ms)
+
+    def wake(self) -> None:
+        """The alarm has stood for another `unfinished_timeout_s`."""
+        self._again()
+        if self._broker.alarms.names() != ["memory"] or self._behind():
+            # Nothing more may be written to a full disk; and who waits for the disk has not been read.
+            return
+        holders = [session for session in self._sessions() if self._holds(session)]
+        ended = [session for session in holders if self._gave_up(session)]
+        unfinished_bytes = sum(session.incoming.unfinished.bytes for session in holders)
+        if self._first_bytes < 0:
+            self._first_bytes = unfinished_bytes
+        left_bytes = self._first_bytes + self._spare_bytes - unfinished_bytes
+        if not ended and holders and left_bytes < PASS_BYTES_MIN:
+            ended = self._largest(holders)
+        for session in ended:
+            self._end(session)
+        if not ended:
+            self._let_through(holders, left_bytes)
+
+    def _sessions(self) -> list[Session]:
+        return [session for session in self._broker.sessions if isinstance(session, Session)]
+
+    def _holds(self, session: Session) -> bool:
+        return session.state is State.RUNNING and session.incoming.unfinished.bytes > self._kept_bytes
+
+    def _gave_up(self, session: Session) -> bool:
+        """True if it was let through and has not gone on, or if it has been let through often enough."""
+        last = self._passes.get(session.number)
+        if last is None or session.suspended is not None:
+            return False
+        unfinished = session.incoming.unfinished
+        went_on = unfinished.finished != last.finished or unfinished.bytes - last.bytes >= last.due_bytes
+        return not went_on or last.count >= PASSES_MAX
+
+    def _largest(self, holders: list[Session]) -> list[Session]:
+        """What all may add is used up: those that hold most make room for the others."""
+        found, bytes_ = [], 0
+        for session in sorted(holders, key=lambda each: -each.incoming.unfinished.bytes):
+            if bytes_ >= self._spare_bytes:
+                break
+            found.append(session)
+            bytes_ += session.incoming.unfinished.bytes
+        return found
+
+    def _end(self, session: Session) -> None:
+        held, seconds = session.incoming.unfinished.bytes, self._timeout_ms / 1000
+        self._passes.pop(session.number, None)
+        session.fail(
+            ResourceError(
+                f"memory alarm: this connection held {held} bytes of unfinished messages and has not finished them, though "
+                f"it was read for {seconds:g} s (unfinished_timeout_s)"
+            ),
+            (0, 0),
+        )
+
+    def _let_through(self, holders: list[Session], left_bytes: int) -> None:
+        # Who was let through least often goes first, if there is not enough for all.
+        passes = self._passes
+        self._passes = {each.number: passes.get(each.number) or _Pass() for each in holders}
+        holders.sort(key=lambda each: self._passes[each.number].count)
+        share = max(PASS_BYTES_MIN, left_bytes // max(1, len(holders)))
+        for session in holders:
+            last = self._passes[session.number]
+            if left_bytes < PASS_BYTES_MIN:
+                # It cannot be judged by what it has not been let do.
+                if not last.count:
+                    del self._passes[session.number]
+                continue
+            incoming = session.incoming
+            missing = incoming.missing_bytes
+            size = min(share, missing + PASS_BYTES_MIN)
+            left_bytes -= size
+            last.count += 1
+            last.bytes, last.finished = incoming.unfinished.bytes, incoming.unfinished.finished
+            last.due_bytes = max(1, min(missing, size) // PROGRESS_SHARE)
+            incoming.let_pass(size)
+            session.go_on_later()
+
+    def failed(self, error: Exception) -> None:
+        """See amqp_server.turn.Unit."""
+        raise Fatal(f"unfinished messages could not be looked at: {error!r}") from error
+
+
+__all__ = ["PASSES_MAX", "UnfinishedWatch"]

@@ -1,0 +1,116 @@
+"""Many clients that each have one message under way: the delivery and the confirm of one have come before the next."""
+
+from __future__ import annotations
+
+import resource
+import select
+import time
+from contextlib import ExitStack
+
+from pamqp import commands, frame
+
+from ..brokers import Broker
+from ..client import HOST, Connection, Refused
+from ..frames import CHANNEL, message
+from ..pump import Pace, Stalled
+from ..streams import properties
+from .scenario import CPU_US, RSS_MIB, Figure, Figures, Scenario, at_least
+
+BODY = b"b" * 128
+#: A basic.ack of the broker's.
+CONFIRM_BYTES = 21
+#: One by the client, up to its tag.
+ACK = frame.marshal(commands.Basic.Ack(0), CHANNEL)[:-10]
+STALL_S = 20.0
+
+
+class Looper:
+    """One client with a queue of its own."""
+
+    def __init__(self, connection: Connection, queue: str, durable: bool) -> None:
+        self.sock = connection.sock
+        connection.queue(queue, durable=durable)
+        connection.consume(queue, 10 if durable else None)
+        self._message = message("", queue, BODY, properties(persistent=durable))
+        self.sock.sendall(self._message)
+        self._loop_bytes = connection.delivery().wire_bytes + CONFIRM_BYTES
+        connection.confirms()
+        self._acks = durable
+        self._tag = 1
+        self._missing = 0
+        self.loops = 0
+
+    def send(self) -> None:
+        """Ack the last message, and publish the next one."""
+        ack = ACK + self._tag.to_bytes(8, "big") + b"\0\xce" if self._acks else b""
+        self._tag += 1
+        self._missing += self._loop_bytes
+        self.sock.send(ack + self._message)
+
+    def receive(self) -> None:
+        data = self.sock.recv(4096)
+        if not data:
+            raise Refused("the broker hung up")
+        self._missing -= len(data)
+        if not self._missing:
+            self.loops += 1
+            self.send()
+
+
+class ClosedLoop(Scenario):
+    quick = False
+
+    def __init__(self, clients: int, *, durable: bool) -> None:
+        kind = "durable" if durable else "transient"
+        self.name = f"closed-loop-{clients}-{kind}"
+        acked = ", persistent, acks" if durable else ", auto-ack"
+        self.title = f"{clients:,} clients with one message each under way, {kind}{acked}, confirms"
+        self.figures = (Figure("rate", "loops/s", at_least(1)),)
+        self._clients, self._durable = clients, durable
+
+    def run(self, broker: Broker, pace: Pace) -> Figures:
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        names = [f"bench-loop-{number}" for number in range(self._clients)]
+        with ExitStack() as connections, select.epoll() as poll:
+            loopers: dict[int, Looper] = {}
+            for name in names:
+                connection = Connection(broker.port)
+                connections.callback(connection.sock.close)
+                looper = Looper(connection, name, self._durable)
+                loopers[looper.sock.fileno()] = looper
+                poll.register(looper.sock.fileno(), select.EPOLLIN)
+            try:
+                return _measured(broker, pace, loopers, poll)
+            finally:
+                with Connection(broker.port) as cleaner:
+                    for looper in loopers.values():
+                        looper.sock.close()
+                    for name in names:
+                        cleaner.delete_queue(name)
+
+
+def _measured(broker: Broker, pace: Pace, loopers: dict[int, Looper], poll: select.epoll) -> Figures:
+    for looper in loopers.values():
+        looper.sock.setblocking(False)
+        looper.send()
+    _pump(loopers, poll, pace.warm_s)
+    before, cpu, began = _loops(loopers), broker.cpu_seconds(), time.perf_counter()
+    _pump(loopers, poll, pace.run_s)
+    done = _loops(loopers) - before
+    cpu, seconds = broker.cpu_seconds() - cpu, time.perf_counter() - began
+    return {"rate": done / seconds, CPU_US: cpu / done * 1e6, RSS_MIB: broker.rss_bytes() / (1 << 20)}
+
+
+def _loops(loopers: dict[int, Looper]) -> int:
+    return sum(looper.loops for looper in loopers.values())
+
+
+def _pump(loopers: dict[int, Looper], poll: select.epoll, seconds: float) -> None:
+    deadline = time.perf_counter() + seconds
+    while time.perf_counter() < deadline:
+        ready = poll.poll(STALL_S)
+        if not ready:
+            raise Stalled(f"nothing came from {HOST} for {STALL_S:.0f} s")
+        for number, _ in ready:
+            loopers[number].receive()

@@ -1,0 +1,85 @@
+"""What the node does when its memory runs out, and when free heap goes back to the kernel."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+
+from amqp_server.broker.alarms import Alarms
+from amqp_server.config import Config
+from amqp_server.resources import INTERVAL_S, TRIM_STEP_BYTES, TRIM_WAIT_MAX_S, Heap, ResourceWatch
+
+MIB = 1 << 20
+
+
+class Cycle:
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def old_garbage() -> weakref.ref[Cycle]:
+    """An object that only a look at all objects frees."""
+    cycle = Cycle()
+    gc.collect()
+    return weakref.ref(cycle)
+
+
+def test_garbage_is_looked_for_before_memory_runs_out(tmp_path: Path) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        watch = ResourceWatch(Config(memory_limit="1 GB", disk_free_min_bytes=0), Alarms(), tmp_path)
+        first = old_garbage()
+        gc.collect(1)
+        watch.look()
+        assert first() is not None
+        watch.set_memory_limit(1)
+        assert first() is None
+        # Not each time, while there is no more memory: it takes long.
+        second = old_garbage()
+        watch.look()
+        assert second() is not None
+    finally:
+        gc.enable()
+
+
+def times(heap: Heap, memory: list[int], given_back: int) -> list[int]:
+    """At which looks it is due, if so much is left each time."""
+    found = []
+    for look, bytes_ in enumerate(memory):
+        if heap.due(bytes_, look * INTERVAL_S):
+            found.append(look)
+            heap.given_back(given_back, look * INTERVAL_S)
+    return found
+
+
+def test_after_growth_it_is_given_back_once_and_soon() -> None:
+    heap = Heap()
+    memory = [50 * MIB] * 10 + [200 * MIB, 300 * MIB, 300 * MIB] + [60 * MIB] * 100
+    assert times(heap, memory, 60 * MIB) == [12]
+
+
+def test_what_is_in_use_is_not_looked_for_again() -> None:
+    heap = Heap()
+    assert times(heap, [50 * MIB] * 10 + [300 * MIB] * 1_000, 300 * MIB) == [11]
+
+
+def test_a_load_that_takes_it_again_is_left_alone_more_and_more() -> None:
+    heap = Heap()
+    assert not heap.due(50 * MIB, 0.0)
+    at, most = [], 0.0
+    for look in range(1, 2_000):
+        # It grows in one look and stays for the next.
+        if heap.due(200 * MIB + look % 2, look * INTERVAL_S):
+            at.append(look * INTERVAL_S)
+            heap.given_back(60 * MIB, look * INTERVAL_S)
+    most = max(later - earlier for earlier, later in zip(at, at[1:], strict=False))
+    assert TRIM_WAIT_MAX_S - 1 <= most <= 2 * TRIM_WAIT_MAX_S
+    assert len(at) < 30
+
+
+def test_small_changes_are_not_worth_while() -> None:
+    heap = Heap()
+    step = TRIM_STEP_BYTES // 2
+    assert times(heap, [50 * MIB, 50 * MIB + step, 50 * MIB + step] * 100, 50 * MIB) == []
