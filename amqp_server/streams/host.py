@@ -2,7 +2,7 @@
 
 What is published goes to the journal, whose sync is the node's one sync. From then on it is confirmed, and consumers get it,
 out of memory. Now and then a thread moves it to the stream's segments, and the journal forgets it. Consumers that are
-behind read segments, in threads, each at its own place. See docs/adr/0018-streams.md.
+behind read segments, in threads, each at its own place. See docs/adr/0019-streams.md.
 """
 
 from __future__ import annotations
