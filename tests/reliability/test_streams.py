@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pika
 import pika.exceptions
+import pytest
 
 from conformance_tests.patience import PATIENCE_S, open_connection
 from tests.reliability.node import Node, wait_until
@@ -105,6 +106,30 @@ def test_kill_9_while_streams_are_written(tmp_path: Path) -> None:
     assert "lost messages" not in node.log()
 
 
+def check_lists(node: Node, count: int) -> None:
+    """What operators are shown of it, and what they are refused."""
+    columns = ("name", "type", "messages", "first_offset", "next_offset", "lost_messages", "leader", "state")
+    told = node.mqctl("-q", "list_queues", *columns).split("\n")[0].split("\t")
+    assert told == [STREAM, "stream", str(count), "0", str(count), "0", "n1", "running"]
+    connection = open_connection(url(node.port))
+    channel = connection.channel()
+    channel.basic_qos(prefetch_count=7)
+    channel.basic_consume(STREAM, lambda *_: None, arguments={"x-stream-offset": "first"})
+    wait_until(
+        "it has its messages",
+        lambda: node.mqctl("-q", "list_consumers", "queue_name", "offset", "lag").split()
+        == [STREAM, "7", str(count - 7)],
+    )
+    told = node.mqctl("-q", "list_queues", "segments", "oldest_timestamp", "message_bytes").split()
+    segments, oldest, size = map(int, told)
+    assert segments >= 1 and oldest > 1_700_000_000_000 and size > 2000 * count
+    with pytest.raises(AssertionError, match="basic.get not supported by stream queues"):
+        node.mqctl("get", STREAM)
+    with pytest.raises(AssertionError, match="queue.purge not supported by stream queues"):
+        node.mqctl("purge_queue", STREAM)
+    connection.close()
+
+
 def test_a_backup_has_the_streams(tmp_path: Path) -> None:
     with Node(tmp_path, *OPTIONS) as node, Publisher(node.port, 0) as publisher:
         wait_until("it takes messages", lambda: publisher.confirmed >= 200)
@@ -118,4 +143,5 @@ def test_a_backup_has_the_streams(tmp_path: Path) -> None:
         found = list(replay(restored.port))
         assert [number for _, number in found] == list(range(len(found)))
         assert len(found) >= before
+        check_lists(restored, len(found))
     assert "lost messages" not in restored.log()
