@@ -64,6 +64,7 @@ COMPILED = (
     "amqp_server/cluster/hosts.py",
     "amqp_server/cluster/replication.py",
     "amqp_server/connection/*.py",
+    "amqp_server/streams/*.py",
     "amqp_server/turn.py",
     "amqp_server/wire/*.py",
 )

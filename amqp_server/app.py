@@ -33,7 +33,7 @@ from amqp_server.build import BUILD
 from amqp_server.clock import SystemClock
 from amqp_server.cluster.errors import ClusterError, StartAgain
 from amqp_server.cluster.membership import check_alone, drop_copies
-from amqp_server.config import Config
+from amqp_server.config import Config, age_ms
 from amqp_server.connection.listener import ListenError, Server, listen
 from amqp_server.connection.password_checks import PasswordChecks
 from amqp_server.connection.tls import ListenerTLS, TLSFileError
@@ -43,6 +43,7 @@ from amqp_server.options import Reread, command_line
 from amqp_server.reload import Reload, Reloaded
 from amqp_server.resources import ResourceWatch
 from amqp_server.secret_files import SecretFileError, read_password
+from amqp_server.streams.host import StreamOptions, StreamServices
 from amqp_server.turn import NoPeers, Peers, Turn
 from persistence.commit import Commit
 from persistence.environment import MARKS_FILE, Environment
@@ -50,6 +51,8 @@ from persistence.errors import CommitFailed, PersistenceError, StoreCorrupt
 from persistence.groups import Groups
 from persistence.journal import Journal
 from persistence.marks import DeliveredMarks
+from persistence.streams.retention import Limits
+from persistence.streams.store import StreamStore
 from quorum_queue.boundary import Boundary, Fatal
 from quorum_queue.local import NodeServices
 from quorum_queue.memory import MemoryBudget, ReadAhead
@@ -141,6 +144,7 @@ class Node:
             commits=self.commits,
             marks=self.marks,
         )
+        self._streams = self._stream_services(services, alarms)
         hosts = self._hosts(services, parts)
         self.broker = Broker(
             config,
@@ -161,7 +165,7 @@ class Node:
             self.commits,
             spill,
             self._spill_commits,
-            flight_bytes=lambda: 0 if parts is None else parts.replicas.flight_bytes,
+            flight_bytes=lambda: self._streams.tail_bytes if parts is None else parts.replicas.flight_bytes,
         )
         self._unfinished = UnfinishedWatch(self.broker, lambda: self.backpressure.ahead)
         self.password_checks = PasswordChecks(self.broker.users, config)
@@ -171,6 +175,34 @@ class Node:
         if parts is not None:
             self.reload.certificates.append(self._links_tls(parts))
         self.amqp_address = self.amqps_address = self.http_address = ""
+
+    def _stream_services(self, services: NodeServices, alarms: Alarms) -> StreamServices:
+        config = self.config
+        self.stream_store = StreamStore(
+            self.environment.directory,
+            readers=config.stream_readers,
+            on_full=lambda full: alarms.set("disk for streams", full),
+        )
+        return StreamServices(
+            clock=services.clock,
+            queue_time=services.queue_time,
+            turn=services.turn,
+            memory=services.memory,
+            timers=services.timers,
+            journal=self._journal,
+            commits=services.commits,
+            store=self.stream_store,
+            options=StreamOptions(
+                segment_bytes=config.stream_segment_bytes,
+                limits=Limits(
+                    age_ms(config.stream_max_age) if config.stream_max_age else None,
+                    config.stream_max_bytes or None,
+                ),
+                flush_bytes=config.stream_flush_bytes,
+                flush_ms=config.stream_flush_ms,
+                read_bytes_max=config.stream_read_bytes_max,
+            ),
+        )
 
     # A node that stands alone does not import the cluster.
 
@@ -194,7 +226,7 @@ class Node:
 
     def _hosts(self, services: NodeServices, parts: ClusterParts | None) -> Hosts:
         if parts is None:
-            return LocalHosts(services, self.environment)
+            return LocalHosts(services, self.environment, self._streams)
         from amqp_server.cluster.hosts import ClusterHosts
 
         return ClusterHosts(
@@ -266,6 +298,8 @@ class Node:
             check_alone(self.broker.metadata, config.data_dir)
             drop_copies(Groups(self.environment))
             turn.run(recovery.recover, self.broker, self._journal)
+            streams = (queue for queue in self.broker.all_queues() if queue.type.is_stream)
+            self.stream_store.keep(queue.queue_id for queue in streams)
             self.first_start()
         else:
             self.cluster.check_directory()
@@ -289,6 +323,7 @@ class Node:
             background.start_soon(self._spill_commits.run)
             background.start_soon(self.environment.reader.run, turn.run)
             background.start_soon(self.environment.spill.reader.run, turn.run)
+            background.start_soon(self.stream_store.run, turn.run)
             background.start_soon(
                 self._driver.run, turn, self.broker.timers, self.broker.clock, self.server.poller
             )

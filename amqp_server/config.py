@@ -26,6 +26,15 @@ MEMORY_BUDGET_SHARE = 0.4
 _BYTES_PER = {"": 1, "b": 1, "k": KIB, "kib": KIB, "kb": 1000, "m": MIB, "mib": MIB, "mb": 10**6}
 _BYTES_PER |= {"g": GIB, "gib": GIB, "gb": 10**9}
 _BYTES = re.compile(r"\s*(\d+)\s*([a-z]*)\s*", re.ASCII | re.IGNORECASE)
+_AGE = re.compile(r"(\d{1,12})([YMDhms])", re.ASCII)
+_AGE_MS = {
+    "s": 1_000,
+    "m": 60_000,
+    "h": 3_600_000,
+    "D": 86_400_000,
+    "M": 30 * 86_400_000,
+    "Y": 365 * 86_400_000,
+}
 _FRACTION = re.compile(r"\s*\d*\.\d+\s*", re.ASCII)
 
 
@@ -380,6 +389,45 @@ class Config:
         "Type of durable queues declared without one, where their vhost has no default of its own.",
         choices=("classic", "quorum"),
     )
+    stream_segment_bytes: int = option(
+        500_000_000,
+        "Size from which a segment of a stream is followed by the next one, unless declared otherwise.",
+        unit="bytes",
+        low=64 * KIB,
+        high=3_000_000_000,
+        section="Streams",
+    )
+    stream_max_age: str = option(
+        "",
+        "Age at which segments of streams declared without x-max-age go, such as 14D; empty: never.",
+        unit="a number and Y, M, D, h, m or s",
+        kind="age or off",
+    )
+    stream_max_bytes: int = option(
+        0,
+        "Size above which the oldest segments of a stream declared without x-max-length-bytes go; 0: none.",
+        unit="bytes",
+        low=0,
+        high=1 << 50,
+    )
+    stream_flush_bytes: int = option(
+        MIB,
+        "Bytes of a stream in the journal from which on they are moved to its segment.",
+        unit="bytes",
+        low=4 * KIB,
+        high=GIB,
+    )
+    stream_flush_ms: int = option(
+        5_000, "Time after which fewer bytes are moved there, too.", unit="ms", low=10, high=3_600_000
+    )
+    stream_readers: int = option(2, "Threads that read segments.", low=1, high=64)
+    stream_read_bytes_max: int = option(
+        256 * MIB,
+        "What all consumers of streams together have read ahead; above it those that wait read again later.",
+        unit="bytes",
+        low=MIB,
+        high=64 * GIB,
+    )
     consumers_per_channel_max: int = option(10_000, "Consumers of one channel.", low=1, high=1_000_000)
     deduplication_producers_max: int = option(
         100_000,
@@ -659,6 +707,14 @@ def parse_bytes(text: str) -> int | None:
     return int(found[1]) * per if found and per else None
 
 
+def age_ms(text: str) -> int:
+    """Return the ms of `"2h"` or `"14D"`: a whole number above zero and Y, M, D, h, m or s. Raises ValueError."""
+    found = _AGE.fullmatch(text)
+    if found is None or not int(found[1]):
+        raise ValueError(text)
+    return int(found[1]) * _AGE_MS[found[2]]
+
+
 def parse_address(text: str) -> tuple[str, int] | None:
     """`"127.0.0.1:5672"` or `"[::1]:5672"`; None if it is neither."""
     host, colon, port = text.rpartition(":")
@@ -679,6 +735,8 @@ def allowed_values(declared: Field[Any]) -> str:
         return "an amount of bytes such as 2GiB, or a share of the memory above 0.0 and up to 1.0"
     if about["kind"].startswith("address"):
         return "host:port such as 127.0.0.1:5672" + (", or empty" if about["kind"].endswith("off") else "")
+    if about["kind"].startswith("age"):
+        return "a whole number above zero and Y, M, D, h, m or s, such as 14D, or empty"
     if about["kind"] == "name":
         return "1 to 64 letters, digits, '-', '_' or '.'"
     if about["low"] is not None:
@@ -716,6 +774,9 @@ def _allowed_text(kind: str, choices: tuple[str, ...], value: str) -> bool:
         if _FRACTION.fullmatch(value):
             return 0 < float(value) <= 1
         return bool(parse_bytes(value))
+    if kind.startswith("age"):
+        found = _AGE.fullmatch(value)
+        return not value or (found is not None and int(found[1]) > 0)
     if kind == "name":
         return re.fullmatch(r"[A-Za-z0-9._-]{1,64}", value) is not None
     return bool(value) or kind != "text"

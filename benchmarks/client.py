@@ -125,12 +125,14 @@ class Connection:
             commands.Queue.BindOk,
         )
 
-    def consume(self, queue: str, prefetch: int | None) -> None:
+    def consume(self, queue: str, prefetch: int | None, **arguments: Any) -> None:
         """Without a prefetch the broker takes deliveries as acknowledged when it has sent them."""
         if prefetch is not None:
             self.call(commands.Basic.Qos(prefetch_count=prefetch), commands.Basic.QosOk)
         self.call(
-            commands.Basic.Consume(queue=queue, consumer_tag="bench", no_ack=prefetch is None),
+            commands.Basic.Consume(
+                queue=queue, consumer_tag="bench", no_ack=prefetch is None, arguments=arguments
+            ),
             commands.Basic.ConsumeOk,
         )
 

@@ -27,12 +27,14 @@ from persistence.errors import PersistenceError, StoreCorrupt
 from persistence.guard import WRITE_ERRORS
 from persistence.metadata import table_prefix
 from persistence.store import DATA_FILE, TABLES_MAX
+from persistence.streams.store import DIRECTORY as STREAMS
 
 #: ioctl of Linux: share the blocks of another file.
 FICLONE = 0x40049409
 #: Between two looks at whether a process stands still, s.
 LOOK_S = 0.001
 MAIN = "main"
+SEGMENT = ".segment"
 
 
 class CannotCopy(PersistenceError):
@@ -60,6 +62,8 @@ def copy_directory(source: Path, target: Path, *, freeze_s_max: float, cluster_t
     target.mkdir(mode=0o700, parents=True)
     try:
         (target / MAIN).mkdir(mode=0o700)
+        # Most of a stream does not change any more: while the node stands still only what has come since is copied.
+        _copy_streams(source, target)
         with _held(source) as pid:
             began = time.monotonic()
             if pid is None:
@@ -159,9 +163,39 @@ def _stands_still(pid: int) -> bool:
 
 def _copy_files(source: Path, target: Path) -> None:
     """All that lasts: not the lock, the ballast, and what is wiped at each start."""
+    _copy_streams(source, target)
     _copy(source / MAIN / DATA_FILE, target / MAIN / DATA_FILE)
     if (source / MARKS_FILE).exists():
         _copy(source / MARKS_FILE, target / MARKS_FILE)
+
+
+def _copy_streams(source: Path, target: Path) -> None:
+    """Copy what the target does not have yet. Segments only grow, and what is no longer there was deleted."""
+    before = {path.relative_to(target) for path in (target / STREAMS).glob("*/*")}
+    for path in sorted((source / STREAMS).glob("*/*")):
+        copy = target / path.relative_to(source)
+        before.discard(path.relative_to(source))
+        with suppress(FileNotFoundError):
+            size = path.stat().st_size
+            have = copy.stat().st_size if copy.exists() and path.suffix == SEGMENT else 0
+            if not copy.exists() or have != size:
+                copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                _copy_from(path, copy, have if have < size else 0)
+    for gone in before:
+        (target / gone).unlink()
+
+
+def _copy_from(source: Path, target: Path, offset: int) -> None:
+    with source.open("rb") as from_file, target.open("r+b" if target.exists() else "xb") as to_file:
+        os.fchmod(to_file.fileno(), 0o600)
+        size = os.fstat(from_file.fileno()).st_size
+        to_file.truncate(offset)
+        to_file.seek(offset)
+        while offset < size:
+            sent = os.sendfile(to_file.fileno(), from_file.fileno(), offset, size - offset)
+            if not sent:
+                break
+            offset += sent
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from amqp_server.broker.queue_types import CLASSIC, QUEUE_TYPES, QueueType
+from amqp_server.config import age_ms
 from amqp_server.errors import PreconditionFailed
 from exchanges.field import erlang_term, token, type_name
 
@@ -22,6 +23,9 @@ PRIORITY_MAX = 255
 DEDUPLICATION_COUNT_MAX = 1_000_000
 
 EXCHANGE_CHARACTERS_MAX = 255
+# RabbitMQ's largest segment of a stream, and its bounds of a filter's size.
+SEGMENT_BYTES_MAX = 3_000_000_000
+FILTER_BYTES = range(16, 256)
 
 #: Sets of arguments that are kept once for all queues that have them.
 SHARED_MAX = 1024
@@ -55,6 +59,11 @@ class QueueArguments:
     initial_group_size: int | None = None
     target_group_size: int | None = None
     leader_locator: str | None = None
+    # Streams.
+    max_age_ms: int | None = None
+    segment_bytes: int | None = None
+    # Accepted, without effect here: filters are exact.
+    filter_bytes: int | None = None
 
     @property
     def type(self) -> QueueType:
@@ -132,6 +141,28 @@ def _text(value: object, type: str) -> str:
     return value
 
 
+def _max_age_ms(value: object, type: str) -> int:
+    """A whole number above zero, and one of Y, M, D, h, m, s."""
+    try:
+        return age_ms(_text(value, type))
+    except ValueError:
+        raise _Invalid("invalid_max_age") from None
+
+
+def _segment_bytes(value: object, type: str) -> int:
+    size = _above_zero(_natural(value, type))
+    if size > SEGMENT_BYTES_MAX:
+        raise _Invalid(f"{{value_too_large,{size}}}")
+    return size
+
+
+def _filter_bytes(value: object, type: str) -> int:
+    size = _natural(value, type)
+    if size not in FILTER_BYTES:
+        raise _Invalid(f"{{value_out_of_range,{size},{FILTER_BYTES.start},{FILTER_BYTES.stop - 1}}}")
+    return size
+
+
 def _one_of(*choices: str, otherwise: str) -> Callable[[object, str], str]:
     def check(value: object, type: str) -> str:
         text = _text(value, type)
@@ -176,6 +207,10 @@ _CHECKS: tuple[tuple[str, str, Callable[[object, str], object]], ...] = (
         "leader_locator",
         _one_of("client-local", "balanced", "random", "least-leaders", otherwise="invalid_queue_locator_arg"),
     ),
+    ("x-max-age", "max_age_ms", _max_age_ms),
+    ("x-stream-max-segment-size-bytes", "segment_bytes", _segment_bytes),
+    ("x-stream-filter-size-bytes", "filter_bytes", _filter_bytes),
+    ("x-initial-cluster-size", "initial_group_size", _group_size),
     # RabbitMQ 3.10 takes anything here, and what is no integer then means nothing.
     ("x-delivery-limit", "delivery_limit", _integer),
     # Not RabbitMQ's.
@@ -183,6 +218,13 @@ _CHECKS: tuple[tuple[str, str, Callable[[object, str], object]], ...] = (
     ("x-deduplication-window-ms", "deduplication_window_ms", _lease_ms),
     ("x-deduplication-count", "deduplication_count", _deduplication_count),
 )
+#: Checks that are other ones for a stream.
+_STREAM_CHECKS: dict[str, Callable[[object, str], object]] = {
+    # It would keep nothing.
+    "x-max-length-bytes": lambda value, type: _above_zero(_natural(value, type)),
+}
+#: Arguments of streams that mean nothing to the other types, which take them as they take any unknown one.
+_STREAMS_ONLY = frozenset({"x-stream-filter-size-bytes"})
 _queue_type = _one_of(*QUEUE_TYPES, otherwise="\"unsupported queue type '{}'\"")
 
 
@@ -221,6 +263,10 @@ def parse_queue_arguments(
     unsupported = queue_type.unsupported
     for argument, attribute, check in _CHECKS:
         if argument not in arguments or argument in unsupported:
+            continue
+        if queue_type.is_stream:
+            check = _STREAM_CHECKS.get(argument, check)
+        elif argument in _STREAMS_ONLY:
             continue
         values[attribute] = checked(argument, check)
         if attribute == "dead_letter_routing_key" and "dead_letter_exchange" not in values:

@@ -9,6 +9,8 @@ from amqp_server.broker import stored_queues
 from amqp_server.broker.arguments import QueueArguments
 from amqp_server.broker.metadata import Metadata, encode
 from amqp_server.broker.records import MARKS, MarksRecord
+from amqp_server.streams.host import StreamHost, StreamServices
+from persistence.streams.retention import Limits
 from quorum_queue.failed_host import FailedHost
 from quorum_queue.local import LocalHost, NodeServices
 from quorum_queue.machine.machine import Machine
@@ -52,12 +54,22 @@ class Hosts(Protocol):
 class LocalHosts:
     """A node that is alone runs them all."""
 
-    def __init__(self, services: NodeServices, metadata: Metadata) -> None:
+    def __init__(
+        self, services: NodeServices, metadata: Metadata, streams: StreamServices | None = None
+    ) -> None:
+        """`streams` is None where there are none: on a node of a cluster."""
         self._services = services
         self._metadata = metadata
+        self._streams = streams
 
     def make(self, queue: Queue, machine: Machine | None) -> Host:
-        return self.local(queue, machine)
+        return self._stream(queue) if queue.type.is_stream else self.local(queue, machine)
+
+    def _stream(self, queue: Queue) -> StreamHost:
+        parsed = queue.parsed
+        assert self._streams is not None
+        limits = Limits(parsed.max_age_ms, parsed.max_length_bytes)
+        return StreamHost(queue, queue.queue_id, self._streams, limits, parsed.segment_bytes, queue.settings)
 
     def local(self, queue: Queue, machine: Machine | None = None) -> LocalHost:
         """Make the host of a queue that lives here. One that is durable gets slots of the delivered marks."""
@@ -108,7 +120,7 @@ class LocalHosts:
         queue.host = FailedHost(
             queue, self._services.turn, queue.settings, why, lambda: self._drop_stored(queue)
         )
-        if isinstance(before, LocalHost):
+        if isinstance(before, LocalHost | StreamHost):
             before.stop(Refused(why))
         queue.consumers_lost()
 
@@ -116,6 +128,9 @@ class LocalHosts:
         if queue.durable and not queue.exclusive:
             self._services.journal.drop(queue.queue_id)
             self._services.commits.request()
+        if queue.type.is_stream and self._streams is not None:
+            store = self._streams.store
+            store.write(store.log(queue.queue_id, 1).delete, lambda result: None)
 
     def revive(self, queue: Queue, attempt: int, done: Callable[[], None]) -> None:
         """Wait until all its writes are in the journal. A queue that is not in the journal begins empty."""
@@ -125,14 +140,20 @@ class LocalHosts:
             if queue.host is failed and not queue.deleted:
                 self._services.turn.contain(queue, self._begin_anew, queue, done)
 
-        if queue.durable and not queue.exclusive:
+        if queue.type.is_stream and self._streams is not None:
+            # Until the thread has written what it was given before.
+            self._streams.store.write(lambda: None, lambda result: self._services.commits.request(stored))
+        elif queue.durable and not queue.exclusive:
             self._services.commits.request(stored)
         else:
             stored()
 
     def _begin_anew(self, queue: Queue, done: Callable[[], None]) -> None:
-        machine = stored_queues.read_queue(queue.record, queue.settings, queue.marks, self._services)
-        queue.host = self.local(queue, machine)
+        if queue.type.is_stream:
+            queue.host = self._stream(queue)
+        else:
+            machine = stored_queues.read_queue(queue.record, queue.settings, queue.marks, self._services)
+            queue.host = self.local(queue, machine)
         done()
         queue.host.submit(("tick",))
 

@@ -27,6 +27,8 @@ class QueueType:
     at_least_once: bool
     #: A passive declare begins the lease of an expiring queue anew.
     leased_by_passive_declare: bool
+    #: A log: messages stay when they were read, and every consumer has its own place.
+    is_stream: bool = False
 
     @property
     def counts_deliveries(self) -> bool:
@@ -112,5 +114,47 @@ QUORUM = QueueType(
     ),
 )
 
+STREAM = QueueType(
+    name="stream",
+    always_durable=True,
+    replicated=True,
+    delivery_limit=None,
+    at_least_once=False,
+    leased_by_passive_declare=False,
+    is_stream=True,
+    unsupported=frozenset(
+        {
+            "x-message-ttl",
+            "x-expires",
+            "x-dead-letter-exchange",
+            "x-dead-letter-routing-key",
+            "x-dead-letter-strategy",
+            "x-max-length",
+            "x-max-in-memory-length",
+            "x-max-in-memory-bytes",
+            "x-max-priority",
+            "x-overflow",
+            "x-queue-mode",
+            "x-queue-version",
+            "x-single-active-consumer",
+            "x-delivery-limit",
+            "x-quorum-initial-group-size",
+            "x-quorum-target-group-size",
+            "x-deduplication",
+            "x-deduplication-window-ms",
+            "x-deduplication-count",
+        }
+    ),
+    compared=(
+        "x-max-length-bytes",
+        "x-queue-type",
+        "x-max-age",
+        "x-stream-max-segment-size-bytes",
+        "x-stream-filter-size-bytes",
+        "x-initial-cluster-size",
+        "x-queue-leader-locator",
+    ),
+)
+
 #: By name, as in x-queue-type.
-QUEUE_TYPES: dict[str, QueueType] = {each.name: each for each in (CLASSIC, QUORUM)}
+QUEUE_TYPES: dict[str, QueueType] = {each.name: each for each in (CLASSIC, QUORUM, STREAM)}

@@ -131,6 +131,11 @@ def read_queues(broker: Broker, journal: RecoverableJournal) -> StoredQueues:
                 pass
             journal.drop(recovered.queue_id)
             continue
+        if parsed_of(found).type.is_stream:
+            # Its host reads it.
+            for _ in recovered.records:
+                pass
+            continue
         broker.turn.contain(_Reading(found.queue_id, errors), read, found, recovered)
     for queue_id, record in queues.items():
         own = slots.get(queue_id, [])

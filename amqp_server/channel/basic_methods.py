@@ -12,7 +12,7 @@ from amqp_server.broker.queue import Queue
 from amqp_server.broker.reply import PSEUDO_QUEUE, ReplyHost
 from amqp_server.channel.confirms import Confirms
 from amqp_server.channel.exchange_methods import argument_types, check_owner
-from amqp_server.channel.queue_methods import check_home, find, resolve_name
+from amqp_server.channel.queue_methods import check_home, find, place_of, resolve_name
 from amqp_server.channel.subscription import Getter, Subscription
 from amqp_server.channel.tx import Transaction
 from amqp_server.errors import (
@@ -23,6 +23,7 @@ from amqp_server.errors import (
     PreconditionFailed,
     Unavailable,
 )
+from amqp_server.streams.start import parse_start, parse_wanted
 from amqp_server.wire import content, frames, tables
 from amqp_server.wire.deliver import LARGE_BYTES, DeliverTemplate
 from quorum_queue.host import DELETED
@@ -69,8 +70,10 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
     check_owner(channel, queue)
     check_home(channel, queue)
     arguments: dict[str, object] = dict(method.arguments or {})
+    if queue.type.is_stream:
+        _check_stream_consumer(channel, method, queue, arguments)
     priority = _consumer_priority(channel, queue.name, arguments)
-    if "x-stream-offset" in arguments:
+    if "x-stream-offset" in arguments and not queue.type.is_stream:
         raise PreconditionFailed(
             f"invalid arg 'x-stream-offset' for queue '{name}' in vhost '{channel.vhost.name}' "
             f"of queue type rabbit_{queue.type.name}_queue"
@@ -86,6 +89,10 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
         prefetch=channel.prefetch,
     )
     subscription.arguments = arguments
+    if queue.type.is_stream:
+        types = argument_types(channel)
+        subscription.start = parse_start(arguments, types, place_of(queue))
+        subscription.wanted = parse_wanted(arguments, types, place_of(queue))
     consumer = Consumer(
         subscription.key,
         no_ack=subscription.no_ack,
@@ -118,6 +125,20 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
             raise Unavailable(refused)
 
     connection.after(begin, attached)
+
+
+def _check_stream_consumer(
+    channel: Channel, method: commands.Basic.Consume, queue: Queue, arguments: dict[str, object]
+) -> None:
+    """Raises NotImplemented_, PreconditionFailed, with RabbitMQ's texts."""
+    if method.no_ack:
+        raise NotImplemented_(f"automatic acknowledgement not supported by stream queues {place_of(queue)}")
+    if "x-priority" in arguments:
+        raise PreconditionFailed(
+            f"invalid arg 'x-priority' for {place_of(queue)} of queue type rabbit_stream_queue"
+        )
+    if not channel.prefetch:
+        raise PreconditionFailed(f"consumer prefetch count is not set for '{place_of(queue)}'")
 
 
 def in_exclusive_use(channel: Channel, queue: Queue) -> AccessRefused:
@@ -192,6 +213,8 @@ def get(channel: Channel, method: commands.Basic.Get) -> None:
     username = channel.connection.client.username
     channel.broker.permissions.check(username, channel.vhost.name, "queue", name, "read")
     queue = find(channel, name)
+    if queue.type.is_stream:
+        raise NotImplemented_(f"basic.get not supported by stream queues {place_of(queue)}")
     queue.used()
     no_ack = bool(method.no_ack)
     getter = channel.getters.get((queue, no_ack))

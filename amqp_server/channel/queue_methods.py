@@ -20,7 +20,7 @@ from amqp_server.channel.exchange_methods import (
     check_owner,
     locked,
 )
-from amqp_server.errors import NotFound, PreconditionFailed, Unavailable
+from amqp_server.errors import NotFound, NotImplemented_, PreconditionFailed, Unavailable
 from amqp_server.wire import methods
 from exchanges.binding import Binding
 from quorum_queue.ports import Refused
@@ -38,6 +38,11 @@ def find(channel: Channel, name: str) -> Queue:
     check_owner(channel, queue)
     check_home(channel, queue)
     return queue
+
+
+def place_of(queue: Queue) -> str:
+    """Return how RabbitMQ's errors name a queue."""
+    return f"queue '{queue.name}' in vhost '{queue.vhost.name}'"
 
 
 def check_home(channel: Channel, queue: Queue) -> None:
@@ -162,6 +167,10 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
         )
     vhost.check_queue()
     replication = broker.replication
+    if parsed.type.is_stream and replication.clustered:
+        raise NotImplemented_(
+            f"a cluster has no streams yet, only a node that stands alone: queue '{name}' in vhost '{vhost.name}'"
+        )
     members = broker.hosts.place(parsed)
     record = QueueRecord(
         vhost.name,
@@ -240,6 +249,8 @@ def purge(channel: Channel, method: commands.Queue.Purge) -> None:
     username = channel.connection.client.username
     channel.broker.permissions.check(username, channel.vhost.name, "queue", name, "read")
     queue = find(channel, name)
+    if queue.type.is_stream:
+        raise NotImplemented_(f"queue.purge not supported by stream queues {place_of(queue)}")
 
     def purged(count: int | Refused) -> None:
         if isinstance(count, Refused):

@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from amqp_server.broker.queue import Queue
+from amqp_server.streams.deliver import BatchReader
+from amqp_server.streams.host import StreamConsumer
+from amqp_server.streams.start import NEXT, Start
 from amqp_server.wire import content, frames, tables
 from amqp_server.wire.deliver import LARGE_BYTES, DeliverTemplate
+from persistence.streams.log import Wanted
 from quorum_queue.machine.run import Run
 from quorum_queue.ports import Got
 
@@ -26,8 +30,10 @@ class Subscription:
         "no_ack",
         "prefetch",
         "queue",
+        "start",
         "tag",
         "template",
+        "wanted",
     )
 
     def __init__(
@@ -42,6 +48,9 @@ class Subscription:
         #: The queue has taken the consumer, and its client knows.
         self.attached = False
         self.arguments: dict[str, object] = {}
+        #: Of a stream's consumer: where it begins, and what it filters by.
+        self.start: Start = NEXT
+        self.wanted: Wanted | None = None
         # A tag may be used again while deliveries of its last use are unacked; those moved the delivery tag
         # on.
         self.key = (channel.connection.number, channel.number, tag, channel.next_tag)
@@ -66,6 +75,23 @@ class Subscription:
         else:
             outbox.put(self.template.encode(tag, run))
         if outbox.size > outbox.high_bytes:
+            channel.connection.pause()
+
+    def deliver_batch(self, consumer: StreamConsumer, reader: BatchReader, count: int, first_id: int) -> None:
+        """The same for messages of a stream. See amqp_server.streams.host.Sink."""
+        channel = self.channel
+        if channel.closed:
+            return
+        tag = channel.next_tag
+        channel.next_tag = tag + count
+        channel.unacked.add(tag, count, self, first_id)
+        outbox = channel.connection.outbox
+        parts: list[bytes | memoryview] = []
+        reader.take(count, self.template, tag, parts)
+        for part in parts:
+            outbox.put(part)
+        if outbox.size > outbox.high_bytes:
+            consumer.paused = True
             channel.connection.pause()
 
     def queue_gone(self) -> None:

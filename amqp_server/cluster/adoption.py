@@ -104,6 +104,11 @@ class Adoption:
         moving: list[tuple[QueueRecord, QueueArguments, Machine]] = []
         for queue_id, record in sorted(stored.queues.items()):
             parsed = recovery.parsed_of(record)
+            if parsed.type.is_stream:
+                raise ClusterError(
+                    f"queue '{record.name}' in vhost '{record.vhost}' is a stream, and a cluster has no streams yet. "
+                    "Start the node without --peers and delete it first"
+                )
             if parsed.type.replicated:
                 machine = stored.machines.get(queue_id) or Machine(recovery.settings_of(record))
                 moving.append((record, parsed, machine))

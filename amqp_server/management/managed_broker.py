@@ -49,6 +49,7 @@ from amqp_server.management.views import (
     NodeView,
     QueueView,
 )
+from amqp_server.streams.host import StreamHost
 from amqp_server.wire import methods
 from amqp_server.wire.content import PROPERTIES, Properties
 from exchanges.binding import Binding, DestinationKind
@@ -204,6 +205,7 @@ class ManagedBroker:
             memory=host.resident_bytes,
             owner_pid_details=owner,
             single_active_consumer_tag=_single_active(queue),
+            stream=_stream(host) if isinstance(host, StreamHost) else {},
         )
 
     def _online(self, members: list[str]) -> list[str]:
@@ -345,6 +347,10 @@ class ManagedBroker:
             channel["connection_name"] = client.name
             channel["user"] = client.username
             arguments = subscription.arguments
+        offset = lag = None
+        if isinstance(queue.host, StreamHost):
+            offset = queue.host.offset_of(consumer.key)
+            lag = None if offset is None else max(queue.host.next_offset - offset, 0)
         status = "waiting"
         if consumer.active:
             status = "single_active" if queue.parsed.single_active_consumer else "up"
@@ -359,6 +365,8 @@ class ManagedBroker:
             prefetch_count=consumer.prefetch,
             priority=consumer.priority,
             arguments=arguments,
+            offset=offset,
+            lag=lag,
         )
 
     # -- changes --------------------------------------------------------------------------------------------
@@ -600,6 +608,16 @@ def _binding(vhost: str, binding: Binding) -> BindingView:
 def _port(address: str) -> int:
     port = address.rpartition(":")[2]
     return int(port) if port.isdigit() else 0
+
+
+def _stream(host: StreamHost) -> dict[str, Any]:
+    return {
+        "first_offset": host.first_offset,
+        "next_offset": host.next_offset,
+        "segments": host.segment_count,
+        "oldest_timestamp": host.first_ms,
+        "lost_messages": host.lost_count,
+    }
 
 
 def _single_active(queue: Queue) -> str | None:

@@ -15,6 +15,8 @@ from amqp_server.management.views import QueueView
 def _shown(queue: QueueView) -> dict[str, Any]:
     row = msgspec.structs.asdict(queue)
     row["arguments"] = plain(queue.arguments)
+    del row["stream"]
+    row.update(queue.stream)
     return row
 
 

@@ -35,6 +35,8 @@ class QueueView(msgspec.Struct, kw_only=True):
     #: `{"name": connection}` of an exclusive queue's owner.
     owner_pid_details: Details = {}
     single_active_consumer_tag: str | None = None
+    #: What only a stream has; it is shown among the others.
+    stream: Details = {}
 
 
 class ExchangeView(msgspec.Struct, kw_only=True):
@@ -122,6 +124,9 @@ class ConsumerView(msgspec.Struct, kw_only=True):
     prefetch_count: int = 0
     priority: int = 0
     arguments: Details = {}
+    #: Of a stream's consumer: the offset that it gets next, and how many messages there are from it on.
+    offset: int | None = None
+    lag: int | None = None
 
 
 class NodeView(msgspec.Struct, kw_only=True):

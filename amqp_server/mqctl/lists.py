@@ -23,6 +23,7 @@ def _same(names: str) -> Known:
 QUEUE = _same(
     "name durable auto_delete exclusive arguments type policy state node consumers messages messages_ready"
     " messages_unacknowledged message_bytes memory vhost single_active_consumer_tag leader members online"
+    " first_offset next_offset segments oldest_timestamp lost_messages"
 ) | {"owner_pid": "owner_pid_details.name"}
 EXCHANGE = _same("name type durable auto_delete internal arguments policy vhost")
 BINDING = {
@@ -32,7 +33,7 @@ BINDING = {
     "destination_kind": "destination_type",
 } | _same("routing_key arguments vhost")
 CONSUMER = {"queue_name": "queue.name", "channel_pid": "channel_details.name"} | _same(
-    "consumer_tag ack_required exclusive prefetch_count active activity_status priority arguments"
+    "consumer_tag ack_required exclusive prefetch_count active activity_status priority arguments offset lag"
 )
 CONNECTION = {"pid": "name"} | _same(
     "name user peer_host peer_port state vhost host port ssl protocol auth_mechanism channels channel_max"

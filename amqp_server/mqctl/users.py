@@ -102,7 +102,7 @@ def authenticate_user(invocation: Invocation, user: str, password: str | None) -
 @click.option("--description", default="", help="What it is for.")
 @click.option(
     "--default-queue-type",
-    type=click.Choice(["classic", "quorum"]),
+    type=click.Choice(["classic", "quorum", "stream"]),
     help="Type of durable queues that are declared without one.",
 )
 @pass_invocation

@@ -14,6 +14,7 @@ from .scenario import Scenario, at_least
 from .spark import SPARK_SCENARIOS
 from .spark_read import SPARK_READ_SCENARIOS
 from .startup import Startup
+from .stream import Replay
 from .throughput import Throughput
 
 CONFIRM_WINDOW = 1_000
@@ -66,6 +67,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     IdleConnections(),
     ManyQueues(),
     Backlog(),
+    Replay(),
     Startup(),
     *CLUSTER_SCENARIOS,
     *SPARK_SCENARIOS,

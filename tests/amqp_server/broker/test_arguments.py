@@ -11,10 +11,12 @@ from amqp_server.broker.arguments import (
     equivalence_error,
     parse_queue_arguments,
 )
+from amqp_server.broker.queue_types import QUEUE_TYPES
 from amqp_server.broker.settings import effective_settings
 from amqp_server.errors import PreconditionFailed
 
 Table = dict[str, object]
+STREAM: Table = {"x-queue-type": "stream"}
 QUORUM: Table = {"x-queue-type": "quorum"}
 
 
@@ -186,6 +188,18 @@ def test_what_nobody_knows_is_accepted(extra: Table) -> None:
         ({"x-quorum-initial-group-size": "a", **QUORUM}, '"expected integer, got longstr"'),
         ({"x-queue-leader-locator": "abc", **QUORUM}, "invalid_queue_locator_arg"),
         ({"x-queue-leader-locator": 5, **QUORUM}, "{unacceptable_type,signedint}"),
+        ({"x-max-age": 5, **STREAM}, "{unacceptable_type,signedint}"),
+        ({"x-max-age": "0D", **STREAM}, "invalid_max_age"),
+        ({"x-max-age": "", **STREAM}, "invalid_max_age"),
+        ({"x-max-age": "-5s", **STREAM}, "invalid_max_age"),
+        ({"x-max-age": "5d", **STREAM}, "invalid_max_age"),
+        ({"x-max-length-bytes": 0, **STREAM}, "{value_zero,0}"),
+        ({"x-max-length-bytes": -1, **STREAM}, "{value_negative,-1}"),
+        ({"x-stream-max-segment-size-bytes": 0, **STREAM}, "{value_zero,0}"),
+        ({"x-stream-max-segment-size-bytes": 10**12, **STREAM}, "{value_too_large,1000000000000}"),
+        ({"x-stream-filter-size-bytes": 15, **STREAM}, "{value_out_of_range,15,16,255}"),
+        ({"x-stream-filter-size-bytes": 256, **STREAM}, "{value_out_of_range,256,16,255}"),
+        ({"x-initial-cluster-size": 0, **STREAM}, "{value_zero,0}"),
     ],
 )
 def test_invalid_values(arguments: Table, reason: str) -> None:
@@ -193,9 +207,25 @@ def test_invalid_values(arguments: Table, reason: str) -> None:
     assert refusal(arguments) == f"invalid arg '{argument}' for queue 'q' in vhost '/': {reason}"
 
 
+@pytest.mark.parametrize(
+    ("text", "age_ms"),
+    [("1s", 1_000), ("2m", 120_000), ("2h", 7_200_000), ("14D", 1_209_600_000), ("1M", 2_592_000_000), ("1Y", 31_536_000_000)],
+)  # fmt: skip
+def test_ages(text: str, age_ms: int) -> None:
+    assert parse({"x-max-age": text, **STREAM}).max_age_ms == age_ms
+
+
+@pytest.mark.parametrize("argument", sorted(QUEUE_TYPES["stream"].unsupported))
+def test_what_means_nothing_for_a_stream(argument: str) -> None:
+    wanted = f"invalid arg '{argument}' for queue 'q' in vhost '/' of queue type rabbit_stream_queue"
+    assert refusal({argument: "x" if "exchange" in argument else 5, **STREAM}) == wanted
+
+
+def test_what_only_streams_have_means_nothing_to_others() -> None:
+    assert parse({"x-stream-filter-size-bytes": "x"}).filter_bytes is None
+
+
 def test_stricter_than_rabbitmq() -> None:
-    stream = "invalid arg 'x-queue-type' for queue 'q' in vhost '/': \"unsupported queue type 'stream'\""
-    assert refusal({"x-queue-type": "stream"}) == stream
     limit = "invalid arg 'x-delivery-limit' for queue 'q' in vhost '/': \"expected integer, got longstr\""
     assert refusal({**QUORUM, "x-delivery-limit": "1"}) == limit
 

@@ -16,6 +16,7 @@ from amqp_server.broker.timers import Timers
 from amqp_server.config import Config
 from amqp_server.connection.outbox import Outbox
 from amqp_server.connection.session import Session
+from amqp_server.streams.host import StreamServices
 from amqp_server.turn import Turn
 from amqp_server.wire import frames
 from persistence.journal import Journal
@@ -85,6 +86,7 @@ def make_broker(
     marks: Any = None,
     replication: Any = None,
     turn: Turn | None = None,
+    streams: Callable[[NodeServices], StreamServices] | None = None,
 ) -> Broker:
     """Put a broker together as amqp_server.app does, over the store in memory; turns end when the test says so."""
     turn = turn or turns.by_hand(commits)
@@ -109,7 +111,7 @@ def make_broker(
         timers=timers,
         alarms=Alarms(),
         services=services,
-        hosts=LocalHosts(services, environment),
+        hosts=LocalHosts(services, environment, None if streams is None else streams(services)),
         replication=replication,
     )
 

@@ -178,10 +178,10 @@ async def test_default_queue_type_of_a_vhost(connect: Connect, broker: ManagedBr
     assert (await client.put("vhosts/v", json={"description": "d"})).status_code == 204
     shown = (await client.get("vhosts/v")).json()
     assert (shown["default_queue_type"], shown["metadata"]["default_queue_type"]) == ("quorum", "quorum")
-    refused = await client.put("vhosts/v", json={"default_queue_type": "stream"})
+    refused = await client.put("vhosts/v", json={"default_queue_type": "abc"})
     assert (refused.status_code, refused.json()["reason"]) == (
         400,
-        "default queue type 'stream' is none of classic, quorum",
+        "default queue type 'abc' is none of classic, quorum, stream",
     )
     assert (await client.put("vhosts/v", json={"default_queue_type": "undefined"})).status_code == 204
     assert (await client.get("vhosts/v")).json()["default_queue_type"] == "undefined"

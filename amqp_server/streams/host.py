@@ -1,0 +1,757 @@
+"""The host of a stream that lives on this node alone.
+
+What is published goes to the journal, whose sync is the node's one sync. From then on it is confirmed, and consumers get it,
+out of memory. Now and then a thread moves it to the stream's segments, and the journal forgets it. Consumers that are
+behind read segments, in threads, each at its own place. See docs/adr/0019-streams.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import Any, Protocol
+
+from outcome import Error, Outcome
+
+from amqp_server.streams.deliver import BatchReader
+from amqp_server.streams.encode import Encoded, Encoder, Layouts
+from amqp_server.streams.start import Start
+from persistence.errors import CorruptRecord
+from persistence.streams import batch as batches
+from persistence.streams.batch import Batch, Damaged
+from persistence.streams.log import Lost, Place, Read, Stored, StreamLog, Wanted
+from persistence.streams.retention import Limits, due_ms, outdated
+from quorum_queue.clock import Clock, QueueTime
+from quorum_queue.host import DELETED, Key, QueueHost, answer_publishes
+from quorum_queue.machine.machine import ENQUEUES, Command
+from quorum_queue.machine.settings import Settings
+from quorum_queue.memory import MemoryBudget
+from quorum_queue.ports import Commits, ConsumerState, Hosted, Refused, Timers, Turn
+
+logger = logging.getLogger("mqd.streams")
+
+#: What a client is told that asks a stream for what it does not have; the channel knows better texts.
+NOT_FOR_STREAMS = Refused("not supported by stream queues")
+#: Batches that one job moves to the segments.
+FLUSH_BATCHES_MAX = 4096
+
+
+class Journal(Protocol):
+    """See persistence.journal."""
+
+    def append(
+        self, queue_id: int, first_seq: int, count: int, payload: bytes | list[bytes], head_parts: int = 0
+    ) -> None: ...
+
+    def settle(self, queue_id: int, seqs: range) -> None: ...
+
+    def state(self, queue_id: int, value: bytes) -> None: ...
+
+    def drop(self, queue_id: int) -> None: ...
+
+    def recover_queue(self, queue_id: int) -> Any | None: ...
+
+
+class Store(Protocol):
+    """See persistence.streams.store."""
+
+    def log(self, queue_id: int, segment_bytes: int) -> StreamLog: ...
+
+    def write(self, call: Callable[[], Any], done: Callable[[Any], None]) -> None: ...
+
+    def read(self, call: Callable[[], Any], done: Callable[[Outcome[Any]], None]) -> None: ...
+
+
+class StreamOptions:
+    """What the streams of a node are set to; see the fields of amqp_server.config of the same names."""
+
+    __slots__ = ("flush_bytes", "flush_ms", "limits", "read_bytes_max", "segment_bytes")
+
+    def __init__(
+        self,
+        *,
+        segment_bytes: int = 500_000_000,
+        limits: Limits | None = None,
+        flush_bytes: int = 1 << 20,
+        flush_ms: int = 5_000,
+        read_bytes_max: int = 256 << 20,
+    ) -> None:
+        self.segment_bytes = segment_bytes
+        #: Of streams declared without limits.
+        self.limits = limits or Limits()
+        self.flush_bytes = flush_bytes
+        self.flush_ms = flush_ms
+        self.read_bytes_max = read_bytes_max
+
+
+class StreamServices:
+    """What all streams of the node share."""
+
+    __slots__ = (
+        "clock",
+        "commits",
+        "held",
+        "held_bytes",
+        "journal",
+        "layouts",
+        "memory",
+        "options",
+        "queue_time",
+        "store",
+        "tail_bytes",
+        "timers",
+        "turn",
+    )
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        queue_time: QueueTime,
+        turn: Turn,
+        memory: MemoryBudget,
+        timers: Timers,
+        journal: Journal,
+        commits: Commits,
+        store: Store,
+        options: StreamOptions,
+    ) -> None:
+        self.clock = clock
+        self.queue_time = queue_time
+        self.turn = turn
+        self.memory = memory
+        self.timers = timers
+        self.journal = journal
+        self.commits = commits
+        self.store = store
+        self.options = options
+        self.layouts = Layouts()
+        #: Published and not in a segment yet.
+        self.tail_bytes = 0
+        #: Consumers that have read ahead, those that used it longest ago first; and how much they all have.
+        self.held: dict[StreamConsumer, None] = {}
+        self.held_bytes = 0
+
+    def hold(self, consumer: StreamConsumer, size: int) -> None:
+        """A consumer has so much more, or less, in memory that it has read. It used that just now."""
+        self.held_bytes += size
+        consumer.held_bytes += size
+        self.held.pop(consumer, None)
+        if consumer.held_bytes:
+            self.held[consumer] = None
+        while self.held_bytes > self.options.read_bytes_max and len(self.held) > 1:
+            next(iter(self.held)).let_go()
+
+
+class Sink(Protocol):
+    """See amqp_server.channel.subscription."""
+
+    start: Start
+    wanted: Wanted | None
+
+    def deliver_batch(self, consumer: StreamConsumer, reader: BatchReader, count: int, first_id: int) -> None:
+        """Send the next messages of the reader; pause the consumer if the way to the client is full."""
+
+    def failed(self, error: Exception) -> None: ...
+
+
+class StreamConsumer:
+    """One consumer and its place."""
+
+    __slots__ = (
+        "_services",
+        "ahead",
+        "credit",
+        "detached",
+        "held_bytes",
+        "key",
+        "next_id",
+        "next_offset",
+        "paused",
+        "place",
+        "prefetch",
+        "reader",
+        "reading",
+        "reads",
+        "sink",
+        "wanted",
+    )
+
+    def __init__(
+        self, services: StreamServices, key: Key, sink: Sink, prefetch: int, *, paused: bool
+    ) -> None:
+        self._services = services
+        self.key = key
+        self.sink = sink
+        self.prefetch = prefetch
+        self.wanted = sink.wanted
+        #: Messages that it may have now.
+        self.credit = prefetch
+        self.paused = paused
+        self.detached = False
+        self.next_id = 0
+        #: What it gets next, as soon as that is known.
+        self.next_offset = -1
+        #: The batch that it is in, those that were read ahead, and where the next read goes on.
+        self.reader: BatchReader | None = None
+        self.ahead: deque[Batch] = deque()
+        self.place: Place | None = None
+        self.reading = False
+        #: Counts up where what is being read is not wanted any more.
+        self.reads = 0
+        #: Bytes of batches that it has read.
+        self.held_bytes = 0
+
+    def let_go(self) -> None:
+        """Forget what was read; it is read again when it is wanted."""
+        self.reader = None
+        self.ahead.clear()
+        self.place = None
+        self.reads += 1
+        self._services.hold(self, -self.held_bytes)
+
+
+class StreamHost(QueueHost):
+    """See quorum_queue.ports.Host."""
+
+    shares_windows = False
+
+    def __init__(
+        self,
+        queue: Hosted,
+        queue_id: int,
+        services: StreamServices,
+        limits: Limits,
+        segment_bytes: int | None,
+        settings: Settings,
+    ) -> None:
+        super().__init__(queue, services.turn)
+        self.queue_id = queue_id
+        self._services = services
+        self._settings = settings
+        default = services.options.limits
+        self._limits = Limits(
+            default.max_age_ms if limits.max_age_ms is None else limits.max_age_ms,
+            default.max_bytes if limits.max_bytes is None else limits.max_bytes,
+        )
+        self._log = services.store.log(queue_id, segment_bytes or services.options.segment_bytes)
+        #: Batches that are not in a segment yet, in order.
+        self._tail: list[Encoded] = []
+        self._tail_bytes = 0
+        #: The offset of the next message that is published, and that up to which all are synced.
+        self.next_offset = self._synced = 0
+        self._last_ms = 0
+        self._consumers: dict[Key, StreamConsumer] = {}
+        self._writing = False
+        #: Messages that the disk has damaged, by their first offset.
+        self._lost: dict[int, int] = {}
+        self._recover()
+
+    # -- at start --------------------------------------------------------------------------------------------------
+
+    def _recover(self) -> None:
+        """Read the indexes of the segments, and from the journal what they do not have yet."""
+        found = self._services.journal.recover_queue(self.queue_id)
+        state = found.state if found is not None else None
+        stored_stop = int.from_bytes(state, "big") if state is not None else 0
+        for lost in self._log.open(stored_stop):
+            self._note_lost(lost)
+        log = self._log
+        self.next_offset = log.stop
+        if log.segments:
+            self._last_ms = log.segments[-1].last_ms
+        written = -1
+        for record in found.records if found is not None else ():
+            first, stop = record.first_seq, record.first_seq + record.count
+            if stop <= log.stop:
+                written = first if written < 0 else written
+                continue
+            try:
+                payload = record.payload
+                batch = batches.decode(batches.decode_head(payload), payload)
+            except (CorruptRecord, Damaged) as error:
+                self._note_lost(Lost(first, stop, f"the journal: {error}"))
+            else:
+                if first > self.next_offset:
+                    self._note_lost(Lost(self.next_offset, first, "the journal has a hole"))
+                self._add(Encoded(batch, [payload]))
+            self.next_offset = max(self.next_offset, stop)
+        if written >= 0 or log.stop > stored_stop:
+            # The node ended before it could note that.
+            self._forget_in_journal(max(written, 0), log.stop)
+        self._synced = self.next_offset
+        self._schedule_upkeep()
+
+    def _note_lost(self, lost: Lost) -> None:
+        if lost.low not in self._lost and lost.stop > lost.low:
+            self._lost[lost.low] = lost.stop - lost.low
+            logger.error(
+                "stream '%s' in vhost '%s' lost messages %d to %d: %s",
+                *(self.queue.name, self.queue.vhost.name, lost.low, lost.stop - 1, lost.why),
+            )
+
+    # -- what it holds ---------------------------------------------------------------------------------------------
+
+    @property
+    def settings(self) -> Settings:
+        return self._settings
+
+    @property
+    def first_offset(self) -> int:
+        """The offset of the oldest message; that of the next one if there is none."""
+        segments = self._log.segments
+        if segments and segments[0].size:
+            return segments[0].base
+        return self._tail[0].batch.base if self._tail else self.next_offset
+
+    @property
+    def first_ms(self) -> int | None:
+        """The time of the oldest message."""
+        segments = self._log.segments
+        if segments and segments[0].size:
+            return segments[0].first_ms
+        return self._tail[0].batch.time_ms if self._tail else None
+
+    @property
+    def segment_count(self) -> int:
+        return len(self._log.segments)
+
+    @property
+    def lost_count(self) -> int:
+        """Messages that the disk has damaged, as far as somebody came by."""
+        return sum(self._lost.values())
+
+    @property
+    def ready_count(self) -> int:
+        return self.next_offset - self.first_offset
+
+    @property
+    def ready_bytes(self) -> int:
+        return self._log.size + self._tail_bytes
+
+    @property
+    def unacked_count(self) -> int:
+        return sum([each.prefetch - each.credit for each in self._consumers.values()])
+
+    @property
+    def consumer_count(self) -> int:
+        return len(self._consumers)
+
+    @property
+    def resident_bytes(self) -> int:
+        return self._tail_bytes + sum([each.held_bytes for each in self._consumers.values()])
+
+    def consumers(self) -> list[ConsumerState]:
+        return [
+            ConsumerState(each.key, False, False, each.prefetch, 0, True) for each in self._consumers.values()
+        ]
+
+    def offset_of(self, key: Key) -> int | None:
+        """Return the offset that a consumer gets next; None if that is not known yet."""
+        consumer = self._consumers.get(key)
+        return None if consumer is None or consumer.next_offset < 0 else consumer.next_offset
+
+    # -- commands --------------------------------------------------------------------------------------------------
+
+    def apply_pending(self) -> None:
+        while self.pending:
+            if self.ended:
+                self._refuse_pending()
+                break
+            commands, self.pending = self.pending, []
+            self._apply(commands)
+        barriers, self._barriers = self._barriers, []
+        why = (Refused(self._ended_text),) if self.ended == "failed" else ()
+        for _, passed in barriers:
+            passed(*why)
+
+    def _apply(self, commands: list[Command]) -> None:
+        enqueues: list[Command] = []
+        served: dict[StreamConsumer, None] = {}
+        for command in commands:
+            verb = command[0]
+            if verb in ENQUEUES:
+                enqueues.append(command)
+            elif verb in ("settle", "return", "discard"):
+                consumer = self._consumers.get(command[1])
+                if consumer is not None:
+                    # Whatever becomes of a delivery, it is room for another one.
+                    consumer.credit += command[3] - command[2] + 1
+                    served[consumer] = None
+            elif verb == "attach":
+                self._attach(command[1])
+            elif verb == "detach":
+                self._detach(command[1])
+            elif verb == "pause":
+                consumer = self._consumers.get(command[1])
+                if consumer is not None:
+                    consumer.paused = command[2]
+                    served[consumer] = None
+            elif verb == "get":
+                self._refuse_get(command[1].key)
+            elif verb == "purge":
+                done = self._purging.pop(command[1], None)
+                if done is not None:
+                    done(NOT_FOR_STREAMS)
+        if enqueues:
+            self._enqueue(enqueues)
+        for consumer in served:
+            self._serve(consumer)
+
+    def _refuse_get(self, key: Key) -> None:
+        waiting = self._getting.pop(key, None)
+        for done in waiting or ():
+            done(NOT_FOR_STREAMS)
+
+    def touch(self) -> None: ...
+
+    def barrier(self, done: Callable[..., None]) -> None:
+        if self.pending:
+            self._barriers.append((0, done))
+            self._turn.schedule(self)
+        else:
+            done()
+
+    def close(self) -> None:
+        """The queue is deleted, with all that it holds."""
+        self.ended = "deleted"
+        self._release()
+        services = self._services
+        services.journal.drop(self.queue_id)
+        services.commits.request()
+        services.store.write(self._log.delete, _nothing)
+        self._refuse_pending()
+        self._refuse_askers(DELETED)
+
+    def stop(self, why: Refused) -> None:
+        """Serve nobody from now on, and keep what is stored."""
+        self.ended = "failed"
+        self._log.abandon()
+        self._release()
+        self._refuse_pending()
+        self._refuse_askers(why)
+
+    def _release(self) -> None:
+        services = self._services
+        services.memory.used -= self._tail_bytes
+        services.tail_bytes -= self._tail_bytes
+        self._tail, self._tail_bytes = [], 0
+        for consumer in list(self._consumers.values()):
+            consumer.detached = True
+            consumer.let_go()
+        self._consumers = {}
+
+    def _refuse_pending(self) -> None:
+        """What came too late for a queue that was deleted went nowhere: that is a confirm, not a refusal."""
+        commands, self.pending = self.pending, []
+        answer_publishes(commands, confirm=self.ended == "deleted")
+
+    # -- publishing ------------------------------------------------------------------------------------------------
+
+    def _enqueue(self, commands: list[Command]) -> None:
+        """Store messages; they are confirmed and handed out when they are synced."""
+        services = self._services
+        # Times only rise, so that they can be searched.
+        self._last_ms = max(self._last_ms, services.queue_time.now_ms())
+        encoder = Encoder(services.layouts, self.next_offset, self._last_ms)
+        waiting: list[tuple[Any, int, int]] = []
+        for command in commands:
+            run, origin, first = command[1], command[2], command[3]
+            encoder.add(run)
+            if origin is not None:
+                waiting.append((origin, first, first + len(run.seqs) - 1))
+        for encoded in encoder.finish():
+            batch = encoded.batch
+            services.journal.append(self.queue_id, batch.base, batch.count, encoded.parts, 1)
+            self._add(encoded)
+        self.next_offset = encoder.next_offset
+        services.commits.request(partial(self._is_synced, self.next_offset, waiting))
+
+    def _add(self, encoded: Encoded) -> None:
+        size = encoded.batch.size
+        self._tail.append(encoded)
+        self._tail_bytes += size
+        self._services.tail_bytes += size
+        self._services.memory.used += size
+
+    def _is_synced(self, stop: int, waiting: list[tuple[Any, int, int]]) -> None:
+        for origin, first, last in waiting:
+            origin.confirmed(first, last)
+        if self.ended:
+            return
+        self._synced = max(self._synced, stop)
+        for consumer in list(self._consumers.values()):
+            self._serve(consumer)
+        self._schedule_upkeep()
+
+    # -- segments --------------------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """It is time to move something to the segments, or to delete some."""
+        if not self.ended:
+            self._flush()
+            self._retain()
+            self._schedule_upkeep()
+
+    def _schedule_upkeep(self) -> None:
+        if self._writing:
+            # It is done again when that is on the disk.
+            return
+        services = self._services
+        if self._tail:
+            if self._tail_bytes >= services.options.flush_bytes:
+                self._flush()
+            else:
+                services.timers.wake(self, services.clock.monotonic_ms() + services.options.flush_ms)
+        due = due_ms(self._log.segments, self._limits)
+        if due is not None and not self._writing:
+            services.timers.wake(self, max(due - services.queue_time.ahead_ms, 0))
+
+    def _flush(self) -> None:
+        """Have what is synced written to the segments."""
+        if self._writing:
+            return
+        stored = [
+            Stored(each.batch.base, each.batch.stop, each.batch.time_ms, each.parts, each.batch.size)
+            for each in self._tail[:FLUSH_BATCHES_MAX]
+            if each.batch.stop <= self._synced
+        ]
+        if stored:
+            self._writing = True
+            self._services.store.write(partial(self._log.append, stored), self._flushed)
+
+    def _flushed(self, result: object) -> None:
+        """The segments have it: the journal need not."""
+        self._writing = False
+        if self.ended:
+            return
+        services = self._services
+        stop, tail = self._log.stop, self._tail
+        count = bisect_right(tail, stop, key=_stop_of)
+        if not count:
+            return
+        first = tail[0].batch.base
+        size = sum([each.batch.size for each in tail[:count]])
+        del tail[:count]
+        self._tail_bytes -= size
+        services.tail_bytes -= size
+        services.memory.used -= size
+        self._forget_in_journal(first, stop)
+        self._retain()
+        self._schedule_upkeep()
+
+    def _forget_in_journal(self, first: int, stop: int) -> None:
+        """The segments have these messages, and that is on the disk."""
+        services = self._services
+        services.journal.settle(self.queue_id, range(first, stop))
+        services.journal.state(self.queue_id, stop.to_bytes(8, "big"))
+        services.commits.request()
+
+    def _retain(self) -> None:
+        """Delete segments that are too old or too many."""
+        if self._writing:
+            return
+        count = outdated(self._log.segments, self._limits, self._services.queue_time.now_ms())
+        if count:
+            self._writing = True
+            self._services.store.write(partial(self._log.trim, count), self._trimmed)
+
+    def _trimmed(self, result: object) -> None:
+        self._writing = False
+        if not self.ended:
+            self._schedule_upkeep()
+
+    # -- consuming -------------------------------------------------------------------------------------------------
+
+    def _attach(self, given: Any) -> None:
+        """`given` is a quorum_queue.machine.consumers.Consumer."""
+        consumer = StreamConsumer(
+            self._services, given.key, given.sink, given.own_prefetch, paused=given.paused
+        )
+        self._consumers[given.key] = consumer
+        self._attached(given.key, None)
+        self._begin(consumer, given.sink.start)
+
+    def _detach(self, key: Key) -> None:
+        consumer = self._consumers.pop(key, None)
+        if consumer is not None:
+            consumer.detached = True
+            consumer.let_go()
+            self.queue.consumer_gone(len(self._consumers))
+
+    def _begin(self, consumer: StreamConsumer, start: Start) -> None:
+        """Find out where the consumer begins; what is in segments is looked up by a thread."""
+        if start.offset is not None:
+            self._begins(consumer, start.offset)
+        elif start.name == "first":
+            self._begins(consumer, 0)
+        elif start.name == "last":
+            synced = [each.batch.base for each in self._tail if each.batch.stop <= self._synced]
+            if synced:
+                self._begins(consumer, synced[-1])
+            else:
+                self._look_up(consumer, self._log.last)
+        elif start.name == "next":
+            self._begins(consumer, self._synced)
+        else:
+            self._begin_at(consumer, self._time_of(start))
+
+    def _time_of(self, start: Start) -> int:
+        """Return the time by the clock of the messages, which is near wall time; see quorum_queue.clock."""
+        if start.time_ms is not None:
+            return start.time_ms
+        assert start.ago_ms is not None
+        return self._services.queue_time.now_ms() - start.ago_ms
+
+    def _begin_at(self, consumer: StreamConsumer, time_ms: int) -> None:
+        segments = self._log.segments
+        if segments and segments[-1].size and segments[-1].last_ms >= time_ms:
+            self._look_up(consumer, partial(self._log.find, time_ms))
+            return
+        later = [each.batch.base for each in self._tail if each.batch.time_ms >= time_ms]
+        self._begins(consumer, later[0] if later else self._synced)
+
+    def _look_up(self, consumer: StreamConsumer, find: Callable[[], int]) -> None:
+        consumer.reading = True
+
+        def found(outcome: Outcome[int]) -> None:
+            consumer.reading = False
+            if isinstance(outcome, Error):
+                self._turn.contain(self, outcome.unwrap)
+            elif not (self.ended or consumer.detached):
+                self._begins(consumer, outcome.unwrap())
+
+        self._services.store.read(find, found)
+
+    def _begins(self, consumer: StreamConsumer, offset: int) -> None:
+        consumer.next_offset = offset
+        self._serve(consumer)
+
+    def _serve(self, consumer: StreamConsumer) -> None:
+        """Hand out what the consumer may have and what is at hand; have more read if need be."""
+        while consumer.credit > 0 and not (consumer.paused or consumer.detached):
+            reader = consumer.reader
+            if reader is None or not reader.left:
+                batch = self._next_batch(consumer)
+                if batch is None:
+                    return
+                reader = consumer.reader = BatchReader(batch)
+                if batch.base < consumer.next_offset:
+                    reader.skip(consumer.next_offset - batch.base)
+            wanted = consumer.wanted
+            count = min(consumer.credit, reader.left)
+            if wanted is not None:
+                count = _next_wanted(reader, wanted, count)
+            if count:
+                self._hand(consumer, reader, count)
+            consumer.next_offset = reader.offset
+            if not reader.left:
+                self._used_up(consumer, reader.batch)
+
+    def _hand(self, consumer: StreamConsumer, reader: BatchReader, count: int) -> None:
+        first_id = consumer.next_id
+        consumer.next_id = first_id + count
+        consumer.credit -= count
+        sink = consumer.sink
+        # If that raises, the sink has failed and not the stream.
+        self._turn.contain(sink, sink.deliver_batch, consumer, reader, count, first_id)
+
+    def _used_up(self, consumer: StreamConsumer, batch: Batch) -> None:
+        consumer.reader = None
+        if consumer.held_bytes:
+            self._services.hold(consumer, -min(batch.size, consumer.held_bytes))
+
+    def _next_batch(self, consumer: StreamConsumer) -> Batch | None:
+        """Return the batch with the consumer's next message, or the first one behind it; None if it has to wait."""
+        ahead, place = consumer.ahead, consumer.place
+        if ahead:
+            batch = ahead.popleft()
+            if not ahead and place is not None and place.offset < self._log.stop:
+                self._read(consumer, place.offset)
+            return batch
+        if consumer.reading or consumer.next_offset < 0:
+            return None
+        if place is not None and place.offset > consumer.next_offset:
+            # The filter passed over the rest.
+            consumer.next_offset = place.offset
+        offset = consumer.next_offset
+        if offset >= self._synced:
+            return None
+        tail = self._tail
+        if not tail or offset < tail[0].batch.base:
+            self._read(consumer, offset)
+            return None
+        if consumer.held_bytes or place is not None:
+            consumer.let_go()
+        index = max(bisect_right(tail, offset, key=_base_of) - 1, 0)
+        if tail[index].batch.stop <= offset:
+            # Behind a hole.
+            index += 1
+        batch = tail[index].batch
+        return batch if batch.stop <= self._synced else None
+
+    def _read(self, consumer: StreamConsumer, offset: int) -> None:
+        """Have batches read from this offset on."""
+        if consumer.reading:
+            return
+        consumer.reading = True
+        self._services.store.read(
+            partial(self._log.read, offset, consumer.place, consumer.wanted),
+            partial(self._has_read, consumer, consumer.reads),
+        )
+
+    def _has_read(self, consumer: StreamConsumer, reads: int, outcome: Outcome[Read]) -> None:
+        consumer.reading = False
+        if self.ended or consumer.detached:
+            return
+        if isinstance(outcome, Error):
+            # A defect, or a disk that does not read: the stream stops on this node.
+            self._turn.contain(self, outcome.unwrap)
+            return
+        read = outcome.unwrap()
+        for lost in read.lost:
+            self._note_lost(lost)
+        if reads == consumer.reads:
+            consumer.place = read.place
+            consumer.ahead.extend(read.batches)
+            self._services.hold(consumer, sum([batch.size for batch in read.batches]))
+            if read.place.base < 0:
+                # The segments end here. What comes next is in memory, or is still to come.
+                consumer.place = None
+                if consumer.reader is None and not consumer.ahead:
+                    first = self._tail[0].batch.base if self._tail else self._synced
+                    consumer.next_offset = max(consumer.next_offset, min(first, self._synced))
+        self._serve(consumer)
+
+
+def _next_wanted(reader: BatchReader, wanted: Wanted, most: int) -> int:
+    """Pass over messages that are not wanted; return how many come then that are, at most so many."""
+    batch = reader.batch
+    takes = [wanted.unfiltered if value is None else value in wanted.values for value in batch.values]
+    filters: Sequence[int] = batch.filters
+    if not filters:
+        if takes[0]:
+            return min(most, reader.left)
+        reader.skip(reader.left)
+        return 0
+    start, stop = reader.index, batch.count
+    while start < stop and not takes[filters[start]]:
+        start += 1
+    reader.skip(start - reader.index)
+    end, limit = start, min(stop, start + most)
+    while end < limit and takes[filters[end]]:
+        end += 1
+    return end - start
+
+
+def _nothing(result: object) -> None: ...
+
+
+_base_of: Callable[[Encoded], int] = attrgetter("batch.base")
+_stop_of: Callable[[Encoded], int] = attrgetter("batch.stop")
+
+__all__ = ["StreamConsumer", "StreamHost", "StreamOptions", "StreamServices"]

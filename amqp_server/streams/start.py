@@ -1,0 +1,84 @@
+"""Where a consumer of a stream begins, and what it wants to have: its arguments. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from amqp_server.config import age_ms
+from amqp_server.errors import PreconditionFailed
+from exchanges.field import erlang_term, type_name
+from persistence.streams.batch import FILTER_BYTES_MAX
+from persistence.streams.log import Wanted
+
+#: Filter values of one consumer.
+FILTERS_MAX = 1024
+
+
+class Start(NamedTuple):
+    """One of them is given."""
+
+    #: first, last or next.
+    name: str = ""
+    offset: int | None = None
+    #: Wall time.
+    time_ms: int | None = None
+    #: So long ago.
+    ago_ms: int | None = None
+
+
+NEXT = Start("next")
+_NAMES = {"first": Start("first"), "last": Start("last"), "next": NEXT}
+
+
+def parse_start(arguments: Mapping[str, object], types: Mapping[str, str], place: str) -> Start:
+    """Raises PreconditionFailed, with RabbitMQ's text where it has one."""
+    if "x-stream-offset" not in arguments:
+        return NEXT
+    value = arguments["x-stream-offset"]
+    kind = types.get("x-stream-offset") or type_name(value)
+    if isinstance(value, bytes | bytearray):
+        value = bytes(value).decode(errors="replace")
+    if isinstance(value, str):
+        found = _NAMES.get(value)
+        if found is not None:
+            return found
+        try:
+            return Start(ago_ms=age_ms(value))
+        except ValueError:
+            raise _refused("x-stream-offset", value, kind, place) from None
+    if isinstance(value, datetime):
+        aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+        return Start(time_ms=int(aware.timestamp() * 1000))
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return Start(time_ms=value * 1000) if kind == "timestamp" else Start(offset=value)
+    raise _refused("x-stream-offset", value, kind, place)
+
+
+def parse_wanted(arguments: Mapping[str, object], types: Mapping[str, str], place: str) -> Wanted | None:
+    """Return what the consumer filters by; None if it wants everything. Raises PreconditionFailed."""
+    unfiltered = arguments.get("x-stream-match-unfiltered", False)
+    if not isinstance(unfiltered, bool):
+        name = "x-stream-match-unfiltered"
+        raise _refused(name, unfiltered, types.get(name) or type_name(unfiltered), place)
+    if "x-stream-filter" not in arguments:
+        return None
+    given = arguments["x-stream-filter"]
+    values = given if isinstance(given, list) else [given]
+    wanted: list[bytes] = []
+    for value in values:
+        encoded = value.encode() if isinstance(value, str) else value
+        if not isinstance(encoded, bytes) or len(encoded) > FILTER_BYTES_MAX:
+            raise _refused("x-stream-filter", given, types.get("x-stream-filter") or type_name(given), place)
+        wanted.append(encoded)
+    if not 0 < len(wanted) <= FILTERS_MAX:
+        raise _refused("x-stream-filter", given, "array", place)
+    return Wanted(frozenset(wanted), unfiltered)
+
+
+def _refused(argument: str, value: object, kind: str, place: str) -> PreconditionFailed:
+    what = argument.removeprefix("x-").replace("-", "_")
+    return PreconditionFailed(
+        f"invalid arg '{argument}' for {place}: {{invalid_{what}_arg,{{{kind},{erlang_term(value)}}}}}"
+    )

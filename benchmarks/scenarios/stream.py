@@ -1,0 +1,141 @@
+"""A stream: appended to with confirms, then read from its first message by one consumer, and by ten at once."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from ..blocks import repeated
+from ..brokers import Broker
+from ..client import Connection, Refused, Unexpected
+from ..frames import ack_through, message
+from ..pump import READ_BYTES, Pace
+from ..settled import Settled
+from ..streams import properties
+from .scenario import CPU_US, RSS_MIB, Figure, Figures, Scenario, at_least
+
+MESSAGES = 400_000
+WARM_MESSAGES = 20_000
+BODY_BYTES = 128
+BLOCK = 200
+#: Unconfirmed messages. A confirm of mqd is a sync of the disk, one of RabbitMQ's streams is not.
+WINDOW = 20_000
+PREFETCH = 10_000
+CONSUMERS = 10
+STREAM = "bench-stream"
+MIB = 1 << 20
+
+
+class Replay(Scenario):
+    name = "stream"
+    title = "stream, 128 B: appended with confirms, replayed by one and by ten consumers"
+    figures = (
+        Figure("append", "append msg/s", at_least(4)),
+        Figure("replay", "replay msg/s", at_least(4)),
+        Figure("ten", "ten consumers msg/s", at_least(4)),
+    )
+    fresh = True
+    quick = False
+
+    def run(self, broker: Broker, pace: Pace) -> Figures:
+        count = max(int(MESSAGES * pace.share) // BLOCK, 10) * BLOCK
+        with Connection(broker.port) as connection:
+            connection.queue(STREAM, durable=True, **{"x-queue-type": "stream"})
+            connection.confirms()
+            settled = Settled(count + WARM_MESSAGES)
+            _append(connection, settled, WARM_MESSAGES)
+            cpu = broker.cpu_seconds()
+            append_s = _append(connection, settled, WARM_MESSAGES + count)
+            cpu = broker.cpu_seconds() - cpu
+            total = WARM_MESSAGES + count
+            _replay(broker, 1, WARM_MESSAGES)
+            replay_s = _replay(broker, 1, total)
+            ten_s = _replay(broker, CONSUMERS, total)
+            rss = broker.rss_bytes()
+            connection.delete_queue(STREAM)
+        return {
+            "append": count / append_s,
+            "replay": total / replay_s,
+            "ten": CONSUMERS * total / ten_s,
+            CPU_US: cpu / count * 1e6,
+            RSS_MIB: rss / MIB,
+        }
+
+
+def _append(connection: Connection, settled: Settled, until: int) -> float:
+    """Publish until so many are confirmed; return how long it took, s."""
+    blocks = repeated([message("", STREAM, b"b" * BODY_BYTES, properties())], BLOCK * 4)
+    block = next(blocks)
+    sent = settled.count
+    began = time.perf_counter()
+    while settled.count < until:
+        while sent < until and sent + block.messages - settled.count <= WINDOW:
+            part = min(block.messages, until - sent)
+            connection.sock.sendall(memoryview(block.data)[: len(block.data) // block.messages * part])
+            sent += part
+        settled.feed(connection.sock.recv(READ_BYTES))
+    return time.perf_counter() - began
+
+
+class _Reader:
+    def __init__(self, connection: Connection, messages: int) -> None:
+        self.connection = connection
+        connection.consume(STREAM, PREFETCH, **{"x-stream-offset": "first"})
+        first = connection.delivery()
+        if first.tag != 1 or not first.body.endswith(b"b" * 16):
+            raise Unexpected("the first delivery is another one")
+        self.size = first.wire_bytes
+        self.received = self.size + connection.undecoded()
+        self.wanted = messages * self.size
+        self._acked = 0
+
+    @property
+    def done(self) -> bool:
+        return self.received >= self.wanted
+
+    def receive(self, scratch: bytearray) -> None:
+        size = self.connection.sock.recv_into(scratch)
+        if not size:
+            raise Refused("the broker hung up")
+        self.received += size
+        self.ack()
+
+    def ack(self) -> None:
+        tag = self.received // self.size
+        if tag - self._acked >= PREFETCH // 4:
+            self._acked = tag
+            self.connection.sock.sendall(ack_through(tag))
+
+
+def _replay(broker: Broker, consumers: int, messages: int) -> float:
+    """Return how long it takes until all consumers have read so many messages, s."""
+    scratch = bytearray(READ_BYTES)
+    with ExitStack() as opened:
+        connections = [opened.enter_context(Connection(broker.port)) for _ in range(consumers)]
+        began = time.perf_counter()
+        readers: Sequence[_Reader] = [_Reader(connection, messages) for connection in connections]
+        left = {reader.connection.sock.fileno(): reader for reader in readers}
+        poll = select.epoll()
+        for number, reader in left.items():
+            poll.register(number, select.EPOLLIN)
+            reader.ack()
+        while left:
+            ready = poll.poll(30)
+            if not ready:
+                raise Unexpected("nothing comes any more")
+            for number, _ in ready:
+                left[number].receive(scratch)
+                if left[number].done:
+                    poll.unregister(number)
+                    del left[number]
+        seconds = time.perf_counter() - began
+        poll.close()
+        for reader in readers:
+            if messages > WARM_MESSAGES and reader.received != reader.wanted:
+                raise Unexpected("more came than was published")
+            # Whatever else is on its way need not be read.
+            reader.connection.sock.close()
+            reader.connection.close = lambda: None  # type: ignore[method-assign]
+    return seconds

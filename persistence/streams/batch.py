@@ -1,0 +1,239 @@
+"""The format of a batch: messages with consecutive offsets, as they stand in the journal and in a segment file.
+
+    head      48 bytes: see HEAD. Base offset, count, time, sizes, and three checksums.
+    meta      shapes of the messages, and their filter values. What can be judged without the messages is judged by it.
+    items     the messages, one behind the other, as the layer above has framed them.
+
+Head, meta and items have checksums of their own: a damaged message still tells where the next batch begins, and a batch
+that no filter matches need not be read to be passed over.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from sys import byteorder
+from typing import NamedTuple
+from zlib import crc32
+
+MAGIC = b"mqdS"
+VERSION = 1
+#: magic, version, flags, shapes, base offset, count, time in ms, bytes of meta and of items, crc of meta and of items
+_FRONT = struct.Struct(">4sBBHQIQIIII")
+_CRC = struct.Struct(">I")
+HEAD_BYTES = _FRONT.size + _CRC.size
+#: messages, bytes of each, and three numbers that mean something to the layer above
+_SHAPE = struct.Struct(">IIHII")
+SHAPE_BYTES = _SHAPE.size
+#: Flag: some message has a filter value.
+FILTERED = 1
+#: A batch has at most so many messages.
+COUNT_MAX = 8192
+#: Longer filter values count as none.
+FILTER_BYTES_MAX = 255
+
+
+class Damaged(Exception):
+    """Bytes are not what was written."""
+
+
+class Shape(NamedTuple):
+    """Neighbours that look alike, `count` of them with `size` bytes each. The other numbers are the upper layer's."""
+
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs
+    size: int
+    first: int
+    second: int
+    third: int
+
+
+class Head(NamedTuple):
+    flags: int
+    shapes: int
+    base: int
+    count: int  # type: ignore[assignment]  # as above
+    time_ms: int
+    meta_bytes: int
+    items_bytes: int
+    meta_crc: int
+    items_crc: int
+
+    @property
+    def stop(self) -> int:
+        """The offset after the last message."""
+        return self.base + self.count
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole batch."""
+        return HEAD_BYTES + self.meta_bytes + self.items_bytes
+
+
+class Batch:
+    """A batch in memory. `filters` has the number of each message's value in `values`; empty if all have the first."""
+
+    __slots__ = ("base", "count", "filters", "items", "shapes", "size", "time_ms", "values")
+
+    def __init__(
+        self,
+        base: int,
+        time_ms: int,
+        shapes: list[Shape],
+        items: bytes | memoryview,
+        values: list[bytes | None],
+        filters: Sequence[int],
+        size: int,
+    ) -> None:
+        self.base = base
+        self.time_ms = time_ms
+        self.shapes = shapes
+        self.count = sum([shape.count for shape in shapes])
+        self.items = items
+        #: [None] if no message has a filter value.
+        self.values = values
+        self.filters = filters
+        #: Bytes in the file.
+        self.size = size
+
+    @property
+    def stop(self) -> int:
+        """The offset after the last message."""
+        return self.base + self.count
+
+
+def encode(
+    base: int,
+    time_ms: int,
+    shapes: list[Shape],
+    items: bytes,
+    values: list[bytes | None],
+    filters: Sequence[int],
+) -> list[bytes]:
+    """Return head, meta and items."""
+    flags = FILTERED if values != [None] else 0
+    parts = [_SHAPE.pack(*shape) for shape in shapes]
+    if flags:
+        parts.append(_encode_filters(values, filters))
+    meta = b"".join(parts)
+    count = sum([shape.count for shape in shapes])
+    front = _FRONT.pack(
+        MAGIC,
+        VERSION,
+        flags,
+        len(shapes),
+        base,
+        count,
+        time_ms,
+        len(meta),
+        len(items),
+        crc32(meta),
+        crc32(items),
+    )
+    return [front + _CRC.pack(crc32(front)), meta, items]
+
+
+def decode_head(data: bytes | memoryview, at: int = 0) -> Head:
+    """Raises Damaged."""
+    front = data[at : at + _FRONT.size]
+    crc = data[at + _FRONT.size : at + HEAD_BYTES]
+    if len(crc) < _CRC.size or _CRC.unpack(crc)[0] != crc32(front):
+        raise Damaged("the head of a batch is damaged")
+    magic, version, *rest = _FRONT.unpack(front)
+    if magic != MAGIC or version != VERSION:
+        raise Damaged(f"a batch has version {version}, this mqd reads version {VERSION}")
+    head = Head(*rest)
+    if not 0 < head.count <= COUNT_MAX or head.meta_bytes < head.shapes * SHAPE_BYTES:
+        raise Damaged("the head of a batch contradicts itself")
+    return head
+
+
+def decode_values(head: Head, meta: bytes | memoryview) -> list[bytes | None]:
+    """Return the filter values of a batch. Raises Damaged."""
+    if crc32(meta) != head.meta_crc:
+        raise Damaged(f"the shapes of the batch at {head.base} are damaged")
+    return _decode_filters(head, meta)[0]
+
+
+def decode(head: Head, data: bytes | memoryview, at: int = 0) -> Batch:
+    """Return the batch whose head is at `at`. Raises Damaged."""
+    view = memoryview(data)
+    start = at + HEAD_BYTES
+    meta, items = (
+        view[start : start + head.meta_bytes],
+        view[start + head.meta_bytes : start + head.meta_bytes + head.items_bytes],
+    )
+    if len(items) != head.items_bytes or crc32(meta) != head.meta_crc or crc32(items) != head.items_crc:
+        raise Damaged(f"the batch at {head.base} is damaged")
+    shapes = [Shape(*each) for each in _SHAPE.iter_unpack(meta[: head.shapes * SHAPE_BYTES])]
+    values, filters = _decode_filters(head, meta)
+    if (
+        sum([shape.count for shape in shapes]) != head.count
+        or sum([shape.count * shape.size for shape in shapes]) != head.items_bytes
+        or len(filters) not in (0, head.count)
+    ):
+        raise Damaged(f"the batch at {head.base} contradicts itself")
+    return Batch(head.base, head.time_ms, shapes, items, values, filters, head.size)
+
+
+def find_head(data: bytes | memoryview, at: int, base: int) -> int:
+    """Return where the next sound head begins of a batch from offset `base` on; -1 if there is none."""
+    raw = bytes(data)
+    while True:
+        at = raw.find(MAGIC, at)
+        if at < 0:
+            return -1
+        try:
+            if decode_head(raw, at).base >= base:
+                return at
+        except Damaged:
+            pass
+        at += 1
+
+
+def matches(values: Iterable[bytes | None], wanted: frozenset[bytes], *, unfiltered: bool) -> bool:
+    """Return whether any of these filter values is wanted."""
+    return any(unfiltered if value is None else value in wanted for value in values)
+
+
+def _encode_filters(values: list[bytes | None], filters: Sequence[int]) -> bytes:
+    parts = [len(values).to_bytes(2, "big"), b"\x01" if filters else b"\x00"]
+    for value in values:
+        parts.append(b"\xff\xff" if value is None else len(value).to_bytes(2, "big") + value)
+    if filters:
+        numbers = array("H", filters)
+        if byteorder == "little":
+            numbers.byteswap()
+        parts.append(numbers.tobytes())
+    return b"".join(parts)
+
+
+def _decode_filters(head: Head, meta: bytes | memoryview) -> tuple[list[bytes | None], Sequence[int]]:
+    if not head.flags & FILTERED:
+        return [None], ()
+    at = head.shapes * SHAPE_BYTES
+    count, numbered = int.from_bytes(meta[at : at + 2], "big"), meta[at + 2]
+    at += 3
+    values: list[bytes | None] = []
+    for _ in range(count):
+        size = int.from_bytes(meta[at : at + 2], "big")
+        at += 2
+        if size == 0xFFFF:
+            values.append(None)
+        else:
+            values.append(bytes(meta[at : at + size]))
+            at += size
+    if not numbered:
+        return values, ()
+    numbers = array("H", bytes(meta[at : at + 2 * head.count]))
+    if byteorder == "little":
+        numbers.byteswap()
+    if len(numbers) != head.count or (numbers and max(numbers) >= len(values)):
+        raise Damaged(f"the filter values of the batch at {head.base} are damaged")
+    return values, numbers
+
+
+def starts_of(shapes: list[Shape]) -> list[int]:
+    """Return where the items of each shape begin."""
+    return list(accumulate([shape.count * shape.size for shape in shapes], initial=0))[:-1]

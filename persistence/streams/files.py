@@ -1,0 +1,118 @@
+"""The files of streams: what a log asks of the file system. Calls of a thread; a test puts a disk that fails in its place."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+#: What the kernel takes in one call.
+PARTS_MAX = 512
+
+
+class Files(Protocol):
+    """All raise OSError."""
+
+    def names(self, directory: Path) -> list[str]:
+        """Nothing if there is no such directory."""
+
+    def make(self, directory: Path) -> None:
+        """Make a directory, which is there after a crash."""
+
+    def size(self, path: Path) -> int: ...
+
+    def read(self, path: Path, position: int, size: int) -> bytes:
+        """Return fewer bytes only at the end of the file."""
+
+    def write(self, path: Path, position: int, parts: Sequence[bytes]) -> None:
+        """The file is made where it is missing."""
+
+    def sync(self, path: Path) -> None:
+        """Have the file's bytes on the disk."""
+
+    def sync_names(self, directory: Path) -> None:
+        """Have files that were made or removed in this directory on the disk as such."""
+
+    def cut(self, path: Path, size: int) -> None: ...
+
+    def remove(self, path: Path) -> None:
+        """A file that is not there is no error."""
+
+    def remove_all(self, directory: Path) -> None: ...
+
+
+class DiskFiles:
+    """The real ones."""
+
+    def names(self, directory: Path) -> list[str]:
+        try:
+            return os.listdir(directory)
+        except FileNotFoundError:
+            return []
+
+    def make(self, directory: Path) -> None:
+        if not directory.is_dir():
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.sync_names(directory.parent)
+
+    def size(self, path: Path) -> int:
+        return path.stat().st_size
+
+    def read(self, path: Path, position: int, size: int) -> bytes:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            data = os.pread(file, size, position)
+            if len(data) == size or not data:
+                return data
+            parts = [data]
+            while data and (size := size - len(data)):
+                position += len(data)
+                data = os.pread(file, size, position)
+                parts.append(data)
+            return b"".join(parts)
+        finally:
+            os.close(file)
+
+    def write(self, path: Path, position: int, parts: Sequence[bytes]) -> None:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            for start in range(0, len(parts), PARTS_MAX):
+                some = parts[start : start + PARTS_MAX]
+                size = sum(map(len, some))
+                done = os.pwritev(file, some, position)
+                position += done
+                if done < size:
+                    rest = memoryview(b"".join(some))[done:]
+                    while rest:
+                        done = os.pwrite(file, rest, position)
+                        position += done
+                        rest = rest[done:]
+        finally:
+            os.close(file)
+
+    def sync(self, path: Path) -> None:
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            os.fdatasync(file)
+        finally:
+            os.close(file)
+
+    def sync_names(self, directory: Path) -> None:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def cut(self, path: Path, size: int) -> None:
+        os.truncate(path, size)
+
+    def remove(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+
+    def remove_all(self, directory: Path) -> None:
+        if directory.exists():
+            shutil.rmtree(directory)
+            self.sync_names(directory.parent)

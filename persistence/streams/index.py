@@ -1,0 +1,74 @@
+"""The index of a segment: where offsets and times are to be found in it. Pure.
+
+An entry points at a batch, one at least every SPACING_BYTES of the segment; the last entry of a sealed segment says where
+it ends. Entries have checksums. One that is damaged or missing costs a longer look through the segment, nothing else.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import NamedTuple
+from zlib import crc32
+
+#: offset, time in ms, position in the file, kind
+_ENTRY = struct.Struct(">QQQI")
+_CRC = struct.Struct(">I")
+ENTRY_BYTES = _ENTRY.size + _CRC.size
+#: An entry points at a batch, or seals the segment.
+BATCH, SEAL = 0, 1
+SPACING_BYTES = 64 * 1024
+
+
+class Entry(NamedTuple):
+    """Of a seal: the offset after the last message, the time of the last batch, and the bytes of the segment."""
+
+    offset: int
+    time_ms: int
+    position: int
+    kind: int = BATCH
+
+
+def encode(entry: Entry) -> bytes:
+    data = _ENTRY.pack(*entry)
+    return data + _CRC.pack(crc32(data))
+
+
+def decode(data: bytes) -> list[Entry]:
+    """Return the sound entries, as far as they rise."""
+    entries: list[Entry] = []
+    for at in range(0, len(data) - ENTRY_BYTES + 1, ENTRY_BYTES):
+        front = data[at : at + _ENTRY.size]
+        if _CRC.unpack_from(data, at + _ENTRY.size)[0] != crc32(front):
+            continue
+        entry = Entry(*_ENTRY.unpack(front))
+        last = entries[-1] if entries else None
+        if last is None or (entry.offset >= last.offset and entry.position >= last.position):
+            entries.append(entry)
+    return entries
+
+
+def position_of(entries: Sequence[Entry], offset: int) -> int:
+    """Return a place in the segment from which the batch with this offset is found going forward."""
+    at = bisect_right(entries, offset, key=attrgetter("offset")) - 1
+    while at >= 0 and entries[at].kind != BATCH:
+        at -= 1
+    return entries[at].position if at >= 0 else 0
+
+
+def position_before(entries: Sequence[Entry], time_ms: int) -> int:
+    """Return a place from which the first batch at or after this time is found going forward."""
+    at = bisect_left(entries, time_ms, key=attrgetter("time_ms")) - 1
+    while at >= 0 and entries[at].kind != BATCH:
+        at -= 1
+    return entries[at].position if at >= 0 else 0
+
+
+def position_after(entries: Sequence[Entry], position: int) -> int | None:
+    """Return the next place behind this one that an entry points at, where a batch begins for certain."""
+    for entry in entries:
+        if entry.kind == BATCH and entry.position > position:
+            return entry.position
+    return None

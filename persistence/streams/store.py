@@ -1,0 +1,173 @@
+"""The logs of a node's streams, and the threads that write and read them.
+
+One thread writes all logs. It waits for the disk, and nobody waits for it: what it writes is in the journal. Other threads
+read. The loop gives jobs, and is told of each in a turn when it is done. A log has one job to write at a time.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import trio
+from outcome import Outcome, Value, capture
+
+from persistence.errors import CommitFailed
+from persistence.streams.files import DiskFiles, Files
+from persistence.streams.log import StreamLog
+from persistence.worker import Worker
+
+#: Beside the journal, in the data directory.
+DIRECTORY = "streams"
+#: Between two tries to write on a full disk.
+RETRY_SECONDS = 1.0
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+T = TypeVar("T")
+
+
+class _Job:
+    """What a thread is to do; a job that writes is told its result only when there is one."""
+
+    __slots__ = ("_call", "done", "outcome", "writes")
+
+    def __init__(self, call: Callable[[], Any], done: Callable[[Any], None], *, writes: bool) -> None:
+        self._call = call
+        self.done = done
+        self.writes = writes
+        self.outcome: Outcome[Any] = Value(None)
+
+    def run(self) -> None:
+        self.outcome = capture(self._call)
+
+
+class _Thread:
+    """A thread and the jobs that it has, in order."""
+
+    def __init__(self, name: str, loop: trio.lowlevel.TrioToken, report: Callable[[_Job], None]) -> None:
+        self._jobs: deque[_Job] = deque()
+        self._report = report
+        self._worker = Worker(name, loop, self._done)
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def give(self, job: _Job) -> None:
+        self._jobs.append(job)
+        self._worker.give(job.run)
+
+    def stop(self) -> None:
+        self._worker.stop()
+
+    def _done(self, outcome: Outcome[None]) -> None:
+        """Called by the loop, where nothing may be raised."""
+        self._report(self._jobs.popleft())
+
+
+class StreamStore:
+    """All calls on the loop's thread. Unless `run` runs, jobs are done at once."""
+
+    def __init__(
+        self,
+        data_directory: Path,
+        *,
+        readers: int = 2,
+        files: Files | None = None,
+        on_full: Callable[[bool], None] = lambda full: None,
+    ) -> None:
+        """`on_full` is told when the disk is full, and when it no longer is."""
+        self._files = files or DiskFiles()
+        self._directory = data_directory / DIRECTORY
+        self._readers_count = readers
+        self._on_full = on_full
+        self._writer: _Thread | None = None
+        self._readers: list[_Thread] = []
+        self._finished: deque[_Job] = deque()
+        #: What found the disk full.
+        self._waiting: list[_Job] = []
+        self._full = False
+        self._called = trio.Event()
+
+    def log(self, queue_id: int, segment_bytes: int) -> StreamLog:
+        """Return a log that is to be opened."""
+        return StreamLog(self._files, self._directory / str(queue_id), segment_bytes)
+
+    def keep(self, queue_ids: Iterable[int]) -> None:
+        """Delete the logs of all other queues. At start."""
+        kept = {str(queue_id) for queue_id in queue_ids}
+        for name in self._files.names(self._directory):
+            if name not in kept and name.isdecimal():
+                self._files.remove_all(self._directory / name)
+
+    def write(self, call: Callable[[], T], done: Callable[[T], None]) -> None:
+        """Have the thread that writes do this; `done` is told in a turn.
+
+        On a full disk it is tried again until it succeeds. A disk that fails otherwise ends the node.
+        """
+        job = _Job(call, done, writes=True)
+        if self._writer is None:
+            job.run()
+            done(job.outcome.unwrap())
+        else:
+            self._writer.give(job)
+
+    def read(self, call: Callable[[], T], done: Callable[[Outcome[T]], None]) -> None:
+        """Have a thread that reads do this; `done` is told in a turn."""
+        job = _Job(call, done, writes=False)
+        if not self._readers:
+            job.run()
+            done(job.outcome)
+        else:
+            min(self._readers, key=len).give(job)
+
+    async def run(self, in_turn: Callable[..., None]) -> None:
+        """Tell of what is done, each in a turn of the node, until cancelled. Raises CommitFailed."""
+        loop = trio.lowlevel.current_trio_token()
+        self._writer = _Thread("streams", loop, self._report)
+        self._readers = [
+            _Thread(f"stream-reader-{number}", loop, self._report) for number in range(self._readers_count)
+        ]
+        threads = [self._writer, *self._readers]
+        try:
+            while True:
+                with trio.move_on_after(RETRY_SECONDS if self._waiting else float("inf")):
+                    await self._called.wait()
+                self._called = trio.Event()
+                if not self._finished:
+                    waiting, self._waiting = self._waiting, []
+                    for job in waiting:
+                        self._writer.give(job)
+                while self._finished:
+                    self._finish(self._finished.popleft(), in_turn)
+        finally:
+            self._writer, self._readers = None, []
+            for thread in threads:
+                thread.stop()
+
+    def _report(self, job: _Job) -> None:
+        self._finished.append(job)
+        self._called.set()
+
+    def _finish(self, job: _Job, in_turn: Callable[..., None]) -> None:
+        outcome = job.outcome
+        if not job.writes:
+            in_turn(job.done, outcome)
+            return
+        try:
+            result = outcome.unwrap()
+        except OSError as error:
+            if error.errno not in FULL:
+                raise CommitFailed(f"a stream cannot be written: {error}") from error
+            self._waiting.append(job)
+            self._tell_full(True)
+        else:
+            in_turn(job.done, result)
+            self._tell_full(bool(self._waiting))
+
+    def _tell_full(self, full: bool) -> None:
+        if full != self._full:
+            self._full = full
+            self._on_full(full)

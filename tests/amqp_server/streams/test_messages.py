@@ -1,0 +1,181 @@
+"""Messages on their way through a stream's batches: what a consumer is sent is what was published, and its offset."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pamqp import commands, header
+
+from amqp_server.streams import encode
+from amqp_server.streams.deliver import BatchReader
+from amqp_server.streams.encode import Encoded, Encoder, Layouts
+from amqp_server.wire import content, frames
+from amqp_server.wire.deliver import DeliverTemplate
+from persistence.streams import batch as batches
+from quorum_queue.machine.run import Attributes, Run
+from tests.amqp_server.connection.node import Delivery, decoded
+
+PROPERTIES = st.fixed_dictionaries(
+    {},
+    optional={
+        "content_type": st.just("text/plain"),
+        "headers": st.dictionaries(
+            st.sampled_from(["a", "x-stream-offset", "z"]),
+            st.integers(0, 1000) | st.text(max_size=5),
+            max_size=3,
+        ),
+        "delivery_mode": st.sampled_from([1, 2]),
+        "priority": st.integers(0, 9),
+        "correlation_id": st.text("xyz", max_size=4),
+        "message_id": st.text("xyz", max_size=4),
+        "timestamp": st.just(datetime(2026, 1, 2, tzinfo=UTC)),
+        "app_id": st.just("app"),
+    },
+)
+FILTERS = st.none() | st.sampled_from(["red", "green"])
+MESSAGES = st.lists(
+    st.tuples(
+        st.sampled_from(["", "k", "key.word"]),
+        PROPERTIES,
+        FILTERS,
+        st.sampled_from([0, 1, 10, 10, 10, 4088, 4089, 9000, 20_000]),
+        st.integers(1, 30),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+def framed(properties: dict[str, Any], body: bytes, channel: int, frame_max: int) -> bytes:
+    payload = header.ContentHeader(0, len(body), commands.Basic.Properties(**properties)).marshal()
+    return content.build(payload, body, channel, frame_max)
+
+
+def head_of(key: str) -> bytes:
+    return frames.short_string("ex") + frames.short_string(key)
+
+
+def run_of(contents: list[bytes], heads: list[bytes], channel: int) -> Run:
+    run = Run(range(len(contents)), contents, heads[0], Attributes(channel=channel))
+    if len(set(heads)) > 1:
+        run.heads = heads
+    return run
+
+
+def from_disk(encoded: Encoded) -> batches.Batch:
+    data = b"".join(encoded.parts)
+    return batches.decode(batches.decode_head(data), data)
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(
+    MESSAGES,
+    st.sampled_from([1, 1, 2, 300]),
+    st.sampled_from([1, 1, 7, 700]),
+    st.sampled_from([4096, 4096, 131_072]),
+    st.sampled_from([4096, 131_072]),
+    st.integers(0, 600),
+    st.data(),
+)
+def test_every_consumer_gets_what_was_published(
+    messages: list[tuple[str, dict[str, Any], str | None, int, int]],
+    channel: int,
+    consumer_channel: int,
+    publisher_frame: int,
+    consumer_frame: int,
+    base: int,
+    data: st.DataObject,
+) -> None:
+    encoder = Encoder(Layouts(), base, 77)
+    expected: list[tuple[str, dict[str, Any], str | None, bytes]] = []
+    for key, properties, name, size, count in messages:
+        named = dict(properties)
+        if name is not None:
+            named["headers"] = {**named.get("headers", {}), "x-stream-filter-value": name}
+        bodies = [bytes([number + 32]) * size for number in range(count)]
+        contents = [framed(named, body, channel, publisher_frame) for body in bodies]
+        encoder.add(run_of(contents, [head_of(key)] * count, channel))
+        expected += [(key, named, name, body) for body in bodies]
+    encoded = encoder.finish()
+    assert encoder.next_offset == base + len(expected)
+    template = DeliverTemplate(consumer_channel, "tag", consumer_frame)
+    tag = data.draw(st.integers(1, 1000))
+    out: list[bytes | memoryview] = []
+    values: list[bytes | None] = []
+    offset = base
+    for each in encoded:
+        batch = from_disk(each)
+        assert (batch.base, batch.time_ms, batch.shapes) == (offset, 77, each.batch.shapes)
+        assert bytes(batch.items) == each.batch.items
+        offset = batch.stop
+        values += [batch.values[number] for number in batch.filters] or batch.values * batch.count
+        reader = BatchReader(batch if data.draw(st.booleans()) else each.batch)
+        while reader.left:
+            count = data.draw(st.integers(1, reader.left))
+            reader.take(count, template, tag, out)
+            tag += count
+    got = decoded(b"".join(out))
+    assert len(got) == len(expected)
+    first = tag - len(expected)
+    assert values == [None if name is None else name.encode() for _, _, name, _ in expected]
+    for number, ((at, delivery), (key, named, _, body)) in enumerate(zip(got, expected, strict=True)):
+        assert isinstance(delivery, Delivery) and isinstance(delivery.method, commands.Basic.Deliver)
+        method = delivery.method
+        assert (at, method.delivery_tag, method.redelivered) == (consumer_channel, first + number, False)
+        assert (method.consumer_tag, method.exchange, method.routing_key) == ("tag", "ex", key)
+        assert delivery.body == body
+        headers = {**named.get("headers", {}), "x-stream-offset": base + number}
+        wanted = named | {"headers": headers}
+        # An empty text is no text to pamqp.
+        assert {name: value for name, value in delivery.properties if value} == {
+            name: value for name, value in wanted.items() if value
+        }
+        assert list(delivery.properties.headers or {})[-1] == "x-stream-offset"
+
+
+def test_frames_are_not_larger_than_the_consumer_takes() -> None:
+    encoder = Encoder(Layouts(), 0, 0)
+    encoder.add(run_of([framed({}, b"x" * 20_000, 1, 131_072)] * 3, [head_of("k")], 1))
+    out: list[bytes | memoryview] = []
+    BatchReader(encoder.finish()[0].batch).take(3, DeliverTemplate(1, "t", 4096), 1, out)
+    data = b"".join(out)
+    at = 0
+    while at < len(data):
+        size = int.from_bytes(data[at + 3 : at + 7], "big") + 8
+        assert size <= 4096
+        at += size
+    assert [len(each.body) for _, each in decoded(data) if isinstance(each, Delivery)] == [20_000] * 3
+
+
+def test_skipped_messages_are_not_sent() -> None:
+    encoder = Encoder(Layouts(), 100, 0)
+    for number in range(20):
+        encoder.add(run_of([framed({}, b"x" * (number // 5), 1, 4096)], [head_of("k")], 1))
+    reader = BatchReader(encoder.finish()[0].batch)
+    out: list[bytes | memoryview] = []
+    for _ in range(4):
+        reader.skip(3)
+        reader.take(2, DeliverTemplate(1, "t", 4096), 1, out)
+    assert reader.left == 0
+    got = [each for _, each in decoded(b"".join(out)) if isinstance(each, Delivery)]
+    assert [(each.properties.headers or {})["x-stream-offset"] for each in got] == [
+        103, 104, 108, 109, 113, 114, 118, 119
+    ]  # fmt: skip
+
+
+def test_a_batch_ends_where_it_is_large_enough() -> None:
+    encoder = Encoder(Layouts(), 0, 0)
+    encoder.add(run_of([framed({}, b"x" * 1000, 1, 4096)] * 1000, [head_of("k")], 1))
+    sizes = [each.batch.size for each in encoder.finish()]
+    assert len(sizes) > 3 and max(sizes) < encode.BATCH_BYTES + 1000
+
+
+def test_only_few_layouts_are_remembered() -> None:
+    layouts = Layouts()
+    for number in range(encode.LAYOUTS_MAX * 2):
+        payload = header.ContentHeader(0, 0, commands.Basic.Properties(message_id=str(number))).marshal()
+        layouts.of(payload)
+        assert len(layouts._known) <= encode.LAYOUTS_MAX

@@ -1,0 +1,123 @@
+"""A file system in memory that crashes: what was not synced may be there afterwards, in part or not at all."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+
+class Crashed(BaseException):
+    """The machine went down in the middle of a call."""
+
+
+class CrashingFiles:
+    """See persistence.streams.files.Files. Writes reach the disk in blocks, in any order; names on their own."""
+
+    BLOCK = 64
+
+    def __init__(self) -> None:
+        self.now: dict[Path, bytearray] = {}
+        self.synced: dict[Path, bytes] = {}
+        #: The names that a crash leaves for certain.
+        self.names_synced: set[Path] = set()
+        #: Calls that change anything until the crash; None for never.
+        self.left: int | None = None
+        self.random = random.Random(0)
+
+    def crash(self) -> None:
+        """Leave what may be there after a crash."""
+        after: dict[Path, bytearray] = {}
+        for path in sorted({*self.now, *self.synced}):
+            named = path in self.names_synced
+            exists = path in self.now
+            if named != exists and self.random.random() < 0.5:
+                named = exists
+            if named and exists:
+                after[path] = self._torn(self.synced.get(path, b""), bytes(self.now[path]))
+            elif named:
+                # It was removed, and is back.
+                after[path] = bytearray(self.synced.get(path, b""))
+        self.now = after
+        self.synced = {path: bytes(data) for path, data in after.items()}
+        self.names_synced = set(after)
+        self.left = None
+
+    def _torn(self, synced: bytes, now: bytes) -> bytearray:
+        size = self.random.choice((len(now), len(synced), self.random.randint(0, max(len(now), len(synced)))))
+        if len(now) >= len(synced):
+            size = max(size, len(synced))
+        data = bytearray(synced.ljust(size, b"\0")[:size])
+        for at in range(0, size, self.BLOCK):
+            if self.random.random() < 0.5:
+                block = now[at : min(at + self.BLOCK, size)]
+                data[at : at + len(block)] = block
+        return data
+
+    def _step(self) -> bool:
+        """Return whether the machine goes down within this call."""
+        if self.left is None:
+            return False
+        self.left -= 1
+        return self.left <= 0
+
+    def names(self, directory: Path) -> list[str]:
+        return [path.name for path in self.now if path.parent == directory]
+
+    def make(self, directory: Path) -> None: ...
+
+    def size(self, path: Path) -> int:
+        return len(self._file(path))
+
+    def read(self, path: Path, position: int, size: int) -> bytes:
+        if position < 0:
+            raise OSError(22, "a negative position")
+        return bytes(self._file(path)[position : position + size])
+
+    def write(self, path: Path, position: int, parts: Sequence[bytes]) -> None:
+        crashes = self._step()
+        data = self.now.setdefault(path, bytearray())
+        written = b"".join(parts)
+        if crashes:
+            written = written[: self.random.randint(0, len(written))]
+        if len(data) < position:
+            data += bytes(position - len(data))
+        data[position : position + len(written)] = written
+        if crashes:
+            raise Crashed
+
+    def sync(self, path: Path) -> None:
+        if self._step():
+            raise Crashed
+        self.synced[path] = bytes(self._file(path))
+
+    def sync_names(self, directory: Path) -> None:
+        if self._step():
+            raise Crashed
+        self.names_synced = {
+            *(path for path in self.names_synced if path.parent != directory),
+            *(path for path in self.now if path.parent == directory),
+        }
+        self.synced = {
+            path: data for path, data in self.synced.items() if path in self.now or path.parent != directory
+        }
+
+    def cut(self, path: Path, size: int) -> None:
+        if self._step():
+            raise Crashed
+        data = self._file(path)
+        del data[size:]
+        data += bytes(size - len(data))
+
+    def remove(self, path: Path) -> None:
+        if self._step():
+            raise Crashed
+        self.now.pop(path, None)
+
+    def remove_all(self, directory: Path) -> None:
+        for path in [path for path in self.now if path.parent == directory]:
+            self.remove(path)
+
+    def _file(self, path: Path) -> bytearray:
+        try:
+            return self.now[path]
+        except KeyError:
+            raise FileNotFoundError(2, "no such file", str(path)) from None

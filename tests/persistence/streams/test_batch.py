@@ -1,0 +1,145 @@
+"""The format of a batch, the index, and what retention decides."""
+
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from persistence.streams import batch, index
+from persistence.streams.batch import Damaged, Shape
+from persistence.streams.index import BATCH, SEAL, Entry
+from persistence.streams.retention import Limits, due_ms, outdated
+
+MESSAGES = st.lists(
+    st.tuples(st.binary(max_size=20), st.none() | st.binary(max_size=5)), min_size=1, max_size=30
+)
+
+
+def encoded(messages: list[tuple[bytes, bytes | None]], base: int = 5, time_ms: int = 6) -> bytes:
+    values = list(dict.fromkeys(name for _, name in messages))
+    filters = [values.index(name) for _, name in messages] if len(values) > 1 else []
+    shapes = [Shape(1, len(body), 1, 2, 3) for body, _ in messages]
+    return b"".join(
+        batch.encode(base, time_ms, shapes, b"".join(body for body, _ in messages), values, filters)
+    )
+
+
+@given(MESSAGES, st.binary(max_size=10), st.binary(max_size=10))
+def test_a_batch_is_read_back(
+    messages: list[tuple[bytes, bytes | None]], before: bytes, after: bytes
+) -> None:
+    data = before + encoded(messages) + after
+    head = batch.decode_head(data, len(before))
+    assert (head.base, head.count, head.time_ms, head.stop) == (5, len(messages), 6, 5 + len(messages))
+    assert head.size == len(data) - len(before) - len(after)
+    found = batch.decode(head, data, len(before))
+    assert bytes(found.items) == b"".join(body for body, _ in messages)
+    assert [shape.size for shape in found.shapes] == [len(body) for body, _ in messages]
+    names = [found.values[number] for number in found.filters] or found.values * len(messages)
+    assert names == [name for _, name in messages]
+
+
+@given(MESSAGES, st.data())
+def test_a_changed_byte_is_noticed(messages: list[tuple[bytes, bytes | None]], data: st.DataObject) -> None:
+    damaged = bytearray(encoded(messages))
+    damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(Damaged):
+        batch.decode(batch.decode_head(bytes(damaged)), bytes(damaged))
+
+
+@given(MESSAGES, st.data())
+def test_a_torn_batch_is_noticed(messages: list[tuple[bytes, bytes | None]], data: st.DataObject) -> None:
+    whole = encoded(messages)
+    torn = whole[: data.draw(st.integers(0, len(whole) - 1))]
+    with pytest.raises(Damaged):
+        batch.decode(batch.decode_head(torn), torn)
+
+
+def test_the_next_sound_head_is_found() -> None:
+    first, second = encoded([(b"a", None)]), encoded([(b"b", None)], base=6)
+    data = batch.MAGIC + b"x" * 50 + first + second
+    assert batch.find_head(data, 0, 0) == 54
+    assert batch.find_head(data, 55, 0) == 54 + len(first)
+    assert batch.find_head(data, 0, 6) == 54 + len(first)
+    assert batch.find_head(data, 0, 7) == -1
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted", "unfiltered", "answer"),
+    [
+        ([None], {b"a"}, False, False),
+        ([None], {b"a"}, True, True),
+        ([b"a", b"b"], {b"b"}, False, True),
+        ([b"a", b"b"], {b"c"}, True, False),
+    ],
+)
+def test_filters(values: list[bytes | None], wanted: set[bytes], unfiltered: bool, answer: bool) -> None:
+    assert batch.matches(values, frozenset(wanted), unfiltered=unfiltered) is answer
+
+
+def test_an_index_leads_to_the_batch_before() -> None:
+    entries = [Entry(0, 100, 0), Entry(10, 200, 1000), Entry(20, 200, 2000), Entry(30, 300, 3000, SEAL)]
+    assert index.decode(b"".join(map(index.encode, entries))) == entries
+    assert [index.position_of(entries, offset) for offset in (0, 9, 10, 19, 20, 29, 30)] == [
+        0,
+        0,
+        1000,
+        1000,
+        2000,
+        2000,
+        2000,
+    ]
+    assert [index.position_before(entries, time_ms) for time_ms in (50, 100, 101, 200, 201, 301)] == [
+        0,
+        0,
+        0,
+        0,
+        2000,
+        2000,
+    ]
+    assert [index.position_after(entries, position) for position in (-1, 0, 1500, 2000)] == [
+        0,
+        1000,
+        2000,
+        None,
+    ]
+    assert entries[0].kind == BATCH
+
+
+def test_damaged_entries_are_passed_over() -> None:
+    data = bytearray(b"".join(map(index.encode, [Entry(0, 1, 0), Entry(10, 2, 500), Entry(20, 3, 900)])))
+    data[index.ENTRY_BYTES + 3] ^= 1
+    assert index.decode(bytes(data) + b"torn") == [Entry(0, 1, 0), Entry(20, 3, 900)]
+
+
+class Segment(NamedTuple):
+    size: int
+    last_ms: int
+
+
+@pytest.mark.parametrize(
+    ("limits", "gone"),
+    [
+        (Limits(), 0),
+        (Limits(max_age_ms=1000), 0),
+        (Limits(max_age_ms=500), 2),
+        (Limits(max_age_ms=499), 2),
+        (Limits(max_age_ms=1), 3),
+        (Limits(max_bytes=300), 0),
+        (Limits(max_bytes=299), 1),
+        (Limits(max_bytes=1), 2),
+        (Limits(max_age_ms=700, max_bytes=100), 2),
+    ],
+)
+def test_retention(limits: Limits, gone: int) -> None:
+    segments = [Segment(100, 200), Segment(100, 500), Segment(100, 900)]
+    assert outdated(segments, limits, now_ms=1000) == gone
+
+
+def test_an_empty_segment_stays_and_is_never_due() -> None:
+    segments = [Segment(0, 0)]
+    assert outdated(segments, Limits(1, 0), now_ms=1000) == 0
+    assert due_ms(segments, Limits(1, 0)) is None
+    assert due_ms([Segment(10, 70)], Limits(5)) == 75
+    assert due_ms([Segment(10, 70)], Limits()) is None

@@ -1,0 +1,140 @@
+"""Threads that write and read logs, and what a disk that is full or fails ends."""
+
+import errno
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from outcome import Error, Outcome, Value
+from trio.testing import wait_all_tasks_blocked
+
+from persistence.errors import CommitFailed
+from persistence.streams import store as streams
+from persistence.streams.store import StreamStore
+from tests.persistence.streams.test_log import read_all, stored
+
+
+def in_turn(call: Callable[..., object], *arguments: Any) -> None:
+    call(*arguments)
+
+
+async def test_jobs_are_done_in_threads_and_told_on_the_loop(tmp_path: Path) -> None:
+    store = StreamStore(tmp_path)
+    told: list[tuple[str, object]] = []
+    done = trio.Event()
+
+    def wrote(result: int) -> None:
+        told.append((threading.current_thread().name, result))
+        store.read(lambda: threading.current_thread().name, read)
+
+    def read(outcome: Outcome[str]) -> None:
+        told.append((threading.current_thread().name, outcome.unwrap()))
+        done.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(store.run, in_turn)
+        await wait_all_tasks_blocked()
+        store.write(lambda: 7, wrote)
+        with trio.fail_after(5):
+            await done.wait()
+        nursery.cancel_scope.cancel()
+    main = threading.main_thread().name
+    assert told == [(main, 7), (main, "stream-reader-0")]
+
+
+async def test_a_reader_that_hangs_holds_up_nobody_else(tmp_path: Path) -> None:
+    store = StreamStore(tmp_path)
+    hang, done = threading.Event(), trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(store.run, in_turn)
+        await wait_all_tasks_blocked()
+        store.read(lambda: hang.wait(5), lambda outcome: None)
+        store.read(lambda: 1, lambda outcome: done.set())
+        with trio.fail_after(2):
+            await done.wait()
+        hang.set()
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_a_full_disk_refuses_is_written_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "RETRY_SECONDS", 0.01)
+    full: list[bool] = []
+    done = trio.Event()
+    tries = 0
+
+    def call() -> None:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise OSError(errno.ENOSPC, "no space left")
+
+    store = StreamStore(tmp_path, on_full=full.append)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(store.run, in_turn)
+        await wait_all_tasks_blocked()
+        store.write(call, lambda result: done.set())
+        with trio.fail_after(5):
+            await done.wait()
+        nursery.cancel_scope.cancel()
+    assert (tries, full) == (3, [True, False])
+
+
+async def test_a_disk_that_fails_ends_the_node(tmp_path: Path) -> None:
+    def call() -> None:
+        raise OSError(errno.EIO, "input/output error")
+
+    store = StreamStore(tmp_path)
+    with pytest.raises(ExceptionGroup) as raised:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(store.run, in_turn)
+            await wait_all_tasks_blocked()
+            store.write(call, lambda result: None)
+            await trio.sleep(5)
+    assert raised.group_contains(CommitFailed)
+
+
+async def test_a_read_that_fails_is_told(tmp_path: Path) -> None:
+    store = StreamStore(tmp_path)
+    told: list[Outcome[int]] = []
+    done = trio.Event()
+
+    def read(outcome: Outcome[int]) -> None:
+        told.append(outcome)
+        done.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(store.run, in_turn)
+        await wait_all_tasks_blocked()
+        store.read(lambda: 1 // 0, read)
+        with trio.fail_after(5):
+            await done.wait()
+        nursery.cancel_scope.cancel()
+    assert isinstance(told[0], Error)
+
+
+def test_only_logs_of_known_queues_are_kept(tmp_path: Path) -> None:
+    store = StreamStore(tmp_path)
+    kept, gone = store.log(3, 400), store.log(4, 400)
+    for log in (kept, gone):
+        log.open(0)
+        store.write(lambda log=log: log.append([stored(0, 3)]), lambda result: None)  # type: ignore[misc]
+    store.keep([3, 5])
+    assert sorted(path.name for path in (tmp_path / "streams").iterdir()) == ["3"]
+    outcome: list[Outcome[Any]] = []
+    store.read(lambda: read_all(kept), outcome.append)
+    assert outcome == [Value(([0, 1, 2], []))]
+
+
+def test_a_log_that_was_deleted_does_not_come_back(tmp_path: Path) -> None:
+    log = StreamStore(tmp_path).log(3, 400)
+    log.open(0)
+    log.append([stored(0, 3)])
+    log.delete()
+    log.append([stored(3, 3)])
+    log.trim(1)
+    assert list((tmp_path / "streams").iterdir()) == []

@@ -1,0 +1,147 @@
+"""Streams of a real node: kill -9 while it writes and reads, and a backup meanwhile."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pika
+import pika.exceptions
+import pytest
+
+from conformance_tests.patience import PATIENCE_S, open_connection
+from tests.reliability.node import Node, wait_until
+
+STREAM = "events"
+KILLS = 2
+OPTIONS = ("--stream-flush-ms", "50", "--stream-flush-bytes", "65536", "--stream-segment-bytes", "262144")
+
+
+def url(port: int) -> str:
+    return f"amqp://guest:guest@127.0.0.1:{port}/"
+
+
+class Publisher:
+    """Publishes numbers with confirms until the node is gone."""
+
+    def __init__(self, port: int, first: int) -> None:
+        self._port = port
+        self.confirmed = first
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Publisher:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join(PATIENCE_S)
+
+    def _run(self) -> None:
+        with suppress(pika.exceptions.AMQPError, OSError):
+            connection = open_connection(url(self._port))
+            channel = connection.channel()
+            channel.queue_declare(STREAM, durable=True, arguments={"x-queue-type": "stream"})
+            channel.confirm_delivery()
+            while not self._end.is_set():
+                channel.basic_publish("", STREAM, b"%d " % self.confirmed + bytes(2000), mandatory=True)
+                self.confirmed += 1
+            connection.close()
+
+
+def replay(port: int, offset: object = "first", most: int = 1 << 60) -> Iterator[tuple[int, int]]:
+    """Yield offsets and numbers, until nothing comes for a while."""
+    connection = open_connection(url(port))
+    channel = connection.channel()
+    channel.basic_qos(prefetch_count=200)
+    consumed = channel.consume(STREAM, arguments={"x-stream-offset": offset}, inactivity_timeout=0.7)
+    for method, properties, body in consumed:
+        if method is None or most <= 0:
+            break
+        assert not method.redelivered
+        yield properties.headers["x-stream-offset"], int(body.split()[0])
+        channel.basic_ack(method.delivery_tag)
+        most -= 1
+    with suppress(pika.exceptions.AMQPError):
+        connection.close()
+
+
+def check(port: int, known: dict[int, int], confirmed: int) -> int:
+    """Everything confirmed is there, in order, under the offsets that were seen before; return what is next."""
+    numbers: list[int] = []
+    for offset, number in replay(port):
+        assert offset == len(numbers)
+        assert known.setdefault(offset, number) == number
+        numbers.append(number)
+    # What was on its way when the node went may be there without a confirm; it is published again then.
+    assert numbers == sorted(numbers)
+    assert set(range(confirmed)) <= set(numbers)
+    middle = len(numbers) // 2
+    assert [offset for offset, _ in replay(port, middle, 20)] == list(range(middle, len(numbers))[:20])
+    return confirmed
+
+
+def test_kill_9_while_streams_are_written(tmp_path: Path) -> None:
+    known: dict[int, int] = {}
+    confirmed = 0
+    with Node(tmp_path, *OPTIONS) as node:
+        for _ in range(KILLS):
+            with Publisher(node.port, confirmed) as publisher:
+                least = publisher.confirmed + 100
+                wait_until("it takes messages", lambda least=least: publisher.confirmed >= least)
+                node.kill()
+            node.start()
+            confirmed = check(node.port, known, publisher.confirmed)
+        assert len(list((node.data / "streams").glob("*/*.segment"))) > 1
+        connection = open_connection(url(node.port))
+        connection.channel().queue_delete(STREAM)
+        connection.close()
+        wait_until("its files are gone", lambda: not list((node.data / "streams").iterdir()))
+    assert "lost messages" not in node.log()
+
+
+def check_lists(node: Node, count: int) -> None:
+    """What operators are shown of it, and what they are refused."""
+    columns = ("name", "type", "messages", "first_offset", "next_offset", "lost_messages", "leader", "state")
+    told = node.mqctl("-q", "list_queues", *columns).split("\n")[0].split("\t")
+    assert told == [STREAM, "stream", str(count), "0", str(count), "0", "n1", "running"]
+    connection = open_connection(url(node.port))
+    channel = connection.channel()
+    channel.basic_qos(prefetch_count=7)
+    channel.basic_consume(STREAM, lambda *_: None, arguments={"x-stream-offset": "first"})
+    wait_until(
+        "it has its messages",
+        lambda: node.mqctl("-q", "list_consumers", "queue_name", "offset", "lag").split()
+        == [STREAM, "7", str(count - 7)],
+    )
+    told = node.mqctl("-q", "list_queues", "segments", "oldest_timestamp", "message_bytes").split()
+    segments, oldest, size = map(int, told)
+    assert segments >= 1 and oldest > 1_700_000_000_000 and size > 2000 * count
+    with pytest.raises(AssertionError, match="basic.get not supported by stream queues"):
+        node.mqctl("get", STREAM)
+    with pytest.raises(AssertionError, match="queue.purge not supported by stream queues"):
+        node.mqctl("purge_queue", STREAM)
+    connection.close()
+
+
+def test_a_backup_has_the_streams(tmp_path: Path) -> None:
+    with Node(tmp_path, *OPTIONS) as node, Publisher(node.port, 0) as publisher:
+        wait_until("it takes messages", lambda: publisher.confirmed >= 200)
+        time.sleep(0.1)
+        before = publisher.confirmed
+        command = [str(Path(sys.executable).with_name("mqd-backup")), "--freeze-max", "30"]
+        command += [str(node.data), str(tmp_path / "copy" / "data")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        assert done.returncode == 0, done.stderr
+    with Node(tmp_path / "copy", *OPTIONS) as restored:
+        found = list(replay(restored.port))
+        assert [number for _, number in found] == list(range(len(found)))
+        assert len(found) >= before
+        check_lists(restored, len(found))
+    assert "lost messages" not in restored.log()
