@@ -538,7 +538,7 @@ def test_a_consumer_that_takes_one_at_a_time_gets_past_what_is_lost() -> None:
     host.submit(("settle", "c", delivery, delivery))
     assert receiver.contents == [*numbered(3, 3, 1000), *numbered(5, 5, 1000)]
     got: list[object] = []
-    host.get(Consumer("g", sink=Receiver()), got.append)
+    host.get(Consumer(("g",), sink=Receiver()), got.append)
     assert got == [None]
 
 
