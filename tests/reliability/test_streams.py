@@ -117,8 +117,10 @@ def check_lists(node: Node, count: int) -> None:
     channel.basic_consume(STREAM, lambda *_: None, arguments={"x-stream-offset": "first"})
     wait_until(
         "it has its messages",
-        lambda: node.mqctl("-q", "list_consumers", "queue_name", "offset", "lag").split()
-        == [STREAM, "7", str(count - 7)],
+        lambda: (
+            node.mqctl("-q", "list_consumers", "queue_name", "offset", "lag").split()
+            == [STREAM, "7", str(count - 7)]
+        ),
     )
     told = node.mqctl("-q", "list_queues", "segments", "oldest_timestamp", "message_bytes").split()
     segments, oldest, size = map(int, told)
