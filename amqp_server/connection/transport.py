@@ -214,7 +214,7 @@ class Transport:
             self._send_rest()
             return b""
         self.last_received = self._poller.now
-        if count == len(buffer):
+        if count >= len(self._poller.little):
             self.heavy = True
         return bytes(buffer[:count])
 
