@@ -63,6 +63,14 @@ class Layouts:
         return layout
 
 
+def _alike(contents: list[bytes], front: bytes) -> bool:
+    """Return whether all contents have one length and begin like this. C goes through them."""
+    count = len(contents)
+    if list(map(len, contents)).count(len(contents[0])) != count:
+        return False
+    return list(map(itemgetter(slice(len(front))), contents)).count(front) == count
+
+
 def _largest(framed: bytes, at: int) -> int:
     """Return the bytes of the largest of the frames from here on."""
     largest = 0
@@ -150,6 +158,11 @@ class Encoder:
         heads = run.heads
         channel = run.attributes.channel
         count, start = len(contents), 0
+        if heads is None and count > 1:
+            front = contents[0][: 8 + int.from_bytes(contents[0][3:7], "big")]
+            if _alike(contents, front):
+                self._add_alike(contents, run.head, front, channel)
+                return
         while start < count:
             first = contents[start]
             size, front = len(first), first[: 8 + int.from_bytes(first[3:7], "big")]
@@ -227,7 +240,9 @@ class Encoder:
             low = offset & 255
             part = min(256 - low, count - done)
             start = pre + (offset >> 8).to_bytes(7, "big")
-            self._items += _flatten(zip(repeat(start), _LOW[low : low + part], repeat(post), bodies))
+            self._items.append(
+                b"".join(_flatten(zip(repeat(start), _LOW[low : low + part], repeat(post), bodies)))
+            )
             offset += part
             done += part
 

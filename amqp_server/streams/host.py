@@ -246,6 +246,8 @@ class StreamHost(QueueHost):
         self.next_offset = self._synced = 0
         self._last_ms = 0
         self._consumers: dict[Key, StreamConsumer] = {}
+        #: Consumers that may be able to get more.
+        self._to_serve: dict[StreamConsumer, None] = {}
         self._writing = False
         #: Messages that the disk has damaged, by their first offset.
         self._lost: dict[int, int] = {}
@@ -371,7 +373,7 @@ class StreamHost(QueueHost):
 
     def _apply(self, commands: list[Command]) -> None:
         enqueues: list[Command] = []
-        served: dict[StreamConsumer, None] = {}
+        served = self._to_serve
         for command in commands:
             verb = command[0]
             if verb in ENQUEUES:
@@ -399,8 +401,18 @@ class StreamHost(QueueHost):
                     done(NOT_FOR_STREAMS)
         if enqueues:
             self._enqueue(enqueues)
-        for consumer in served:
+        self._serve_all()
+
+    def _serve_all(self) -> None:
+        """Serve consumers, as many as the turn has time for."""
+        to_serve = self._to_serve
+        while to_serve:
+            consumer = next(iter(to_serve))
+            del to_serve[consumer]
             self._serve(consumer)
+            if to_serve and self._turn.overdue():
+                self._turn.later(self, self._serve_all)
+                return
 
     def _refuse_get(self, key: Key) -> None:
         waiting = self._getting.pop(key, None)
@@ -422,8 +434,9 @@ class StreamHost(QueueHost):
         self._release()
         services = self._services
         services.journal.drop(self.queue_id)
-        services.commits.request()
-        services.store.write(self._log.delete, _nothing)
+        # The files go when it is certain that the queue has gone.
+        self._log.abandon()
+        services.commits.request(partial(services.store.write, self._log.delete, _nothing))
         self._refuse_pending()
         self._refuse_askers(DELETED)
 
@@ -444,6 +457,7 @@ class StreamHost(QueueHost):
             consumer.detached = True
             consumer.let_go()
         self._consumers = {}
+        self._to_serve.clear()
 
     def _refuse_pending(self) -> None:
         """What came too late for a queue that was deleted went nowhere: that is a confirm, not a refusal."""
@@ -484,8 +498,8 @@ class StreamHost(QueueHost):
         if self.ended:
             return
         self._synced = max(self._synced, stop)
-        for consumer in list(self._consumers.values()):
-            self._serve(consumer)
+        self._to_serve.update(dict.fromkeys(self._consumers.values()))
+        self._serve_all()
         self._schedule_upkeep()
 
     # -- segments --------------------------------------------------------------------------------------------------

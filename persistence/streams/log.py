@@ -14,6 +14,7 @@ damaged before that offset was damaged by the disk: it is reported, stays a hole
 
 from __future__ import annotations
 
+import errno
 import logging
 import struct
 from bisect import bisect_right
@@ -32,6 +33,8 @@ from persistence.streams.index import Entry
 
 logger = logging.getLogger("mqd.streams")
 
+#: The disk has no room.
+FULL = (errno.ENOSPC, errno.EDQUOT)
 #: What is read at once.
 READ_BYTES = 256 * 1024
 #: Heads that one read looks at which no filter matches.
@@ -353,13 +356,26 @@ class StreamLog:
         else:
             self.segments = segments[count:]
         # The disk may forget the files in any order.
-        first = self.segments[0].base.to_bytes(8, "big")
-        self._files.write(self.directory / _FIRST, 0, [first, crc32(first).to_bytes(4, "big")])
-        self._files.sync(self.directory / _FIRST)
-        self._files.sync_names(self.directory)
+        noted = self._note_first(self.segments[0].base)
         for segment in segments[:count]:
             self._remove(segment.base)
-        self._files.sync_names(self.directory)
+            if not noted:
+                self._files.sync_names(self.directory)
+        if noted:
+            self._files.sync_names(self.directory)
+
+    def _note_first(self, base: int) -> bool:
+        """Note which segment is the first one from now on; return False where the disk has no room for that."""
+        first = base.to_bytes(8, "big")
+        try:
+            self._files.write(self.directory / _FIRST, 0, [first, crc32(first).to_bytes(4, "big")])
+            self._files.sync(self.directory / _FIRST)
+            self._files.sync_names(self.directory)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            return False
+        return True
 
     def _remove(self, base: int) -> None:
         self._files.remove(self._path(base, _INDEX))

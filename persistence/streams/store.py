@@ -6,7 +6,6 @@ read. The loop gives jobs, and is told of each in a turn when it is done. A log 
 
 from __future__ import annotations
 
-import errno
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -17,14 +16,13 @@ from outcome import Outcome, Value, capture
 
 from persistence.errors import CommitFailed
 from persistence.streams.files import DiskFiles, Files
-from persistence.streams.log import StreamLog
+from persistence.streams.log import FULL, StreamLog
 from persistence.worker import Worker
 
 #: Beside the journal, in the data directory.
 DIRECTORY = "streams"
 #: Between two tries to write on a full disk.
 RETRY_SECONDS = 1.0
-FULL = (errno.ENOSPC, errno.EDQUOT)
 
 T = TypeVar("T")
 

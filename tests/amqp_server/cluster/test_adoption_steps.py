@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from amqp_server.broker import recovery
 from amqp_server.broker.broker import Broker
+from amqp_server.broker.metadata import encode
 from amqp_server.broker.operations import Bind, DeclareExchange, DeclareQueue, Operation, PutUser, PutVhost
 from amqp_server.broker.queue import Queue
-from amqp_server.broker.records import BindingRecord, ExchangeRecord, QueueRecord, encoded
+from amqp_server.broker.records import QUEUES as QUEUES_TABLE
+from amqp_server.broker.records import BindingRecord, ExchangeRecord, QueueRecord, encoded, key
 from amqp_server.broker.users import User
 from amqp_server.broker.vhosts import VhostRecord
 from amqp_server.cluster import adoption
@@ -434,6 +436,20 @@ def test_room_is_looked_for_first() -> None:
         list(disk.adoption(free_bytes=100).steps())
     disk.environment.flush()
     assert disk.alone() == before and disk.environment.groups.groups == groups
+
+
+def test_streams_are_not_left_behind() -> None:
+    disk = made(DEEDS)
+    record = QueueRecord("/", "log", 99, False, encoded({"x-queue-type": "stream"}))
+    disk.environment.put(QUEUES_TABLE, key("/", "log"), encode(record))
+    disk.environment.flush()
+    before, groups = dict(disk.environment.queues), dict(disk.environment.groups.groups)
+    with pytest.raises(
+        ClusterError, match="queue 'log' in vhost '/' is a stream, and a cluster has no streams yet"
+    ):
+        list(disk.adoption().steps())
+    disk.environment.flush()
+    assert disk.environment.queues == before and disk.environment.groups.groups == groups
 
 
 def test_messages_that_no_entry_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pamqp import commands
 
 from amqp_server.streams.host import StreamOptions
+from amqp_server.wire import frames
 from persistence.streams.retention import Limits
 from tests.amqp_server.connection.node import Peer
 from tests.amqp_server.streams.node import StreamNode, consume, declare, got, publish
@@ -438,6 +439,18 @@ def test_a_deleted_stream_leaves_nothing(node: StreamNode, peer: Peer) -> None:
     assert [type(each) for _, each in reader.answers()][-1] is commands.Basic.Cancel
     declare(peer)
     assert node.host().next_offset == 0
+
+
+def test_a_stream_whose_deletion_is_not_on_the_disk_is_whole(node: StreamNode, peer: Peer) -> None:
+    publish(peer, bodies(0, 50))
+    node.work()
+    peer.send(frames.method_frame(1, commands.Queue.Delete(queue="s")))
+    assert node.store.writes == []
+    node.restart()
+    reader = opened(node)
+    answers = consume(reader)
+    node.work()
+    assert got(reader, answers) == messages(0, 50)
 
 
 def test_a_stream_that_is_deleted_while_it_is_written(node: StreamNode, peer: Peer) -> None:

@@ -178,6 +178,22 @@ def test_a_stream_that_was_trimmed_completely_goes_on_at_its_offset() -> None:
     assert read_all(opened(files, 63)[0]) == ([60, 61, 62], [])
 
 
+def test_a_full_disk_is_made_room_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = CrashingFiles()
+    log = filled(files)
+
+    def full(path: Path, position: int, parts: object) -> None:
+        raise OSError(28, "no space left")
+
+    monkeypatch.setattr(files, "write", full)
+    first = log.segments[3].base
+    log.trim(3)
+    monkeypatch.undo()
+    files.crash()
+    after, lost = opened(files, 60)
+    assert (lost, read_all(after)) == ([], (list(range(first, 60)), []))
+
+
 def test_a_reader_whose_segment_goes_while_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     files = CrashingFiles()
     log = filled(files)
