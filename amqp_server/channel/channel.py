@@ -52,7 +52,7 @@ class Assembly:
         self.generation: int = route.publisher.broker.generation
         self.header: bytes | None = None
         #: The content frames as they came, large ones in pieces.
-        self.framed: list[bytes] = []
+        self.framed: list[bytes | memoryview] = []
         #: Some frame is larger than frame_max.
         self.oversized = False
         self.body_size = 0
@@ -61,7 +61,7 @@ class Assembly:
         self._unfinished = route.publisher.connection.incoming.unfinished
         self._bytes = 0
 
-    def add(self, framed: bytes) -> None:
+    def add(self, framed: bytes | memoryview) -> None:
         """A frame has come, or a piece of a large one. Bodies of queues are paged out to make room."""
         memory, size = self._memory, len(framed)
         self.framed.append(framed)

@@ -65,6 +65,13 @@ class ClientWire:
         except (BlockingIOError, InterruptedError):
             return None
 
+    def receive_new(self, most: int) -> bytes | None:
+        """Return received bytes that the kernel has put where they stay: none at the end, None if there are none yet."""
+        try:
+            return self._socket.recv(most)
+        except (BlockingIOError, InterruptedError):
+            return None
+
     def send(self, chunks: list[bytes | memoryview]) -> int:
         few = chunks[:GATHER_MAX]
         try:

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 #: Body frames from this size on are taken as they come, not when they are whole.
 LARGE_FRAME = 16 * 1024
+#: A piece of a body that is a smaller part of what was read is copied out of it.
+PIECE_SHARE = 4
 
 #: Bytes of publishes that are taken at once; then the turn may be over. A larger message is taken with what follows it.
 TAKEN_BYTES = 128 * 1024
@@ -141,27 +143,28 @@ class Incoming:
     def receive(self, data: bytes) -> None:
         """Handle what came from the client. Errors in it become close methods."""
         self.received_bytes += len(data)
+        position = 0
         if self._body_left:
-            data = self._more_body(data)
-            if not data:
+            position = self._more_body(data)
+            if position == len(data):
                 return
-        self._handle(self._tail + data if self._tail else data)
+        self._handle(self._tail + data if self._tail else data, position)
 
-    def _more_body(self, data: bytes) -> bytes:
-        """Add to the body frame that is still coming, as it comes; return what follows it."""
+    def _more_body(self, data: bytes) -> int:
+        """Add to the body frame that is still coming, as it comes; return the offset of what follows it."""
         channel = self._body_channel
         assembly = channel.assembly if channel is not None else None
         taken = min(self._body_left, len(data))
         self._body_left -= taken
         if assembly is None:
-            return data[taken:]
-        assembly.add(data if taken == len(data) else data[:taken])
+            return taken
+        assembly.add(_piece(data, 0, taken))
         if self.broker.alarms.active:
             self._hold(taken)
         try:
             self._check_unfinished()
             if self._body_left:
-                return b""
+                return taken
             self._body_channel = None
             if data[taken - 1] != frames.END:
                 raise FrameError(f"type 3: {{invalid_frame_end_marker,{data[taken - 1]}}}")
@@ -172,10 +175,10 @@ class Incoming:
         except AMQPError as error:
             self.flush(release=True)
             self._session.fail(error, (0, 0))
-            return b""
+            return len(data)
         if taken == len(data) and not self.flush_segments():
             self._session.go_on_later()
-        return data[taken:]
+        return taken
 
     def _begin_body(self, data: bytes, pos: int, number: int, size: int, end: int) -> bool:
         """Take the beginning of a large body frame before its end has come; False if it is unexpected."""
@@ -185,12 +188,47 @@ class Incoming:
             return False
         assembly.received += size
         assembly.oversized = assembly.oversized or size + frames.OVERHEAD > self._session.limits.frame_max
-        assembly.add(data[pos:])
+        assembly.add(_piece(data, pos, end))
         if self.broker.alarms.active:
             self._hold(end - pos)
         self._body_left = pos + size + frames.OVERHEAD - end
         self._body_channel = channel
         return True
+
+    def _large_bodies(self, data: bytes, pos: int, number: int, end: int) -> int:
+        """Take the large body frames of one message at `pos` without a copy; return the offset behind them, `pos` if the
+        first one is unexpected."""
+        channel = self._session.channels.get(number)
+        assembly = channel.assembly if channel is not None and not channel.closing else None
+        if channel is None or assembly is None or assembly.header is None:
+            return pos
+        begin, largest = pos, self._session.limits.frame_max - frames.OVERHEAD
+        while end - pos >= 7:
+            kind, of, size = frames.prefix.unpack_from(data, pos)
+            after = pos + size + frames.OVERHEAD
+            if (
+                kind != frames.BODY
+                or of != number
+                or not LARGE_FRAME <= size <= largest
+                or after > end
+                or data[after - 1] != frames.END
+                or assembly.received + size > assembly.body_size
+            ):
+                # What is wrong with it is told elsewhere.
+                break
+            assembly.received += size
+            pos = self._after = after
+        if pos == begin:
+            return pos
+        if self.broker.alarms.active:
+            self._hold(pos - begin)
+        assembly.add(_piece(data, begin, pos))
+        if assembly.received == assembly.body_size:
+            channel.assembly = None
+            self._assembled(channel, assembly)
+        else:
+            self._check_unfinished()
+        return pos
 
     def go_on(self) -> None:
         """Handle what is in the buffer: the login is done, an answer came, or an alarm is over."""
@@ -202,16 +240,16 @@ class Incoming:
         waiting = self._session.suspended is not None
         return waiting and len(self._tail) > self.config.suspended_input_bytes_max
 
-    def _handle(self, data: bytes) -> None:
+    def _handle(self, data: bytes, position: int = 0) -> None:
+        """Handle the frames in data[position:]."""
         if self._session.suspended is not None:
-            self._tail = data
+            self._tail = data[position:]
             return
-        position = 0
         self.congested = False
         try:
             self.forget_old_routes()
             if not self.flush_segments():
-                return self._leave(data)
+                return self._leave(data, position)
             if self._closing is not None:
                 closing, self._closing = self._closing, None
                 self._session.close_channel(*closing)
@@ -224,7 +262,7 @@ class Incoming:
             if not self.flush_segments():
                 # What was published before the error is handed over first.
                 self._error = error
-                return self._leave(data)
+                return self._leave(data, position)
             self._error = None
             self.flush(release=True)
             self._session.fail(error, (0, 0))
@@ -236,9 +274,10 @@ class Incoming:
             self._cut = False
             self._session.go_on_later()
 
-    def _leave(self, data: bytes) -> None:
-        """The turn is over: handle this in a later one."""
-        self._tail = data
+    def _leave(self, data: bytes, position: int) -> None:
+        """The turn is over: handle data[position:] in a later one."""
+        self._tail = data[position:]
+        self._after -= position
         self._session.go_on_later()
 
     def _rest(self, data: bytes, error: AMQPError) -> int:
@@ -304,6 +343,11 @@ class Incoming:
             if self._held_bytes and self._must_wait(data, pos, kind):
                 self.stalled = True
                 break
+            if kind == frames.BODY and size >= LARGE_FRAME:
+                taken = self._large_bodies(data, pos, number, end)
+                if taken > pos:
+                    pos = taken
+                    continue
             if kind == frames.METHOD:
                 if not self.flush_segments():
                     break
@@ -626,3 +670,10 @@ class Incoming:
         self.clear()
         self._body_channel = None
         del self._session
+
+
+def _piece(data: bytes, start: int, stop: int) -> bytes | memoryview:
+    """Return data[start:stop], uncopied if it is much of what it would keep in memory."""
+    if PIECE_SHARE * (stop - start) >= len(data):
+        return memoryview(data)[start:stop]
+    return data[start:stop]

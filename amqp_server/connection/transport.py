@@ -12,7 +12,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, Protocol
 
 from amqp_server.connection import log
-from amqp_server.connection.client_wire import Wire
+from amqp_server.connection.client_wire import LARGE_BYTES, ClientWire, Wire
 from amqp_server.connection.half_open import HalfOpen
 from amqp_server.connection.outbox import Outbox
 from amqp_server.connection.password_checks import Outcome
@@ -83,6 +83,7 @@ class Transport:
         "_sending_rest",
         "_server",
         "_slow",
+        "_straight",
         "_turn",
         "_unsent",
         "_wire",
@@ -105,6 +106,8 @@ class Transport:
         self._poller = server.poller
         self._low_bytes = server.config.outbox_low_bytes
         self._wire = wire
+        #: The same, if large bodies are received straight to where they stay.
+        self._straight = wire if isinstance(wire, ClientWire) else None
         self.fd = wire.fileno()
         #: Events that the poller waits for, and whether it has this connection among those that are ready.
         self.watched = 0
@@ -206,17 +209,21 @@ class Transport:
         if self._sending_rest or self.held:
             self._mute()
             return b""
-        count = self._wire.receive([buffer])
-        if count is None:
+        if self._straight is not None and self.session.incoming.unfinished.bytes >= LARGE_BYTES:
+            received = self._straight.receive_new(len(self._poller.buffer))
+        else:
+            count = self._wire.receive([buffer])
+            received = None if count is None else bytes(buffer[:count])
+        if received is None:
             return b""
-        if not count:
+        if not received:
             self._broken = True
             self._send_rest()
             return b""
         self.last_received = self._poller.now
-        if count >= len(self._poller.little):
+        if len(received) >= len(self._poller.little):
             self.heavy = True
-        return bytes(buffer[:count])
+        return received
 
     def _received(self) -> None:
         """See what the session made of it."""
