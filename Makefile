@@ -1,7 +1,9 @@
-# run     a broker on its defaults: 127.0.0.1:5672, management on 127.0.0.1:15672, data in ./mqd-data; COMPILED=1 runs
-#         it compiled (docs/compiled.md), which takes some minutes when its source is new
+# run     a broker on its defaults: 127.0.0.1:5672, management on 127.0.0.1:15672, data in ./mqd-data. Where a C compiler
+#         is, it is compiled first (docs/compiled.md): a minute or two, and some seconds after a change. MQD_PURE=1: not
 # cluster three nodes: 127.0.0.1:5672 to 5674, management on 15672 to 15674, data in ./mqd-cluster
-# test    the tests in pure Python, and the conformance suite against mqd; test-compiled: brokers under kills and faults
+# test    all tests, and the conformance suite against mqd: single classes in pure Python, whole brokers compiled
+#         (test-suite and test-conformance are its halves)
+# test-pure, test-compiled  both in pure Python; the pure core's classes compiled
 # example a pipeline of Spark's through the broker of `make run`; ends with a picture
 # check   format, lint, types, the direction of imports
 # attack  what one hostile client can do to the others
@@ -13,15 +15,15 @@ BIN := .venv/bin
 ARGS ?=
 # Most tests wait for disks and processes, so more of them than there are cores may run at a time.
 WORKERS ?= 3
+COMPILED_TESTS := tests/amqp_server/wire tests/exchanges $(filter-out %/test_simulation.py,$(wildcard tests/quorum_queue/raft/test_*.py)) \
+	$(addprefix tests/quorum_queue/test_,checkout.py clock.py codec.py cold_bodies.py crash.py dedup.py entries.py local_host.py locations.py \
+	machine.py replicated.py run.py)
 
-.PHONY: run cluster test test-compiled example check conformance clients fuzz bench chaos attack soak sim clean
+.PHONY: run cluster build test test-suite test-conformance test-pure test-compiled example check conformance clients fuzz bench chaos attack soak sim clean
 
-# Sets `bin` to the directory of the programs to run: those of the compiled wheel, or of the editable install.
-ifdef COMPILED
+# Sets `bin` to the directory of the programs to run: those of the compiled wheel, or, without a C compiler or with
+# MQD_PURE=1, of the editable install.
 COMPILE := bin=$$($(BIN)/python -m deploy.compiled)
-else
-COMPILE := bin=$(BIN)
-endif
 
 run: .venv/run
 	$(COMPILE) && exec "$$bin"/mqd $(ARGS)
@@ -30,13 +32,26 @@ run: .venv/run
 cluster: .venv/run
 	$(COMPILE) && exec "$$bin"/python -m deploy.local_cluster $(ARGS)
 
-test: .venv/test
-	$(BIN)/python -m pytest tests -n $(WORKERS) --dist loadgroup --durations=30 $(ARGS)
+# What `make run` and all that starts brokers would build first.
+build: .venv/run
+	$(COMPILE)
+
+test: test-suite test-conformance
+
+# The tests see the source as it is, and start the compiled programs.
+test-suite: .venv/test
+	$(COMPILE) && TEST_PROGRAMS="$$bin" $(BIN)/python -m pytest tests -n $(WORKERS) --dist loadgroup --durations=30 $(ARGS)
+
+test-conformance: .venv/test
 	$(COMPILE) && "$$bin"/python -m pytest conformance_tests $(ARGS)
 
-# What starts whole brokers, on the compiled one.
+test-pure: export MQD_PURE := 1
+test-pure: test
+
+# What is compiled and awaits nothing, tested class by class as it is compiled. The tree comes last on Python's path.
 test-compiled: .venv/test
-	bin=$$($(BIN)/python -m deploy.compiled) && "$$bin"/python -m pytest tests/reliability tests/cluster -n $(WORKERS) --dist loadgroup $(ARGS)
+	$(COMPILE) && PYTHONSAFEPATH=1 TEST_BUILD=compiled "$$bin"/python -m pytest --import-mode=append \
+		-n $(WORKERS) $(COMPILED_TESTS) $(ARGS)
 
 example: .venv/test
 	$(BIN)/python examples/sensors/run.py $(ARGS)

@@ -66,7 +66,7 @@ logger = logging.getLogger("mqd")
 #: Objects that come into being until the collector looks at them, which takes a millisecond. It looks once more when
 #: as many have come again, and then only where memory runs out (amqp_server.resources): a look at all objects of
 #: 100,000 queues takes most of a second.
-GC_THRESHOLDS = 5_000, 1, 1 << 30
+GC_THRESHOLDS = 2_000, 1, 1 << 30
 #: A thread that ends a commit gets the interpreter back within this time, s.
 SWITCH_INTERVAL_S = 0.001
 #: Between two looks at whether the first user has come into being, s.
@@ -422,8 +422,15 @@ def first_password(config: Config) -> str:
 
 def serve(config: Config, reread: Reread | None = None) -> int:
     """Run a node; return the exit code."""
+    logs.begin(config.log_level, config.log_format, config.log_queue_lines_max)
+    try:
+        return _serve(config, reread)
+    finally:
+        logs.end()
+
+
+def _serve(config: Config, reread: Reread | None) -> int:
     began = _process_start()
-    logs.begin(config.log_level, config.log_format)
     # A page of a mapped file that the disk does not give ends the process (SIGBUS): not without a word.
     faulthandler.enable()
     _raise_file_limit()
@@ -479,6 +486,7 @@ def serve(config: Config, reread: Reread | None = None) -> int:
         environment.close()
     if again:
         # Nothing was announced yet, and what was opened is closed by this.
+        logs.end()
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     return code
 

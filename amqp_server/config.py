@@ -15,6 +15,8 @@ from typing import Any
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
+#: Names of zones are told in the handshake of links.
+ZONE_BYTES_MAX = 64
 
 VERSION = "0.2.0"
 
@@ -81,6 +83,12 @@ class Config:
         low=1,
         high=1_000_000,
     )
+    log_queue_lines_max: int = option(
+        10_000,
+        "Lines that wait to be written while nobody reads stderr; more are counted and left out.",
+        low=16,
+        high=10_000_000,
+    )
     announce_product: str = option(
         "mqd", "Product in the server-properties that clients are shown.", kind="text"
     )
@@ -117,6 +125,11 @@ class Config:
         "Nodes of the cluster, this one among them, as name=host:port; empty: this node stands alone.",
         unit="names and addresses, with commas between",
         section="Cluster",
+    )
+    zone: str = option(
+        "",
+        "Failure domain of this node (rack, room, data centre): members of a queue are put into different ones.",
+        unit="name",
     )
     cluster_listen: str = option(
         "",
@@ -620,6 +633,10 @@ class Config:
         if self.reset_administrator and not self.default_password_file:
             raise InvalidOption(
                 "reset_administrator", self.reset_administrator, "empty unless default_password_file is given"
+            )
+        if len(self.zone.encode()) > ZONE_BYTES_MAX or not self.zone.isprintable():
+            raise InvalidOption(
+                "zone", self.zone, f"at most {ZONE_BYTES_MAX} bytes and only printable characters"
             )
         self._check_cluster()
 

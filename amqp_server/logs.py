@@ -1,8 +1,18 @@
-"""What a line of the log looks like, and how many of a kind there may be."""
+"""What a line of the log looks like, how many of a kind there may be, and the thread that writes them.
+
+Whoever reads stderr may stop reading, as a full disk or a hanging collector does. A write then waits, so a thread does
+it; lines wait for it in a bounded queue, and what does not fit there is counted.
+"""
 
 from __future__ import annotations
 
+import copy
+import io
 import logging
+import logging.handlers
+import os
+import queue
+import select
 import sys
 from collections import Counter
 from datetime import UTC, datetime
@@ -59,15 +69,100 @@ class JsonFormatter(logging.Formatter):
 FORMATTERS: dict[str, type[logging.Formatter]] = {"text": TextFormatter, "json": JsonFormatter}
 
 
-def begin(level: str, format: str) -> None:
-    """Log to stderr from now on."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(FORMATTERS[format]())
+#: Time that lines have to be written before the process ends, s.
+END_TIMEOUT_S = 2.0
+
+
+class LogQueue(logging.handlers.QueueHandler):
+    """Takes lines, ready to be written. Never waits."""
+
+    def __init__(self, lines_max: int) -> None:
+        self.lines: queue.Queue[Any] = queue.Queue(lines_max)
+        super().__init__(self.lines)
+        #: Lines for which there was no room.
+        self.dropped = 0
+        self.writer = Writer(self)
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        # Here and not in the thread: what a record names may change, and its traceback keeps much alive.
+        ready = copy.copy(record)
+        ready.msg, ready.args, ready.exc_info = self.format(record), None, None
+        return ready
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        try:
+            self.lines.put_nowait(record)
+        except queue.Full:
+            self.dropped += 1
+
+    def written(self, timeout_s: float) -> bool:
+        """Wait until all lines are written; False if that takes too long."""
+        lines = self.lines
+        with lines.all_tasks_done:
+            return lines.all_tasks_done.wait_for(lambda: not lines.unfinished_tasks, timeout_s)
+
+
+class Writer(logging.handlers.QueueListener):
+    """Writes to stderr in a thread."""
+
+    def __init__(self, source: LogQueue) -> None:
+        super().__init__(source.lines)
+        self._source = source
+
+    def handle(self, record: logging.LogRecord) -> None:
+        _write(record.msg)
+        source = self._source
+        if source.dropped and source.lines.empty():
+            dropped, source.dropped = source.dropped, 0
+            text = f"{dropped} lines were not logged: nobody read stderr"
+            _write(
+                source.format(logging.LogRecord("mqd.log", logging.WARNING, __file__, 0, text, None, None))
+            )
+
+
+def _write(line: str) -> None:
+    """Write past Python's buffer: a thread that waits with its lock would not let the process end."""
+    try:
+        descriptor = sys.stderr.fileno()
+    except (AttributeError, io.UnsupportedOperation):
+        print(line, file=sys.stderr, flush=True)
+        return
+    left = memoryview(f"{line}\n".encode(errors="backslashreplace"))
+    while left:
+        try:
+            left = left[os.write(descriptor, left) :]
+        except BlockingIOError:
+            select.select((), (descriptor,), ())
+        except OSError:
+            return
+
+
+def begin(level: str, format: str, queue_lines_max: int) -> None:
+    """Log to stderr from now on; what was begun before goes on in this format."""
     root = logging.getLogger()
-    for old in root.handlers[:]:
-        root.removeHandler(old)
-    root.addHandler(handler)
+    handler = _queue()
+    if handler is None:
+        for old in root.handlers[:]:
+            root.removeHandler(old)
+        handler = LogQueue(queue_lines_max)
+        root.addHandler(handler)
+        handler.writer.start()
+    handler.setFormatter(FORMATTERS[format]())
     set_level(level)
+
+
+def end() -> None:
+    """The process is about to end: let what was logged be written, unless nobody reads it."""
+    handler = _queue()
+    if handler is not None:
+        handler.written(END_TIMEOUT_S)
+
+
+def _queue() -> LogQueue | None:
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, LogQueue):
+            return handler
+    return None
 
 
 def set_level(level: str) -> None:

@@ -24,6 +24,8 @@ from amqp_server.config import SECRETS, VERSION, Config, InvalidOption, allowed_
 PROGRAM = "mqd"
 USAGE_EXIT = 2
 ENVIRONMENT = "MQD_"
+#: For who builds: docs/compiled.md.
+_OF_THE_BUILD = {f"{ENVIRONMENT}PURE", f"{ENVIRONMENT}BUILD_JOBS", f"{ENVIRONMENT}BUILD_CACHE"}
 #: What Kubernetes sets in every container for a service that is called mqd, or mqd-something.
 _OF_A_SERVICE = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)$")
 
@@ -231,7 +233,7 @@ def _configuration(**values: Any) -> Config:
 def _warn_of_strange_variables(environment: Mapping[str, str]) -> None:
     """A mistyped variable would be overlooked otherwise, and the option keep its default."""
     known = {ENVIRONMENT + declared.name.upper() for declared in fields(Config)} | {f"{ENVIRONMENT}CONFIG"}
-    for name in sorted(environment):
+    for name in sorted(environment.keys() - _OF_THE_BUILD):
         if name.startswith(ENVIRONMENT) and name not in known and not _OF_A_SERVICE.search(name):
             close = get_close_matches(name, known, 1, 0)
             click.echo(

@@ -38,7 +38,9 @@ class Reload:
         #: Options that take effect in a running node.
         self._apply: dict[str, Callable[[Config], None]] = {
             "log_level": lambda config: logs.set_level(config.log_level),
-            "log_format": lambda config: logs.begin(config.log_level, config.log_format),
+            "log_format": lambda config: logs.begin(
+                config.log_level, config.log_format, config.log_queue_lines_max
+            ),
             "log_lines_max": self._set_log_lines,
             "memory_limit": lambda config: resources.set_memory_limit(config.memory_limit_bytes),
             "disk_free_min_bytes": self._set_disk_free,

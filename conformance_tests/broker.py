@@ -4,13 +4,13 @@ import select
 import shlex
 import signal
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 
+from conformance_tests import programs
 from conformance_tests.patience import PATIENCE_S
 from conformance_tests.ports import HOST, free_ports
 from conformance_tests.wire import RawClient
@@ -91,12 +91,12 @@ class ForeignBroker:
 
 
 class OwnBroker:
-    """An `mqd` of the running interpreter's environment, with a data directory of its own."""
+    """An `mqd` of this environment, with a data directory of its own."""
 
     def __init__(self) -> None:
-        self._bin = Path(sys.executable).parent
+        self._bin = programs.directory()
         if not (self._bin / "mqd").exists():
-            pytest.exit(f"no --amqp-url given, and no mqd beside {sys.executable}", returncode=3)
+            pytest.exit(f"no --amqp-url given, and no mqd in {self._bin}", returncode=3)
         self._home = tempfile.TemporaryDirectory(prefix="mqd-conformance-")
         self._log = Path(self._home.name) / "stderr.log"
         # A restart comes back on the same ports, as clients expect it.

@@ -1,3 +1,4 @@
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from exchanges.binding import Binding
@@ -6,28 +7,36 @@ from exchanges.stable_hash import stable_hash
 
 
 class ListMatcher:
-    """Bindings in an order that follows from themselves, for the types that pick one by number."""
+    """Bindings in an order that follows from themselves, for the types that pick one by number.
+
+    The list stays in order: to sort it again at each change would be a long step where there are many.
+    """
 
     def __init__(self) -> None:
-        self._bindings: dict[Binding, Destinations] = {}
-        self._ordered: list[Destinations] | None = []
+        #: What the bindings are sorted by, and the bindings.
+        self._orders: list[tuple[str, str, str, str]] = []
+        self._bindings: list[Binding] = []
+        self._destinations: list[Destinations] = []
 
     def bind(self, binding: Binding) -> None:
-        destinations = self._bindings[binding] = Destinations()
+        destinations = Destinations()
         destinations.add(binding)
-        self._ordered = None
+        place = bisect_right(self._orders, binding.order)
+        self._orders.insert(place, binding.order)
+        self._bindings.insert(place, binding)
+        self._destinations.insert(place, destinations)
 
     def unbind(self, binding: Binding) -> None:
-        del self._bindings[binding]
-        self._ordered = None
+        place = bisect_left(self._orders, binding.order)
+        while self._bindings[place] != binding:
+            # Other arguments may look alike.
+            place += 1
+        del self._orders[place], self._bindings[place], self._destinations[place]
 
     def pick(self, number: int) -> Sequence[Destinations]:
-        if self._ordered is None:
-            ordered = sorted(self._bindings, key=lambda each: each.order)
-            self._ordered = [self._bindings[binding] for binding in ordered]
-        if not self._ordered:
+        if not self._destinations:
             return ()
-        return (self._ordered[number % len(self._ordered)],)
+        return (self._destinations[number % len(self._destinations)],)
 
 
 class ModulusHashMatcher(ListMatcher):

@@ -173,6 +173,21 @@ class Router:
             and (kind is None or binding.kind == kind)
         ]
 
+    def bindings_of(self, kind: DestinationKind, name: str) -> list[Binding]:
+        """Return the bindings that go with a queue or an exchange: those to it, and those from it."""
+        found = list(self._to.get((kind, name), ()))
+        if kind == "exchange":
+            found += [
+                binding
+                for binding in self._from.get(name, ())
+                if binding.destination != name or binding.kind != kind
+            ]
+        return found
+
+    @property
+    def binding_count(self) -> int:
+        return sum(map(len, self._from.values()))
+
     def reachable_queues(self, exchange: str) -> list[str] | None:
         """Return the queues that bindings lead to from an exchange, through other exchanges and alternates, too.
 

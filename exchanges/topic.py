@@ -13,13 +13,13 @@ from exchanges.errors import InvalidArgument
 from exchanges.matcher import Depends, Destinations, Message
 
 
-class Node:
+class TrieNode:
     __slots__ = ("any_words", "destinations", "is_any_words", "one_word", "words")
 
     def __init__(self, *, is_any_words: bool = False) -> None:
-        self.words: dict[str, Node] = {}
-        self.one_word: Node | None = None
-        self.any_words: Node | None = None
+        self.words: dict[str, TrieNode] = {}
+        self.one_word: TrieNode | None = None
+        self.any_words: TrieNode | None = None
         self.is_any_words = is_any_words
         self.destinations: Destinations | None = None
 
@@ -29,15 +29,15 @@ class Node:
     def leads_to_any_words_only(self) -> bool:
         return not (self.words or self.one_word or self.destinations)
 
-    def child(self, word: str) -> "Node | None":
+    def child(self, word: str) -> "TrieNode | None":
         if word == "*":
             return self.one_word
         if word == "#":
             return self.any_words
         return self.words.get(word)
 
-    def attach(self, word: str) -> "Node":
-        node = Node(is_any_words=word == "#")
+    def attach(self, word: str) -> "TrieNode":
+        node = TrieNode(is_any_words=word == "#")
         if word == "*":
             self.one_word = node
         elif word == "#":
@@ -71,7 +71,7 @@ class TopicMatcher:
     wants_all_keys = True
 
     def __init__(self, any_words_max: int = 16) -> None:
-        self._root = Node()
+        self._root = TrieNode()
         self._any_words_max = any_words_max
         #: How many `#` the keys have beside the first one of each.
         self.any_words_again = 0
@@ -115,7 +115,7 @@ class TopicMatcher:
             return self._match_several(words)
         reached = [root] if root.any_words is None else [root, root.any_words]
         for word in words:
-            following: list[Node] = []
+            following: list[TrieNode] = []
             for node in reached:
                 if node.is_any_words:
                     following.append(node)
@@ -141,12 +141,12 @@ class TopicMatcher:
         and taken out again when it has led to the next `#` and to nothing else.
         """
         distinct = dict.fromkeys(words)
-        stay: dict[Node, None] = {}
-        waiting: dict[str, dict[Node, None]] = {word: {} for word in distinct}
-        waiting_for_any: dict[Node, None] = {}
-        reached: dict[Node, None] = {self._root: None}
+        stay: dict[TrieNode, None] = {}
+        waiting: dict[str, dict[TrieNode, None]] = {word: {} for word in distinct}
+        waiting_for_any: dict[TrieNode, None] = {}
+        reached: dict[TrieNode, None] = {self._root: None}
 
-        def note(nodes: dict[Node, None]) -> None:
+        def note(nodes: dict[TrieNode, None]) -> None:
             """What follows the `#` behind these nodes may come from the next word on."""
             for node in nodes:
                 any_words = node.any_words

@@ -68,8 +68,10 @@ class LmdbTransaction:
                 yield from self._apply_queue(queue_id, changes)
             for group, group_changes in self._layer.groups.items():
                 yield from groups.apply(group, group_changes)
-            yield from self._continue_erasures()
-            yield from groups.continue_erasures()
+            if self._erasures:
+                yield from self._continue_erasures()
+            if groups.erasures:
+                yield from groups.continue_erasures()
             self._group_erasures = groups.erasures
             if not self._layer:
                 # LMDB reuses freed pages in the transaction after the next, and counts only transactions that
@@ -108,7 +110,9 @@ class LmdbTransaction:
         txn, tables = self._txn, self._tables
         if changes.dropped:
             yield from self._drop(queue_id)
-        starts, stops = settled.merge(changes.starts, changes.stops)
+        starts, stops = changes.starts, changes.stops
+        if starts:
+            starts, stops = settled.merge(starts, stops)
         appends = changes.in_order()
         if appends and queue_id in self._erasures:
             yield from self._erase_before_reuse(queue_id, appends[-1][0] + appends[-1][1], appends[0][0])
@@ -126,12 +130,13 @@ class LmdbTransaction:
                 txn.put(chunk_key, value, db=tables.bodies)
                 if self._worked(CALL_WORK + len(value)):
                     yield
-        spans = [(first_seq, first_seq + count) for first_seq, count, _, _ in appends]
-        for start, stop in settled.outside(starts, stops, spans):
-            yield from self._settle(queue_id, start, stop)
-        if queue_id in self._store.annotated:
-            for start, stop in zip(starts, stops, strict=True):
-                yield from self._clear(tables.annotations, queue_id, start, stop)
+        if starts:
+            spans = [(first_seq, first_seq + count) for first_seq, count, _, _ in appends]
+            for start, stop in settled.outside(starts, stops, spans):
+                yield from self._settle(queue_id, start, stop)
+            if queue_id in self._store.annotated:
+                for start, stop in zip(starts, stops, strict=True):
+                    yield from self._clear(tables.annotations, queue_id, start, stop)
         for seq, note in changes.annotations.items():
             if not settled.contains(starts, stops, seq):
                 self._store.annotated.add(queue_id)

@@ -98,7 +98,7 @@ class QueueHost:
     def barrier(self, done: Callable[..., None]) -> None:
         raise NotImplementedError
 
-    def holds(self, key: Key, low: int) -> bool:
+    def can_settle(self, key: Key, low: int) -> bool:
         """Return whether a consumer can still settle its deliveries from this one on: see quorum_queue.ports.Host."""
         return True
 

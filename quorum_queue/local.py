@@ -7,7 +7,7 @@ durable, deliver, confirm (after the sync where something was journalled), dead-
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from quorum_queue.clock import Clock, QueueTime
@@ -123,6 +123,8 @@ class LocalHost(DeadLettering):
         self._consumer_count = 0
         #: The batch that is being applied, as long as nobody was answered for its messages.
         self._unanswered: list[Command] = []
+        #: Messages that came alone and are not on disk yet, by position, and whom to tell: see `_confirm_acked`.
+        self._lone: dict[int, list[tuple[Any, int, int]]] = {}
         self._letters_sent: dict[int, None] = {}
         self._letters_waiting = deque()
         self._letters_asked = self._letters_cold = 0
@@ -138,6 +140,16 @@ class LocalHost(DeadLettering):
     @property
     def settings(self) -> Settings:
         return self.machine.settings
+
+    # As in QueueHost, and asked for each publish.
+
+    @property
+    def counts_bytes(self) -> bool:
+        return self.machine.settings.max_length_bytes is not None
+
+    @property
+    def wants_ids(self) -> bool:
+        return self.machine.settings.deduplication_window_ms is not None
 
     @property
     def ready_count(self) -> int:
@@ -155,11 +167,11 @@ class LocalHost(DeadLettering):
     def consumer_count(self) -> int:
         return self.machine.consumers.count
 
-    def consumers(self) -> list[ConsumerState]:
+    def consumers(self) -> Iterator[ConsumerState]:
         consumers = self.machine.consumers
         active = consumers.active if consumers.single_active else None
-        return [
-            ConsumerState(
+        for consumer in list(consumers.attached()):
+            yield ConsumerState(
                 consumer.key,
                 consumer.no_ack,
                 consumer.exclusive,
@@ -167,8 +179,6 @@ class LocalHost(DeadLettering):
                 consumer.priority,
                 active is None or active is consumer,
             )
-            for consumer in consumers.attached()
-        ]
 
     # -- commands --------------------------------------------------------------------------------------------------
 
@@ -186,7 +196,12 @@ class LocalHost(DeadLettering):
             if self._gets_waiting:
                 self._forget_gets(commands)
             # What the disk has is brought back first, which may be some time later: see Paging.
-            effects = Effects(wants_enqueued=self.journalled, in_memory=True, expires_max=EXPIRES_MAX)
+            effects = Effects(
+                wants_enqueued=self.journalled,
+                in_memory=True,
+                expires_max=EXPIRES_MAX,
+                wants_acked=bool(self._lone),
+            )
             now_ms = self.services.queue_time.now_ms()
             self.machine.apply(Meta(now_ms), commands, effects)
             self._perform(effects, now_ms)
@@ -285,6 +300,8 @@ class LocalHost(DeadLettering):
             self._send_dead_letters(effects)
         if effects.settled:
             wrote = self._forget(effects.settled) or wrote
+            if effects.acked:
+                self._confirm_acked(effects.acked)
         self._unanswered = []
         # What is there already may still wait for the sync that it came with.
         self._confirm(effects, wrote or bool(effects.duplicates))
@@ -381,8 +398,17 @@ class LocalHost(DeadLettering):
             self.services.commits.request()
             return
         durable_seq = self.machine.next_seq - 1
+        alone = -1
+        if len(waiting) == 1 and len(effects.enqueued) == 1 and waiting[0][1] == waiting[0][2]:
+            # What deduplication remembers of it has to be on disk, whatever becomes of the message.
+            [run] = effects.enqueued
+            if len(run.seqs) == 1 and self._names is None:
+                alone = run.seqs.start
+                self._lone[alone] = waiting
 
         def done() -> None:
+            if alone >= 0:
+                self._lone.pop(alone, None)
             self._durable_seq = max(self._durable_seq, durable_seq)
             for origin, first, last in waiting:
                 origin.confirmed(first, last)
@@ -390,6 +416,21 @@ class LocalHost(DeadLettering):
                 self.services.memory.relieve()
 
         self.services.commits.request(done)
+
+    def _confirm_acked(self, acked: list[Run]) -> None:
+        """Confirm messages that came alone and were acked before they were on disk: nobody needs the disk's copy.
+
+        So a publisher that waits for each confirm does not wait for a sync where the consumer is faster.
+        """
+        lone = self._lone
+        for run in acked:
+            seqs = run.seqs
+            for seq in seqs if len(seqs) <= len(lone) else [each for each in lone if each in seqs]:
+                # `done` of the commit finds the list empty.
+                for origin, first, last in lone.get(seq, ()):
+                    origin.confirmed(first, last)
+                if seq in lone:
+                    lone.pop(seq).clear()
 
     def _forget(self, settled: list[Run]) -> bool:
         """Delete the entries of settled messages and give their memory back; say whether the journal was written."""

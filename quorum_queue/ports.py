@@ -254,7 +254,8 @@ class Host(Recipient, Protocol):
     def resident_bytes(self) -> int:
         """Bodies in this node's memory."""
 
-    def consumers(self) -> list[ConsumerState]: ...
+    def consumers(self) -> Iterable[ConsumerState]:
+        """Those that there are now; what each looks like is made as the caller goes through them."""
 
     def wake(self) -> None: ...
 
@@ -264,7 +265,7 @@ class Host(Recipient, Protocol):
     def touch(self) -> None:
         """Somebody used the queue: the lease of an expiring one begins anew."""
 
-    def holds(self, key: Any, low: int) -> bool:
+    def can_settle(self, key: Any, low: int) -> bool:
         """Return whether a consumer can still settle its deliveries from this one on.
 
         False if they went back to the queue because this node joined or left it, or lost touch with it.

@@ -1,10 +1,12 @@
 """For all tests."""
 
+import os
 import signal
 from pathlib import Path
 
 import pytest
 
+from amqp_server.build import BUILD
 from conformance_tests import examples
 
 examples.choose()
@@ -16,9 +18,17 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 SHARED = (Path("tests/spark_sink"), Path("tests/amqp_server/cluster"), Path("tests/cluster"))
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    expected = os.environ.get("TEST_BUILD", BUILD)
+    if expected != BUILD:
+        pytest.exit(f"the {expected} mqd was to be tested, and the {BUILD} one was imported", returncode=3)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Several workers may share the tests: a file, or a package that shares something, goes to one of them."""
     for item in items:
         path = item.path.relative_to(config.rootpath)
         group = next((shared for shared in SHARED if shared in path.parents), path)
         item.add_marker(pytest.mark.xdist_group(str(group)))
+        if BUILD == "compiled" and item.get_closest_marker("pure"):
+            item.add_marker(pytest.mark.skip("it replaces what cannot be replaced in a compiled class"))

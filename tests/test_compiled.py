@@ -52,13 +52,13 @@ def _bases(path: Path) -> Iterator[tuple[str, str, str]]:
                     yield node.name, *found[name]
 
 
-def _is_native(module: str, name: str) -> bool:
-    """Protocols, enumerations and named tuples stay classes of the interpreter's."""
+def _is_native(module: str, name: str, *interpreted: str) -> bool:
+    """Tell whether no base has such a name: protocols, enumerations and named tuples stay classes of the interpreter's."""
     tree = ast.parse(ROOT.joinpath(*module.split(".")).with_suffix(".py").read_bytes())
-    [found] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
-    return not any(
-        ast.unparse(base).split("[")[0].endswith(("Protocol", "NamedTuple", "Flag", "Enum"))
-        for base in found.bases
+    found = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+    return bool(found) and not any(
+        ast.unparse(base).split("[")[0].endswith(interpreted or ("Protocol", "NamedTuple", "Flag", "Enum"))
+        for base in found[0].bases
     )
 
 
@@ -74,6 +74,40 @@ def test_no_interpreted_class_inherits_from_a_compiled_one() -> None:
         if module in modules and _is_native(module, base)
     ]
     assert not wrong, "these raise a TypeError when they are made; let them stand beside their base"
+
+
+def _decoded(path: Path) -> Iterator[tuple[str, str]]:
+    """Module and name of each class of ours that msgspec is to decode: given to a decoder, or a field of a Struct."""
+    tree = ast.parse(path.read_bytes())
+    here = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    found = {node.name: (here, node.name) for node in tree.body if isinstance(node, ast.ClassDef)} | {
+        name.asname or name.name: (node.module, name.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module
+        for name in node.names
+    }
+    types: list[ast.AST] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            if ast.unparse(node.func).endswith(".Decoder"):
+                types += node.args
+            types += [keyword.value for keyword in node.keywords if keyword.arg == "type"]
+        elif isinstance(node, ast.ClassDef) and any("msgspec." in ast.unparse(base) for base in node.bases):
+            types += [field.annotation for field in node.body if isinstance(field, ast.AnnAssign)]
+    for type_ in types:
+        for part in ast.walk(type_):
+            if isinstance(part, ast.Name) and part.id in found:
+                yield found[part.id]
+
+
+def test_what_msgspec_decodes_is_not_compiled() -> None:
+    """A compiled class tells `type` for each field whose annotation is no plain class."""
+    compiled_ones = {name.removesuffix(".py").replace("/", ".") for name in MODULES}
+    decoded = {
+        pair for package in PACKAGES for path in (ROOT / package).rglob("*.py") for pair in _decoded(path)
+    }
+    assert ("quorum_queue.machine.settings", "Settings") in decoded
+    assert {pair for pair in decoded if pair[0] in compiled_ones and _is_native(*pair, "Enum")} == set()
 
 
 @pytest.mark.parametrize(
@@ -139,3 +173,57 @@ def test_another_compiler_or_interpreter_builds_anew(tree: Path, monkeypatch: py
     first = compiled.digest()
     monkeypatch.setenv("CC", "no-such-compiler")
     assert compiled.digest() != first
+
+
+def test_a_kept_object_is_found_by_all_that_goes_into_it(tmp_path: Path) -> None:
+    generated = tmp_path / "generated"
+    generated.mkdir()
+    header, source = generated / "__native_mqd.h", generated / "module.c"
+    runtime = generated / "runtime.c"
+    header.write_text("int x;")
+    source.write_text('#include "__native_mqd.h"\nint a;')
+    runtime.write_text("#include <CPy.h>")
+
+    def path(of: Path, flags: list[str], tools: str = "gcc 12") -> Path:
+        found: Path = SETUP["ObjectCache"](tmp_path / "objects", tools, generated).path(of, flags)
+        return found
+
+    first, shared = path(source, ["-O1"]), path(runtime, ["-O1"])
+    assert path(source, ["-O1"]) == first != shared
+    others = {path(source, ["-Og"]), path(source, ["-O1"], "gcc 13")}
+    source.write_text('#include "__native_mqd.h"\nint b;')
+    others.add(path(source, ["-O1"]))
+    source.write_text('#include "__native_mqd.h"\nint a;')
+    header.write_text("int x, y;")
+    others.add(path(source, ["-O1"]))
+    assert len(others - {first}) == 4
+    assert path(runtime, ["-O1"]) == shared, "mypyc's own runtime needs no header of the modules"
+
+
+def test_what_runs_for_each_message_is_optimised_more() -> None:
+    level_of = SETUP["level_of"]
+    for module in MODULES:
+        flat = module.removesuffix(".py").replace("/", "___")
+        hot = module.replace("/", ".").startswith(SETUP["HOT"])
+        assert level_of(f"build/mypyc/__native_{flat}.c") == ([] if hot else ["-Og"])
+    assert level_of("build/mypyc/dict_ops.c") == [], "all code uses mypyc's runtime"
+    for prefix in SETUP["HOT"]:
+        assert any(module.replace("/", ".").startswith(prefix) for module in MODULES), prefix
+
+
+def test_one_library_stands_for_all_modules() -> None:
+    source = SETUP["shim_source"](["amqp_server.turn", "exchanges.settings", "quorum_queue.settings"])
+    assert [line.split("(")[0] for line in source.splitlines() if line.startswith("PyMODINIT_FUNC")] == [
+        "PyMODINIT_FUNC PyInit_settings",
+        "PyMODINIT_FUNC PyInit_turn",
+    ]
+
+
+def test_what_the_build_requires_must_be_installed_to_do_without_another_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    versions = {"mypy": "2.4.1", "setuptools": "84.2.1"}
+    monkeypatch.setattr("importlib.metadata.version", versions.__getitem__)
+    assert compiled.has_build_tools()
+    versions["mypy"] = "1.20.0"
+    assert not compiled.has_build_tools()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from amqp_server.broker.alarms import Alarms
+from amqp_server.broker.dismantling import DELETIONS, Dismantling, parts_of
 from amqp_server.broker.failures import Failures
 from amqp_server.broker.hosts import Hosts
 from amqp_server.broker.memo import MemoBudget
@@ -148,7 +149,21 @@ class Broker:
 
     def propose(self, operation: Operation, done: Done | None = None) -> None:
         """Have a change made that was checked here; see replication.Replication."""
-        self.replication.propose(operation, done)
+        propose = self.replication.propose
+        if isinstance(operation, DELETIONS) and not self.replication.clustered:
+            parts = parts_of(self.vhosts, operation)
+            if parts is not None:
+                if isinstance(operation, DeleteVhost):
+                    self.close_sessions_of(operation.name)
+                Dismantling(self.turn, propose, parts, operation, done).go_on()
+                return
+        propose(operation, done)
+
+    def close_sessions_of(self, vhost: str) -> None:
+        """A vhost goes: so do its connections."""
+        for session in self.sessions:
+            if session.vhost is not None and session.vhost.name == vhost:
+                session.force_close(f"vhost '{vhost}' is deleted")
 
     def exclusive_declared(self, queue: Queue) -> None:
         """An exclusive queue is there now. If its session ended meanwhile, it goes again."""

@@ -74,12 +74,16 @@ class SetMembers(msgspec.Struct, frozen=True, array_like=True, tag=9):
 
 class PutUser(msgspec.Struct, frozen=True, array_like=True, tag=10):
     user: User
+    #: Even if no administrator is left then.
+    forced: bool = False
 
 
 class DeleteUser(msgspec.Struct, frozen=True, array_like=True, tag=11):
     """Deletes the user with its permissions."""
 
     name: str
+    #: Even if no administrator is left then.
+    forced: bool = False
 
 
 class SetPermission(msgspec.Struct, frozen=True, array_like=True, tag=12):

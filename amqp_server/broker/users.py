@@ -31,6 +31,11 @@ class User(msgspec.Struct, frozen=True):
     password_hash: str
     tags: tuple[str, ...] = ()
 
+    @property
+    def administers(self) -> bool:
+        """True if it can log in and change users."""
+        return ADMINISTRATOR in self.tags and bool(self.password_hash)
+
     def __repr__(self) -> str:
         return f"User({self.name!r}, tags={self.tags!r})"
 
@@ -75,6 +80,13 @@ class Users:
 
     def get(self, name: str) -> User | None:
         return self._users.get(name)
+
+    def is_last_administrator(self, name: str) -> bool:
+        """True if nobody else can log in as an administrator, and this user can."""
+        user = self._users.get(name)
+        if user is None or not user.administers:
+            return False
+        return not any(other.administers and other.name != name for other in self._users.values())
 
     def require(self, name: str) -> User:
         user = self._users.get(name)
@@ -146,6 +158,11 @@ def hashed(password: str) -> str:
     if len(password.encode()) > passwords.PASSWORD_BYTES_MAX:
         raise UserRefused(f"a password has at most {passwords.PASSWORD_BYTES_MAX} bytes")
     return passwords.hash_password(password)
+
+
+def last_administrator(name: str) -> str:
+    """The refusal of what would leave nobody to make it good again."""
+    return f"user '{name}' is the last administrator: nobody could log in to make another one; force=true does it"
 
 
 def checked_name(name: str) -> str:

@@ -115,7 +115,7 @@ class Transaction:
             for piece in pieces:
                 host = piece.holder.queue.host
                 hosts[host] = None
-                if not host.holds(piece.holder.key, piece.low):
+                if not host.can_settle(piece.holder.key, piece.low):
                     # What is acked too late is in the queue again: the client must not take it for done.
                     self.partial = True
             self._channel.settle(verb, pieces)

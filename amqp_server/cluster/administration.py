@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -37,14 +38,17 @@ class Administration:
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
-    def status(self) -> dict[str, Any]:
+    # What is yielded is as it was when the iteration began: the node goes on between two items.
+
+    def leaders(self) -> Iterator[str]:
+        """Yield the leader of each group of queues, "" for none."""
+        return (host.group.leader for host in list(self._cluster.hosts.grouped.values()))
+
+    def status(self, leaders: Iterable[str] | None = None) -> dict[str, Any]:
         """Return the state of the cluster as this node sees it."""
         cluster = self._cluster
         replicas = cluster.replicas
-        led: dict[str, int] = {}
-        for host in cluster.hosts.grouped.values():
-            leader = host.group.leader
-            led[leader] = led.get(leader, 0) + 1
+        led = Counter(self.leaders() if leaders is None else leaders)
         group = replicas.groups.get(GROUP)
         return {
             "node": cluster.node,
@@ -55,7 +59,7 @@ class Administration:
             "nodes": [self._node(name, address) for name, address in sorted(cluster.roster.nodes.items())],
             "groups": {name: count for name, count in sorted(led.items()) if name},
             "groups_total": len(cluster.hosts.grouped),
-            "groups_without_leader": led.get("", 0),
+            "groups_without_leader": led[""],
             "disk_stalled": replicas.stalled,
             "lost_entries": {
                 replicas.groups[group_id].machine.title: len(
@@ -78,6 +82,7 @@ class Administration:
             "name": name,
             "address": address,
             "leaving": not address,
+            "zone": cluster.roster.zones.of(name),
             "running": running,
             "incarnation": cluster.replicas.incarnations.get(name) if running else None,
         }
@@ -120,11 +125,14 @@ class Administration:
         connected = {self._cluster.node, *self._cluster.mesh.connected()}
         return [name for name in members if name in connected]
 
-    def queues(self, vhosts: Iterable[str]) -> list[dict[str, Any]]:
-        """Return the quorum queues of these vhosts, in brief."""
+    def queues(self, vhosts: Collection[str]) -> Iterator[dict[str, Any] | None]:
+        """Yield the quorum queues of these vhosts, in brief; None for one of another vhost."""
         connected = {self._cluster.node, *self._cluster.mesh.connected()}
-        return [
-            {
+        for queue in self._quorum_queues():
+            if queue.vhost.name not in vhosts:
+                yield None
+                continue
+            yield {
                 "vhost": queue.vhost.name,
                 "name": queue.name,
                 "leader": self._cluster.hosts.leader(queue),
@@ -132,9 +140,6 @@ class Administration:
                 "online": [name for name in queue.members if name in connected],
                 "lost_entries": len(self._cluster.replicas.lost_entries.waiting_for_operator(queue.queue_id)),
             }
-            for queue in self._quorum_queues()
-            if queue.vhost.name in vhosts
-        ]
 
     def queue(self, vhost: str, name: str) -> dict[str, Any]:
         """Return the group of a quorum queue as this node has it. Raises NotFound."""
@@ -160,19 +165,18 @@ class Administration:
             }
         )
 
-    def critical(self) -> list[str]:
-        """Return the groups that would have no majority, or have none already, without this node."""
+    def critical(self) -> Iterator[str | None]:
+        """Yield the groups that would have no majority, or have none already, without this node; None for another."""
         cluster, reach = self._cluster, self._cluster.reach
         connected = cluster.mesh.connected()
-        names: list[str] = []
-        for group in cluster.replicas.groups.values():
+        for group in list(cluster.replicas.groups.values()):
             voters = group.core.members.voters
             others = [name for name in voters if name != cluster.node]
             # One of the other members has to lead then, and has to reach a majority.
             reached = max((reach.count(name, others) for name in others if name in connected), default=0)
-            if cluster.node in voters and others and reached <= len(voters) // 2:
-                names.append(self._name_of(group))
-        return sorted(names)
+            needed = cluster.node in voters and others and reached <= len(voters) // 2
+            # One whose queue was deleted meanwhile is no group any more.
+            yield self._name_of(group) if needed and group.id in cluster.replicas.groups else None
 
     def _name_of(self, group: Group) -> str:
         if group.id == GROUP:

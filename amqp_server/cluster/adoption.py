@@ -34,6 +34,7 @@ from amqp_server.broker.records import (
 from amqp_server.cluster.catalog import GROUP, first_state
 from amqp_server.cluster.errors import ClusterError
 from amqp_server.cluster.membership import Directory, Founded, drop_copies
+from amqp_server.cluster.zones import Zones
 from persistence.group_record import ENTRY_BYTES_MAX
 from quorum_queue.cluster.state import pack_state
 from quorum_queue.machine import codec, versions
@@ -78,8 +79,10 @@ class Adoption:
         addresses: Mapping[str, str],
         identities: Mapping[str, str],
         free_bytes: int,
+        zones: Zones | None = None,
     ) -> None:
         """`addresses` and `identities` are those of all nodes and of their directories."""
+        self._zones = zones or Zones()
         self._broker = broker
         self._node = broker.config.node
         self._journal = journal
@@ -160,7 +163,7 @@ class Adoption:
         kept, led = self._kept, self._led
         others = [name for name in kept if name != self._node]
         others.sort(key=lambda name: (kept[name], name))
-        members = (self._node, *others[: size - 1])
+        members = self._zones.choose(self._node, [(0, name) for name in others], size)
         locator = parsed.leader_locator or self._broker.config.queue_leader_locator
         near = locator == "client-local"
         leader = self._node if near else min(members, key=lambda name: (led[name], name != self._node, name))

@@ -321,7 +321,7 @@ class Catalog:
     def passed(self, index: int) -> None:
         self._listener.applied()
 
-    def settled(self) -> None:
+    def entries_applied(self) -> None:
         pass
 
     def snapshot(self) -> bytes:

@@ -160,8 +160,8 @@ class ClusterHosts:
     # -- placing ---------------------------------------------------------------------------------------------------
 
     def place(self, parsed: QueueArguments) -> tuple[str, ...]:
-        """Choose the members of a new quorum queue, its leader first: nodes with the fewest leaders and
-        members.
+        """Choose the members of a new quorum queue, its leader first: nodes of different zones, with the fewest leaders
+        and members.
 
         A node that all members reach comes before one that leads few queues.
         """
@@ -179,19 +179,26 @@ class ClusterHosts:
         nodes = self._roster.staying or sorted(self._roster.nodes) or [own]
         size = parsed.initial_group_size or self._config.group_size
         locator = parsed.leader_locator or self._config.queue_leader_locator
-        nodes.sort(
-            key=lambda node: (not self._roster.is_known(node), node not in up, members.get(node, 0), node)
+        ranked = sorted(
+            ((not self._roster.is_known(node), node not in up), members.get(node, 0), node) for node in nodes
         )
+        nodes = [node for _, _, node in ranked]
+        zones, by_rank = self._roster.zones, [(rank, node) for rank, _, node in ranked]
 
         def led_by(leader: str) -> tuple[str, ...]:
-            return (leader, *[node for node in nodes if node != leader][: size - 1])
+            return zones.choose(leader, by_rank, size)
 
         if locator == "client-local" and own in nodes:
             return led_by(own)
         reachable = [node for node in nodes if node in up] or nodes
         return min(
             map(led_by, reachable),
-            key=lambda placed: (self._reach.missed(placed), leaders.get(placed[0], 0), placed[0]),
+            key=lambda placed: (
+                self._reach.missed(placed),
+                zones.shared(placed),
+                leaders.get(placed[0], 0),
+                placed[0],
+            ),
         )
 
     # -- moving ----------------------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ class Maintenance:
             if not host.group.is_leader:
                 continue
             queue = self._hosts.queues[queue_id]
-            self._settle(host.group, queue.members)
+            self._adjust_members(host.group, queue.members)
             self._grow(queue)
             if host.replica.machine.version < self._roster.version:
                 host.submit(("version", self._roster.version))
@@ -85,7 +85,7 @@ class Maintenance:
         nodes = self._roster.nodes
         unnamed = self._roster.unnamed(group.core.members.voters)
         if not unnamed:
-            self._settle(group, nodes)
+            self._adjust_members(group, nodes)
         elif not self._founded:
             # All of them, or those that the previous leader did not get to.
             self._founded = True
@@ -129,7 +129,7 @@ class Maintenance:
 
     # -- members ---------------------------------------------------------------------------------------------------
 
-    def _settle(self, group: Group, wanted: Collection[str]) -> None:
+    def _adjust_members(self, group: Group, wanted: Collection[str]) -> None:
         """Bring the members of a group one step nearer to the wanted ones."""
         core = group.core
         members = core.members
@@ -205,7 +205,10 @@ class Maintenance:
         up = self._replicas.links.connected()
         spare = [name for name in self._roster.staying if name not in queue.members and name in up]
         if spare:
-            self.set_members(queue, (*queue.members, spare[0]))
+            crowd = self._roster.zones.crowd
+            self.set_members(
+                queue, (*queue.members, min(spare, key=lambda name: (crowd(name, queue.members), name)))
+            )
 
     def set_members(self, queue: Queue, members: tuple[str, ...]) -> None:
         """Make these nodes the members of a queue; the group's leader does that step by step."""

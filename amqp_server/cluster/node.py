@@ -139,6 +139,7 @@ class ClusterNode:
             addresses=self._addresses(),
             identities=self._founding.identities(),
             free_bytes=disk.f_bavail * disk.f_frsize + parts.environment.free_bytes(),
+            zones=self.roster.zones,
         )
         for _ in adoption.steps():
             durable = trio.Event()
@@ -309,6 +310,7 @@ class ClusterNode:
         self._tell_about(peer)
         self._tell_time([peer])
         self.reach.link_up(peer, hello.features)
+        self.roster.zones.heard(peer, hello.features)
         self._parts.topology_progress.link_up(peer)
         self._parts.disk_progress.link_up(peer, hello)
         self._node_is(peer, hello.incarnation)
@@ -436,7 +438,7 @@ class ClusterNode:
         if look:
             self._parts.disk_progress.tell(self.mesh.connected())
             self._tell_time(self.mesh.connected())
-            self._settle_memory()
+            self._forget_lost_disk()
             self.maintenance.look()
 
     def _give_up_losses(self) -> None:
@@ -474,7 +476,7 @@ class ClusterNode:
             for queue in self._broker.all_queues():
                 queue.host.wake()
 
-    def _settle_memory(self) -> None:
+    def _forget_lost_disk(self) -> None:
         """A lost disk no longer matters once this node has caught up with the topology."""
         group, founded, groups = self.replication.group, self._founding.founded, self._parts.groups
         if group is None or founded is None:

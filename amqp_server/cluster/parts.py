@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 
-from amqp_server.cluster import settings
+from amqp_server.cluster import settings, zones
 from amqp_server.cluster.disk_progress import DiskProgress
 from amqp_server.cluster.groups import Groups
 from amqp_server.cluster.membership import Directory
@@ -14,6 +14,7 @@ from amqp_server.cluster.replication import ClusterReplication
 from amqp_server.cluster.roster import Roster
 from amqp_server.cluster.store import GroupStore
 from amqp_server.cluster.topology_progress import TopologyProgress
+from amqp_server.cluster.zones import Zones
 from amqp_server.config import Config
 from persistence.environment import Environment
 from quorum_queue.boundary import Boundary
@@ -83,7 +84,7 @@ def make_mesh(config: Config, environment: Environment, incarnation: int, listen
         secret=settings.secret(config),
         tls=settings.tls(config),
         options=settings.link_options(config),
-        features=FEATURES,
+        features=(*FEATURES, *zones.features(config.zone)),
     )
 
 
@@ -125,7 +126,7 @@ def make_parts(
         store=store,
         replicas=replicas,
         groups=Groups(replicas, store, store.recovered()),
-        roster=Roster(),
+        roster=Roster(Zones(config.node, config.zone)),
         reach=reach,
         topology_progress=topology_progress,
         disk_progress=disk_progress,

@@ -36,7 +36,7 @@ class ClusterReplication:
         #: None before the node knows which cluster it belongs to.
         self.group: Group | None = None
         self._catalog: Catalog | None = None
-        self._early: list[tuple[Proposal, Done | None]] = []
+        self._before_start: list[tuple[Proposal, Done | None]] = []
 
     def propose(self, operation: Operation, done: Done | None = None) -> None:
         self.submit(Change(operations.encode(operation)), done)
@@ -45,7 +45,7 @@ class ClusterReplication:
         """Propose a change; see `propose`."""
         group, catalog = self.group, self._catalog
         if group is None or catalog is None:
-            self._early.append((proposal, done))
+            self._before_start.append((proposal, done))
             return
         number = group.next_number
         if done is not None:
@@ -56,8 +56,8 @@ class ClusterReplication:
     def start(self, group: Group, catalog: Catalog) -> None:
         """The topology's group is open."""
         self.group, self._catalog = group, catalog
-        early, self._early = self._early, []
-        for proposal, done in early:
+        before_start, self._before_start = self._before_start, []
+        for proposal, done in before_start:
             self.submit(proposal, done)
 
     def tick(self) -> None:

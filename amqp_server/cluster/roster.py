@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from amqp_server.cluster.zones import Zones
 from quorum_queue.machine import versions
 
 #: No batch of the same start of a node comes after this one.
@@ -29,7 +30,8 @@ NOTHING_GIVEN_UP = GivenUpEntries()
 class Roster:
     """The nodes as of the last entry of group 0 that was applied here."""
 
-    def __init__(self) -> None:
+    def __init__(self, zones: Zones | None = None) -> None:
+        self.zones = zones or Zones()
         #: Addresses by name; the address of a node that is about to leave is empty.
         self.nodes: dict[str, str] = {}
         #: Incarnation and number of the last batch of each node.

@@ -196,7 +196,7 @@ class Poller:
             if last is not None:
                 read.append((transport, last))
             now = turn.now()
-            if now - began > self._light_s:
+            if transport.slow(now - began > self._light_s):
                 transport.heavy = True
             began = now
             if now > turn.ends:
@@ -222,7 +222,7 @@ class Poller:
             transport.heavy = False
             transport.contain(transport.read_much)
             now = turn.now()
-            if now - began > self._light_s:
+            if transport.slow(now - began > self._light_s):
                 transport.heavy = True
             if now > turn.ends:
                 break

@@ -82,6 +82,7 @@ class Transport:
         "_send_until",
         "_sending_rest",
         "_server",
+        "_slow",
         "_turn",
         "_unsent",
         "_wire",
@@ -108,8 +109,8 @@ class Transport:
         #: Events that the poller waits for, and whether it has this connection among those that are ready.
         self.watched = 0
         self.queued = False
-        #: Its last read was large, took long, or left work for later. See the poller.
-        self.heavy = False
+        #: Its last read was large or left work, or its reads take long for later. See the poller.
+        self.heavy = self._slow = False
         self.outbox = Outbox(server.turn, self, server.config.outbox_high_bytes)
         self.session = Session(server.broker, self.outbox, self, peer, name)
         self._half_open = half_open
@@ -183,6 +184,15 @@ class Transport:
             self._turn.take(self.session, self.session.receive, data)
         self._received()
 
+    def slow(self, slow: bool) -> bool:
+        """Note whether its last read took long; True if the one before did, too.
+
+        One alone may be the machine's: a page that was not in memory, or another process that had the core.
+        """
+        both = slow and self._slow
+        self._slow = slow
+        return both
+
     def _receive(self, buffer: memoryview) -> bytes:
         """Read once; nothing if it is not to be handled."""
         if self._discarding:
@@ -204,7 +214,7 @@ class Transport:
             self._send_rest()
             return b""
         self.last_received = self._poller.now
-        if count == len(buffer):
+        if count >= len(self._poller.little):
             self.heavy = True
         return bytes(buffer[:count])
 

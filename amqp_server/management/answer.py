@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from amqp_server.errors import AccessRefused, AMQPError, NotFound, Unavailable
+from amqp_server.errors import AccessRefused, AMQPError, FrameError, NotFound, Unavailable
 
 
 class Answer(NamedTuple):
@@ -63,7 +63,8 @@ def refusal_of(error: AMQPError) -> Refusal:
         return not_authorised(error.text)
     if isinstance(error, Unavailable):
         return Refusal(503, "unavailable", error.text)
-    return bad_request(error.reply_text())
+    # HTTP has no frames: what is wrong is the body of the request.
+    return bad_request(error.text if isinstance(error, FrameError) else error.reply_text())
 
 
 def encode(body: Any) -> bytes:

@@ -57,7 +57,9 @@ class Call:
         """The body. Numbers and switches may come as text, as RabbitMQ's own tools send them."""
         try:
             return msgspec.json.decode(self.body or b"{}", type=kind, strict=False)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as failure:
+        except RecursionError:
+            raise bad_request("body: objects and arrays are nested too deeply") from None
+        except (msgspec.MsgspecError, UnicodeDecodeError) as failure:
             raise bad_request(f"body: {failure}") from None
 
     def switch(self, name: str) -> bool:

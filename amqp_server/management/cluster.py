@@ -8,6 +8,7 @@ import msgspec
 
 from amqp_server.management.answer import NO_CONTENT, Answer, Refusal
 from amqp_server.management.call import Call
+from amqp_server.management.listing import listing
 
 if TYPE_CHECKING:
     from amqp_server.cluster.administration import Administration
@@ -32,11 +33,15 @@ def _cluster(call: Call) -> Administration:
 
 
 async def status(call: Call) -> Any:
-    return _cluster(call).status()
+    cluster, leaders = _cluster(call), list[str]()
+    for leader in cluster.leaders():
+        await call.slices.rest()
+        leaders.append(leader)
+    return cluster.status(leaders)
 
 
 async def queues(call: Call) -> Any:
-    return _cluster(call).queues(list(call.vhosts()))
+    return await listing(call, _cluster(call).queues(set(call.vhosts())), lambda row: row)
 
 
 async def queue(call: Call) -> Any:
@@ -85,7 +90,12 @@ async def accept_topology_loss(call: Call) -> Any:
 async def quorum_critical(call: Call) -> Any:
     """503 if something would have no majority without this node, as RabbitMQ's check of this name."""
     cluster = call.broker.cluster
-    critical = [] if cluster is None else cluster.critical()
+    critical = list[str]()
+    for group in () if cluster is None else cluster.critical():
+        await call.slices.rest()
+        if group is not None:
+            critical.append(group)
+    critical.sort()
     if not critical:
         return {"status": "ok"}
     reason = "There would be queues without a majority if this node were stopped"

@@ -38,6 +38,7 @@ class Direct:
     def __init__(self, broker: Broker, vhost: str, username: str) -> None:
         self._turn = broker.turn
         self._frame_max = broker.config.frame_max_bytes
+        self._depth = broker.config.table_depth_max
         self._outbox = UnheldOutbox(broker.turn, self, 1 << 62)
         self._answered = trio.Event()
         self._session = Session.logged_in(
@@ -86,7 +87,7 @@ class Direct:
 
         Properties have their names in AMQP, and a timestamp is a number of seconds.
         """
-        header = _properties(properties).encode(len(body))
+        header = _properties(properties, self._depth).encode(len(body))
         framed = content.build(header, body, CHANNEL, self._frame_max)
         answers = await self.ask(method, framed)
         return not any(isinstance(answer, commands.Basic.Return) for answer in answers)
@@ -120,12 +121,15 @@ def _encoded(method: base.Frame) -> bytes:
         raise PreconditionFailed(f"a name or an argument cannot be encoded: {error}") from None
 
 
-def _properties(given: Mapping[str, Any]) -> content.Properties:
+def _properties(given: Mapping[str, Any], depth: int) -> content.Properties:
     encoded = content.Properties()
     try:
         for name, value in given.items():
             if name == "headers":
-                encoded.raw[name] = tables.encode(value)
+                try:
+                    encoded.raw[name] = tables.encode(value, depth)
+                except tables.TableTooDeep:
+                    raise tables.TableTooDeep(depth) from None
             elif name in ("delivery_mode", "priority"):
                 encoded.raw[name] = bytes((value,))
             elif name == "timestamp":

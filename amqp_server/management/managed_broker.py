@@ -30,6 +30,7 @@ from amqp_server.broker.operations import (
 from amqp_server.broker.permissions import ITSELF
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.topology import Result
+from amqp_server.broker.users import UserRefused
 from amqp_server.build import BUILD
 from amqp_server.channel.channel import Channel
 from amqp_server.config import VERSION, Config
@@ -328,7 +329,7 @@ class ManagedBroker:
         """Yield None before the consumers of each queue."""
         for queue in self._queues(vhost):
             yield None
-            for consumer in list(queue.host.consumers()):
+            for consumer in queue.host.consumers():
                 yield self._consumer(queue, consumer)
 
     def _consumer(self, queue: Queue, consumer: ConsumerState) -> ConsumerView:
@@ -397,14 +398,22 @@ class ManagedBroker:
         """Delete it with all that is in it; its connections are closed."""
         await self._propose(DeleteVhost(name))
 
-    async def put_user(self, name: str, password_hash: str, tags: Iterable[str]) -> bool:
-        """Return True if it is new. Raises UserRefused."""
+    async def put_user(
+        self, name: str, password_hash: str, tags: Iterable[str], *, forced: bool = False
+    ) -> bool:
+        """Return True if it is new. Raises UserRefused, also for the last administrator unless `forced`."""
         user = self.users.prepare(name, password_hash, tags)
-        return (await self._propose(PutUser(user))).changed
+        return (await self._change_user(PutUser(user, forced))).changed
 
-    async def delete_user(self, name: str) -> None:
-        """Delete it with its permissions; its connections are closed."""
-        await self._propose(DeleteUser(name))
+    async def delete_user(self, name: str, *, forced: bool = False) -> None:
+        """Delete it with its permissions; its connections are closed. Raises UserRefused as `put_user` does."""
+        await self._change_user(DeleteUser(name, forced))
+
+    async def _change_user(self, operation: Operation) -> Result:
+        result = await self._propose(operation)
+        if result.error:
+            raise UserRefused(result.error)
+        return result
 
     async def set_permission(self, user: str, vhost: str, configure: str, write: str, read: str) -> bool:
         """Return True if there were none. Raises InvalidPermission."""

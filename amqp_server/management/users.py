@@ -8,7 +8,7 @@ import msgspec
 
 from amqp_server.broker.password import InvalidPasswordHash, from_rabbitmq
 from amqp_server.broker.permissions import InvalidPermission, Permission
-from amqp_server.broker.users import ADMINISTRATOR, User, UserRefused, checked_name, checked_tags, hashed
+from amqp_server.broker.users import User, UserRefused, checked_name, checked_tags, hashed
 from amqp_server.connection.password_checks import PasswordChecks
 from amqp_server.management.answer import NO_CONTENT, Answer, bad_request, created, not_found
 from amqp_server.management.call import Call
@@ -69,9 +69,7 @@ async def _put_user(call: Call) -> Answer:
         checked_name(name)
         told = checked_tags(tag.strip() for tag in tags if tag.strip())
         encoded = await _hash(asked, before, call.broker.password_checks)
-        if ADMINISTRATOR not in told or not encoded:
-            _keep_an_administrator(call, name)
-        return created(await call.broker.put_user(name, encoded, told))
+        return created(await call.broker.put_user(name, encoded, told, forced=call.switch("force")))
     except (UserRefused, InvalidPasswordHash) as refused:
         raise bad_request(str(refused)) from None
 
@@ -90,23 +88,17 @@ async def _hash(asked: UserRequest, before: User | None, checks: PasswordChecks)
     return ""
 
 
-def _keep_an_administrator(call: Call, name: str) -> None:
-    """Refuse what would leave nobody to make it good again, unless the request says `force=true`."""
-    administrators = [
-        user.name for user in call.broker.users if ADMINISTRATOR in user.tags and user.password_hash
-    ]
-    if administrators == [name] and not call.switch("force"):
-        raise bad_request(
-            f"user '{name}' is the last administrator: nobody could log in to make another one; force=true does it"
-        )
-
-
 async def delete_user(call: Call) -> Answer:
     async with call.broker.user_changes:
-        name = _user(call).name
-        _keep_an_administrator(call, name)
-        await call.broker.delete_user(name)
+        await _delete(call, _user(call).name)
     return NO_CONTENT
+
+
+async def _delete(call: Call, name: str) -> None:
+    try:
+        await call.broker.delete_user(name, forced=call.switch("force"))
+    except UserRefused as refused:
+        raise bad_request(str(refused)) from None
 
 
 class BulkDelete(msgspec.Struct):
@@ -117,8 +109,7 @@ async def delete_users(call: Call) -> Answer:
     async with call.broker.user_changes:
         for name in call.read(BulkDelete).users:
             if call.broker.users.get(name):
-                _keep_an_administrator(call, name)
-                await call.broker.delete_user(name)
+                await _delete(call, name)
     return NO_CONTENT
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from amqp_server.mqctl.client import UNAVAILABLE, Failure
-from amqp_server.mqctl.command import Session, in_vhost, mqctl, pass_session
+from amqp_server.mqctl.command import Invocation, in_vhost, mqctl, pass_invocation
 from amqp_server.mqctl.table import show
 
 #: Between two looks of a check that waits, s.
@@ -22,10 +22,10 @@ def cluster() -> None:
 
 
 @cluster.command("status", help="Lists the nodes, and who leads how many queues.")
-@pass_session
-def status(session: Session) -> None:
-    told = session.client.get("cluster")
-    if session.json:
+@pass_invocation
+def status(invocation: Invocation) -> None:
+    told = invocation.client.get("cluster")
+    if invocation.json:
         click.echo(json.dumps(told, ensure_ascii=False))
         return
     rows = [
@@ -33,12 +33,13 @@ def status(session: Session) -> None:
             node["name"],
             "up" if node["running"] else "down",
             node["address"],
+            node.get("zone", ""),
             str(told["groups"].get(node["name"], 0)),
             "leader of the topology" if _leads(told, node["name"]) else "leaves" if node["leaving"] else "",
         )
         for node in told["nodes"]
     ]
-    show(("name", "state", "address", "leads", "note"), rows, session)
+    show(("name", "state", "address", "zone", "leads", "note"), rows, invocation)
     if not told["majority"]:
         click.echo(f"NO MAJORITY: {told['obstacle']}; what needs one waits")
     for one, two in told["dead_links"]:
@@ -58,20 +59,20 @@ def _leads(told: dict[str, Any], name: str) -> bool:
 
 
 @cluster.command("queues", help="Lists the quorum queues, their leaders and their members.")
-@pass_session
-def queues(session: Session) -> None:
+@pass_invocation
+def queues(invocation: Invocation) -> None:
     rows = [
         (
             queue["vhost"],
             queue["name"],
             queue["leader"],
-            queue["members"] if session.json else " ".join(queue["members"]),
-            queue["online"] if session.json else " ".join(queue["online"]),
+            queue["members"] if invocation.json else " ".join(queue["members"]),
+            queue["online"] if invocation.json else " ".join(queue["online"]),
             f"{queue['lost_entries']} entries lost" if queue.get("lost_entries") else "",
         )
-        for queue in session.client.get("cluster", "queues")
+        for queue in invocation.client.get("cluster", "queues")
     ]
-    show(("vhost", "name", "leader", "members", "online", "note"), rows, session)
+    show(("vhost", "name", "leader", "members", "online", "note"), rows, invocation)
 
 
 @cluster.command(
@@ -79,35 +80,35 @@ def queues(session: Session) -> None:
 )
 @click.argument("name")
 @click.argument("address", metavar="HOST:PORT")
-@pass_session
-def join(session: Session, name: str, address: str) -> None:
-    session.client.post("cluster", "nodes", body={"name": name, "address": address})
+@pass_invocation
+def join(invocation: Invocation, name: str, address: str) -> None:
+    invocation.client.post("cluster", "nodes", body={"name": name, "address": address})
 
 
 @cluster.command("leave", help="Takes the asked node out of its cluster; stop it afterwards.")
-@pass_session
-def leave(session: Session) -> None:
-    session.client.delete("cluster", "nodes", session.client.get("cluster")["node"])
+@pass_invocation
+def leave(invocation: Invocation) -> None:
+    invocation.client.delete("cluster", "nodes", invocation.client.get("cluster")["node"])
 
 
 @cluster.command("forget", help="Takes node NAME, which does not come back, out of the cluster.")
 @click.argument("name")
-@pass_session
-def forget(session: Session, name: str) -> None:
-    told = session.client.get("cluster")
+@pass_invocation
+def forget(invocation: Invocation, name: str) -> None:
+    told = invocation.client.get("cluster")
     running = [node["name"] for node in told["nodes"] if node["running"]]
     if name in running:
         raise Failure(f"node {name} is up: stop it first, or use `mqctl cluster leave` at it", UNAVAILABLE)
-    session.client.delete("cluster", "nodes", name)
+    invocation.client.delete("cluster", "nodes", name)
 
 
 @cluster.command("transfer-leader", help="Has QUEUE led by NODE from now on.")
 @in_vhost
 @click.argument("queue")
 @click.argument("node")
-@pass_session
-def transfer_leader(session: Session, vhost: str, queue: str, node: str) -> None:
-    session.client.put("cluster", "queues", vhost, queue, "leader", body={"node": node})
+@pass_invocation
+def transfer_leader(invocation: Invocation, vhost: str, queue: str, node: str) -> None:
+    invocation.client.put("cluster", "queues", vhost, queue, "leader", body={"node": node})
 
 
 @cluster.command(
@@ -117,39 +118,41 @@ def transfer_leader(session: Session, vhost: str, queue: str, node: str) -> None
 @in_vhost
 @click.argument("queue", required=False)
 @click.option("--topology", is_flag=True, help="The log of users, exchanges, bindings and queues itself.")
-@pass_session
-def accept_loss(session: Session, vhost: str, queue: str | None, *, topology: bool) -> None:
+@pass_invocation
+def accept_loss(invocation: Invocation, vhost: str, queue: str | None, *, topology: bool) -> None:
     if topology == (queue is not None):
         raise click.UsageError("give either QUEUE or --topology")
     place = ("topology",) if queue is None else ("queues", vhost, queue)
-    given_up = session.client.post("cluster", *place, "accept-loss", body={})
-    session.say(f"{given_up['entries']} entries are given up")
+    given_up = invocation.client.post("cluster", *place, "accept-loss", body={})
+    invocation.say(f"{given_up['entries']} entries are given up")
     what = "topology" if topology else "queue"
     for name in given_up.get("members", ()):
-        session.say(f"{name} has lost its memory: the {what} continues without its vote until it is filled")
+        invocation.say(
+            f"{name} has lost its memory: the {what} continues without its vote until it is filled"
+        )
 
 
 @cluster.command("rebalance", help="Spreads the leaders of the quorum queues over the nodes that are up.")
-@pass_session
-def rebalance(session: Session) -> None:
-    moved = session.client.post("cluster", "rebalance", body={})["queues"]
-    session.say(f"{moved} leaders are moving")
+@pass_invocation
+def rebalance(invocation: Invocation) -> None:
+    moved = invocation.client.post("cluster", "rebalance", body={})["queues"]
+    invocation.say(f"{moved} leaders are moving")
 
 
 @cluster.command("grow", help="Has NODE keep all quorum queues, too.")
 @click.argument("node")
-@pass_session
-def grow(session: Session, node: str) -> None:
-    grown = session.client.post("cluster", "nodes", node, "grow", body={})["queues"]
-    session.say(f"{grown} queues are growing")
+@pass_invocation
+def grow(invocation: Invocation, node: str) -> None:
+    grown = invocation.client.post("cluster", "nodes", node, "grow", body={})["queues"]
+    invocation.say(f"{grown} queues are growing")
 
 
 @cluster.command("shrink", help="Takes NODE out of all quorum queues that other nodes keep, too.")
 @click.argument("node")
-@pass_session
-def shrink(session: Session, node: str) -> None:
-    shrunk = session.client.post("cluster", "nodes", node, "shrink", body={})["queues"]
-    session.say(f"{shrunk} queues are shrinking")
+@pass_invocation
+def shrink(invocation: Invocation, node: str) -> None:
+    shrunk = invocation.client.post("cluster", "nodes", node, "shrink", body={})["queues"]
+    invocation.say(f"{shrunk} queues are shrinking")
 
 
 @mqctl.group("check", help="Ends with code 0 if all is well, else says what is not.")
@@ -158,20 +161,20 @@ def check() -> None:
 
 
 @check.command("failed-queues", help="Is there a queue that has failed on the asked node?")
-@pass_session
-def failed_queues(session: Session) -> None:
-    told = session.client.check("health", "checks", "failed-queues")
+@pass_invocation
+def failed_queues(invocation: Invocation) -> None:
+    told = invocation.client.check("health", "checks", "failed-queues")
     if told["status"] != "ok":
         raise Failure(f"{told['reason']}: {'; '.join(told['queues'])}", UNAVAILABLE)
 
 
 @check.command("quorum-critical", help="May the asked node be stopped without any queue losing its majority?")
 @click.option("--wait", default=0.0, metavar="S", help="Look again for so long until it may.")
-@pass_session
-def quorum_critical(session: Session, wait: float) -> None:
+@pass_invocation
+def quorum_critical(invocation: Invocation, wait: float) -> None:
     deadline = time.monotonic() + wait
     while True:
-        critical = session.client.check("health", "checks", "node-is-quorum-critical")
+        critical = invocation.client.check("health", "checks", "node-is-quorum-critical")
         if critical["status"] == "ok":
             return
         if time.monotonic() >= deadline:

@@ -17,7 +17,7 @@ from amqp_server.mqctl.client import DATA_ERROR, Client, Failure
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class Session:
+class Invocation:
     """The options of `mqctl` itself. The client is made when a command first asks something."""
 
     def __init__(self, url: str, user: str, password: str, quiet: bool, formatter: str) -> None:
@@ -41,7 +41,7 @@ class Session:
             self._client.close()
 
 
-pass_session = click.make_pass_decorator(Session)
+pass_invocation = click.make_pass_decorator(Invocation)
 
 
 def _output_options() -> list[click.Parameter]:
@@ -49,11 +49,11 @@ def _output_options() -> list[click.Parameter]:
 
     def set_quiet(ctx: click.Context, param: click.Parameter, given: bool) -> None:
         if given:
-            ctx.find_object(Session).quiet = True  # type: ignore[union-attr]
+            ctx.find_object(Invocation).quiet = True  # type: ignore[union-attr]
 
     def set_formatter(ctx: click.Context, param: click.Parameter, given: str | None) -> None:
         if given is not None:
-            ctx.find_object(Session).json = given == "json"  # type: ignore[union-attr]
+            ctx.find_object(Invocation).json = given == "json"  # type: ignore[union-attr]
 
     return [
         click.Option(
@@ -132,8 +132,8 @@ def mqctl(
     _warn_of_mistyped_variables(os.environ)
     if password_file is not None:
         password = password_file.readline().rstrip("\r\n")
-    ctx.obj = session = Session(url, user, password, quiet, formatter)
-    ctx.call_on_close(session.close)
+    ctx.obj = invocation = Invocation(url, user, password, quiet, formatter)
+    ctx.call_on_close(invocation.close)
 
 
 #: Beside those of the commands' own options.

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from amqp_server.mqctl.command import Session, in_vhost, mqctl, pass_session
+from amqp_server.mqctl.command import Invocation, in_vhost, mqctl, pass_invocation
 from amqp_server.mqctl.table import pick, show
 
 Known = dict[str, str]
@@ -46,30 +46,30 @@ CHANNEL = {"pid": "name", "connection": "connection_details.name"} | _same(
 
 
 def _show(
-    session: Session, rows: list[dict[str, Any]], columns: tuple[str, ...], default: str, known: Known
+    invocation: Invocation, rows: list[dict[str, Any]], columns: tuple[str, ...], default: str, known: Known
 ) -> None:
     wanted = columns or tuple(default.split())
-    show(wanted, pick(rows, wanted, known), session)
+    show(wanted, pick(rows, wanted, known), invocation)
 
 
 def _in_vhost(name: str, path: str, default: str, known: Known) -> None:
     @mqctl.command(name, help=f"Lists {path} of a vhost. Columns: {', '.join(known)}.")
     @in_vhost
     @click.argument("columns", nargs=-1)
-    @pass_session
-    def command(session: Session, vhost: str, columns: tuple[str, ...]) -> None:
-        rows = session.client.get(path, vhost)
+    @pass_invocation
+    def command(invocation: Invocation, vhost: str, columns: tuple[str, ...]) -> None:
+        rows = invocation.client.get(path, vhost)
         for row in rows:
             row["source_kind"] = "exchange"
-        _show(session, rows, columns, default, known)
+        _show(invocation, rows, columns, default, known)
 
 
 def _of_node(name: str, path: str, default: str, known: Known) -> None:
     @mqctl.command(name, help=f"Lists {path}. Columns: {', '.join(known)}.")
     @click.argument("columns", nargs=-1)
-    @pass_session
-    def command(session: Session, columns: tuple[str, ...]) -> None:
-        _show(session, session.client.get(path), columns, default, known)
+    @pass_invocation
+    def command(invocation: Invocation, columns: tuple[str, ...]) -> None:
+        _show(invocation, invocation.client.get(path), columns, default, known)
 
 
 _in_vhost("list_queues", "queues", "name messages", QUEUE)

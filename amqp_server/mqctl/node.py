@@ -9,48 +9,48 @@ import click
 
 from amqp_server.config import VERSION
 from amqp_server.mqctl.client import UNAVAILABLE, USAGE, Failure
-from amqp_server.mqctl.command import Session, mqctl, pass_session
+from amqp_server.mqctl.command import Invocation, mqctl, pass_invocation
 
 #: Between two looks at whether a node has stopped, s.
 LOOK_INTERVAL_S = 0.1
 
 
 @mqctl.command("ping", help="Ends with code 0 if the node answers. Needs no login.")
-@pass_session
-def ping(session: Session) -> None:
-    session.client.ping()
-    session.say("Ping succeeded")
+@pass_invocation
+def ping(invocation: Invocation) -> None:
+    invocation.client.ping()
+    invocation.say("Ping succeeded")
 
 
 @mqctl.command("version", help="Says the version of mqctl; `status` says that of the node.")
-@pass_session
-def version(session: Session) -> None:
-    session.say(VERSION)
+@pass_invocation
+def version(invocation: Invocation) -> None:
+    invocation.say(VERSION)
 
 
 @mqctl.command(
     "stop", help="Stops the asked node as SIGTERM does, and waits until it serves nobody any more."
 )
 @click.option("--timeout", default=60.0, show_default=True, metavar="S", help="Wait for so long.")
-@pass_session
-def stop(session: Session, timeout: float) -> None:
-    name = _name(session)
-    session.client.post("nodes", name, "stop", body={})
+@pass_invocation
+def stop(invocation: Invocation, timeout: float) -> None:
+    name = _name(invocation)
+    invocation.client.post("nodes", name, "stop", body={})
     deadline = time.monotonic() + timeout
-    while session.client.answers():
+    while invocation.client.answers():
         if time.monotonic() >= deadline:
             raise Failure(f"node {name} has not stopped within {timeout:g} s", UNAVAILABLE)
         time.sleep(LOOK_INTERVAL_S)
-    session.say(f"Node {name} has stopped")
+    invocation.say(f"Node {name} has stopped")
 
 
 @mqctl.command("status", help="Says how the node is.")
-@pass_session
-def status(session: Session) -> None:
-    overview, nodes = session.client.get("overview"), session.client.get("nodes")
+@pass_invocation
+def status(invocation: Invocation) -> None:
+    overview, nodes = invocation.client.get("overview"), invocation.client.get("nodes")
     listeners = overview.get("listeners", [])
     totals = overview["object_totals"] | overview["queue_totals"]
-    if session.json:
+    if invocation.json:
         names = ("product_name", "product_version", "build")
         told = {name: overview[name] for name in names} | {"nodes": nodes, "listeners": listeners}
         click.echo(json.dumps(told | {"totals": totals}, ensure_ascii=False))
@@ -72,9 +72,9 @@ def status(session: Session) -> None:
     "set_vm_memory_high_watermark", help="FRACTION, or absolute BYTES: above it, publishers are blocked."
 )
 @click.argument("limit", nargs=-1, required=True)
-@pass_session
-def set_vm_memory_high_watermark(session: Session, limit: tuple[str, ...]) -> None:
-    session.client.put("nodes", _name(session), "memory-limit", body={"limit": _limit(limit)})
+@pass_invocation
+def set_vm_memory_high_watermark(invocation: Invocation, limit: tuple[str, ...]) -> None:
+    invocation.client.put("nodes", _name(invocation), "memory-limit", body={"limit": _limit(limit)})
 
 
 def _limit(given: tuple[str, ...]) -> str:
@@ -90,25 +90,25 @@ def _limit(given: tuple[str, ...]) -> str:
     return f"{fraction:.12f}"
 
 
-def _name(session: Session) -> str:
-    return str(session.client.get("cluster-name")["name"])
+def _name(invocation: Invocation) -> str:
+    return str(invocation.client.get("cluster-name")["name"])
 
 
 @mqctl.command("close_connection", help="Closes a connection, named as list_connections names it.")
 @click.argument("name")
 @click.argument("reason")
-@pass_session
-def close_connection(session: Session, name: str, reason: str) -> None:
-    session.client.delete("connections", name, reason=reason)
+@pass_invocation
+def close_connection(invocation: Invocation, name: str, reason: str) -> None:
+    invocation.client.delete("connections", name, reason=reason)
 
 
 @mqctl.command("close_all_connections", help="Closes all connections.")
 @click.argument("reason")
-@pass_session
-def close_all_connections(session: Session, reason: str) -> None:
-    for connection in session.client.get("connections"):
+@pass_invocation
+def close_all_connections(invocation: Invocation, reason: str) -> None:
+    for connection in invocation.client.get("connections"):
         try:
-            session.client.delete("connections", connection["name"], reason=reason)
+            invocation.client.delete("connections", connection["name"], reason=reason)
         except Failure as failure:
             # It went by itself.
             if failure.status != 404:

@@ -9,19 +9,19 @@ from typing import Any
 import click
 
 from amqp_server.mqctl.client import USAGE, Failure
-from amqp_server.mqctl.command import Session
+from amqp_server.mqctl.command import Invocation
 
 
-def show(columns: Sequence[str], rows: Iterable[Sequence[object]], session: Session) -> None:
+def show(columns: Sequence[str], rows: Iterable[Sequence[object]], invocation: Invocation) -> None:
     """As rabbitmqctl: prints nothing for no rows, and no header with --quiet. In JSON, an array of objects."""
-    if session.json:
+    if invocation.json:
         objects = (json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False) for row in rows)
         click.echo(
             "[\n" + "".join(f"{',' if index else ''}{each}\n" for index, each in enumerate(objects)) + "]"
         )
         return
     lines = ["\t".join(map(text, row)) for row in rows]
-    if lines and not session.quiet:
+    if lines and not invocation.quiet:
         lines.insert(0, "\t".join(columns))
     if lines:
         click.echo("\n".join(lines))

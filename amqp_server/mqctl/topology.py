@@ -7,7 +7,7 @@ import sys
 import click
 
 from amqp_server.mqctl.client import UNAVAILABLE, USAGE, Failure
-from amqp_server.mqctl.command import Session, in_vhost, mqctl, pairs, pass_session, with_arguments
+from amqp_server.mqctl.command import Invocation, in_vhost, mqctl, pairs, pass_invocation, with_arguments
 from amqp_server.mqctl.table import show
 
 DEFAULT_EXCHANGE = "amq.default"
@@ -21,12 +21,17 @@ DEFAULT_EXCHANGE = "amq.default"
 )
 @click.option("--auto-delete", is_flag=True, help="It goes with its last consumer.")
 @with_arguments
-@pass_session
+@pass_invocation
 def declare_queue(
-    session: Session, vhost: str, name: str, durable: bool, auto_delete: bool, arguments: tuple[str, ...]
+    invocation: Invocation,
+    vhost: str,
+    name: str,
+    durable: bool,
+    auto_delete: bool,
+    arguments: tuple[str, ...],
 ) -> None:
     body = {"durable": durable, "auto_delete": auto_delete, "arguments": pairs(arguments)}
-    session.client.put("queues", vhost, name, body=body)
+    invocation.client.put("queues", vhost, name, body=body)
 
 
 @mqctl.command("delete_queue", help="Deletes a queue.")
@@ -34,26 +39,26 @@ def declare_queue(
 @click.argument("name")
 @click.option("-u", "--if-unused", is_flag=True, help="Only if it has no consumers.")
 @click.option("-e", "--if-empty", is_flag=True, help="Only if it has no messages.")
-@pass_session
-def delete_queue(session: Session, vhost: str, name: str, if_unused: bool, if_empty: bool) -> None:
+@pass_invocation
+def delete_queue(invocation: Invocation, vhost: str, name: str, if_unused: bool, if_empty: bool) -> None:
     told = {"if_unused": str(if_unused).lower(), "if_empty": str(if_empty).lower()}
-    session.client.delete("queues", vhost, name, **told)
+    invocation.client.delete("queues", vhost, name, **told)
 
 
 @mqctl.command("purge_queue", help="Drops all messages of a queue that no consumer holds.")
 @in_vhost
 @click.argument("name")
-@pass_session
-def purge_queue(session: Session, vhost: str, name: str) -> None:
-    session.client.delete("queues", vhost, name, "contents")
+@pass_invocation
+def purge_queue(invocation: Invocation, vhost: str, name: str) -> None:
+    invocation.client.delete("queues", vhost, name, "contents")
 
 
 @mqctl.command(
     "list_failed",
     help="Lists queues that have failed on the asked node and are stopped there: why, and what is done.",
 )
-@pass_session
-def list_failed(session: Session) -> None:
+@pass_invocation
+def list_failed(invocation: Invocation) -> None:
     rows = [
         (
             each["vhost"],
@@ -63,9 +68,9 @@ def list_failed(session: Session) -> None:
             each["attempts"],
             each["reason"],
         )
-        for each in session.client.get("failed-queues")
+        for each in invocation.client.get("failed-queues")
     ]
-    show(("vhost", "name", "type", "state", "attempts", "reason"), rows, session)
+    show(("vhost", "name", "type", "state", "attempts", "reason"), rows, invocation)
 
 
 @mqctl.command(
@@ -73,10 +78,10 @@ def list_failed(session: Session) -> None:
 )
 @in_vhost
 @click.argument("name")
-@pass_session
-def retry_failed(session: Session, vhost: str, name: str) -> None:
+@pass_invocation
+def retry_failed(invocation: Invocation, vhost: str, name: str) -> None:
     try:
-        session.client.post("failed-queues", vhost, name, "retry", body={})
+        invocation.client.post("failed-queues", vhost, name, "retry", body={})
     except Failure as failure:
         if failure.status == 404:
             raise Failure(
@@ -95,9 +100,9 @@ def retry_failed(session: Session, vhost: str, name: str) -> None:
 @click.option("--auto-delete", is_flag=True, help="It goes with its last binding.")
 @click.option("--internal", is_flag=True, help="Only other exchanges may publish to it.")
 @with_arguments
-@pass_session
+@pass_invocation
 def declare_exchange(
-    session: Session,
+    invocation: Invocation,
     vhost: str,
     name: str,
     type: str,
@@ -107,16 +112,16 @@ def declare_exchange(
     arguments: tuple[str, ...],
 ) -> None:
     body = {"type": type, "durable": durable, "auto_delete": auto_delete, "internal": internal}
-    session.client.put("exchanges", vhost, name, body=body | {"arguments": pairs(arguments)})
+    invocation.client.put("exchanges", vhost, name, body=body | {"arguments": pairs(arguments)})
 
 
 @mqctl.command("delete_exchange", help="Deletes an exchange.")
 @in_vhost
 @click.argument("name")
 @click.option("-u", "--if-unused", is_flag=True, help="Only if nothing is bound to it.")
-@pass_session
-def delete_exchange(session: Session, vhost: str, name: str, if_unused: bool) -> None:
-    session.client.delete("exchanges", vhost, name, if_unused=str(if_unused).lower())
+@pass_invocation
+def delete_exchange(invocation: Invocation, vhost: str, name: str, if_unused: bool) -> None:
+    invocation.client.delete("exchanges", vhost, name, if_unused=str(if_unused).lower())
 
 
 _to = click.option(
@@ -136,9 +141,9 @@ _to = click.option(
 @click.argument("routing_key", default="")
 @_to
 @with_arguments
-@pass_session
+@pass_invocation
 def declare_binding(
-    session: Session,
+    invocation: Invocation,
     vhost: str,
     source: str,
     destination: str,
@@ -148,7 +153,7 @@ def declare_binding(
 ) -> None:
     body = {"routing_key": routing_key, "arguments": pairs(arguments)}
     ends = (source or DEFAULT_EXCHANGE, kind[0], destination)
-    session.client.post("bindings", vhost, "e", *ends, body=body)
+    invocation.client.post("bindings", vhost, "e", *ends, body=body)
 
 
 @mqctl.command("delete_binding", help="Removes a binding.")
@@ -158,9 +163,9 @@ def declare_binding(
 @click.argument("routing_key", default="")
 @_to
 @with_arguments
-@pass_session
+@pass_invocation
 def delete_binding(
-    session: Session,
+    invocation: Invocation,
     vhost: str,
     source: str,
     destination: str,
@@ -170,9 +175,9 @@ def delete_binding(
 ) -> None:
     ends = ("bindings", vhost, "e", source or DEFAULT_EXCHANGE, kind[0], destination)
     wanted = pairs(arguments)
-    for binding in session.client.get(*ends):
+    for binding in invocation.client.get(*ends):
         if binding["routing_key"] == routing_key and binding["arguments"] == wanted:
-            session.client.delete(*ends, binding["properties_key"])
+            invocation.client.delete(*ends, binding["properties_key"])
             return
     raise Failure("there is no such binding", UNAVAILABLE)
 
@@ -186,9 +191,9 @@ def delete_binding(
     "-P", "--property", "properties", multiple=True, metavar="NAME=VALUE",
     help="content_type, delivery_mode, headers (as JSON) …; may be repeated.",
 )  # fmt: skip
-@pass_session
+@pass_invocation
 def publish(
-    session: Session,
+    invocation: Invocation,
     vhost: str,
     exchange: str,
     routing_key: str,
@@ -204,8 +209,8 @@ def publish(
         "payload_encoding": "base64",
         "properties": {name: _property(name, value) for name, value in pairs(properties).items()},
     }
-    answer = session.client.post("exchanges", vhost, exchange or DEFAULT_EXCHANGE, "publish", body=told)
-    session.say("routed" if answer["routed"] else "not routed")
+    answer = invocation.client.post("exchanges", vhost, exchange or DEFAULT_EXCHANGE, "publish", body=told)
+    invocation.say("routed" if answer["routed"] else "not routed")
 
 
 def _property(name: str, value: object) -> object:
@@ -223,12 +228,12 @@ def _property(name: str, value: object) -> object:
 )
 @click.option("--requeue", is_flag=True, help="Puts them back.")
 @click.option("--reject", is_flag=True, help="Rejects them: they are dead-lettered if the queue says so.")
-@pass_session
-def get(session: Session, vhost: str, queue: str, count: int, requeue: bool, reject: bool) -> None:
+@pass_invocation
+def get(invocation: Invocation, vhost: str, queue: str, count: int, requeue: bool, reject: bool) -> None:
     if requeue and reject:
         raise Failure("--requeue and --reject exclude each other", USAGE)
     mode = "ack_requeue_true" if requeue else "reject_requeue_false" if reject else "ack_requeue_false"
     body = {"count": count, "ackmode": mode, "encoding": "auto"}
-    messages = session.client.post("queues", vhost, queue, "get", body=body)
+    messages = invocation.client.post("queues", vhost, queue, "get", body=body)
     columns = ("exchange", "routing_key", "message_count", "redelivered", "properties", "payload")
-    show(columns, [[message[column] for column in columns] for message in messages], session)
+    show(columns, [[message[column] for column in columns] for message in messages], invocation)

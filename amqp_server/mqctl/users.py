@@ -5,13 +5,13 @@ from __future__ import annotations
 import click
 
 from amqp_server.mqctl.client import DATA_ERROR, NO_USER, SOFTWARE, UNAVAILABLE, Failure
-from amqp_server.mqctl.command import Session, in_vhost, mqctl, pass_session, password_argument
+from amqp_server.mqctl.command import Invocation, in_vhost, mqctl, pass_invocation, password_argument
 from amqp_server.mqctl.table import show
 
 
-def _exists(session: Session, *path: str) -> bool:
+def _exists(invocation: Invocation, *path: str) -> bool:
     try:
-        session.client.get(*path)
+        invocation.client.get(*path)
     except Failure as failure:
         if failure.status == 404:
             return False
@@ -19,13 +19,13 @@ def _exists(session: Session, *path: str) -> bool:
     return True
 
 
-def _require_user(session: Session, user: str) -> None:
-    if not _exists(session, "users", user):
+def _require_user(invocation: Invocation, user: str) -> None:
+    if not _exists(invocation, "users", user):
         raise Failure(f'User "{user}" does not exist', NO_USER)
 
 
-def _require_vhost(session: Session, vhost: str) -> None:
-    if not _exists(session, "vhosts", vhost):
+def _require_vhost(invocation: Invocation, vhost: str) -> None:
+    if not _exists(invocation, "vhosts", vhost):
         raise Failure(f"Virtual host '{vhost}' does not exist", UNAVAILABLE)
 
 
@@ -40,29 +40,29 @@ def _forced(force: bool) -> dict[str, str]:
 @mqctl.command("add_user", help=f"Makes a user; the password is {_PASSWORD}.")
 @click.argument("user")
 @click.argument("password", required=False)
-@pass_session
-def add_user(session: Session, user: str, password: str | None) -> None:
-    if _exists(session, "users", user):
+@pass_invocation
+def add_user(invocation: Invocation, user: str, password: str | None) -> None:
+    if _exists(invocation, "users", user):
         raise Failure(f'User "{user}" already exists', SOFTWARE)
-    session.client.put("users", user, body={"password": password_argument(password, new=True), "tags": []})
+    invocation.client.put("users", user, body={"password": password_argument(password, new=True), "tags": []})
 
 
 @mqctl.command("delete_user", help="Deletes a user and closes its connections.")
 @_FORCE
 @click.argument("user")
-@pass_session
-def delete_user(session: Session, user: str, force: bool) -> None:
-    _require_user(session, user)
-    session.client.delete("users", user, **_forced(force))
+@pass_invocation
+def delete_user(invocation: Invocation, user: str, force: bool) -> None:
+    _require_user(invocation, user)
+    invocation.client.delete("users", user, **_forced(force))
 
 
 @mqctl.command("change_password", help=f"Sets a user's password, which is {_PASSWORD}.")
 @click.argument("user")
 @click.argument("password", required=False)
-@pass_session
-def change_password(session: Session, user: str, password: str | None) -> None:
-    _require_user(session, user)
-    session.client.put("users", user, body={"password": password_argument(password, new=True)})
+@pass_invocation
+def change_password(invocation: Invocation, user: str, password: str | None) -> None:
+    _require_user(invocation, user)
+    invocation.client.put("users", user, body={"password": password_argument(password, new=True)})
 
 
 @mqctl.command(
@@ -71,30 +71,30 @@ def change_password(session: Session, user: str, password: str | None) -> None:
 @_FORCE
 @click.argument("user")
 @click.argument("tags", nargs=-1)
-@pass_session
-def set_user_tags(session: Session, user: str, tags: tuple[str, ...], force: bool) -> None:
-    _require_user(session, user)
-    session.client.put("users", user, body={"tags": list(tags)}, **_forced(force))
+@pass_invocation
+def set_user_tags(invocation: Invocation, user: str, tags: tuple[str, ...], force: bool) -> None:
+    _require_user(invocation, user)
+    invocation.client.put("users", user, body={"tags": list(tags)}, **_forced(force))
 
 
 @mqctl.command("list_users", help="Lists users and their tags.")
-@pass_session
-def list_users(session: Session) -> None:
-    rows = [(user["name"], user["tags"]) for user in session.client.get("users")]
-    show(("user", "tags"), rows, session)
+@pass_invocation
+def list_users(invocation: Invocation) -> None:
+    rows = [(user["name"], user["tags"]) for user in invocation.client.get("users")]
+    show(("user", "tags"), rows, invocation)
 
 
 @mqctl.command("authenticate_user", help="Says whether a password is the user's.")
 @click.argument("user")
 @click.argument("password", required=False)
-@pass_session
-def authenticate_user(session: Session, user: str, password: str | None) -> None:
-    answer = session.client.post(
+@pass_invocation
+def authenticate_user(invocation: Invocation, user: str, password: str | None) -> None:
+    answer = invocation.client.post(
         "users", user, "authenticate", body={"password": password_argument(password)}
     )
     if not answer["authenticated"]:
         raise Failure(f'failed to authenticate user "{user}"', DATA_ERROR)
-    session.say("Success")
+    invocation.say("Success")
 
 
 @mqctl.command("add_vhost", help="Makes a virtual host.")
@@ -105,26 +105,26 @@ def authenticate_user(session: Session, user: str, password: str | None) -> None
     type=click.Choice(["classic", "quorum", "stream"]),
     help="Type of durable queues that are declared without one.",
 )
-@pass_session
-def add_vhost(session: Session, vhost: str, description: str, default_queue_type: str | None) -> None:
+@pass_invocation
+def add_vhost(invocation: Invocation, vhost: str, description: str, default_queue_type: str | None) -> None:
     body = {"description": description}
     if default_queue_type is not None:
         body["default_queue_type"] = default_queue_type
-    session.client.put("vhosts", vhost, body=body)
+    invocation.client.put("vhosts", vhost, body=body)
 
 
 @mqctl.command("delete_vhost", help="Deletes a virtual host with all that is in it.")
 @click.argument("vhost")
-@pass_session
-def delete_vhost(session: Session, vhost: str) -> None:
-    _require_vhost(session, vhost)
-    session.client.delete("vhosts", vhost)
+@pass_invocation
+def delete_vhost(invocation: Invocation, vhost: str) -> None:
+    _require_vhost(invocation, vhost)
+    invocation.client.delete("vhosts", vhost)
 
 
 @mqctl.command("list_vhosts", help="Lists virtual hosts.")
-@pass_session
-def list_vhosts(session: Session) -> None:
-    show(("name",), [(vhost["name"],) for vhost in session.client.get("vhosts")], session)
+@pass_invocation
+def list_vhosts(invocation: Invocation) -> None:
+    show(("name",), [(vhost["name"],) for vhost in invocation.client.get("vhosts")], invocation)
 
 
 @mqctl.command("set_permissions", help="Sets what a user may do: three regular expressions for names.")
@@ -133,11 +133,13 @@ def list_vhosts(session: Session) -> None:
 @click.argument("configure")
 @click.argument("write")
 @click.argument("read")
-@pass_session
-def set_permissions(session: Session, vhost: str, user: str, configure: str, write: str, read: str) -> None:
-    _require_user(session, user)
-    _require_vhost(session, vhost)
-    session.client.put(
+@pass_invocation
+def set_permissions(
+    invocation: Invocation, vhost: str, user: str, configure: str, write: str, read: str
+) -> None:
+    _require_user(invocation, user)
+    _require_vhost(invocation, vhost)
+    invocation.client.put(
         "permissions", vhost, user, body={"configure": configure, "write": write, "read": read}
     )
 
@@ -145,29 +147,29 @@ def set_permissions(session: Session, vhost: str, user: str, configure: str, wri
 @mqctl.command("clear_permissions", help="Takes a user's permissions in a vhost.")
 @in_vhost
 @click.argument("user")
-@pass_session
-def clear_permissions(session: Session, vhost: str, user: str) -> None:
-    _require_user(session, user)
-    _require_vhost(session, vhost)
-    if _exists(session, "permissions", vhost, user):
-        session.client.delete("permissions", vhost, user)
+@pass_invocation
+def clear_permissions(invocation: Invocation, vhost: str, user: str) -> None:
+    _require_user(invocation, user)
+    _require_vhost(invocation, vhost)
+    if _exists(invocation, "permissions", vhost, user):
+        invocation.client.delete("permissions", vhost, user)
 
 
 @mqctl.command("list_permissions", help="Lists the permissions in a vhost.")
 @in_vhost
-@pass_session
-def list_permissions(session: Session, vhost: str) -> None:
-    _require_vhost(session, vhost)
+@pass_invocation
+def list_permissions(invocation: Invocation, vhost: str) -> None:
+    _require_vhost(invocation, vhost)
     columns = ("user", "configure", "write", "read")
-    rows = session.client.get("vhosts", vhost, "permissions")
-    show(columns, [[row[column] for column in columns] for row in rows], session)
+    rows = invocation.client.get("vhosts", vhost, "permissions")
+    show(columns, [[row[column] for column in columns] for row in rows], invocation)
 
 
 @mqctl.command("list_user_permissions", help="Lists a user's permissions.")
 @click.argument("user")
-@pass_session
-def list_user_permissions(session: Session, user: str) -> None:
-    _require_user(session, user)
+@pass_invocation
+def list_user_permissions(invocation: Invocation, user: str) -> None:
+    _require_user(invocation, user)
     columns = ("vhost", "configure", "write", "read")
-    rows = session.client.get("users", user, "permissions")
-    show(columns, [[row[column] for column in columns] for row in rows], session)
+    rows = invocation.client.get("users", user, "permissions")
+    show(columns, [[row[column] for column in columns] for row in rows], invocation)

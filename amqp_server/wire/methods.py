@@ -43,7 +43,7 @@ def decode(payload: bytes, depth: int = tables.DEPTH_MAX) -> base.Frame:
     kind: type[base.Frame] | None = commands.INDEX_MAPPING.get(where[0] << 16 | where[1])
     if kind is None:
         raise CommandInvalid(f"unknown class or method ({where[0]}, {where[1]})", where)
-    method: base.Frame = kind.__new__(kind)
+    method: base.Frame = object.__new__(kind)
     try:
         _decode_into(method, payload, depth)
     except tables.TableTooDeep as error:
@@ -115,7 +115,7 @@ _FIELDS: dict[str, Callable[[bytes, int], tuple[Any, int]]] = {
 
 def make(kind: type[M], **fields: object) -> M:
     """Make a method without pamqp's checks of names."""
-    method = kind.__new__(kind)
+    method = object.__new__(kind)
     for name in method.__slots__:
         setattr(method, name, fields.get(name))
     return method

@@ -5,13 +5,13 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from conformance_tests import programs
 from conformance_tests.ports import HOST, free_ports
 
 START_SECONDS = 60
@@ -24,7 +24,7 @@ class BrokerFailed(Exception):
 
 def find_mqd() -> str | None:
     """The mqd of the interpreter's own environment before any other."""
-    beside = Path(sys.executable).parent / "mqd"
+    beside = programs.directory() / "mqd"
     return str(beside) if beside.exists() else shutil.which("mqd")
 
 

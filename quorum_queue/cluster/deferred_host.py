@@ -85,7 +85,7 @@ class DeferredHost(QueueHost):
         self._pending_barriers.append(done)
         self._turn.schedule(self)
 
-    def holds(self, key: Key, low: int) -> bool:
+    def can_settle(self, key: Key, low: int) -> bool:
         return key in self._sinks and low >= self._returned.get(key, 0)
 
     def _sent(self, number: int, *, applied: bool) -> None:

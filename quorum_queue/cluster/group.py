@@ -58,7 +58,7 @@ class StateMachine(Protocol):
     def lose_bodies(self, indexes: list[int]) -> None:
         """No member can read these applied entries any more: give up their bodies."""
 
-    def settled(self) -> None:
+    def entries_applied(self) -> None:
         """Entries were applied, and there are no more for now."""
 
     def snapshot(self) -> bytes: ...
@@ -276,7 +276,7 @@ class Group:
                 if kind == MEMBERS:
                     machine.members_changed(self.core.members)
             self.applied = index
-        machine.settled()
+        machine.entries_applied()
         self.forget_applied()
         released = machine.released()
         if released:
@@ -311,7 +311,7 @@ class Group:
             self.leading = leading
             self.replicas.led_count += 1 if leading else -1
             self.machine.leader_changed()
-        self.machine.settled()
+        self.machine.entries_applied()
 
 
 def _grown(items: list[T] | tuple[()], more: list[T]) -> list[T]:

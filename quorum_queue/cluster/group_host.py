@@ -10,6 +10,7 @@ other nodes.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 from quorum_queue.cluster import contents, dead_letters
@@ -42,7 +43,7 @@ class GroupHost(DeferredHost):
         "_asked",
         "_configured",
         "_gone_after",
-        "_held",
+        "_deliveries_waiting",
         "_own",
         "_released",
         "_wake_at",
@@ -87,9 +88,11 @@ class GroupHost(DeferredHost):
         self._asked: list[tuple[int, str, Any]] = []
         #: Deliveries that wait for a body which the disk has yet to give, or has lost, and all later ones, with
         #: the places of their bodies.
-        self._held: list[tuple[Consumer, Run, int, contents.Places]] = []
+        self._deliveries_waiting: list[tuple[Consumer, Run, int, contents.Places]] = []
         self._warming = Warming(
-            self, lambda: ((run, places) for _, run, _, places in self._held), self._deliver_held
+            self,
+            lambda: ((run, places) for _, run, _, places in self._deliveries_waiting),
+            self._deliver_waiting,
         )
         self._released: list[int] = []
         #: The leader looks for consumers of nodes that are gone once it has applied this entry.
@@ -126,19 +129,18 @@ class GroupHost(DeferredHost):
     def consumer_count(self) -> int:
         return self.replica.machine.consumers.count
 
-    def consumers(self) -> list[ConsumerState]:
+    def consumers(self) -> Iterator[ConsumerState]:
         consumers = self.replica.machine.consumers
-        return [
-            ConsumerState(
+        active = consumers.active if consumers.single_active else None
+        for consumer in list(consumers.attached()):
+            yield ConsumerState(
                 consumer.key,
                 consumer.no_ack,
                 consumer.exclusive,
                 consumer.own_prefetch,
                 consumer.priority,
-                not consumers.single_active or consumer is consumers.active,
+                not consumers.single_active or consumer is active,
             )
-            for consumer in consumers.attached()
-        ]
 
     def _send_pending(self) -> None:
         node, incarnation = self._own
@@ -170,7 +172,7 @@ class GroupHost(DeferredHost):
         super().hand_over(to, failed=failed)
 
     def _release(self) -> None:
-        self._held.clear()
+        self._deliveries_waiting.clear()
         if self.ended != "failed":
             dead_letters.send_waiting(self, now=True)
         self.dead_letters_waiting.clear()
@@ -263,11 +265,11 @@ class GroupHost(DeferredHost):
     @property
     def _reads_later(self) -> bool:
         """Return whether deliveries or dead letters wait for their bodies."""
-        return bool(self._held or self.dead_letters_waiting)
+        return bool(self._deliveries_waiting or self.dead_letters_waiting)
 
     def _awaited_entries(self) -> dict[int, None]:
         """The entries that deliveries and dead letters wait for. Their messages may be settled already."""
-        awaited = dict.fromkeys(index for *_, places in self._held for index, _ in places)
+        awaited = dict.fromkeys(index for *_, places in self._deliveries_waiting for index, _ in places)
         for each in self.dead_letters_waiting:
             awaited.update(dict.fromkeys(index for index, _ in each.places))
         return awaited
@@ -304,7 +306,7 @@ class GroupHost(DeferredHost):
         self.replica = _restored(state)
         self._keep_time()
         self.replicas.bodies.drop_group(self.queue_id)
-        self._held.clear()
+        self._deliveries_waiting.clear()
         last_own = self.last_own_batch()
         asked = self._asked_until(last_own)
         self._catch_up_consumers(asked)
@@ -316,7 +318,7 @@ class GroupHost(DeferredHost):
                 self._purged(key, 0)
         for key in list(self._getting):
             coming = sum(asked[1:] == ("get", key) for asked in self._asked)
-            coming += sum(held[0].key[2:] == key for held in self._held)
+            coming += sum(held[0].key[2:] == key for held in self._deliveries_waiting)
             coming += sum(command[0] == "get" and command[1].key == key for command in self.pending)
             while len(self._getting.get(key, ())) > coming:
                 self._got(key, None)
@@ -350,8 +352,8 @@ class GroupHost(DeferredHost):
                 for first, run in zip(held.checkout.starts, held.checkout.runs, strict=True):
                     if first >= known:
                         copy = run.every(0, 1)
-                        self._held.append((held, copy, first, self.replica.find(copy.seqs)))
-        self._deliver_held()
+                        self._deliveries_waiting.append((held, copy, first, self.replica.find(copy.seqs)))
+        self._deliver_waiting()
 
     def _asked_until(self, last_own: int) -> list[tuple[str, Any]]:
         """Take the requests of batches up to this one."""
@@ -404,7 +406,7 @@ class GroupHost(DeferredHost):
         if applied.deliveries:
             find = self.replica.find
             for consumer, run, first_id in applied.deliveries:
-                self._held.append((consumer, run, first_id, find(run.seqs)))
+                self._deliveries_waiting.append((consumer, run, first_id, find(run.seqs)))
         if applied.refused:
             self._answer_each(applied)
         else:
@@ -444,10 +446,10 @@ class GroupHost(DeferredHost):
 
     def _consumers_gone(self, gone: dict[Key, None]) -> None:
         """Drop these consumers' undelivered messages, which others get; only those that need no ack stay theirs."""
-        held, self._held = self._held, []
+        held, self._deliveries_waiting = self._deliveries_waiting, []
         for each in held:
             if each[0].no_ack or each[0].key not in gone:
-                self._held.append(each)
+                self._deliveries_waiting.append(each)
             else:
                 self._got(each[0].key[2:], None)
         for key in gone:
@@ -476,7 +478,7 @@ class GroupHost(DeferredHost):
     def _attach_again(self, key: Key, consumer: Consumer) -> None:
         """Attach a consumer again: the group took this node for down and requeued its messages, but it still exists."""
         consumer.next_id = self._returned[key] = self._next_ids.get(key, 0)
-        for held, run, first_id, _ in self._held:
+        for held, run, first_id, _ in self._deliveries_waiting:
             if held.key[2:] == key:
                 # It gets these messages before any others.
                 consumer.next_id = first_id + len(run.seqs)
@@ -502,30 +504,30 @@ class GroupHost(DeferredHost):
 
     # -- bodies ----------------------------------------------------------------------------------------------------
 
-    def settled(self) -> None:
-        if self._held:
-            self._deliver_held()
+    def entries_applied(self) -> None:
+        if self._deliveries_waiting:
+            self._deliver_waiting()
 
-    def _deliver_held(self) -> None:
+    def _deliver_waiting(self) -> None:
         if self.ended:
             return
         if self.group.behind:
             # A node that was away first learns what happened to its consumers meanwhile.
             return
-        while self._held:
-            consumer, run, first_id, places = self._held[0]
+        while self._deliveries_waiting:
+            consumer, run, first_id, places = self._deliveries_waiting[0]
             try:
-                found = contents.find(self, places, self._deliver_held, self._warming.waits)
+                found = contents.find(self, places, self._deliver_waiting, self._warming.waits)
             except contents.BodyGone:
-                del self._held[0]
+                del self._deliveries_waiting[0]
                 if len(places) > 1:
-                    self._held[:0] = _by_place(consumer, run, first_id, places)
+                    self._deliveries_waiting[:0] = _by_place(consumer, run, first_id, places)
                 else:
                     self._got(consumer.key[2:], None)
                 continue
             if found is None:
                 return
-            del self._held[0]
+            del self._deliveries_waiting[0]
             run.contents = found
             self._deliver(consumer.key[2:], consumer, run, first_id)
         if self._warming.given:

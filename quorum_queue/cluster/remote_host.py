@@ -8,7 +8,7 @@ cancels those of a queue whose node went down, and the queue's home gives their 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from quorum_queue.cluster import events, frames
@@ -99,10 +99,10 @@ class RemoteHost(DeferredHost):
     def consumer_count(self) -> int:
         return self._stats.consumers
 
-    def consumers(self) -> list[ConsumerState]:
-        """The number of this node's consumers; only the queue's home knows the others."""
-        return [
-            ConsumerState(
+    def consumers(self) -> Iterator[ConsumerState]:
+        """This node's consumers; only the queue's home knows the others."""
+        for key, consumer in list(self._consumers.items()):
+            yield ConsumerState(
                 (self._node, self._incarnation, *key),
                 consumer.no_ack,
                 consumer.exclusive,
@@ -110,8 +110,6 @@ class RemoteHost(DeferredHost):
                 consumer.priority,
                 True,
             )
-            for key, consumer in self._consumers.items()
-        ]
 
     # -- sending
     # ---------------------------------------------------------------------------------------------------

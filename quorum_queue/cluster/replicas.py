@@ -388,8 +388,9 @@ class Replicas:
 
     def take_dirty(self) -> list[Group]:
         """Return the groups in which something happened since the last call."""
-        dirty, self.dirty = self.dirty, {}
-        return [group for group in dirty if self.groups.get(group.id) is group]
+        dirty = [group for group in self.dirty if self.groups.get(group.id) is group]
+        self.dirty.clear()
+        return dirty
 
     def carry_out(self, group: Group) -> None:
         """Carry out what a dirty group asks for."""

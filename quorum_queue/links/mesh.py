@@ -48,7 +48,16 @@ class Mesh:
         check_size(cluster, hello)
         self._listen = listen
         self._tls = tls
-        self._sessions = Sessions(node, options)
+        sessions = self._sessions = Sessions(node, options)
+        #: Queue one frame, the parts concatenated; False if there is no session. It leaves at the end of this turn. Big
+        #: parts are not copied. Raises ValueError if the frame is empty or longer than a frame may be.
+        self.send = sessions.send
+        #: The turn calls `flush` at its end: nothing need be sent before.
+        self.turn_begins = sessions.turn_begins
+        #: Send the queued frames. Outside of turns that happens by itself.
+        self.flush = sessions.flush
+        #: Return the peers to which the next `flush` sends something.
+        self.waiting = sessions.waiting
         greeter = Greeter(Keys(secret), cluster, hello, os.urandom, self._sessions.standing)
         log = SeldomLog(logger, options.log_interval_ms / 1000, trio.current_time)
         self._accepting = Accepting(self._sessions, greeter, options, self._wire, log)
@@ -70,26 +79,6 @@ class Mesh:
                 await self._accepting.run(self._listen, nursery)
         finally:
             self._nursery = None
-
-    def send(self, peer: str, parts: list[bytes]) -> bool:
-        """Queue one frame, the parts concatenated; False if there is no session.
-
-        It leaves at the end of this turn. Big parts are not copied. Raises ValueError if the frame is empty
-        or longer than a frame may be.
-        """
-        return self._sessions.send(peer, parts)
-
-    def turn_begins(self) -> None:
-        """The turn calls `flush` at its end: nothing need be sent before."""
-        self._sessions.turn_begins()
-
-    def flush(self) -> None:
-        """Send the queued frames. Outside of turns that happens by itself."""
-        self._sessions.flush()
-
-    def waiting(self) -> Collection[str]:
-        """Return the peers to which the next `flush` sends something."""
-        return self._sessions.waiting()
 
     def pending_bytes(self, peer: str) -> int:
         """Return the bytes that are queued for the peer and that the socket has not taken yet."""

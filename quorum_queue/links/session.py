@@ -27,7 +27,7 @@ GATHER_BYTES = 2 << 20
 LOST = (OSError, ssl.SSLError, trio.BrokenResourceError, trio.ClosedResourceError)
 
 
-class Session:
+class LinkSession:
     """A session lasts from its agreed beginning until one side ends it."""
 
     def __init__(
@@ -123,7 +123,7 @@ class Session:
         except LOST as error:
             self.close(str(error))
 
-    async def run(self, received: Callable[[Session, list[memoryview]], None]) -> None:
+    async def run(self, received: Callable[[LinkSession, list[memoryview]], None]) -> None:
         """Pass on frames until the session ends.
 
         Raises what `received` raises: that is the node's fault, not the peer's.
@@ -139,7 +139,7 @@ class Session:
                 except FrameError as error:
                     self.close(f"it sent what is no frame: {error}")
 
-    async def _read(self, received: Callable[[Session, list[memoryview]], None]) -> None:
+    async def _read(self, received: Callable[[LinkSession, list[memoryview]], None]) -> None:
         wire, reader, clock = self._wire, self._reader, self._clock
         while not self.closed:
             await wire.readable()

@@ -12,7 +12,7 @@ from quorum_queue.links.framing import FrameReader
 from quorum_queue.links.greeting import read_message, write_message
 from quorum_queue.links.handshake import Hello, Refused, Standing
 from quorum_queue.links.ports import Events, LinkOptions, Peer
-from quorum_queue.links.session import Session
+from quorum_queue.links.session import LinkSession
 from quorum_queue.links.steady_clock import SteadyClock
 from quorum_queue.links.wire import Wire
 
@@ -40,7 +40,7 @@ class Pair:
         self.name = name
         #: None if the peer is known only because it dialled us.
         self.address: Peer | None = None
-        self.session: Session | None = None
+        self.session: LinkSession | None = None
         self.candidate: Candidate | None = None
         self.dialling: trio.CancelScope | None = None
         self.unlinked = trio.Event()
@@ -58,10 +58,10 @@ class Sessions:
         self.node = node
         self._options = options
         self.pairs: dict[str, Pair] = {}
-        self.open: dict[str, Session] = {}
+        self.open: dict[str, LinkSession] = {}
         #: Sessions that this node has begun because the peer decided so.
         self._adopted = 0
-        self._dirty: dict[Session, None] = {}
+        self._dirty: dict[LinkSession, None] = {}
         #: Within a turn of the node, whose end sends the queued frames.
         self._turning = False
         self._flush_wanted = trio.Event()
@@ -156,11 +156,11 @@ class Sessions:
             if pair.candidate is candidate:
                 pair.candidate = None
 
-    def _session(self, wire: Wire, hello: Hello, adopted_as: int) -> Session:
+    def _session(self, wire: Wire, hello: Hello, adopted_as: int) -> LinkSession:
         reader = FrameReader(self._shared, self._options.frame_bytes_max)
-        return Session(wire, hello, adopted_as, self._options, reader, self._clock)
+        return LinkSession(wire, hello, adopted_as, self._options, reader, self._clock)
 
-    async def _serve(self, pair: Pair, session: Session) -> None:
+    async def _serve(self, pair: Pair, session: LinkSession) -> None:
         if pair.session is not None:
             self._end(pair, pair.session, "the peer began anew")
         pair.session = self.open[pair.name] = session
@@ -174,7 +174,7 @@ class Sessions:
         finally:
             self._end(pair, session, "this node stops")
 
-    def _end(self, pair: Pair, session: Session, reason: str) -> None:
+    def _end(self, pair: Pair, session: LinkSession, reason: str) -> None:
         session.close(reason)
         if pair.session is not session:
             return
@@ -187,7 +187,7 @@ class Sessions:
         logger.info("link to %s down: %s", pair.name, session.reason)
         self.events.link_down(pair.name)
 
-    def _received(self, session: Session, frames: list[memoryview]) -> None:
+    def _received(self, session: LinkSession, frames: list[memoryview]) -> None:
         self.events.received(session.peer, frames)
 
     async def flush_on_demand(self) -> None:

@@ -16,6 +16,7 @@ class Effects:
     """Effects as data; a host reads the lists after the batch and carries them out in this order."""
 
     __slots__ = (
+        "acked",
         "accepted_bytes",
         "attach_refused",
         "burst_bytes",
@@ -40,6 +41,7 @@ class Effects:
         "settled",
         "used",
         "wake_at",
+        "wants_acked",
         "wants_enqueued",
     )
 
@@ -48,11 +50,16 @@ class Effects:
         *,
         wants_enqueued: bool = False,
         wants_places: bool = False,
+        wants_acked: bool = False,
         in_memory: bool = False,
         expires_max: int = 1 << 62,
     ) -> None:
         #: The host writes a log, so it needs a copy of each run as it was accepted.
         self.wants_enqueued = wants_enqueued
+        #: The host has messages whose publisher waits only until the disk has them, or a consumer has had them.
+        self.wants_acked = wants_acked
+        #: Those of `settled` that a consumer has acked, if requested.
+        self.acked: list[Run] = []
         #: Messages handed out in this batch.
         self.burst_messages = self.burst_bytes = 0
         #: Runs that may yet expire in this batch; the rest expires in the next one.

@@ -285,6 +285,8 @@ class Machine:
                 self._discard(ready.pop(level, len(head.seqs)), "expired", effects)
                 continue
             if not consumers.count:
+                if head.expires_at is None:
+                    return
                 break
             length = min(len(head.seqs), BURST_MESSAGES - effects.burst_messages)
             takers, one_by_one = consumers.takers(length)
@@ -406,7 +408,10 @@ class Machine:
             self.consumers.by_key.pop(consumer.key, None)
 
     def _settle(self, meta: Meta, command: Command, effects: Effects) -> None:
-        effects.settled += self._take(command)
+        runs = self._take(command)
+        effects.settled += runs
+        if effects.wants_acked:
+            effects.acked += runs
 
     def _return(self, meta: Meta, command: Command, effects: Effects) -> None:
         self._give_back(self._take(command), effects)

@@ -8,7 +8,8 @@ does.
 from __future__ import annotations
 
 from array import array
-from typing import NamedTuple
+
+from quorum_queue.machine.attributes import Attributes as Attributes
 
 #: Longest run that merging makes: long enough that its own cost does not matter, short enough to page in and
 #: out.
@@ -17,21 +18,6 @@ RUN_LENGTH_MAX = 2048
 RUN_BYTES_MAX = 1 << 20
 #: A run at most this long joins a run with other heads, which then keeps one head per message.
 MIXED_LENGTH_MAX = 16
-
-
-class Attributes(NamedTuple):
-    """What the machine and the edge must know about a message without decoding it. Shared by whole runs."""
-
-    persistent: bool = False
-    priority: int = 0
-    #: Per-message time to live in ms, from the expiration property.
-    ttl_ms: int | None = None
-    #: Channel number that the content frames carry.
-    channel: int = 1
-    #: Largest frame among the content frames, in bytes.
-    frame_bytes: int = 4096
-    #: Bytes of each content that a limit in bytes does not count (set only for queues with such a limit).
-    overhead: int = 0
 
 
 DEFAULT_ATTRIBUTES = Attributes()

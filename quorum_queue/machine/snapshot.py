@@ -16,12 +16,13 @@ import msgspec
 
 from quorum_queue.machine import versions
 from quorum_queue.machine.arrays import packed, unpacked
+from quorum_queue.machine.attributes import Attributes
 from quorum_queue.machine.codec import CodecError
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Reason
 from quorum_queue.machine.letters import State as LettersState
 from quorum_queue.machine.machine import Machine
-from quorum_queue.machine.run import Attributes, Run
+from quorum_queue.machine.run import Run
 from quorum_queue.machine.settings import Settings
 from quorum_queue.machine.states import DedupState
 

@@ -31,6 +31,8 @@ NEWEST = 2
 FOUNDERS = 2
 #: The topology takes no batch of a removed node.
 REMOVED = 2
+#: The topology keeps the last administrator.
+ADMINISTRATOR = 2
 
 #: Features that a node announces in the handshake of a link for the versions that it can apply, beyond the
 #: first.
@@ -45,4 +47,15 @@ def newest_of(features: Collection[str]) -> int:
     return version
 
 
-__all__ = ["FEATURES", "FIRST", "FOUNDERS", "LETTERS", "LOSSES", "NEWEST", "REMOVED", "RETURNED", "newest_of"]
+__all__ = [
+    "ADMINISTRATOR",
+    "FEATURES",
+    "FIRST",
+    "FOUNDERS",
+    "LETTERS",
+    "LOSSES",
+    "NEWEST",
+    "REMOVED",
+    "RETURNED",
+    "newest_of",
+]

@@ -191,6 +191,8 @@ def test_variables_that_others_set_are_no_mistake(
 ) -> None:
     """Kubernetes tells each container of the services around it; images name their version."""
     monkeypatch.setenv("MQD_AMQP", "127.0.0.1:0")
+    # For who builds.
+    monkeypatch.setenv("MQD_PURE", "1")
     for name in (
         "SERVICE_HOST",
         "SERVICE_PORT",

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from conformance_tests import programs
 from conformance_tests.ports import free_port
 from tests.cluster import planted, shifted_clock, troubled_mqd
 from tests.cluster.links import ProxiedLinks, Unsupported
@@ -25,11 +26,11 @@ from tests.reliability.node import Node
 HOST = "127.0.0.1"
 ROOT = Path(__file__).parents[2]
 #: This version, and tests can set its clock and have its queues fail.
-TROUBLED = (
-    *(sys.executable, "-P", "-c"),
-    # The tree comes last: if mqd is installed compiled, that is the one to test.
-    f"import sys; sys.path.append({str(ROOT)!r}); from {troubled_mqd.__name__} import main; raise SystemExit(main())",
-)
+# The tree comes last: if mqd is installed compiled, that is the one to test.
+_START = f"import sys; sys.path.append({str(ROOT)!r}); from {troubled_mqd.__name__} import main; raise SystemExit(main())"
+TROUBLED = (programs.python(), "-P", "-c", _START)
+#: Of our own interpreter, which is pure in `make test`: methods of a compiled class cannot be replaced.
+PURE = (sys.executable, "-P", "-c", _START)
 #: Less than a node is frozen for.
 API_MAX_S = 3.0
 #: Less than by default, because one of the faults is a small disk.

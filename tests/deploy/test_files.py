@@ -43,7 +43,7 @@ def test_only_options_that_there_are() -> None:
     }
     assert {name for _, name in named} >= {"PEERS", "NODE", "CLUSTER_SECRET_FILE", "DATA_DIR"}
     # Those of the program, and of setup.py.
-    known = OPTIONS | {"config", "pure", "build_jobs"}
+    known = OPTIONS | {"config", "pure", "build_jobs", "build_cache"}
     assert {pair for pair in named if pair[1].lower() not in known} == set()
 
 

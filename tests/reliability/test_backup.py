@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -16,10 +15,11 @@ import pytest
 
 from amqp_server.backup import CLUSTER_TABLE
 from amqp_server.cluster import membership
+from conformance_tests import programs
 from conformance_tests.patience import PATIENCE_S, open_connection
 from persistence import copying
 from persistence.copying import CannotCopy, copy_directory
-from tests.reliability.node import Node, wait_until
+from tests.reliability.node import Node, command, wait_until
 
 COPIES = 4
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
@@ -80,8 +80,8 @@ def numbers(port: int, queue: str = "kept") -> list[int]:
 
 
 def backup(source: Path, target: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [str(Path(sys.executable).with_name("mqd-backup")), *options, str(source), str(target)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    arguments = [command("mqd-backup"), *options, str(source), str(target)]
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def test_copies_of_a_node_under_load(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_the_process_is_the_one_that_has_the_lock_file_open(
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may make a namespace for processes")
 def test_a_node_that_is_the_first_process_of_a_container(tmp_path: Path) -> None:
-    data, tools = tmp_path / "data", Path(sys.executable).parent
+    data, tools = tmp_path / "data", programs.directory()
     container = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
     mqd = [str(tools / "mqd"), "--data-dir", str(data), "--amqp", "127.0.0.1:0", "--http", ""]
     with subprocess.Popen([*container, *mqd], stdout=subprocess.PIPE, text=True) as running_there:

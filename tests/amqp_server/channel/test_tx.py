@@ -29,7 +29,7 @@ class Shifted(list[int]):
 class Source:
     """A queue that still holds all deliveries for their acks."""
 
-    def holds(self, key: Any, low: int) -> bool:
+    def can_settle(self, key: Any, low: int) -> bool:
         return True
 
 

@@ -151,7 +151,7 @@ def test_handed_over_during_the_move(how: str, move: str) -> None:
         world.steps(moment)
         world.hand_over()
         found.append(world.finish())
-    # A member that leaves refuses what is on its way when the others let it go: whether it landed it does not learn.
+    # A member that leaves refuses what is on its way when the others let it go: it does not learn whether the leader took it.
     assert min(found) == COUNT or move.startswith("leaves b")
     assert found[0] == COUNT
 

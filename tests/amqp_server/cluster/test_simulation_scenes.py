@@ -567,7 +567,7 @@ def test_a_queue_that_is_declared_after_a_disk_was_lost_is_not_among_what_it_has
     client = scene.client("a")
     cluster: Any = node.cluster
     # It does not look yet whether its memory is whole.
-    cluster._settle_memory = lambda: None
+    cluster._forget_lost_disk = lambda: None
     scene.wait(lambda: node.serving)
     record = QueueRecord(
         "/",
@@ -581,7 +581,7 @@ def test_a_queue_that_is_declared_after_a_disk_was_lost_is_not_among_what_it_has
     )
     scene.propose("a", operations.DeclareQueue(record))
     scene.publish(client, "quorum")
-    del cluster._settle_memory
+    del cluster._forget_lost_disk
     scene.finish()
 
 
@@ -798,3 +798,31 @@ def test_who_asks_a_queue_whose_deletion_the_node_has_not_seen_yet_may_ask_again
     assert len(at_b.refusals) == 1
     scene.settle()
     check_at_rest(scene)
+
+
+def test_of_two_administrators_deleted_at_once_one_stays() -> None:
+    scene = Scene()
+    first, other = scene.nodes["a"], scene.nodes["b"]
+    answers: list[Result | Refused] = []
+    first.broker.propose(operations.PutUser(User("ann", "hash", ("administrator",))), answers.append)
+    first.end_turn()
+    scene.wait(lambda: bool(answers) and other.broker.users.get("ann") is not None)
+    answers.clear()
+    # Neither node knows of the other's deletion.
+    first.broker.propose(operations.DeleteUser("ann"), answers.append)
+    other.broker.propose(operations.DeleteUser("guest"), answers.append)
+    first.end_turn()
+    other.end_turn()
+    scene.wait(lambda: len(answers) == 2)
+    scene.work_off()
+    results = [answer for answer in answers if isinstance(answer, Result)]
+    assert sorted(result.changed for result in results) == [False, True]
+    assert "last administrator" in "".join(result.error for result in results)
+    for node in scene.nodes.values():
+        assert len([user for user in node.broker.users if user.administers]) == 1
+    # One who means it may.
+    (left,) = [user.name for user in first.broker.users if user.administers]
+    first.broker.propose(operations.PutUser(User(left, "hash"), forced=True), answers.append)
+    first.end_turn()
+    scene.wait(lambda: len(answers) == 3)
+    assert not [user for user in first.broker.users if user.administers]

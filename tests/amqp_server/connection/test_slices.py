@@ -5,6 +5,7 @@ Time goes on with each look at the clock here, so a turn is over after so many l
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -369,3 +370,130 @@ def test_many_exclusive_queues_go_in_parts_with_their_connection(sliced: SlicedN
     assert list(depths(sliced)) == ["bystander"]
     assert len(peer.answers()) == (how == "close")
     assert max(sliced.turns) < TURN_MAX
+
+
+def bound(peer: Peer, count: int) -> None:
+    """Bind the queue "bound" to the exchange "x" so many times."""
+    called(
+        peer,
+        commands.Exchange.Declare(exchange="x", durable=True),
+        commands.Queue.Declare(queue="bound", durable=True),
+        *(
+            commands.Queue.Bind(queue="bound", exchange="x", routing_key=f"k{number}")
+            for number in range(count)
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    "deletion", [commands.Exchange.Delete(exchange="x"), commands.Queue.Delete(queue="bound")]
+)
+def test_what_has_very_many_bindings_is_deleted_in_parts(sliced: SlicedNode, deletion: base.Frame) -> None:
+    peer = opened(sliced)
+    publish = bystander(sliced)
+    bound(peer, 700)
+    sliced.turns.clear()
+    sliced.feed(peer, method(1, deletion))
+    assert not peer.answers()
+    assert sliced.drive(between=publish) > 100
+    assert [answer.name for _, answer in peer.answers() if isinstance(answer, base.Frame)] == [
+        f"{deletion.name}Ok"
+    ]
+    vhost = sliced.broker.vhost("/")
+    assert not vhost.router.bindings(source="x") and not vhost.router.bindings(
+        destination="bound", kind="queue"
+    )
+    assert (vhost.router.get("x") is None) != ("bound" not in vhost.queues)
+    assert max(sliced.turns) < TURN_MAX
+    sliced.sync()
+    assert not list(sliced.broker.metadata.items("bindings"))
+
+
+def test_a_deletion_goes_on_when_its_client_is_lost(sliced: SlicedNode) -> None:
+    peer = opened(sliced)
+    bound(peer, 700)
+    sliced.feed(peer, method(1, commands.Exchange.Delete(exchange="x")))
+    sliced.turn.run(peer.session.lost)
+    sliced.drive()
+    assert sliced.broker.vhost("/").router.get("x") is None
+    assert sliced.broker.counts.bindings == 0
+
+
+def test_others_may_change_what_is_being_deleted(sliced: SlicedNode) -> None:
+    peer, other = opened(sliced), opened(sliced)
+    bound(peer, 700)
+    sliced.feed(peer, method(1, commands.Exchange.Delete(exchange="x")))
+    others = (
+        commands.Queue.Bind(queue="bound", exchange="x", routing_key="new"),
+        commands.Queue.Unbind(queue="bound", exchange="x", routing_key="k699"),
+        commands.Exchange.Delete(exchange="x"),
+        commands.Queue.Delete(queue="bound"),
+    )
+    other.send(method(1, *others))
+    sliced.drive()
+    assert sliced.broker.vhost("/").router.get("x") is None
+    assert not depths(sliced)
+    assert sliced.broker.counts.bindings == 0
+    assert len(other.answers()) == 4 and len(peer.answers()) == 1
+
+
+def test_an_exchange_in_use_keeps_its_bindings(sliced: SlicedNode) -> None:
+    peer = opened(sliced)
+    bound(peer, 600)
+    [closed] = called(peer, commands.Exchange.Delete(exchange="x", if_unused=True))
+    assert isinstance(closed, commands.Channel.Close) and closed.reply_code == 406
+    assert sliced.broker.counts.bindings == 600
+
+
+def test_a_vhost_is_deleted_in_parts(sliced: SlicedNode) -> None:
+    publish = bystander(sliced)
+    broker = sliced.broker
+    broker.add_vhost("v")
+    broker.permissions.set("guest", "v", ".*", ".*", ".*")
+    peer = sliced.peer()
+    peer.session.vhost = broker.vhost("v")
+    called(peer, commands.Channel.Open())
+    declared(peer, 300)
+    peer.answers()
+    sliced.turns = [steps(sliced.turn.run, broker.delete_vhost, "v")]
+    assert sliced.drive(between=publish) > 50
+    [(_, closed)] = peer.answers()
+    assert isinstance(closed, commands.Connection.Close) and closed.reply_code == 320
+    assert "v" not in broker.vhost_records and list(depths(sliced)) == ["bystander"]
+    assert broker.counts.queues == 1 and broker.counts.bindings == 0
+    assert max(sliced.turns) < TURN_MAX
+
+
+def test_a_client_with_very_many_consumers_comes_and_goes(sliced: SlicedNode) -> None:
+    peer = opened(sliced)
+    called(peer, commands.Queue.Declare(queue="q"))
+
+    def attach(first: int) -> int:
+        consumers = [commands.Basic.Consume(queue="q", consumer_tag=f"c{first + n}") for n in range(50)]
+        return steps(called, peer, *consumers)
+
+    few = attach(0)
+    called(peer, *(commands.Basic.Consume(queue="q", consumer_tag=f"d{n}") for n in range(1_000)))
+    assert attach(100) < 2 * few
+    toggle = method(1, *(commands.Basic.Qos(prefetch_count=n % 2 + 1, global_=True) for n in range(4)))
+    assert steps(peer.send, toggle) < 10_000
+    began = time.thread_time()
+    called(peer, commands.Channel.Close(200, "", 0, 0))
+    assert time.thread_time() - began < 0.2
+
+
+def test_a_client_with_very_many_channels_goes(sliced: SlicedNode) -> None:
+    """What one channel held is not given to the next one that goes."""
+    peer = opened(sliced)
+    peer.session.limits.channel_max = 2_047
+    called(peer, commands.Queue.Declare(queue="q"))
+    numbers = range(2, 300)
+    peer.send(b"".join(method(number, commands.Channel.Open()) for number in numbers))
+    sliced.drive()
+    peer.send(b"".join(method(number, commands.Basic.Consume(queue="q")) for number in numbers))
+    sliced.drive()
+    peer.send(message("", "q"))
+    sliced.drive()
+    assert steps(sliced.turn.run, peer.session.lost) < 300_000
+    sliced.drive()
+    assert [redelivered for *_, redelivered in sliced.contents()["q"]] == [True]

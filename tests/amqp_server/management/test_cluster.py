@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 import pytest
@@ -36,11 +36,17 @@ class FakeCluster:
         self.refuses: Exception | None = None
         self.missed: list[str] = []
 
-    def status(self) -> dict[str, Any]:
+    def leaders(self) -> Iterator[str]:
+        return iter(("n1", "n2"))
+
+    def status(self, leaders: Iterable[str]) -> dict[str, Any]:
+        assert list(leaders) == ["n1", "n2"]
         return {"node": "n1", "majority": not self.missed}
 
-    def queues(self, vhosts: Iterable[str]) -> list[dict[str, Any]]:
-        return [{"vhost": vhost} for vhost in vhosts]
+    def queues(self, vhosts: Iterable[str]) -> Iterator[dict[str, Any] | None]:
+        for vhost in sorted(vhosts):
+            yield {"vhost": vhost}
+            yield None
 
     def queue(self, vhost: str, name: str) -> dict[str, Any]:
         if name != "q":
@@ -50,8 +56,9 @@ class FakeCluster:
     def obstacle(self) -> str:
         return "no majority of the cluster's nodes is reachable" if self.missed else ""
 
-    def critical(self) -> list[str]:
-        return self.missed
+    def critical(self) -> Iterator[str | None]:
+        yield None
+        yield from self.missed
 
     def _ask(self, *what: Any) -> None:
         if self.refuses is not None:

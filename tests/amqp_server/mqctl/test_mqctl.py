@@ -325,6 +325,11 @@ def test_usage_errors(mqctl: Mqctl, capsys: pytest.CaptureFixture[str]) -> None:
         "Error: Info key(s) bogus are not supported; there are: name,"
     )
     assert mqctl("declare_queue", "q", "-a", "nonsense").code == 65
+    for what in ((), ("q", "--topology")):
+        assert "give either QUEUE or --topology" in mqctl("cluster", "accept-loss", *what).err
+    # It is no node of a cluster.
+    assert "give either" not in mqctl("cluster", "accept-loss", "--topology").err
+    assert mqctl("cluster", "accept-loss", "--topology").code != 0
     assert "Lists queues" in ok(mqctl("list_queues", "--help")).out
 
 

@@ -213,6 +213,7 @@ def test_segments_are_as_long_as_they_can_be() -> None:
     assert [len(segment.contents) for segment in scanner.segments] == [20]
 
 
+@pytest.mark.pure
 def test_attributes_kept_are_bounded() -> None:
     publisher = Publisher(131_072, b"guest", 1 << 20)
     for ttl_ms in range(3 * Publisher.INTERNED_MAX):
@@ -220,6 +221,7 @@ def test_attributes_kept_are_bounded() -> None:
         assert len(publisher._interned) <= Publisher.INTERNED_MAX
 
 
+@pytest.mark.pure
 def test_shapes_kept_are_bounded() -> None:
     scanner = Scanner()
     data = b"".join(

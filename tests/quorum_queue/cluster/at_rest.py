@@ -132,7 +132,7 @@ def check_empty(cluster: Cluster) -> None:
                 host._getting,
                 host._purging,
                 host._barriers,
-                host._held,
+                host._deliveries_waiting,
             )
             if any(rest):
                 raise Violation(f"{node.name} waits for answers that do not come: {rest}")

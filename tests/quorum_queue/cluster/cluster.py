@@ -12,7 +12,7 @@ from quorum_queue.cluster.group import Group
 from tests.quorum_queue.cluster.broker import Declared, Event
 from tests.quorum_queue.cluster.clients import Client
 from tests.quorum_queue.cluster.ledger import Ledger
-from tests.quorum_queue.cluster.network import CLOSED, Network, Session
+from tests.quorum_queue.cluster.network import CLOSED, LinkSession, Network
 from tests.quorum_queue.cluster.node import SimulatedNode
 from tests.turns import Violation
 
@@ -222,7 +222,7 @@ class Cluster:
         self.network.blocked.clear()
         self.network.blocked.update(self.dead)
 
-    def end_session(self, session: Session) -> None:
+    def end_session(self, session: LinkSession) -> None:
         for name in session.ends:
             if session.states[name] != CLOSED:
                 self.network.close(session, name)

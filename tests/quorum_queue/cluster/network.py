@@ -19,7 +19,7 @@ class End(Protocol):
     incarnation: int
     #: See quorum_queue.links.handshake.Hello.
     features: tuple[str, ...]
-    sessions: dict[str, Session]
+    sessions: dict[str, LinkSession]
 
     def link_up(self, peer: str, incarnation: int) -> None: ...
 
@@ -28,7 +28,7 @@ class End(Protocol):
     def received(self, peer: str, found: list[bytes]) -> None: ...
 
 
-class Session:
+class LinkSession:
     def __init__(self, ends: tuple[str, str], incarnations: dict[str, int]) -> None:
         self.ends = ends
         self.incarnations = incarnations
@@ -46,7 +46,7 @@ class Session:
 class Network:
     def __init__(self) -> None:
         self.nodes: dict[str, End] = {}
-        self.sessions: list[Session] = []
+        self.sessions: list[LinkSession] = []
         #: (from, to) in which nothing arrives.
         self.blocked: dict[tuple[str, str], None] = {}
         #: The version that queues may be raised to, as the topology would have it.
@@ -60,7 +60,7 @@ class Network:
         if (one, two) in self.blocked or (two, one) in self.blocked:
             return
         incarnations = {name: nodes[name].incarnation for name in (one, two)}
-        self.sessions.append(Session((one, two), incarnations))
+        self.sessions.append(LinkSession((one, two), incarnations))
 
     def _between(self, one: str, two: str) -> bool:
         return any(
@@ -76,9 +76,9 @@ class Network:
             session.streams[to].append(frame)
         return True
 
-    def places(self) -> list[tuple[Session, str]]:
+    def places(self) -> list[tuple[LinkSession, str]]:
         """Ends of sessions at which something may happen now."""
-        found: list[tuple[Session, str]] = []
+        found: list[tuple[LinkSession, str]] = []
         for session in self.sessions:
             for name in session.ends:
                 state, other = session.states[name], session.other(name)
@@ -95,7 +95,7 @@ class Network:
                     found.append((session, name))
         return found
 
-    def go_on(self, session: Session, name: str, frames_max: int = 1) -> str:
+    def go_on(self, session: LinkSession, name: str, frames_max: int = 1) -> str:
         """Let happen at one end what is next there; return what that was. A few frames may come with one read."""
         node, other = self.nodes[name], session.other(name)
         if session.states[name] == NEW:
@@ -114,7 +114,7 @@ class Network:
         self.close(session, name)
         return f"{name} sees the end of its link to {other}"
 
-    def close(self, session: Session, name: str) -> None:
+    def close(self, session: LinkSession, name: str) -> None:
         """One end is done with the session; the other learns of it after what is on its way."""
         state, session.states[name] = session.states[name], CLOSED
         session.streams[name].clear()

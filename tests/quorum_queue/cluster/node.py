@@ -39,7 +39,7 @@ from tests.quorum_queue.cluster.broker import (
     Timers,
     WatchedHosts,
 )
-from tests.quorum_queue.cluster.network import Network, Session
+from tests.quorum_queue.cluster.network import LinkSession, Network
 from tests.turns import StrictBoundary, Violation
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class SimulatedNode:
         #: Of so many reads the disk has the pages later. None in scenes, which say what happens themselves.
         self.slow_reads = 0.0
         self._reads = Random(seed)
-        self.sessions: dict[str, Session] = {}
+        self.sessions: dict[str, LinkSession] = {}
         self.clock = ManualClock(1000 + seed % 977, WALL_MS)
         #: Of the queue time, on its disk: the cluster has been there for a while.
         self.time_note: TimeNote | None = QueueTime(self.clock).note()

@@ -12,7 +12,7 @@ from quorum_queue.machine.run import Attributes, Run
 from tests.quorum_queue.cluster.at_rest import check_at_rest, check_empty, drain
 from tests.quorum_queue.cluster.clients import Client, Holder, Publisher
 from tests.quorum_queue.cluster.cluster import Cluster
-from tests.quorum_queue.cluster.network import Session
+from tests.quorum_queue.cluster.network import LinkSession
 from tests.quorum_queue.cluster.node import SimulatedNode
 
 
@@ -136,7 +136,7 @@ class Scene(Cluster):
         found = {declared.name: self.leading(declared) for declared in self.declared}
         return {name: group.replicas.node for name, group in found.items() if group is not None}
 
-    def sessions_of(self, node: str) -> list[Session]:
+    def sessions_of(self, node: str) -> list[LinkSession]:
         return [session for session in self.network.sessions if node in session.ends]
 
     def heal(self) -> None:

@@ -183,6 +183,7 @@ MUTATIONS = [
 ]  # fmt: skip
 
 
+@pytest.mark.pure
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_a_planted_bug_is_found(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
     for test in mutation.tests:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from quorum_queue.raft.messages import APPEND
 from quorum_queue.raft.options import Options
 from quorum_queue.raft.progress import PROBE, REPLICATE
@@ -227,6 +229,7 @@ def test_an_idle_group_keeps_no_entries_in_memory() -> None:
     assert [len(group[name].log._cache) for name in "abc"] == [0, 0, 0]
 
 
+@pytest.mark.pure
 def test_an_idle_group_keeps_no_empty_containers() -> None:
     group = Group()
     group.elect("a")

@@ -55,6 +55,11 @@ class Model:
             "bindings": set(self.bindings),
         }
 
+    def _last_administrator(self, name: str) -> bool:
+        if self.version < versions.ADMINISTRATOR:
+            return False
+        return [each.name for each in self.users.values() if each.administers] == [name]
+
     def apply(self, index: int, operation: Operation) -> bool:
         """Apply what stands at `index`; return whether there was anything to change."""
         match operation:
@@ -62,9 +67,13 @@ class Model:
                 return _put(self.vhosts, record.name, record)
             case operations.DeleteVhost(name):
                 return self._delete_vhost(name)
-            case operations.PutUser(user):
+            case operations.PutUser(user, forced):
+                if not (forced or user.administers) and self._last_administrator(user.name):
+                    return False
                 return _put(self.users, user.name, user)
-            case operations.DeleteUser(name):
+            case operations.DeleteUser(name, forced):
+                if not forced and self._last_administrator(name):
+                    return False
                 self.permissions = {at: each for at, each in self.permissions.items() if at[0] != name}
                 return self.users.pop(name, None) is not None
             case operations.SetPermission(permission):

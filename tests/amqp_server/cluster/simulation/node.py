@@ -38,7 +38,7 @@ from tests.amqp_server.cluster.simulation.marks import Marks
 from tests.amqp_server.cluster.simulation.mesh import SimulatedMesh
 from tests.amqp_server.cluster.simulation.waiting import Task, sleep
 from tests.clocks import ManualClock
-from tests.quorum_queue.cluster.network import Network, Session
+from tests.quorum_queue.cluster.network import LinkSession, Network
 from tests.turns import StrictBoundary, Violation
 
 if TYPE_CHECKING:
@@ -108,10 +108,11 @@ class SimulatedNode:
         self.incarnation = 0
         #: See quorum_queue.links.handshake.Hello. A node of the version before has none.
         self.features: tuple[str, ...] = FEATURES
+        self.zone = ""
         self.restored = 0
         self.clock = ManualClock(1_000_000 + seed % 977, WALL_MS)
         self.rate = rate
-        self.sessions: dict[str, Session] = {}
+        self.sessions: dict[str, LinkSession] = {}
         self.silent: dict[str, int] = {}
         self.clients: list[Client] = []
         self.tasks: list[Task] = []
@@ -160,7 +161,9 @@ class SimulatedNode:
         self.alive, self.serving, self.full = True, False, False
         self.wants_start = False
         self.silent = {}
-        config = Config(node=self.name, peers=tuple(f"{name}=127.0.0.1:1" for name in peers), **LIMITS)
+        config = Config(
+            node=self.name, zone=self.zone, peers=tuple(f"{name}=127.0.0.1:1" for name in peers), **LIMITS
+        )
         self.commits = commits = SteppedCommit(self.disk)
         boundary = StrictBoundary()
         timers, journal = Timers(changed=lambda: None, boundary=boundary), Journal(self.disk)

@@ -124,8 +124,9 @@ class Simulation(Cluster):
         operations: tuple[Operation, ...] = (
             PutVhost(VhostRecord("v", random.choice(("", "text")), (), random.choice(kinds))),
             PutVhost(VhostRecord("/", "", (), random.choice(kinds))),
-            PutUser(User(user, random.choice(("one", "other")), random.choice(((), ("monitoring",))))),
-            PutUser(User(user, "hash")),
+            PutUser(User(user, random.choice(("one", "other")), random.choice(((), ("administrator",))))),
+            # The first user is no administrator any more, unless it is the last one.
+            PutUser(User("guest" if user == "bob" else user, "hash")),
             SetPermission(Permission(user, vhost, random.choice((".*", "a")), "", ".*")),
             SetPermission(Permission("guest", "v", ".*", ".*", ".*")),
             ClearPermission(user, vhost),

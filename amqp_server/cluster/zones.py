@@ -1,0 +1,59 @@
+"""Failure domains: each node says in the handshake of its links in which zone it is.
+
+Members of a queue are chosen from different zones where there are enough. A node without a zone, or one that this node
+has not had a link with since its start, counts as a zone of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+#: How a node announces its zone among its features.
+PREFIX = "zone/"
+
+
+def features(zone: str) -> tuple[str, ...]:
+    """Return what a node in this zone announces."""
+    return (PREFIX + zone,) if zone else ()
+
+
+class Zones:
+    def __init__(self, node: str = "", zone: str = "") -> None:
+        self._zones = {node: zone}
+
+    def heard(self, node: str, features: Iterable[str]) -> None:
+        """A link with a node is up; these are its features."""
+        self._zones[node] = next((each[len(PREFIX) :] for each in features if each.startswith(PREFIX)), "")
+
+    def of(self, node: str) -> str:
+        """Return the zone of a node; empty if it has none, or it is not known here."""
+        return self._zones.get(node, "")
+
+    def shared(self, nodes: Collection[str]) -> int:
+        """Return how many of these nodes are in a zone with an earlier one of them."""
+        return len(nodes) - len({self._place(node) for node in nodes})
+
+    def crowd(self, node: str, others: Iterable[str]) -> int:
+        """Return how many of the others are in the same zone as this node."""
+        place = self._place(node)
+        return sum(self._place(other) == place for other in others)
+
+    def choose(self, first: str, ranked: Sequence[tuple[object, str]], count: int) -> tuple[str, ...]:
+        """Choose so many nodes beside the first one, which is among them.
+
+        `ranked` are nodes, the best first, each with its rank: nodes of a worse rank are taken only when those of a
+        better one are used up; among those of the same rank the zone decides.
+        """
+        chosen, left = [first], [each for each in ranked if each[1] != first]
+        while left and len(chosen) < count:
+            rank = left[0][0]
+            best = min(
+                (each for each in left if each[0] == rank), key=lambda each: self.crowd(each[1], chosen)
+            )
+            left.remove(best)
+            chosen.append(best[1])
+        return tuple(chosen)
+
+    def _place(self, node: str) -> tuple[bool, str]:
+        zone = self.of(node)
+        return (True, zone) if zone else (False, node)

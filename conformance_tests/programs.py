@@ -1,0 +1,22 @@
+"""The mqd that tests start: from the directory that TEST_PROGRAMS names, or else from our own interpreter's.
+
+So `make test` runs the tests of single classes on the source as it is, and whole brokers compiled.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+VARIABLE = "TEST_PROGRAMS"
+
+
+def directory() -> Path:
+    return Path(os.environ.get(VARIABLE) or Path(sys.executable).parent)
+
+
+def python() -> str:
+    """Return an interpreter that imports this mqd."""
+    chosen = os.environ.get(VARIABLE)
+    return str(Path(chosen, "python")) if chosen else sys.executable
