@@ -8,6 +8,7 @@ numbers are written over all of them at once by slices with a step. So no messag
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from itertools import chain, repeat
 from typing import Final
 
@@ -100,14 +101,21 @@ class BatchReader:
         if count == 1:
             out.append(b"".join((prefix, tag.to_bytes(8, "big"), items)))
             return
-        each = _flatten(struct.iter_unpack(f"{size}s", items))
+        at = 0
         while count:
             low = tag & 255
             part = min(256 - low, count)
             start_bytes = prefix + (tag >> 8).to_bytes(7, "big")
+            stop = at + part * size
+            if part == 256:
+                # In one step: the module remembers the format.
+                each: Iterable[bytes] = struct.unpack_from(f"{size}s" * 256, items, at)
+            else:
+                each = _flatten(struct.iter_unpack(f"{size}s", items[at:stop]))
             out.append(b"".join(_flatten(zip(repeat(start_bytes), _LOW[low : low + part], each))))
             tag += part
             count -= part
+            at = stop
 
 
 def _restamped(

@@ -37,8 +37,8 @@ logger = logging.getLogger("mqd.streams")
 FULL = (errno.ENOSPC, errno.EDQUOT)
 #: What is read at once.
 READ_BYTES = 256 * 1024
-#: Heads that one read looks at which no filter matches.
-PASSED_MAX = 4096
+#: Heads that one read looks at which no filter matches: others wait for the thread.
+PASSED_MAX = 256
 _SEGMENT, _INDEX, _FIRST = ".segment", ".index", "first"
 #: An offset and its checksum.
 _NOTE = struct.Struct(">QI")

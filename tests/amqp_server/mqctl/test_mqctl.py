@@ -138,7 +138,7 @@ def test_default_queue_type_of_a_vhost(mqd: Addresses, mqctl: Mqctl) -> None:
         ch.queue_declare("transient")
     rows = ok(mqctl("-q", "list_queues", "-p", "replicated", "name", "type")).rows
     assert sorted(rows) == [["durable", "quorum"], ["transient", "classic"]]
-    assert mqctl("add_vhost", "other", "--default-queue-type", "stream").code != 0
+    assert mqctl("add_vhost", "other", "--default-queue-type", "abc").code != 0
     ok(mqctl("delete_vhost", "replicated"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import commands, header
@@ -134,6 +135,25 @@ def test_every_consumer_gets_what_was_published(
             name: value for name, value in wanted.items() if value
         }
         assert list(delivery.properties.headers or {})[-1] == "x-stream-offset"
+
+
+@pytest.mark.parametrize("first_tag", [1, 100, 255, 256, 257, 65_500])
+@pytest.mark.parametrize("channel", [1, 3])
+def test_a_long_run_of_messages_that_look_alike(first_tag: int, channel: int) -> None:
+    encoder = Encoder(Layouts(), 200, 0)
+    bodies = [b"%04d" % number for number in range(1500)]
+    encoder.add(run_of([framed({}, body, 1, 4096) for body in bodies], [head_of("k")] * 1500, 1))
+    (encoded,) = encoder.finish()
+    assert len(encoded.batch.shapes) == 1
+    out: list[bytes | memoryview] = []
+    reader = BatchReader(encoded.batch)
+    reader.take(3, DeliverTemplate(channel, "t", 4096), first_tag, out)
+    reader.take(1497, DeliverTemplate(channel, "t", 4096), first_tag + 3, out)
+    got = [each for _, each in decoded(b"".join(out)) if isinstance(each, Delivery)]
+    assert [each.body for each in got] == bodies
+    assert [(each.properties.headers or {})["x-stream-offset"] for each in got] == list(range(200, 1700))
+    tags = [each.method.delivery_tag for each in got if isinstance(each.method, commands.Basic.Deliver)]
+    assert tags == list(range(first_tag, first_tag + 1500))
 
 
 def test_frames_are_not_larger_than_the_consumer_takes() -> None:
