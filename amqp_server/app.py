@@ -463,6 +463,8 @@ def _serve(config: Config, reread: Reread | None) -> int:
     try:
         trio.run(run)
     except* (ListenError, ClusterError, TLSFileError, SecretFileError, UserRefused) as group:
+        # The reason is the last line.
+        logs.end()
         print(f"mqd: {_first(group)}", file=sys.stderr)
         code = 1
     except* StartAgain:

@@ -156,6 +156,8 @@ def test_deleted_vhost_closes_its_connections(raw: Raw, ctl: Ctl, vhost: str) ->
     )
 
 
+# Several starts of a rabbitmqctl, each of which may take many seconds on a busy machine.
+@pytest.mark.timeout(300)
 def test_deleted_user_is_closed_and_shut_out(raw: Raw, ctl: Ctl, user: str) -> None:
     ctl("set_permissions", user, ".*", ".*", ".*")
     client = raw(user=user, password=user)
@@ -171,6 +173,8 @@ def test_changed_password(raw: Raw, ctl: Ctl, user: str) -> None:
     raw(user=user, password="new ✓ password")
 
 
+# Several starts of a rabbitmqctl, each of which may take many seconds on a busy machine.
+@pytest.mark.timeout(300)
 def test_users_and_vhosts_are_listed(ctl: Ctl, user: str, vhost: str) -> None:
     ctl("set_user_tags", user, "management", "monitoring")
     ctl("set_permissions", "-p", vhost, user, "^c", "^w", "^r")

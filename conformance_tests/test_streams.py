@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
+from pika.exceptions import ChannelClosedByBroker
 
 from conformance_tests.broker import Broker
 from conformance_tests.conftest import Connect, Name
 from conformance_tests.expect import expect_channel_close, expect_connection_close
 from conformance_tests.inbox import Delivery, Inbox, numbered, publish, queue_exists
+from conformance_tests.patience import wait_s
 
 STREAM = {"x-queue-type": "stream"}
 #: Between messages that are to have different times, s. Times of AMQP are seconds.
@@ -383,6 +385,18 @@ def test_a_stream_outlives_the_broker(
     confirmed(connect, queue, *numbered(20))
     broker.restart()
     confirmed(connect, queue, *numbered(5, 20))
-    found = reader(connect, queue).take(25)
+    found = served(connect, queue).take(25)
     assert [each.body for each in found] == numbered(25)
     assert offsets(found) == list(range(25))
+
+
+def served(connect: Connect, queue: str) -> Inbox:
+    """Return a consumer as soon as the broker lets it be one: RabbitMQ starts its streams when it serves already."""
+    deadline = time.monotonic() + wait_s()
+    while True:
+        try:
+            return reader(connect, queue)
+        except ChannelClosedByBroker as closed:
+            if closed.reply_code != 404 or time.monotonic() > deadline:
+                raise
+        time.sleep(0.2)

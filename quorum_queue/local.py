@@ -125,6 +125,8 @@ class LocalHost(DeadLettering):
         self._unanswered: list[Command] = []
         #: Messages that came alone and are not on disk yet, by position, and whom to tell: see `_confirm_acked`.
         self._lone: dict[int, list[tuple[Any, int, int]]] = {}
+        #: Batches whose publishers wait for the disk.
+        self._batches_waiting = 0
         self._letters_sent: dict[int, None] = {}
         self._letters_waiting = deque()
         self._letters_asked = self._letters_cold = 0
@@ -399,17 +401,27 @@ class LocalHost(DeadLettering):
             return
         durable_seq = self.machine.next_seq - 1
         alone = -1
-        if len(waiting) == 1 and len(effects.enqueued) == 1 and waiting[0][1] == waiting[0][2]:
+        if (
+            # Behind others its confirm would be out of order, and a frame of its own.
+            not self._batches_waiting
+            and len(waiting) == 1
+            and len(effects.enqueued) == 1
+            and waiting[0][1] == waiting[0][2]
+        ):
             # What deduplication remembers of it has to be on disk, whatever becomes of the message.
             [run] = effects.enqueued
             if len(run.seqs) == 1 and self._names is None:
                 alone = run.seqs.start
                 self._lone[alone] = waiting
+        if waiting:
+            self._batches_waiting += 1
 
         def done() -> None:
             if alone >= 0:
                 self._lone.pop(alone, None)
             self._durable_seq = max(self._durable_seq, durable_seq)
+            if waiting:
+                self._batches_waiting -= 1
             for origin, first, last in waiting:
                 origin.confirmed(first, last)
             if self.services.memory.used > self.services.memory.budget_bytes:
@@ -422,15 +434,14 @@ class LocalHost(DeadLettering):
 
         So a publisher that waits for each confirm does not wait for a sync where the consumer is faster.
         """
-        lone = self._lone
         for run in acked:
-            seqs = run.seqs
-            for seq in seqs if len(seqs) <= len(lone) else [each for each in lone if each in seqs]:
-                # `done` of the commit finds the list empty.
-                for origin, first, last in lone.get(seq, ()):
+            for seq in [each for each in self._lone if each in run.seqs]:
+                waiting = self._lone.pop(seq)
+                for origin, first, last in waiting:
                     origin.confirmed(first, last)
-                if seq in lone:
-                    lone.pop(seq).clear()
+                # `done` of the commit finds the list empty.
+                waiting.clear()
+                self._batches_waiting -= 1
 
     def _forget(self, settled: list[Run]) -> bool:
         """Delete the entries of settled messages and give their memory back; say whether the journal was written."""

@@ -70,28 +70,33 @@ def test_a_lone_message_that_is_acked_before_the_commit_is_confirmed_then() -> N
     host = node.host(Settings(), journalled=True)
     publisher = Publisher()
     attach(host)
-    publish(host, numbered(1, 1), publisher)
-    publish(host, numbered(2, 2), publisher, 2)
-    assert publisher.confirms == set()
-    host.submit(("settle", "c", 1, 1))
-    assert publisher.confirms == {2}
+    for number in (1, 2):
+        # The second one, too: the first is waited for no more.
+        publish(host, numbered(number, number), publisher, number)
+        assert number not in publisher.confirms
+        host.submit(("settle", "c", number - 1, number - 1))
+        assert publisher.confirms == set(range(1, number + 1))
     node.commit()
     assert publisher.confirms == {1, 2}
     assert not host._lone
+    assert not host._batches_waiting
 
 
-def test_lone_messages_that_are_acked_together() -> None:
+def test_confirms_come_in_the_order_of_the_messages() -> None:
+    """What is acked before the commit, behind others that wait for it, waits with them."""
     node = Node()
     host = node.host(Settings(), journalled=True)
     publisher = Publisher()
     attach(host)
-    publish(host, numbered(1, 20), publisher)
-    for number in range(21, 24):
+    for number in (1, 2, 3):
         publish(host, numbered(number, number), publisher, number)
-    host.submit(("settle", "c", 0, 21))
-    assert publisher.confirms == {21, 22}
+    host.submit(("settle", "c", 1, 2))
+    assert publisher.confirms == set()
+    host.submit(("settle", "c", 0, 0))
+    assert publisher.confirms == {1}
     node.commit()
-    assert publisher.confirms == set(range(1, 24))
+    assert publisher.confirms == {1, 2, 3}
+    assert not host._batches_waiting
 
 
 @pytest.mark.parametrize("how", ["returned", "rejected", "dead-lettered", "purged"])
