@@ -7,16 +7,16 @@ behind them, and their records stay: so a letter and its message never leave the
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from quorum_queue.machine.effects import Effects, Reason
 from quorum_queue.machine.run import Run
 from quorum_queue.paging import Paging
 
 #: Dead letters that are sent at once; then the turn may be over.
-LETTERS_MAX = 4
+LETTERS_MAX: Final = 4
 #: A dead letter that found no taker is tried again after this time.
-DEAD_LETTER_RETRY_MS = 1_000
+DEAD_LETTER_RETRY_MS: Final = 1_000
 
 
 class WaitingLetters(NamedTuple):

@@ -11,7 +11,7 @@ target that has taken one already only confirms it (see quorum_queue.machine.let
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from quorum_queue.cluster import contents
 from quorum_queue.dead_lettering import DEAD_LETTER_RETRY_MS
@@ -22,7 +22,7 @@ from quorum_queue.machine.replicated import Applied
 from quorum_queue.machine.run import Run
 
 #: Each sending looks for the lowest position among at most so many held letters.
-LOOK_MAX = 1_000
+LOOK_MAX: Final = 1_000
 
 if TYPE_CHECKING:
     from quorum_queue.cluster.group_host import GroupHost

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Collection, Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from quorum_queue.boundary import Boundary
 from quorum_queue.clock import Clock
@@ -35,7 +35,7 @@ logger = logging.getLogger("mqd.replication")
 
 _RAFT = bytes((frames.RAFT,))
 #: A leader that this node heard from within this time stays leader, ms.
-OTHERS_HEARD_MS = 2_000
+OTHERS_HEARD_MS: Final = 2_000
 
 
 class Written(NamedTuple):

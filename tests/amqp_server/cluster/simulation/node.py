@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Coroutine
 from contextlib import suppress
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from amqp_server.broker import recovery, time_notes
 from amqp_server.broker.alarms import Alarms
@@ -196,7 +196,7 @@ class SimulatedNode:
             hosts=hosts, replication=made.replication,
         )  # fmt: skip
         with watching(self, self.ledger):
-            self.cluster = cluster = ClusterNode(broker, made, hosts)
+            self.cluster = cluster = ClusterNode(broker, made, hosts, cast(Any, None))
         self._identities[self.name, self.incarnation] = self.disk.node_id
         self.turn.run(self._begin, cluster, journal)
         return self.alive
