@@ -442,7 +442,9 @@ def _serve(config: Config, reread: Reread | None) -> int:
     try:
         # Now rather than at the first start only: who gives the file wants to know that it can be read.
         first_password(config)
-        environment = Environment.open(config.data_dir)
+        environment = Environment.open(
+            config.data_dir, log_bytes=config.log_bytes, log_commit_bytes_max=config.log_commit_bytes_max
+        )
     except (PersistenceError, SecretFileError) as error:
         print(f"mqd: {error}", file=sys.stderr)
         return 1

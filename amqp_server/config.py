@@ -458,6 +458,20 @@ class Config:
         low=0,
         high=86_400_000,
     )
+    log_bytes: int = option(
+        4 * MIB,
+        "Size of the write-ahead log, a file that small commits are written to before the data file; 0: none.",
+        unit="bytes",
+        low=0,
+        high=GIB,
+    )
+    log_commit_bytes_max: int = option(
+        64 * KIB,
+        "Commits above this size go to the data file at once.",
+        unit="bytes",
+        low=0,
+        high=64 * MIB,
+    )
     unsynced_high_bytes: int = option(
         64 * MIB,
         "Bytes not yet on disk above which their publishers are not read.",

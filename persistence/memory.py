@@ -102,6 +102,13 @@ class MemoryStore(Metadata):
     def transaction(self, layer: Layer) -> "MemoryTransaction":
         return MemoryTransaction(self, layer)
 
+    def log_record(self, layer: Layer) -> Callable[[], None] | None:
+        return None
+
+    @property
+    def log_is_half_full(self) -> bool:
+        return False
+
     def has_erasures(self) -> bool:
         return False
 

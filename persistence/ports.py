@@ -57,6 +57,15 @@ class Store(Protocol):
 
     def transaction(self, layer: Layer) -> Transaction: ...
 
+    def log_record(self, layer: Layer) -> Callable[[], None] | None:
+        """Return a job for the worker that makes the layer durable in the write-ahead log. It raises CommitFailed.
+
+        None: there is no log, or it has no room, or the layer is too large for it.
+        """
+
+    @property
+    def log_is_half_full(self) -> bool: ...
+
     def has_erasures(self) -> bool:
         """Return whether further transactions, even empty ones, can reclaim room."""
 

@@ -29,14 +29,14 @@ class SteppedCommit:
     def running(self) -> bool:
         return self._running is not None
 
-    def request(self, done: Callable[[], None] | None = None) -> None:
+    def request(self, done: Callable[[], None] | None = None, *, to_store: bool = False) -> None:
         if done is not None:
             self._pending.open.done.append(done)
 
     @property
     def unsynced(self) -> bool:
         """True if a submission is not durable yet."""
-        return bool(self._pending.open) or len(self._pending.layers) > 1
+        return self._pending.unsynced
 
     def turn_begins(self) -> None: ...
 
@@ -47,7 +47,7 @@ class SteppedCommit:
         """Return whether there is a commit to begin."""
         pending = self._pending
         return bool(
-            pending.open or pending.open.done or len(pending.layers) > 1 or self._store.has_erasures()
+            pending.unsynced or pending.open.done or pending.logged is not None or self._store.has_erasures()
         )
 
     def begin(self) -> bool:
@@ -57,7 +57,7 @@ class SteppedCommit:
         """
         if self._running is not None or not self.waits():
             return False
-        layer = self._pending.take()
+        layer = self._pending.take_all()
         transaction = self._store.transaction(layer)
         try:
             for _ in transaction.apply():

@@ -139,10 +139,10 @@ class LmdbStore:
     def transaction(self, layer: Layer) -> LmdbTransaction:
         """Raises StorageFull, as the transaction may."""
         if layer.appended:
-            self._check_room(layer)
+            self.check_room(layer)
         return LmdbTransaction(self, layer)
 
-    def _check_room(self, layer: Layer) -> None:
+    def check_room(self, layer: Layer) -> None:
         """Raise StorageFull if this would use the room for deletions."""
         # Values of some size have pages of their own, leaves are half empty at worst.
         wanted = layer.bytes + layer.bytes // 4 + min(layer.appended * PAGE_BYTES, layer.bytes)
@@ -178,6 +178,16 @@ class LmdbStore:
         self._writing = False
         self._written = None
         self._drop_snapshot()
+
+    def log_record(self, layer: Layer) -> Callable[[], None] | None:
+        return None
+
+    @property
+    def log_is_half_full(self) -> bool:
+        return False
+
+    def log_stored(self, sequence: int) -> None:
+        """The transaction that has all records of the write-ahead log up to this one is durable."""
 
     def has_erasures(self) -> bool:
         return bool(self.erasures or self.groups.erasures)

@@ -93,7 +93,7 @@ class Commits(Protocol):
     def unsynced(self) -> bool:
         """True if anything that was submitted is not on the disk yet."""
 
-    def request(self, done: Callable[[], None] | None = None) -> None: ...
+    def request(self, done: Callable[[], None] | None = None, *, to_store: bool = False) -> None: ...
 
 
 class Marks(Protocol):

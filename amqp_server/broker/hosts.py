@@ -142,9 +142,11 @@ class LocalHosts:
 
         if queue.type.is_stream and self._streams is not None:
             # Until the thread has written what it was given before.
-            self._streams.store.write(lambda: None, lambda result: self._services.commits.request(stored))
+            self._streams.store.write(
+                lambda: None, lambda result: self._services.commits.request(stored, to_store=True)
+            )
         elif queue.durable and not queue.exclusive:
-            self._services.commits.request(stored)
+            self._services.commits.request(stored, to_store=True)
         else:
             stored()
 

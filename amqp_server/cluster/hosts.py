@@ -286,7 +286,7 @@ class ClusterHosts:
             if queue.queue_id in self.stopped and not queue.deleted:
                 self._services.turn.contain(queue, self._begin_anew, queue, attempt, done)
 
-        self._services.commits.request(stored)
+        self._services.commits.request(stored, to_store=True)
 
     def _begin_anew(self, queue: Queue, attempt: int, done: Callable[[], None]) -> None:
         queue_id = queue.queue_id

@@ -81,7 +81,7 @@ class Requests:
 
     def turn_ends(self) -> None: ...
 
-    def request(self, done: Callable[[], None] | None = None) -> None:
+    def request(self, done: Callable[[], None] | None = None, *, to_store: bool = False) -> None:
         if done is not None:
             self._environment.pending.open.done.append(done)
 

@@ -72,7 +72,7 @@ class Commits:
 
     def turn_ends(self) -> None: ...
 
-    def request(self, done: Callable[[], None] | None = None) -> None:
+    def request(self, done: Callable[[], None] | None = None, *, to_store: bool = False) -> None:
         if done is not None:
             self._pending.open.done.append(done)
 
