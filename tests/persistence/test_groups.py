@@ -215,9 +215,8 @@ class Rules(Histories):
     def commit_erasures_ahead(self) -> None:
         """As on a full disk: the oldest layer does not fit, what only erases goes ahead of it."""
         pending = self.environment.pending
-        # That layer has all that only the write-ahead log has.
-        logged = pending.logged is not None
-        pending.take_all()
+        # That layer has what only the write-ahead log has.
+        logged = pending.take_all().sequence > 0
         erasing = pending.erasures(pending.behind(), self.environment.groups.snapshot_index)
         transaction = self.environment.transaction(erasing)
         for _ in transaction.apply():
