@@ -22,6 +22,7 @@ import trio
 from outcome import Error, Outcome, Value, capture
 
 from persistence.errors import StorageFull
+from persistence.holds import Holds
 from persistence.layer import Layer
 from persistence.marks import DeliveredMarks
 from persistence.ports import Store, Transaction
@@ -54,6 +55,7 @@ class Commit:
         self._in_turn: Callable[..., None] = self._own_turn
         self._store = store
         self._pending = store.pending
+        self._holds = Holds(store.pending, self.request)
         self._marks = marks
         self._loop: trio.lowlevel.TrioToken | None = None
         self._worker: Worker | None = None
@@ -89,6 +91,15 @@ class Commit:
             # the present task reaches an await, which ends its turn.
             self._loop.run_sync_soon(self._pending.close_layer, idempotent=True)
 
+    def hold(self, granted: Callable[[], None]) -> None:
+        """Submit over several turns what reaches the disk at once; see persistence.holds."""
+        self._holds.hold(granted)
+
+    def release(self) -> None:
+        self._holds.release()
+        if self._stopping:
+            self._wake.set()
+
     @property
     def unsynced(self) -> bool:
         """True if a submission is not on the disk yet."""
@@ -106,6 +117,9 @@ class Commit:
         if self._by_task or self._begun is not None:
             if self._full or self._pending.is_large:
                 self._pending.close_layer()
+        elif self._pending.is_held_back:
+            # Its holder asks for the commit.
+            self._wanted = False
         elif self._pending.layers[0]:
             self._begin_oldest()
         else:
@@ -208,7 +222,7 @@ class Commit:
     async def _run(self) -> None:
         while True:
             await self._called()
-            stopping = self._stopping
+            stopping = self._stopping and not self._pending.held
             self._by_task = True
             await self._commit_all()
             await self._tend()
@@ -219,7 +233,9 @@ class Commit:
                 return
 
     async def _called(self) -> None:
-        if not (self._wanted or self._stopping or self._store.has_erasures()):
+        held = self._pending.held
+        due = not self._pending.is_held_back and (self._wanted or self._store.has_erasures())
+        if not (due or (self._stopping and not held)):
             self._wake = trio.Event()
             # Marks are flushed and pages given back within a second, even if nobody commits.
             with trio.move_on_after(TEND_SECONDS):
@@ -255,8 +271,10 @@ class Commit:
             begun, self._begun = self._begun, None
             await self._see_through(begun)
         erasing = self._store.has_erasures()
-        while last in self._pending.layers and (
-            last or last.done or len(self._pending.layers) > 1 or erasing
+        while (
+            last in self._pending.layers
+            and not self._pending.is_held_back
+            and (last or last.done or len(self._pending.layers) > 1 or erasing)
         ):
             erasing = False
             layer = self._pending.take()

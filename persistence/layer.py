@@ -137,6 +137,8 @@ class Pending:
         self.open = Layer()
         self.layers: deque[Layer] = deque([self.open])
         self.bytes = 0
+        #: The open layer must not be closed yet; see persistence.holds.
+        self.held = False
 
     def __iter__(self) -> Iterator[Layer]:
         return iter(self.layers)
@@ -154,14 +156,20 @@ class Pending:
         """Return whether the open layer must be closed after this turn."""
         return self.open.bytes >= LAYER_BYTES_MAX or self.open.appended >= LAYER_APPENDS_MAX
 
+    @property
+    def is_held_back(self) -> bool:
+        """True if there is nothing to commit but the open layer, which must not be closed yet."""
+        return self.held and self.layers[0] is self.open
+
     def close_layer(self) -> None:
         """Later submissions go into a transaction of their own. Between turns only."""
-        if self.open:
+        if self.open and not self.held:
             self.open = Layer()
             self.layers.append(self.open)
 
     def take(self) -> Layer:
         """The oldest layer, closed. It stays here, to be read from, until `remove`. Between turns only."""
+        assert not self.is_held_back
         layer = self.layers[0]
         if layer is self.open:
             self.open = Layer()
