@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -48,14 +49,13 @@ class Deletions:
     def __init__(self, turn: Turn, propose: Callable[[Operation, Done | None], None]) -> None:
         self._turn = turn
         self._propose = propose
-        #: Whoever is told when one is gone.
-        self._queues: dict[Queue, Done | None] = {}
+        #: Each with whom to tell when it is gone.
+        self._queues: deque[tuple[Queue, Done | None]] = deque()
 
     def add(
         self, queues: Iterable[Queue], gone: Callable[[Queue, Result | Refused], None] | None = None
     ) -> None:
-        for queue in queues:
-            self._queues[queue] = None if gone is None else partial(gone, queue)
+        self._queues.extend((queue, None if gone is None else partial(gone, queue)) for queue in queues)
         self._go_on()
 
     def _go_on(self) -> None:
@@ -64,8 +64,7 @@ class Deletions:
             if self._turn.overdue():
                 self._turn.later(self, self._go_on)
                 return
-            queue = next(iter(queues))
-            gone = queues.pop(queue)
+            queue, gone = queues.popleft()
             self._propose(queue.deletion, gone)
 
     def failed(self, error: Exception) -> None:
@@ -150,7 +149,7 @@ class Broker:
     def propose(self, operation: Operation, done: Done | None = None) -> None:
         """Have a change made that was checked here; see replication.Replication."""
         propose = self.replication.propose
-        if isinstance(operation, DELETIONS) and not self.replication.clustered:
+        if isinstance(operation, DELETIONS):
             parts = parts_of(self.vhosts, operation)
             if parts is not None:
                 if isinstance(operation, DeleteVhost):
