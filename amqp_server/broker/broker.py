@@ -49,23 +49,29 @@ class Deletions:
     def __init__(self, turn: Turn, propose: Callable[[Operation, Done | None], None]) -> None:
         self._turn = turn
         self._propose = propose
-        #: Each with whom to tell when it is gone.
-        self._queues: deque[tuple[Queue, Done | None]] = deque()
+        #: Those of each owner, the next one last, and whom to tell. An object for each of them would take long to make.
+        self._owners: deque[tuple[list[Queue], Callable[[Queue, Result | Refused], None] | None]] = deque()
 
     def add(
         self, queues: Iterable[Queue], gone: Callable[[Queue, Result | Refused], None] | None = None
     ) -> None:
-        self._queues.extend((queue, None if gone is None else partial(gone, queue)) for queue in queues)
+        left = list(queues)
+        left.reverse()
+        self._owners.append((left, gone))
         self._go_on()
 
     def _go_on(self) -> None:
-        queues = self._queues
-        while queues:
+        owners = self._owners
+        while owners:
+            queues, gone = owners[0]
+            if not queues:
+                owners.popleft()
+                continue
             if self._turn.overdue():
                 self._turn.later(self, self._go_on)
                 return
-            queue, gone = queues.popleft()
-            self._propose(queue.deletion, gone)
+            queue = queues.pop()
+            self._propose(queue.deletion, None if gone is None else partial(gone, queue))
 
     def failed(self, error: Exception) -> None:
         """See amqp_server.turn.Unit."""
