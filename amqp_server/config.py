@@ -369,12 +369,12 @@ class Config:
     )
     tx_parts_max: int = option(
         20_000,
-        "Messages for one queue, and acks in a row, that a transaction has; it is committed without interruption.",
+        "Messages for one queue, and acks in a row, that a transaction has; other commits wait for a large one.",
         low=1_000,
         high=10_000_000,
     )
     table_depth_max: int = option(
-        32,
+        128,
         "Tables and arrays nested within a field table of a client's; a deeper one closes the connection.",
         unit="levels",
         low=1,

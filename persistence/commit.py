@@ -25,6 +25,7 @@ import trio
 from outcome import Error, Outcome, Value, capture
 
 from persistence.errors import StorageFull
+from persistence.holds import Holds
 from persistence.layer import Layer
 from persistence.marks import DeliveredMarks
 from persistence.ports import Store, Transaction
@@ -59,6 +60,7 @@ class Commit:
         self._in_turn: Callable[..., None] = self._own_turn
         self._store = store
         self._pending = store.pending
+        self._holds = Holds(store.pending, self.request)
         self._marks = marks
         self._loop: trio.lowlevel.TrioToken | None = None
         self._worker: Worker | None = None
@@ -98,6 +100,15 @@ class Commit:
             # the present task reaches an await, which ends its turn.
             self._loop.run_sync_soon(self._pending.close_layer, idempotent=True)
 
+    def hold(self, granted: Callable[[], None]) -> None:
+        """Submit over several turns what reaches the disk at once; see persistence.holds."""
+        self._holds.hold(granted)
+
+    def release(self) -> None:
+        self._holds.release()
+        if self._stopping:
+            self._wake.set()
+
     @property
     def unsynced(self) -> bool:
         """True if a submission is not on the disk yet."""
@@ -115,6 +126,9 @@ class Commit:
         if self._by_task or self._begun is not None or self._logging is not None:
             if self._full or self._pending.is_large:
                 self._pending.close_layer()
+        elif self._pending.is_held_back:
+            # Its holder asks for the commit.
+            self._wanted = False
         elif self._pending.oldest:
             self._begin_oldest()
         else:
@@ -260,7 +274,7 @@ class Commit:
     async def _run(self) -> None:
         while True:
             await self._called()
-            stopping = self._stopping
+            stopping = self._stopping and not self._pending.held
             self._by_task = True
             await self._commit_all()
             await self._tend()
@@ -271,7 +285,9 @@ class Commit:
                 return
 
     async def _called(self) -> None:
-        if not (self._wanted or self._stopping or self._store.has_erasures()):
+        held = self._pending.held
+        due = not self._pending.is_held_back and (self._wanted or self._store.has_erasures())
+        if not (due or (self._stopping and not held)):
             self._wake = trio.Event()
             # Marks are flushed and pages given back within a second, even if nobody commits.
             with trio.move_on_after(TEND_SECONDS):
@@ -321,7 +337,11 @@ class Commit:
         more = self._store.has_erasures()
         if pending.logged is not None and (self._stopping or now - self._stored >= STORE_SECONDS):
             more = True
-        while last in pending.layers and (last or last.done or pending.unsynced or more):
+        while (
+            last in pending.layers
+            and not pending.is_held_back
+            and (last or last.done or pending.unsynced or more)
+        ):
             if not (pending.oldest or more or self._store.has_erasures()):
                 self._durable(pending.take())
                 continue

@@ -149,6 +149,8 @@ class Pending:
         #: The oldest layer, if the write-ahead log has all of it.
         self.logged: Layer | None = None
         self.bytes = 0
+        #: The open layer must not be closed yet; see persistence.holds.
+        self.held = False
 
     def __iter__(self) -> Iterator[Layer]:
         return iter(self.layers)
@@ -166,9 +168,14 @@ class Pending:
         """Return whether the open layer must be closed after this turn."""
         return self.open.bytes >= LAYER_BYTES_MAX or self.open.appended >= LAYER_APPENDS_MAX
 
+    @property
+    def is_held_back(self) -> bool:
+        """True if there is nothing to commit but the open layer, which must not be closed yet."""
+        return self.held and self.oldest is self.open
+
     def close_layer(self) -> None:
         """Later submissions go into a transaction of their own. Between turns only."""
-        if self.open:
+        if self.open and not self.held:
             self.open = Layer()
             self.layers.append(self.open)
 
@@ -189,6 +196,7 @@ class Pending:
 
     def take(self) -> Layer:
         """The oldest layer that is not durable, closed. It stays here, to be read from. Between turns only."""
+        assert not self.is_held_back
         layer = self.oldest
         if layer is self.open:
             self.open = Layer()

@@ -131,6 +131,9 @@ class MemoryStore(Metadata):
     def warm(self, queue_id: int, spans: list[tuple[int, int]], done: Callable[[], None]) -> bool:
         return self.reader.warm(done)
 
+    def warm_queue(self, queue_id: int, bodies_from: int, done: Callable[[], None]) -> bool:
+        return self.reader.warm(done)
+
     def flip(self, queue_id: int, seq: int) -> range:
         """A bit flips in the body of the record that holds this message. Return the messages of the record."""
         queue = self.queues[queue_id]

@@ -35,6 +35,9 @@ class GroupStore(Protocol):
     def warm(self, group: int, spans: list[tuple[int, int]], done: Callable[[], None]) -> bool:
         """See Store.warm; first and last index of each span."""
 
+    def warm_group(self, group: int, done: Callable[[], None]) -> bool:
+        """The same for `recover_one` and `state`."""
+
     def bounds(self, group: int) -> tuple[int, int]:
         """The index of the snapshot, or 0, and that of the last entry."""
 
@@ -83,6 +86,9 @@ class Store(Protocol):
 
         If not, they are read in a thread, and thrown away; `done` is called in a turn when they are in memory.
         """
+
+    def warm_queue(self, queue_id: int, bodies_from: int, done: Callable[[], None]) -> bool:
+        """The same for `recover_queue`, and the bodies from that position on."""
 
     def recover(self) -> Iterator[RecoveredQueue]: ...
 

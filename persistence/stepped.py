@@ -13,6 +13,7 @@ For simulations, which have no Trio, and for `flush`:
 
 from collections.abc import Callable
 
+from persistence.holds import Holds
 from persistence.layer import Layer
 from persistence.ports import Store, Transaction
 
@@ -23,6 +24,7 @@ class SteppedCommit:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._pending = store.pending
+        self._holds = Holds(store.pending, self.request)
         self._running: tuple[Layer, Transaction] | None = None
 
     @property
@@ -32,6 +34,13 @@ class SteppedCommit:
     def request(self, done: Callable[[], None] | None = None, *, to_store: bool = False) -> None:
         if done is not None:
             self._pending.open.done.append(done)
+
+    def hold(self, granted: Callable[[], None]) -> None:
+        """Submit over several turns what reaches the disk at once; see persistence.holds."""
+        self._holds.hold(granted)
+
+    def release(self) -> None:
+        self._holds.release()
 
     @property
     def unsynced(self) -> bool:
@@ -46,7 +55,7 @@ class SteppedCommit:
     def waits(self) -> bool:
         """Return whether there is a commit to begin."""
         pending = self._pending
-        return bool(
+        return not pending.is_held_back and bool(
             pending.unsynced or pending.open.done or pending.logged is not None or self._store.has_erasures()
         )
 

@@ -298,6 +298,12 @@ class LmdbStore:
             ranges.append(KeyRange("bodies", low, high))
         return self.reader.warm(ranges, done)
 
+    def warm_queue(self, queue_id: int, bodies_from: int, done: Callable[[], None]) -> bool:
+        low, high = QUEUE.pack(queue_id), QUEUE.pack(queue_id + 1)
+        ranges = [KeyRange(table, low, high) for table in ("records", "settled", "annotations", "states")]
+        ranges.append(KeyRange("bodies", BODY_KEY.pack(queue_id, bodies_from, 0), high))
+        return self.reader.warm(ranges, done)
+
     def mask(self, txn: "lmdb.Transaction[memoryview]", queue_id: int, first_seq: int, count: int) -> int:
         """The settled messages of a record, one bit each."""
         position = POSITION.pack(queue_id, first_seq)
