@@ -99,6 +99,14 @@ def check_count(vhost: VHost, name: str, count: object, types: Mapping[str, str]
     return count
 
 
+def check_alone(vhost: VHost, name: str) -> None:
+    """Raises NotImplemented_ in a cluster, which may have nodes that do not know the exchange type."""
+    if vhost.broker.replication.clustered:
+        raise NotImplemented_(
+            f"a cluster has no streams yet, only a node that stands alone: super stream '{name}' in vhost '{vhost.name}'"
+        )
+
+
 def declaration(
     vhost: VHost, exchange: ExchangeRecord, arguments: Mapping[str, object], types: Mapping[str, str]
 ) -> DeclareSuperStream:
@@ -141,10 +149,7 @@ def _operation(
     numbers: range,
 ) -> DeclareSuperStream:
     broker, name = vhost.broker, exchange.name
-    if broker.replication.clustered:
-        raise NotImplemented_(
-            f"a cluster has no streams yet, only a node that stands alone: super stream '{name}' in vhost '{vhost.name}'"
-        )
+    check_alone(vhost, name)
     if len(partition_name(name, numbers[-1]).encode()) > SHORT_STRING_MAX:
         raise PreconditionFailed(
             f"exchange '{name[:100]}…' in vhost '{vhost.name}': the names of its partitions would be too long"

@@ -13,6 +13,7 @@ from amqp_server.broker.records import ExchangeRecord, encoded
 from amqp_server.broker.super_streams import (
     COMPARED,
     PARTITIONS,
+    check_alone,
     check_count,
     declaration,
     has_partitions,
@@ -146,6 +147,8 @@ def _declare(channel: Channel, method: commands.Exchange.Declare, name: str) -> 
         _declared(channel, method)
 
     operation: Operation = DeclareExchange(record)
+    if method.exchange_type == SUPER_STREAM:
+        check_alone(vhost, name)
     if method.exchange_type == SUPER_STREAM and PARTITIONS in arguments:
         count = check_count(vhost, name, arguments[PARTITIONS], received.types)
         for number in range(count):
