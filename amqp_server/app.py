@@ -185,6 +185,7 @@ class Node:
         self.stream_store = StreamStore(
             self.environment.directory,
             readers=config.stream_readers,
+            compaction_bytes_per_s=config.stream_compaction_bytes_per_s,
             on_full=lambda full: alarms.set("disk for streams", full),
         )
         return StreamServices(
@@ -205,6 +206,10 @@ class Node:
                 flush_bytes=config.stream_flush_bytes,
                 flush_ms=config.stream_flush_ms,
                 read_bytes_max=config.stream_read_bytes_max,
+                codec=config.stream_compression,
+                compaction_dirty_percent=config.stream_compaction_dirty_percent,
+                compaction_memory_bytes=config.stream_compaction_memory_bytes,
+                tombstone_age_ms=age_ms(config.stream_tombstone_age),
             ),
         )
 

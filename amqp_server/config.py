@@ -428,6 +428,39 @@ class Config:
         low=MIB,
         high=64 * GIB,
     )
+    stream_compression: str = option(
+        "none",
+        "Compression of streams declared without x-stream-compression.",
+        choices=("zstd", "lz4", "none"),
+    )
+    stream_tombstone_age: str = option(
+        "1D",
+        "Age at which tombstones of compacted streams declared without x-stream-tombstone-age go.",
+        unit="a number and Y, M, D, h, m or s",
+        kind="age",
+    )
+    stream_compaction_dirty_percent: int = option(
+        50,
+        "What must be new of a compacted stream's sealed segments before they are written anew.",
+        unit="percent",
+        low=1,
+        high=100,
+    )
+    stream_compaction_memory_bytes: int = option(
+        64 * MIB,
+        "Memory for keys while a stream is compacted; with more keys it takes several passes.",
+        unit="bytes",
+        low=MIB,
+        high=64 * GIB,
+    )
+    stream_compaction_bytes_per_s: int = option(
+        16 * MIB,
+        "What compaction reads and writes in a second.",
+        unit="bytes per second",
+        low=64 * KIB,
+        high=64 * GIB,
+    )
+    super_stream_partitions_max: int = option(1_000, "Partitions of one super stream.", low=1, high=10_000)
     consumers_per_channel_max: int = option(10_000, "Consumers of one channel.", low=1, high=1_000_000)
     deduplication_producers_max: int = option(
         100_000,

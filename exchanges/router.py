@@ -214,7 +214,10 @@ class Router:
             return NOWHERE
         matched = start.matcher.match(routing_key, message, nonce)
         if len(matched) == 1 and not matched[0].exchanges:
-            return Route(tuple(matched[0].queues), self._depends(start))
+            depends = self._depends(start)
+            return Route(
+                tuple(matched[0].queues), depends if depends is _KEY else _told(depends, routing_key)
+            )
         return self._walk(start, matched, (routing_key,), message, nonce)
 
     def route_keys(
@@ -267,7 +270,7 @@ class Router:
                     continue
                 following = self._exchanges.get(name)
             if following is None:
-                return Route(tuple(queues), depends)
+                return Route(tuple(queues), depends if depends is _KEY else _told(depends, routing_keys[0]))
             exchange = following
             if exchange.matcher.depends is not _KEY:
                 depends |= self._depends(exchange)
@@ -356,6 +359,16 @@ def _match(
             *(found for key in routing_keys[1:] for found in matcher.match(key, message, nonce)),
         ]
     return matched
+
+
+def _told(depends: Depends, routing_key: str) -> Depends:
+    """Tell what a message with this key depends on where some exchange on the way looks whether there is a key."""
+    if depends is Depends.KEYLESS:
+        return _KEY if routing_key else Depends.NONCE
+    if not depends & Depends.KEYLESS:
+        return depends
+    depends &= ~Depends.KEYLESS
+    return depends if routing_key else depends | Depends.NONCE
 
 
 def _forget(index: dict[K, dict[Binding, None]], key: K, binding: Binding) -> None:

@@ -20,6 +20,7 @@ from amqp_server.broker.operations import (
     Unbind,
 )
 from amqp_server.broker.replication import Done
+from amqp_server.broker.super_streams import has_partitions
 from amqp_server.broker.topology import Result
 from amqp_server.turn import Turn
 from quorum_queue.boundary import Fatal
@@ -111,6 +112,9 @@ def parts_of(vhosts: dict[str, VHost], operation: Operation) -> Iterator[Operati
             if queue is None or queue.queue_id != operation.queue_id:
                 return None
             bindings = vhost.router.bindings_of("queue", operation.name)
+        elif has_partitions(vhost.router.get(operation.name)):
+            # Its partitions go with it, and are known by their bindings.
+            return None
         else:
             bindings = vhost.router.bindings_of("exchange", operation.name)
         return _unbinds(vhost, bindings) if len(bindings) >= BINDINGS_MIN else None

@@ -70,7 +70,16 @@ class LocalHosts:
         parsed = queue.parsed
         assert self._streams is not None
         limits = Limits(parsed.max_age_ms, parsed.max_length_bytes)
-        return StreamHost(queue, queue.queue_id, self._streams, limits, parsed.segment_bytes, queue.settings)
+        return StreamHost(
+            queue,
+            queue.queue_id,
+            self._streams,
+            limits,
+            parsed.segment_bytes,
+            queue.settings,
+            parsed.compression,
+            self._streams.options.compaction(parsed.compaction, parsed.tombstone_age_ms),
+        )
 
     def local(self, queue: Queue, machine: Machine | None = None) -> LocalHost:
         """Make the host of a queue that lives here. One that is durable gets slots of the delivered marks."""

@@ -140,9 +140,6 @@ STREAM = QueueType(
             "x-delivery-limit",
             "x-quorum-initial-group-size",
             "x-quorum-target-group-size",
-            "x-deduplication",
-            "x-deduplication-window-ms",
-            "x-deduplication-count",
         }
     ),
     compared=(
@@ -153,6 +150,12 @@ STREAM = QueueType(
         "x-stream-filter-size-bytes",
         "x-initial-cluster-size",
         "x-queue-leader-locator",
+        "x-stream-compression",
+        "x-stream-compaction",
+        "x-stream-tombstone-age",
+        "x-deduplication",
+        "x-deduplication-window-ms",
+        "x-deduplication-count",
     ),
 )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from amqp_server.broker.operations import DeclareQueue, Operation
+from amqp_server.broker.operations import DeclareQueue, DeclareSuperStream, Operation
 from amqp_server.broker.topology import Result, Topology
 from quorum_queue.ports import Refused
 
@@ -47,7 +47,8 @@ class LocalReplication:
         self._topology = topology
 
     def propose(self, operation: Operation, done: Done | None = None) -> None:
-        index = self._topology.next_queue_id() if isinstance(operation, DeclareQueue) else 0
+        declares = isinstance(operation, (DeclareQueue, DeclareSuperStream))
+        index = self._topology.next_queue_id() if declares else 0
         result = self._topology.apply(index, operation)
         if done is not None:
             done(result)

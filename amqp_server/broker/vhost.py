@@ -26,6 +26,7 @@ from amqp_server.broker.records import (
     key,
     shared,
 )
+from amqp_server.broker.super_streams import has_partitions, partitions_of
 from amqp_server.errors import PreconditionFailed, ResourceError
 from amqp_server.wire import tables
 from amqp_server.wire.content import Properties
@@ -119,6 +120,9 @@ class VHost:
         exchange = self.router.get(name)
         if exchange is None or exchange.predeclared:
             return False
+        if has_partitions(exchange):
+            for partition in partitions_of(self, exchange) or ():
+                self.remove_queue(self.queues[partition])
         removed, also = self.router.delete(name)
         self._forget_bindings(removed)
         self._exchange_gone(name)
@@ -265,11 +269,14 @@ class VHost:
             default_type=default_type,
         )
 
-    def check_queue(self) -> None:
-        """May there be one more? Raises ResourceError."""
+    def check_queue(self, count: int = 1) -> None:
+        """May there be so many more? Raises ResourceError."""
         broker = self.broker
-        if broker.counts.queues >= broker.config.queues_max:
-            raise ResourceError(f"there are {broker.counts.queues} queues, no more are allowed (queues_max)")
+        if broker.counts.queues + count > broker.config.queues_max:
+            more = "no" if count == 1 else f"{count}"
+            raise ResourceError(
+                f"there are {broker.counts.queues} queues, {more} more are {'' if count == 1 else 'not '}allowed (queues_max)"
+            )
 
     def put_queue(self, record: QueueRecord, *, unknown: bool = True) -> bool:
         """Make a queue; whether it is new. `unknown`: this node has never had it."""

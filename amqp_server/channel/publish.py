@@ -103,7 +103,7 @@ def _named(channel: Channel, names: Iterable[str]) -> tuple[Target, ...]:
 class _Resolver:
     """Routes messages one by one where the exchange looks at more than the key."""
 
-    __slots__ = ("_channel", "_depends", "_known", "_known_bytes", "_route")
+    __slots__ = ("_by_queues", "_channel", "_depends", "_known", "_known_bytes", "_route")
 
     def __init__(self, channel: Channel, route: Route, depends: Depends) -> None:
         self._channel = channel
@@ -112,9 +112,13 @@ class _Resolver:
         self._depends = depends
         self._known: dict[bytes, Route] = {}
         self._known_bytes = 0
+        #: Routes by their queues, where no message has to be looked at.
+        self._by_queues: dict[tuple[str, ...], Route] = {}
 
     def __call__(self, payload: bytes) -> Route:
         """Return the route of a message with this content header."""
+        if self._depends is Depends.NONCE:
+            return self._next()
         memo_key = payload[12:]  # flags and properties; not the body's size
         route = self._known.get(memo_key)
         if route is not None:
@@ -134,6 +138,22 @@ class _Resolver:
             size = RESOLVED_BYTES + len(memo_key)
             self._known_bytes += size
             remembered(size)
+        return route
+
+    def _next(self) -> Route:
+        """Return the route of a message that may be any, by the number that counts up."""
+        channel, vhost, mine = self._channel, self._channel.vhost, self._route
+        queues = vhost.router.route(mine.exchange, mine.routing_key, None, vhost.next_nonce()).queues
+        route = self._by_queues.get(queues)
+        if route is None:
+            targets = tuple(vhost.queues[name] for name in queues)
+            route = derived(mine, channel.connection.incoming.targets(targets))
+            remembered = channel.connection.incoming.remembered
+            if len(self._by_queues) >= RESOLVED_MAX:
+                remembered(-RESOLVED_BYTES * len(self._by_queues))
+                self._by_queues.clear()
+            self._by_queues[queues] = route
+            remembered(RESOLVED_BYTES)
         return route
 
 

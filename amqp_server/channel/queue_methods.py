@@ -13,6 +13,7 @@ from amqp_server.broker.operations import DeclareQueue, DeleteQueue
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.records import QueueRecord, encoded
 from amqp_server.broker.reply import PSEUDO_QUEUE
+from amqp_server.broker.super_streams import super_stream_of
 from amqp_server.channel.exchange_methods import (
     argument_types,
     change_binding,
@@ -281,6 +282,11 @@ def delete(channel: Channel, method: commands.Queue.Delete) -> None:
         answer(0)
         return
     check_owner(channel, queue)
+    whole = super_stream_of(vhost, name)
+    if whole is not None:
+        raise PreconditionFailed(
+            f"{place_of(queue)} is a partition of super stream '{whole}', and goes with that exchange"
+        )
     operation = DeleteQueue(vhost.name, name, queue.queue_id)
 
     def counted(refused: Refused | None = None) -> None:

@@ -31,6 +31,7 @@ from amqp_server.broker.records import (
     QueueRecord,
     key,
 )
+from amqp_server.broker.super_streams import index_of
 from amqp_server.cluster.catalog import GROUP, first_state
 from amqp_server.cluster.errors import ClusterError
 from amqp_server.cluster.membership import Directory, Founded, drop_copies
@@ -177,7 +178,7 @@ class Adoption:
         broker, store, metadata = self._broker, self._store, self._broker.metadata
         alone = Members((self._node,))
         # A queue's id is the index of its declaration: all existing queues count as declared below this one.
-        began_at = max([1, *(record.queue_id for record in records)])
+        began_at = max([1, *(index_of(record.queue_id) for record in records)])
         for record in records:
             metadata.put(QUEUES, key(record.vhost, record.name), encode(record))
         for queue_id, replica in replicas.items():

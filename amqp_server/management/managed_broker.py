@@ -29,6 +29,7 @@ from amqp_server.broker.operations import (
 )
 from amqp_server.broker.permissions import ITSELF
 from amqp_server.broker.queue import Queue
+from amqp_server.broker.super_streams import growth, partitions_of
 from amqp_server.broker.topology import Result
 from amqp_server.broker.users import UserRefused
 from amqp_server.build import BUILD
@@ -217,14 +218,26 @@ class ManagedBroker:
 
     def exchanges(self, vhost: str) -> Iterator[ExchangeView]:
         router = self._broker.vhost(vhost).router
-        return (_exchange(vhost, exchange) for exchange in list(router.exchanges()))
+        return (self._exchange(vhost, exchange) for exchange in list(router.exchanges()))
 
     def exchange_count(self, vhost: str) -> int:
         return sum(1 for _ in self._broker.vhost(vhost).router.exchanges())
 
     def exchange(self, vhost: str, name: str) -> ExchangeView | None:
         exchange = self._broker.vhost(vhost).router.get(name)
-        return None if exchange is None else _exchange(vhost, exchange)
+        return None if exchange is None else self._exchange(vhost, exchange)
+
+    def _exchange(self, vhost: str, exchange: Exchange) -> ExchangeView:
+        return ExchangeView(
+            name=exchange.name,
+            vhost=vhost,
+            type=exchange.type,
+            durable=exchange.durable or exchange.predeclared,
+            auto_delete=exchange.auto_delete,
+            internal=exchange.internal,
+            arguments=dict(exchange.arguments),
+            partitions=partitions_of(self._broker.vhost(vhost), exchange),
+        )
 
     def bindings(self, vhost: str) -> Iterator[BindingView]:
         router = self._broker.vhost(vhost).router
@@ -480,6 +493,12 @@ class ManagedBroker:
             )
         return new
 
+    async def add_partitions(self, vhost: str, name: str, more: int) -> None:
+        """Make a super stream larger. Raises AMQPError as a declare does."""
+        result = await self._propose(growth(self._broker.vhost(vhost), name, more))
+        if result.error:
+            raise PreconditionFailed(result.error)
+
     async def delete_exchange(self, vhost: str, name: str, *, if_unused: bool) -> None:
         with Direct(self._broker, vhost, ITSELF) as direct:
             await direct.ask(methods.make(commands.Exchange.Delete, exchange=name, if_unused=if_unused))
@@ -578,18 +597,6 @@ class ManagedBroker:
         return got
 
 
-def _exchange(vhost: str, exchange: Exchange) -> ExchangeView:
-    return ExchangeView(
-        name=exchange.name,
-        vhost=vhost,
-        type=exchange.type,
-        durable=exchange.durable or exchange.predeclared,
-        auto_delete=exchange.auto_delete,
-        internal=exchange.internal,
-        arguments=dict(exchange.arguments),
-    )
-
-
 def _default_binding(vhost: str, queue: str) -> BindingView:
     return BindingView(source="", vhost=vhost, destination=queue, destination_type="queue", routing_key=queue)
 
@@ -617,6 +624,8 @@ def _stream(host: StreamHost) -> dict[str, Any]:
         "segments": host.segment_count,
         "oldest_timestamp": host.first_ms,
         "lost_messages": host.lost_count,
+        "compression": host.codec,
+        "compacted_offset": None if host.compacting is None else host.compacting.stop,
     }
 
 

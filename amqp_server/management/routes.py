@@ -90,6 +90,7 @@ ROUTES = (
     Route("PUT", "/api/exchanges/{vhost}/{name}", MANAGEMENT, exchanges.put_exchange),
     Route("DELETE", "/api/exchanges/{vhost}/{name}", MANAGEMENT, exchanges.delete_exchange),
     Route("POST", "/api/exchanges/{vhost}/{name}/publish", MANAGEMENT, messages.publish),
+    Route("POST", "/api/exchanges/{vhost}/{name}/partitions", MANAGEMENT, exchanges.add_partitions),
     Route(
         "GET", "/api/exchanges/{vhost}/{name}/bindings/source", MANAGEMENT, bindings.bindings_from_exchange
     ),

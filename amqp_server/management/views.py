@@ -49,6 +49,8 @@ class ExchangeView(msgspec.Struct, kw_only=True):
     arguments: Details = {}
     policy: str = ""
     user_who_performed_action: str = ""
+    #: Of a super stream: its partitions, in their order; others do not show it.
+    partitions: list[str] | None = None
 
 
 class BindingView(msgspec.Struct, kw_only=True):

@@ -7,14 +7,17 @@ one. So a run of items of one size is delivered by one `join` (see deliver.py).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain, repeat
 from operator import itemgetter
 from typing import Final
 
+from amqp_server.streams.taken import last_names
 from amqp_server.wire import content, tables
 from amqp_server.wire.content import Properties
 from persistence.streams import batch as batches
 from persistence.streams.batch import COUNT_MAX, FILTER_BYTES_MAX, Batch, Shape
+from quorum_queue.machine.dedup import Names
 from quorum_queue.machine.run import Run
 
 #: A batch is closed when it has so many bytes.
@@ -24,6 +27,28 @@ LAYOUTS_MAX: Final = 1024
 LAYOUT_BYTES_MAX: Final = 1024
 OFFSET: Final = b"x-stream-offset"
 FILTER: Final = b"x-stream-filter-value"
+#: Content encodings of what need not be compressed once more.
+COMPRESSIONS: Final = frozenset(
+    [
+        "gzip",
+        "x-gzip",
+        "deflate",
+        "zip",
+        "zlib",
+        "br",
+        "brotli",
+        "compress",
+        "x-compress",
+        "zstd",
+        "lz4",
+        "snappy",
+        "bzip2",
+        "bz2",
+        "xz",
+        "lzma",
+        "lzo",
+    ]
+)
 _LOW: Final = [bytes((value,)) for value in range(256)]
 _HEADERS_FLAG: Final = 0x2000
 _flatten = chain.from_iterable
@@ -32,14 +57,16 @@ _flatten = chain.from_iterable
 class Layout:
     """How the properties of a message are written around its offset."""
 
-    __slots__ = ("after", "before", "value")
+    __slots__ = ("after", "before", "dense", "value")
 
-    def __init__(self, before: bytes, after: bytes, value: bytes | None) -> None:
+    def __init__(self, before: bytes, after: bytes, value: bytes | None, dense: bool) -> None:
         #: From the property flags to the offset.
         self.before = before
         self.after = after
         #: Its filter value.
         self.value = value
+        #: Its publisher has compressed it.
+        self.dense = dense
 
 
 class Layouts:
@@ -95,7 +122,15 @@ def _layout(header: bytes) -> Layout:
             part = after
         elif name in properties.raw:
             part.append(properties.raw[name])
-    return Layout(b"".join(before), b"".join(after), _filter_value(table))
+    return Layout(b"".join(before), b"".join(after), _filter_value(table), _is_dense(properties))
+
+
+def _is_dense(properties: Properties) -> bool:
+    """Return whether the content encoding is a compression. Many clients write a character set there."""
+    encoding = properties.text("content_encoding")
+    # Spring has gzip:UTF-8, and others a list as HTTP has it.
+    words = [] if encoding is None else encoding.lower().replace(",", " ").replace(":", " ").split()
+    return any(word in COMPRESSIONS for word in words)
 
 
 def _filter_value(table: bytes) -> bytes | None:
@@ -111,11 +146,13 @@ def _filter_value(table: bytes) -> bytes | None:
 class Encoded:
     """A batch in memory, and the parts that are written of it."""
 
-    __slots__ = ("batch", "parts")
+    __slots__ = ("batch", "names", "parts")
 
-    def __init__(self, batch: Batch, parts: list[bytes]) -> None:
+    def __init__(self, batch: Batch, parts: list[bytes], names: Sequence[bytes] = ()) -> None:
         self.batch = batch
         self.parts = parts
+        #: By which duplicates of its messages are known.
+        self.names = names
 
 
 class Encoder:
@@ -124,10 +161,12 @@ class Encoder:
     __slots__ = (
         "_base",
         "_count",
+        "_dense_bytes",
         "_done",
         "_filters",
         "_items",
         "_layouts",
+        "_named",
         "_shapes",
         "_size",
         "_time_ms",
@@ -139,22 +178,26 @@ class Encoder:
         self._base = base
         self._time_ms = time_ms
         self._done: list[Encoded] = []
-        self._count = self._size = 0
+        self._count = self._size = self._dense_bytes = 0
         self._items: list[bytes] = []
         self._shapes: list[Shape] = []
         #: Numbers of the filter values, and that of each message.
         self._values: dict[bytes | None, int] = {}
         self._filters: list[int] = []
+        #: Names of messages, by the offset of the first of them, as far as they are in no batch yet.
+        self._named: list[tuple[int, Names]] = []
 
     @property
     def next_offset(self) -> int:
         """The offset of the next message."""
         return self._base + self._count
 
-    def add(self, run: Run) -> None:
+    def add(self, run: Run, names: Names | None = None) -> None:
         """Add messages behind the others."""
         contents = run.contents
         assert contents is not None
+        if names is not None:
+            self._named.append((self.next_offset, names))
         heads = run.heads
         channel = run.attributes.channel
         count, start = len(contents), 0
@@ -196,14 +239,14 @@ class Encoder:
         post = layout.after + b"\xce"
         if len(first) == at:
             shape = Shape(0, len(pre) + 8 + len(post), len(head), payload_bytes, 0)
-            self._add_shaped(contents, shape, pre, post, at, layout.value)
+            self._add_shaped(contents, shape, pre, post, at, layout)
             return
         frame_bytes = int.from_bytes(first[at + 3 : at + 7], "big") + 8
         if frame_bytes == len(first) - at:
             post += b"\x03\x00\x01" + first[at + 3 : at + 7]
             size = len(pre) + 8 + len(post) + len(first) - at - 7
             shape = Shape(0, size, len(head), payload_bytes, frame_bytes)
-            self._add_shaped(contents, shape, pre, post, at + 7, layout.value)
+            self._add_shaped(contents, shape, pre, post, at + 7, layout)
             return
         for each in contents:
             # Bodies of the same length may have been cut in different places.
@@ -211,10 +254,10 @@ class Encoder:
             shape = Shape(
                 0, len(pre) + 8 + len(post) + len(framed) - at, len(head), payload_bytes, _largest(framed, at)
             )
-            self._add_shaped([framed], shape, pre, post, at, layout.value)
+            self._add_shaped([framed], shape, pre, post, at, layout)
 
     def _add_shaped(
-        self, contents: list[bytes], shape: Shape, pre: bytes, post: bytes, at: int, value: bytes | None
+        self, contents: list[bytes], shape: Shape, pre: bytes, post: bytes, at: int, layout: Layout
     ) -> None:
         """Add messages of this shape, in as many batches as they take."""
         start, count = 0, len(contents)
@@ -227,7 +270,7 @@ class Encoder:
                 room = 1
             part = contents[start : start + room]
             self._put(part, pre, post, at)
-            self._note(shape._replace(count=len(part)), value)
+            self._note(shape._replace(count=len(part)), layout)
             start += len(part)
 
     def _put(self, contents: list[bytes], pre: bytes, post: bytes, at: int) -> None:
@@ -246,7 +289,10 @@ class Encoder:
             offset += part
             done += part
 
-    def _note(self, shape: Shape, value: bytes | None) -> None:
+    def _note(self, shape: Shape, layout: Layout) -> None:
+        if layout.dense:
+            self._dense_bytes += shape.count * shape.size
+        value = layout.value
         self._count += shape.count
         self._size += shape.count * shape.size
         last = self._shapes[-1] if self._shapes else None
@@ -261,13 +307,31 @@ class Encoder:
         items = b"".join(self._items)
         values = list(self._values)
         filters = self._filters if len(values) > 1 else []
-        parts = batches.encode(self._base, self._time_ms, self._shapes, items, values, filters)
+        names = self._take_names() if self._named else []
+        dense = self._dense_bytes * 2 > self._size
+        parts = batches.encode(
+            self._base, self._time_ms, self._shapes, items, values, filters, names, dense=dense
+        )
         size = sum(map(len, parts))
         batch = Batch(self._base, self._time_ms, self._shapes, items, values, filters, size)
-        self._done.append(Encoded(batch, parts))
+        self._done.append(Encoded(batch, parts, names))
         self._base += self._count
-        self._count = self._size = 0
+        self._count = self._size = self._dense_bytes = 0
         self._items, self._shapes, self._values, self._filters = [], [], {}, []
+
+    def _take_names(self) -> list[bytes]:
+        """Return the names of the messages of this batch."""
+        stop = self._base + self._count
+        found: list[bytes] = []
+        rest: list[tuple[int, Names]] = []
+        for first, names in self._named:
+            start, end = max(self._base - first, 0), min(stop - first, len(names))
+            if start < end:
+                found += last_names(names, start, end)
+            if first + len(names) > stop:
+                rest.append((first, names))
+        self._named = rest
+        return found
 
     def finish(self) -> list[Encoded]:
         """Return all batches."""
