@@ -35,6 +35,8 @@ class MemoryBudget:
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
         self.used = 0
+        #: Bodies that have left memory, since the start.
+        self.paged_out_bytes = 0
         self._queues: dict[Pageable, None] = {}
 
     def register(self, queue: Pageable) -> None:
@@ -49,4 +51,6 @@ class MemoryBudget:
         for queue in sorted(self._queues, key=lambda queue: -queue.resident_bytes):
             if wanted <= 0 or queue.resident_bytes == 0:
                 return
-            wanted -= queue.page_out(wanted)
+            released = queue.page_out(wanted)
+            self.paged_out_bytes += released
+            wanted -= released
