@@ -178,7 +178,7 @@ class Node:
         self.reload = Reload(config, self.resources, self.broker.log_limit, reread)
         if parts is not None:
             self.reload.certificates.append(self._links_tls(parts))
-        self.amqp_address = self.amqps_address = self.http_address = ""
+        self.amqp_address = self.amqps_address = self.http_address = self.metrics_address = ""
 
     def _stream_services(self, services: NodeServices, alarms: Alarms) -> StreamServices:
         config = self.config
@@ -326,6 +326,10 @@ class Node:
         if config.http:
             http = listen(config.http, config.listen_backlog)
             self.http_address = _address(http)
+        metrics = None
+        if config.metrics:
+            metrics = listen(config.metrics, config.listen_backlog)
+            self.metrics_address = _address(metrics)
         _settle_collector()
         async with trio.open_nursery() as background:
             background.start_soon(self.commits.run, turn.run)
@@ -357,6 +361,10 @@ class Node:
                     serving.start_soon(self.server.serve, sock, tls)
                 if http is not None:
                     serving.start_soon(self._manage, http)
+                elif self.cluster is not None:
+                    serving.start_soon(self._answer_others)
+                if metrics is not None:
+                    serving.start_soon(self._measure, metrics)
                 with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
                     # A supervisor may send SIGTERM as soon as it reads the ready line.
                     announce(self)
@@ -389,6 +397,18 @@ class Node:
         from amqp_server.management.managed_broker import ManagedBroker
 
         await serve(listening, ManagedBroker(self), self.config, trio.sleep_forever)
+
+    async def _answer_others(self) -> None:
+        """Tell the other nodes' management of this one, which has no listener of its own."""
+        from amqp_server.management.listener import answer_others
+        from amqp_server.management.managed_broker import ManagedBroker
+
+        await answer_others(ManagedBroker(self), self.config)
+
+    async def _measure(self, listening: socket.socket) -> None:
+        from amqp_server.management.listener import serve_metrics
+
+        await serve_metrics(listening, self, self.config, trio.sleep_forever)
 
     async def _say_goodbye(self) -> None:
         """Close all connections in order (320), and wait a moment for their answers."""
@@ -463,6 +483,7 @@ def _serve(config: Config, reread: Reread | None) -> int:
 
     def announce(node: Node) -> None:
         http = f" http={node.http_address}" if node.http_address else ""
+        http += f" metrics={node.metrics_address}" if node.metrics_address else ""
         elapsed = _uptime() - began
         served = f"amqp={node.amqp_address}{http}"
         print(f"mqd ready node={config.node} {served} ({BUILD}, {elapsed:.2f} s)", flush=True)

@@ -107,6 +107,12 @@ class Config:
     http: str = option(
         "127.0.0.1:15672", "Management listener; empty: off.", unit="host:port", kind="address or off"
     )
+    metrics: str = option(
+        "",
+        "Listener of Prometheus' metrics, without a login, as RabbitMQ's on port 15692; empty: off.",
+        unit="host:port",
+        kind="address or off",
+    )
     tls_cert_file: str = option("", "Certificate chain of the TLS listener.", unit="PEM file")
     tls_key_file: str = option("", "Private key of the TLS listener.", unit="PEM file")
     tls_ca_file: str = option("", "Authorities whose client certificates are trusted.", unit="PEM file")
@@ -125,6 +131,16 @@ class Config:
         "Nodes of the cluster, this one among them, as name=host:port; empty: this node stands alone.",
         unit="names and addresses, with commas between",
         section="Cluster",
+    )
+    cluster_answer_ms: int = option(
+        2_000,
+        "Time that the management of this node waits for that of another one; then its answer lacks that node's part.",
+        unit="ms",
+        low=10,
+        high=60_000,
+    )
+    cluster_answer_bytes_max: int = option(
+        64 * MIB, "Largest such part.", unit="bytes", low=MIB, high=4 * GIB
     )
     zone: str = option(
         "",
@@ -665,6 +681,26 @@ class Config:
         unit="ms",
         low=1,
         high=600_000,
+    )
+    metrics_objects_max: int = option(
+        10_000,
+        "Queues, connections, channels and exchanges that one scrape tells of one by one; more are left out, and counted.",
+        low=0,
+        high=10_000_000,
+    )
+    statistics_interval_ms: int = option(
+        5_000,
+        "Time between two samples of counters and lengths, from which the management API makes rates and charts.",
+        unit="ms",
+        low=100,
+        high=600_000,
+    )
+    statistics_bytes_max: int = option(
+        64 * MIB,
+        "Memory for the samples of the last ten minutes; what begins to count when it is used up has no rates.",
+        unit="bytes",
+        low=MIB,
+        high=64 * GIB,
     )
 
     def __post_init__(self) -> None:

@@ -26,6 +26,8 @@ class Exchange:
         "matcher",
         "name",
         "predeclared",
+        "published_in",
+        "published_out",
         "type",
     )
 
@@ -39,6 +41,9 @@ class Exchange:
         self.internal = False
         self.predeclared = False
         self.alternate: str | None = None
+        #: Messages published to it, and copies of them that queues got; counted by who publishes.
+        self.published_in = 0
+        self.published_out = 0
 
 
 class Route(NamedTuple):
@@ -105,6 +110,14 @@ class Router:
         self._exchanges[name] = exchange
         self._reachable_depends.clear()
         return exchange
+
+    @property
+    def exchange_count(self) -> int:
+        return len(self._exchanges)
+
+    def count_from(self, source: str) -> int:
+        """Return how many bindings lead away from an exchange."""
+        return len(self._from.get(source, ()))
 
     def get(self, name: str) -> Exchange | None:
         return self._exchanges.get(name)

@@ -17,6 +17,7 @@ one await to the next, stay together, because a dead-lettered message is an appe
 """
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -45,6 +46,25 @@ class Begun(NamedTuple):
     transaction: Transaction | None
     #: The steps left before the sync.
     steps: Iterator[None]
+
+
+#: Bounds of the times that syncs are counted by, s.
+SYNC_BOUNDS_S = (0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+
+class Syncs:
+    """How many commits a disk has taken, and how long it took."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.seconds = 0.0
+        #: How many took at most as long as each bound, and longer than the one before it.
+        self.by_bound = [0] * (len(SYNC_BOUNDS_S) + 1)
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self.seconds += seconds
+        self.by_bound[bisect_left(SYNC_BOUNDS_S, seconds)] += 1
 
 
 class Commit:
@@ -81,6 +101,8 @@ class Commit:
         #: For the task: the worker is done, and its outcome.
         self._worked = trio.Event()
         self._outcome: Outcome[None] = Value(None)
+        self.syncs = Syncs()
+        self._sync_began = 0.0
 
     def request(self, done: Callable[[], None] | None = None, *, to_store: bool = False) -> None:
         """Commit all submissions so far.
@@ -162,10 +184,8 @@ class Commit:
         if isinstance(made, Error):
             self._leave(Begun(layer, None, iter(())), made)
         elif record := made.unwrap():
-            assert self._worker is not None
             self._logging = layer
-            self._working = True
-            self._worker.give(record)
+            self._give(record)
         else:
             self._begin_stored()
 
@@ -201,13 +221,19 @@ class Commit:
         self._wake.set()
 
     def _sync(self, begun: Begun) -> None:
-        assert self._worker is not None and begun.transaction is not None
+        assert begun.transaction is not None
+        self._give(begun.transaction.commit)
+
+    def _give(self, job: Callable[[], None]) -> None:
+        assert self._worker is not None
         self._working = True
-        self._worker.give(begun.transaction.commit)
+        self._sync_began = time.perf_counter()
+        self._worker.give(job)
 
     def _synced(self, outcome: Outcome[None]) -> None:
         """The worker is done. The loop calls this, so it must not raise."""
         self._working = False
+        self.syncs.add(time.perf_counter() - self._sync_began)
         begun, logging = self._begun, self._logging
         if self._by_task or (begun is None and logging is None):
             self._outcome = outcome

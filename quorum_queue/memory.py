@@ -40,6 +40,8 @@ class MemoryBudget:
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
         self.used = 0
+        #: Bodies that have left memory, since the start.
+        self.paged_out_bytes = 0
         self._queues: dict[Pageable, None] = {}
         #: Queues that had bodies in memory when this was made, the largest last; those that are done with are gone.
         self._largest: dict[Pageable, None] = {}
@@ -68,7 +70,9 @@ class MemoryBudget:
                 if not resident:
                     return
             queue = next(reversed(self._largest))
-            wanted -= queue.page_out(wanted)
+            released = queue.page_out(wanted)
+            self.paged_out_bytes += released
+            wanted -= released
             if wanted > 0:
                 # It may have gone meanwhile.
                 self._largest.pop(queue, None)

@@ -21,6 +21,7 @@ from amqp_server.broker.sessions import Sessions
 from amqp_server.broker.time_notes import TimeNotes
 from amqp_server.broker.timers import Timers
 from amqp_server.broker.topology import Result, Topology
+from amqp_server.broker.traffic import Ended
 from amqp_server.broker.users import Users
 from amqp_server.broker.vhost import VHost
 from amqp_server.broker.vhosts import Vhosts
@@ -124,6 +125,7 @@ class Broker:
         self.vhost_records = Vhosts(metadata, vhosts_max=config.vhosts_max, changed=self.changed)
         self.vhosts: dict[str, VHost] = {}
         self.counts = Counts()
+        self.ended = Ended()
         self.sessions = Sessions()
         self.log_limit = LineLimit(config.log_lines_max)
         self.memo = MemoBudget(config.memo_bytes_max, self._forget_memos)

@@ -27,6 +27,7 @@ from amqp_server.broker.records import (
     shared,
 )
 from amqp_server.broker.super_streams import has_partitions, partitions_of
+from amqp_server.broker.traffic import Traffic
 from amqp_server.errors import PreconditionFailed, ResourceError
 from amqp_server.wire import tables
 from amqp_server.wire.content import Properties
@@ -59,6 +60,9 @@ class VHost:
         self.router.predeclare()
         #: Node and incarnation that transient exchanges go with.
         self._exchange_homes: dict[str, tuple[str, int]] = {}
+        #: Of channels that are closed.
+        self.traffic = Traffic()
+        self.received_bytes = self.sent_bytes = 0
         #: Counts up for exchanges that choose at random.
         self._nonce = 0
 
@@ -283,11 +287,17 @@ class VHost:
         if record.name in self.queues:
             return False
         queue = self.restore_queue(record, None, unknown=unknown)
+        if self._begins_here(record):
+            self.broker.ended.queues_created += 1
         self._store_queue(queue)
         if record.exclusive:
             self.broker.exclusive_declared(queue)
         self.broker.changed()
         return True
+
+    def _begins_here(self, record: QueueRecord) -> bool:
+        """True on one of the nodes that make or delete a queue: it counts it."""
+        return (record.leader or record.node) == self.broker.replication.node
 
     def _store_queue(self, queue: Queue) -> None:
         if self._kept(durable=queue.durable and not queue.exclusive):
@@ -342,6 +352,11 @@ class VHost:
             return
         queue.deleted = True
         broker = self.broker
+        if self._begins_here(queue.record):
+            broker.ended.queues_deleted += 1
+        broker.ended.published += queue.published
+        if queue.traffic is not None:
+            broker.ended.by_type.setdefault(queue.type.name, Traffic()).add(queue.traffic)
         del self.queues[queue.name]
         broker.counts.queues -= 1
         removed, also = self.router.remove_queue(queue.name)

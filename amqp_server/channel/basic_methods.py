@@ -10,6 +10,7 @@ from pamqp import commands
 
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.reply import PSEUDO_QUEUE, ReplyHost
+from amqp_server.broker.traffic import Traffic
 from amqp_server.channel.confirms import Confirms
 from amqp_server.channel.exchange_methods import argument_types, check_owner
 from amqp_server.channel.queue_methods import check_home, find, place_of, resolve_name
@@ -185,6 +186,8 @@ class _Replies(Subscription):
         self.tag = tag
         self.no_ack = True
         self.exclusive = False
+        # Counted by the channel only.
+        self.traffic = Traffic()
         self.template = DeliverTemplate(channel.number, tag, channel.connection.limits.frame_max)
 
 
@@ -228,6 +231,8 @@ def get(channel: Channel, method: commands.Basic.Get) -> None:
         if isinstance(got, Refused):
             raise Unavailable(got.text)
         if got is None:
+            channel.traffic.get_empty += 1
+            getter.traffic.get_empty += 1
             channel.send(commands.Basic.GetEmpty())
         else:
             _send_got(channel, got.run, getter.take(got), queue.host.ready_count)

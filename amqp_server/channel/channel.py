@@ -9,6 +9,7 @@ from pamqp import base, commands
 
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.reply import ReplyHost
+from amqp_server.broker.traffic import Traffic
 from amqp_server.channel.confirms import Confirms
 from amqp_server.channel.connection import Connection
 from amqp_server.channel.publish import publish_in_parts
@@ -88,6 +89,7 @@ class Channel:
         self.number = number
         self.broker = connection.broker
         self.next_tag = 1
+        self.traffic = Traffic()
         self.unacked = Unacked()
         self.subscriptions: dict[str, Subscription] = {}
         self.getters: dict[tuple[Queue, bool], Getter] = {}
@@ -185,12 +187,32 @@ class Channel:
     def settle(self, verb: str, pieces: list[Piece]) -> None:
         """Tell the queues; applied at the end of the turn."""
         scheduled = self.broker.turn.scheduled
+        if verb == "settle":
+            for holder, low, high, _ in pieces:
+                count = high - low + 1
+                self.traffic.ack += count
+                holder.traffic.ack += count
         for holder, low, high, _ in pieces:
             host = holder.queue.host
             host.pending.append((verb, holder.key, low, high))
             scheduled[host] = None
         if self.window.limit and pieces:
             self.window.offer()
+
+    def counted(self) -> Traffic:
+        """Return what has passed until now."""
+        if self.confirms is not None:
+            self.traffic.confirm = self.confirms.confirmed_count
+        return self.traffic
+
+    def _add_up(self) -> None:
+        """It counts no more: the vhost and the node keep what it has counted."""
+        ended, traffic = self.broker.ended, self.counted()
+        ended.channels_closed += 1
+        if self.confirms is not None:
+            ended.expecting += self.confirms.next_number - 1
+        ended.traffic.add(traffic)
+        self.vhost.traffic.add(traffic)
 
     # -- end -------------------------------------------------------------------------------------------------------
 
@@ -244,7 +266,9 @@ class Channel:
                 self.cancel(subscription)
             self.committing.close = self.close
             return
-        self.closed = True
+        if not self.closed:
+            self.closed = True
+            self._add_up()
         if self.tx is not None:
             self.tx.rollback()
             self._rolled_back = True

@@ -52,12 +52,12 @@ def make_route(channel: Channel, key: bytes, method: commands.Basic.Publish) -> 
         head=short_string(exchange) + short_string(routing_key),
         mandatory=bool(method.mandatory),
     )
-    if exchange:
-        declared = vhost.router.get(exchange)
-        if declared is None:
-            raise NotFound(f"no exchange '{exchange}' in vhost '{vhost.name}'")
+    declared = vhost.router.get(exchange)
+    route.counted = declared
+    if declared is None:
+        raise NotFound(f"no exchange '{exchange}' in vhost '{vhost.name}'")
     broker.permissions.check(connection.client.username, vhost.name, "exchange", exchange, "write")
-    if exchange and declared is not None and declared.internal:
+    if declared.internal:
         raise AccessRefused(f"cannot publish to internal exchange '{exchange}' in vhost '{vhost.name}'")
     if not exchange:
         route.targets = connection.incoming.targets(_named(channel, [routing_key]))
@@ -74,10 +74,11 @@ class Missing:
     """A queue that is not there when a message is published to it. It may be when the message is handed over, which is
     at the commit of a transaction or at the end of an alarm. See broker.queue.Target."""
 
-    __slots__ = ("deleted", "name")
+    __slots__ = ("deleted", "name", "published")
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.published = 0
         self.deleted = True
 
     @property
@@ -170,6 +171,7 @@ def derived(
         head=route.head,
         mandatory=route.mandatory,
         targets=targets,
+        counted=route.counted,
     )
 
 
@@ -279,10 +281,17 @@ def begin_publish(segment: Segment, transaction: Transaction | None) -> tuple[li
     count = len(contents)
     confirms = channel.confirms if transaction is None else transaction
     first = confirms.number(count) if confirms is not None else 0
-    hosts = _hosts(channel, route)
+    hosts = _hosts(channel, route, count)
+    traffic, exchange = channel.traffic, route.counted
+    traffic.publish += count
+    exchange.published_in += count
+    exchange.published_out += count * len(hosts)
     if not hosts:
         if route.mandatory:
+            traffic.return_unroutable += count
             return_all(channel, route, contents, segment.heads)
+        else:
+            traffic.drop_unroutable += count
         if confirms is not None:
             confirms.confirmed(first, first + count - 1)
     if confirms is not None and len(hosts) > 1:
@@ -318,8 +327,9 @@ def _give(segment: Segment, hosts: list[Recipient], origin: Any, first: int, *, 
         scheduled[host] = None
 
 
-def _hosts(channel: Channel, route: Route) -> list[Recipient]:
-    """Return the present hosts of the queues that a message was routed to, which may have moved since then.
+def _hosts(channel: Channel, route: Route, count: int) -> list[Recipient]:
+    """Return the present hosts of the queues that messages were routed to, which may have moved since then; count them
+    there.
 
     Of a queue that was deleted, the one that has its name now gets the message, as in RabbitMQ.
     """
@@ -329,6 +339,7 @@ def _hosts(channel: Channel, route: Route) -> list[Recipient]:
             target = channel.vhost.queues.get(target.name)
             if target is None:
                 continue
+        target.published += count
         hosts.append(target.host)
     return hosts
 

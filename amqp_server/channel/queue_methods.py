@@ -99,6 +99,8 @@ def _declare_ok(
 def _declared(channel: Channel, method: commands.Queue.Declare, queue: Queue) -> None:
     """The queue is there: count what is in it, and answer."""
     channel.last_queue = queue.name
+    if not method.passive:
+        channel.broker.ended.queues_declared += 1
 
     def counted(refused: Refused | None = None) -> None:
         if refused is not None:

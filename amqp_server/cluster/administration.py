@@ -12,6 +12,7 @@ from amqp_server.broker import operations
 from amqp_server.broker.operations import DeleteQueue, NodeDown, Operation, SetMembers
 from amqp_server.broker.topology import Result
 from amqp_server.cluster.catalog import GROUP, Change, Proposal, PutNode, RemoveNode
+from amqp_server.cluster.questions import Answerer, Unanswered
 from amqp_server.cluster.readiness import obstacle
 from amqp_server.config import parse_address
 from amqp_server.errors import NotFound, PreconditionFailed, Unavailable
@@ -35,6 +36,22 @@ class Administration:
     def __init__(self, cluster: ClusterNode, turn: Turn) -> None:
         self._cluster = cluster
         self._turn = turn
+
+    # -- the others' management ------------------------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        """See amqp_server.management.everywhere.Others."""
+        return sorted(name for name in self._cluster.roster.nodes if name != self._cluster.node)
+
+    async def ask(self, node: str, question: bytes) -> list[bytes] | None:
+        try:
+            return await self._cluster.questions.ask(node, question)
+        except Unanswered:
+            return None
+
+    async def answer(self, answerer: Answerer) -> None:
+        """Answer what the other nodes' management asks, until cancelled."""
+        await self._cluster.questions.run(answerer)
 
     # -- looking ---------------------------------------------------------------------------------------------------
 

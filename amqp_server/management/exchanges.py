@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -9,7 +10,9 @@ import msgspec
 from amqp_server.broker.super_streams import PARTITIONS, PLACES_MAX, partition_name
 from amqp_server.management.answer import NO_CONTENT, Answer, created, not_found, plain
 from amqp_server.management.call import Call
+from amqp_server.management.everywhere import ask_others
 from amqp_server.management.listing import listing
+from amqp_server.management.stats import Stats, merged
 from amqp_server.management.views import ExchangeView
 from exchanges.super_stream import SUPER_STREAM
 
@@ -19,20 +22,50 @@ def _shown(exchange: ExchangeView) -> dict[str, Any]:
     row["arguments"] = plain(exchange.arguments)
     if exchange.partitions is None:
         del row["partitions"]
-    return row
+    del row["stats"]
+    if exchange.policy is None:
+        del row["policy"]
+    return row | exchange.stats
 
 
 async def exchanges(call: Call) -> Any:
-    found = (exchange for vhost in call.vhosts() for exchange in call.broker.exchanges(vhost))
-    return await listing(call, found, _shown)
+    stats = None if call.flag("disable_stats") else call.stats
+    found = (exchange for vhost in call.vhosts() for exchange in call.broker.exchanges(vhost, stats))
+    if stats is None:
+        return await listing(call, found, _shown)
+    if call.local:
+        return await listing(call, (exchange if exchange.stats else None for exchange in found), _counted)
+    told: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in (await ask_others(call)).all_rows():
+        told.setdefault((row["vhost"], row["name"]), []).append(row)
+    return await listing(
+        call, found, lambda exchange: _everywhere(exchange, told.get((exchange.vhost, exchange.name), ()))
+    )
+
+
+def _counted(exchange: ExchangeView) -> dict[str, Any]:
+    return {"vhost": exchange.vhost, "name": exchange.name} | exchange.stats
+
+
+def _everywhere(exchange: ExchangeView, told: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Return the row of an exchange, with what clients of all nodes have published to it."""
+    row = _shown(exchange)
+    counted = [each["message_stats"] for each in (row, *told) if "message_stats" in each]
+    return row | {"message_stats": merged(counted)} if counted else row
 
 
 async def exchange(call: Call) -> Any:
-    return _shown(_exchange(call, call.vhost()))
+    found = _exchange(call, call.vhost(), call.stats)
+    if call.local:
+        return _counted(found)
+    bodies = (await ask_others(call)).bodies.values()
+    row = _everywhere(found, [body for body in bodies if body is not None])
+    # What each channel and queue has to do with it is not counted.
+    return row | {"incoming": [], "outgoing": []}
 
 
-def _exchange(call: Call, vhost: str) -> ExchangeView:
-    found = call.broker.exchange(vhost, call.exchange_name())
+def _exchange(call: Call, vhost: str, stats: Stats | None = None) -> ExchangeView:
+    found = call.broker.exchange(vhost, call.exchange_name(), stats)
     if found is None:
         raise not_found()
     return found

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from amqp_server.broker.pattern import InvalidPattern, compile_filter
-from amqp_server.management.answer import Answer, bad_request, encode
+from amqp_server.management.answer import Answer, Refusal, bad_request, encode
 from amqp_server.management.call import Call
 from amqp_server.management.slices import Slices
 
@@ -56,6 +56,22 @@ class Rows:
                 chunk.clear()
         yield bytes(chunk) + b"]"
 
+    async def parts(self, part_bytes: int) -> AsyncGenerator[bytes, None]:
+        """Yield the rows in arrays of about so many bytes."""
+        rows: list[bytes] = []
+        size = 0
+        for row in self._rows:
+            await self._slices.rest()
+            if row is None:
+                continue
+            rows.append(row)
+            size += len(row)
+            if size >= part_bytes:
+                yield b"[" + b",".join(rows) + b"]"
+                rows, size = [], 0
+        if rows:
+            yield b"[" + b",".join(rows) + b"]"
+
 
 async def listing(
     call: Call, items: Iterable[object | None], shown: Callable[[Any], Row] = msgspec.structs.asdict
@@ -65,9 +81,14 @@ async def listing(
     None among the items stands for something that was looked at and is not shown.
     """
     query, slices = call.query, call.slices
+
+    def row_of(item: object) -> Row:
+        # Rows of other nodes are made already.
+        return item if isinstance(item, dict) else shown(item)
+
     wanted, columns = _filter(call), _columns(query)
     if not ({"sort", "page"} & query.keys() or wanted is not None):
-        return Rows((None if item is None else encode(columns(shown(item))) for item in items), slices)
+        return Rows((None if item is None else encode(columns(row_of(item))) for item in items), slices)
     page = Page(query) if "page" in query else None
     path = query["sort"].split(".") if "sort" in query else []
     total = 0
@@ -77,7 +98,7 @@ async def listing(
         if item is None:
             continue
         total += 1
-        row = shown(item)
+        row = row_of(item)
         if wanted is None or wanted(row):
             placed.append((_order(_at(row, path)) if path else _FIRST, encode(columns(row))))
     rows: Iterator[bytes] = (row for _, row in placed)
@@ -108,13 +129,26 @@ async def _sorted(placed: list[Placed], slices: Slices, *, reverse: bool) -> Ite
 
 class Page:
     def __init__(self, query: Mapping[str, str]) -> None:
-        self._number = _bounded(query, "page", 1, PAGE_MAX)
-        self._size = _bounded(query, "page_size", 100, PAGE_SIZE_MAX)
+        number, size = query["page"], query.get("page_size")
+        if not _is_number(number) or not (size is None or _is_number(size)):
+            raise bad_request("Pagination parameters are invalid")
+        self._number, self._size = int(number), 100 if size is None else int(size)
+        if not (1 <= self._number <= PAGE_MAX and 1 <= self._size <= PAGE_SIZE_MAX):
+            told = "undefined" if size is None else self._size
+            raise Refusal(
+                400,
+                "invalid_pagination_parameters",
+                f"Invalid pagination parameters: page number {self._number}, page size {told}",
+            )
 
     async def of(self, rows: Iterator[bytes], count: int, total: int, slices: Slices) -> Answer:
         pages = max(1, -(-count // self._size))
         if self._number > pages:
-            raise bad_request(f"page {self._number} is out of range; there are {pages}")
+            raise Refusal(
+                400,
+                "page_out_of_range",
+                f"Page out of range, page: {self._number} page size: {self._size}, len: {count}",
+            )
         start, items = (self._number - 1) * self._size, list[msgspec.Raw]()
         for index, row in enumerate(rows):
             await slices.rest()
@@ -205,8 +239,5 @@ def _order(value: Any) -> tuple[int, float, str]:
     return (2, 0.0, str(value))
 
 
-def _bounded(query: Mapping[str, str], name: str, default: int, high: int) -> int:
-    text = query.get(name, str(default))
-    if not (text.isascii() and text.isdigit() and len(text) <= 9 and 1 <= int(text) <= high):
-        raise bad_request(f"{name} must be 1 to {high}")
-    return int(text)
+def _is_number(text: str) -> bool:
+    return text.removeprefix("-").isdigit() and text.isascii() and len(text) <= 9

@@ -13,8 +13,9 @@
     SEEK    ask for entries that this disk has lost    SOUGHT  such entries, or why there are none
     PASS    an operator gives up the entries that all members of a group have lost
     TIME    the sender's queue time, and its source
+    ASK     a question of the sender's management      ANSWER a part of the answer
 
-A node of another version may not know a kind, and then ends the session. So the last seven go only to nodes
+A node of another version may not know a kind, and then ends the session. So the last nine go only to nodes
 that have announced the feature for it (`REACH_FEATURE` …) in the handshake of the link.
 
 A link is authenticated, so only a broken node sends broken bytes: `FrameError` ends its session, and nothing
@@ -30,7 +31,7 @@ from typing import NamedTuple
 from quorum_queue.clock import KNOWN
 
 (RAFT, BATCH, STATE, FETCH, ENTRIES, ABOUT, QUEUE, EVENTS, APPLIED, REPLY, WRITTEN, LEAVING, LEFT,
- REACH, FURTHER, STOPPED, SEEK, SOUGHT, PASS, TIME) = range(1, 21)  # fmt: skip
+ REACH, FURTHER, STOPPED, SEEK, SOUGHT, PASS, TIME, ASK, ANSWER) = range(1, 23)  # fmt: skip
 
 #: A node that announces this feature understands REACH and FURTHER.
 REACH_FEATURE = "reach"
@@ -38,6 +39,8 @@ REACH_FEATURE = "reach"
 STOPPED_FEATURE = "stopped"
 #: A node that announces this feature understands SEEK, SOUGHT and PASS.
 LOSSES_FEATURE = "losses"
+#: A node that announces this feature understands ASK and ANSWER.
+MANAGEMENT_FEATURE = "management"
 #: A node that announces this feature understands TIME.
 TIME_FEATURE = "time"
 
@@ -51,6 +54,7 @@ _QUESTION = struct.Struct(">QQQQ")
 _SOUGHT = struct.Struct(">BQQ")
 _ANSWER = struct.Struct(">QBQQBI")
 _TIME = struct.Struct(">BBQ")
+_PART = struct.Struct(">BQB")
 #: Flag of a REACH: the sender accepts leadership.
 _LEADS = 1
 #: Kind of an entry that the asked node does not hold; its data is this one byte.
@@ -330,6 +334,27 @@ def parse_time(frame: memoryview) -> tuple[int, int]:
     if trust > KNOWN:
         raise FrameError(f"a queue time that rests on {trust}")
     return trust, queue_ms
+
+
+def ask(number: int, question: bytes) -> list[bytes]:
+    return [_GROUP.pack(ASK, number), question]
+
+
+def parse_ask(frame: memoryview) -> tuple[int, bytes]:
+    """Return the number of the question, and the question."""
+    return _group(frame), bytes(frame[_GROUP.size :])
+
+
+def answer(number: int, part: bytes, *, last_part: bool) -> list[bytes]:
+    return [_PART.pack(ANSWER, number, last_part), part]
+
+
+def parse_answer(frame: memoryview) -> tuple[int, bool, bytes]:
+    """Return the number of the question, whether this is the last part of its answer, and the part."""
+    if len(frame) < _PART.size:
+        raise FrameError(f"a frame of {len(frame)} bytes")
+    _, number, last = _PART.unpack_from(frame)
+    return number, bool(last), bytes(frame[_PART.size :])
 
 
 def further(node: str, index: int) -> list[bytes]:

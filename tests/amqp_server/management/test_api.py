@@ -518,7 +518,7 @@ async def test_connections(connect: Connect, node: ManagedNode, broker: ManagedB
     assert (await watcher.delete("connections/a%20-%3E%20b")).status_code == 401
     assert (await manager.delete("connections/a%20-%3E%20b")).status_code == 204
     assert (await admin.delete("connections/c%20-%3E%20d?reason=enough%0A")).status_code == 204
-    assert "Closed via management API" in (closed(one) or "")
+    assert "Closed via management plugin" in (closed(one) or "")
     assert "enough" in (closed(other) or "")
     third = node.peer(user="manager", name="e -> f")
     assert (await watcher.delete("connections/username/manager")).status_code == 401

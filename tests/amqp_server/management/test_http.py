@@ -169,7 +169,7 @@ async def test_bad_json_is_the_clients_fault(connect: Connect, node: ManagedNode
 async def test_our_own_faults_are_logged_and_not_shown(
     connect: Connect, broker: ManagedBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fails(vhost: str) -> Any:
+    def fails(vhost: str, stats: Any) -> Any:
         raise RuntimeError("inner canary")
 
     monkeypatch.setattr(broker, "queues", fails)
