@@ -80,7 +80,7 @@ class Commit:
         self._in_turn: Callable[..., None] = self._own_turn
         self._store = store
         self._pending = store.pending
-        self._holds = Holds(store.pending, self.request)
+        self._holds = Holds(store.pending)
         self._marks = marks
         self._loop: trio.lowlevel.TrioToken | None = None
         self._worker: Worker | None = None
@@ -127,7 +127,7 @@ class Commit:
         self._holds.hold(granted)
 
     def release(self) -> None:
-        self._holds.release()
+        self._holds.release(self.request)
         if self._stopping:
             self._wake.set()
 

@@ -13,10 +13,8 @@ from persistence.layer import Pending
 class Holds:
     """Who holds the open layer, and who waits for that. All calls in turns."""
 
-    def __init__(self, pending: Pending, request: Callable[[Callable[[], None]], None]) -> None:
-        """`request` asks for a commit and calls back when it is durable."""
+    def __init__(self, pending: Pending) -> None:
         self._pending = pending
-        self._request = request
         #: What to call for each holder; the first one has been called.
         self._granted: deque[Callable[[], None]] = deque()
 
@@ -26,10 +24,10 @@ class Holds:
         if len(self._granted) == 1:
             self._grant()
 
-    def release(self) -> None:
-        """All was submitted."""
+    def release(self, request: Callable[[Callable[[], None]], None]) -> None:
+        """All was submitted. `request` asks for a commit, and calls back when it is durable."""
         self._pending.held = False
-        self._request(self._next)
+        request(self._next)
 
     def _next(self) -> None:
         self._granted.popleft()

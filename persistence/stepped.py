@@ -24,7 +24,7 @@ class SteppedCommit:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._pending = store.pending
-        self._holds = Holds(store.pending, self.request)
+        self._holds = Holds(store.pending)
         self._running: tuple[Layer, Transaction] | None = None
 
     @property
@@ -40,7 +40,7 @@ class SteppedCommit:
         self._holds.hold(granted)
 
     def release(self) -> None:
-        self._holds.release()
+        self._holds.release(self.request)
 
     @property
     def unsynced(self) -> bool:

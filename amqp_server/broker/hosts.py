@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from amqp_server.broker import stored_queues
@@ -144,15 +145,7 @@ class LocalHosts:
 
     def revive(self, queue: Queue, attempt: int, done: Callable[[], None]) -> None:
         """Wait until all its writes are in the journal. A queue that is not in the journal begins empty."""
-        failed = queue.host
-
-        def stored() -> None:
-            if queue.host is not failed or queue.deleted:
-                return
-            journal, names_from = self._services.journal, names.FIRST_POSITION
-            if queue.type.is_stream or journal.warm_queue(queue.queue_id, names_from, stored):
-                self._services.turn.contain(queue, self._begin_anew, queue, done)
-
+        stored = partial(self._stored, queue, queue.host, done)
         if queue.type.is_stream and self._streams is not None:
             # Until the thread has written what it was given before.
             self._streams.store.write(
@@ -162,6 +155,14 @@ class LocalHosts:
             self._services.commits.request(stored, to_store=True)
         else:
             stored()
+
+    def _stored(self, queue: Queue, failed: Host, done: Callable[[], None]) -> None:
+        """All its writes are on the disk; it is begun anew when the disk has given them."""
+        if queue.host is not failed or queue.deleted:
+            return
+        stored, journal = partial(self._stored, queue, failed, done), self._services.journal
+        if queue.type.is_stream or journal.warm_queue(queue.queue_id, names.FIRST_POSITION, stored):
+            self._services.turn.contain(queue, self._begin_anew, queue, done)
 
     def _begin_anew(self, queue: Queue, done: Callable[[], None]) -> None:
         if queue.type.is_stream:

@@ -288,13 +288,14 @@ class ClusterHosts:
             self._local.revive(queue, attempt, done)
             return
 
-        def stored() -> None:
-            if queue.queue_id not in self.stopped or queue.deleted:
-                return
-            if self._groups.warm(queue.queue_id, stored):
-                self._services.turn.contain(queue, self._begin_anew, queue, attempt, done)
+        self._services.commits.request(partial(self._stored, queue, attempt, done), to_store=True)
 
-        self._services.commits.request(stored, to_store=True)
+    def _stored(self, queue: Queue, attempt: int, done: Callable[[], None]) -> None:
+        """All that the group has written is on the disk; it is begun anew when the disk has given it."""
+        if queue.queue_id not in self.stopped or queue.deleted:
+            return
+        if self._groups.warm(queue.queue_id, partial(self._stored, queue, attempt, done)):
+            self._services.turn.contain(queue, self._begin_anew, queue, attempt, done)
 
     def _begin_anew(self, queue: Queue, attempt: int, done: Callable[[], None]) -> None:
         queue_id = queue.queue_id

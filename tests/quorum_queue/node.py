@@ -72,8 +72,7 @@ class Requests:
 
     def __init__(self, environment: MemoryEnvironment) -> None:
         self._environment = environment
-        holds = Holds(environment.pending, self.request)
-        self.hold, self.release = holds.hold, holds.release
+        self._holds = Holds(environment.pending)
 
     @property
     def unsynced(self) -> bool:
@@ -83,6 +82,12 @@ class Requests:
     def turn_begins(self) -> None: ...
 
     def turn_ends(self) -> None: ...
+
+    def hold(self, granted: Callable[[], None]) -> None:
+        self._holds.hold(granted)
+
+    def release(self) -> None:
+        self._holds.release(self.request)
 
     def request(self, done: Callable[[], None] | None = None, *, to_store: bool = False) -> None:
         if done is not None:

@@ -64,8 +64,7 @@ class Commits:
 
     def __init__(self, environment: MemoryEnvironment) -> None:
         self._pending = environment.pending
-        holds = Holds(self._pending, self.request)
-        self.hold, self.release = holds.hold, holds.release
+        self._holds = Holds(self._pending)
 
     @property
     def unsynced(self) -> bool:
@@ -74,6 +73,12 @@ class Commits:
     def turn_begins(self) -> None: ...
 
     def turn_ends(self) -> None: ...
+
+    def hold(self, granted: Callable[[], None]) -> None:
+        self._holds.hold(granted)
+
+    def release(self) -> None:
+        self._holds.release(self.request)
 
     def request(self, done: Callable[[], None] | None = None, *, to_store: bool = False) -> None:
         if done is not None:
