@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import commands, header
@@ -21,7 +23,7 @@ RUN = st.tuples(st.lists(MESSAGE, min_size=1, max_size=5), st.sampled_from([1, 3
 
 
 def item(body: bytes, value: str | None, channel: int) -> bytes:
-    headers = None if value is None else {"x-stream-filter-value": value}
+    headers: dict[str, Any] | None = None if value is None else {"x-stream-filter-value": value}
     payload = header.ContentHeader(0, len(body), commands.Basic.Properties(headers=headers)).marshal()
     return content.build(payload, body, channel, 4096)
 
