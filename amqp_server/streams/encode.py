@@ -50,6 +50,8 @@ COMPRESSIONS: Final = frozenset(
     ]
 )
 _LOW: Final = [bytes((value,)) for value in range(256)]
+#: Runs of so many messages are encoded together with others.
+SHORT_RUN: Final = 64
 _HEADERS_FLAG: Final = 0x2000
 _flatten = chain.from_iterable
 
@@ -96,6 +98,12 @@ def _alike(contents: list[bytes], front: bytes) -> bool:
     if list(map(len, contents)).count(len(contents[0])) != count:
         return False
     return list(map(itemgetter(slice(len(front))), contents)).count(front) == count
+
+
+def _in_one_frame(first: bytes, front: bytes) -> bool:
+    """Return whether a message, which begins with this content header, has one body frame at most."""
+    at = len(front)
+    return len(first) == at or int.from_bytes(first[at + 3 : at + 7], "big") + 8 == len(first) - at
 
 
 def _largest(framed: bytes, at: int) -> int:
@@ -168,6 +176,9 @@ class Encoder:
         "_layouts",
         "_named",
         "_shapes",
+        "_short",
+        "_short_channel",
+        "_short_heads",
         "_size",
         "_time_ms",
         "_values",
@@ -186,11 +197,16 @@ class Encoder:
         self._filters: list[int] = []
         #: Names of messages, by the offset of the first of them, as far as they are in no batch yet.
         self._named: list[tuple[int, Names]] = []
+        #: Messages of short runs, which are encoded together: where keys alternate, as in a super stream, each message is a
+        #: run of its own. Their heads, and the channel that their frames carry.
+        self._short: list[bytes] = []
+        self._short_heads: list[bytes] = []
+        self._short_channel = 0
 
     @property
     def next_offset(self) -> int:
         """The offset of the next message."""
-        return self._base + self._count
+        return self._base + self._count + len(self._short)
 
     def add(self, run: Run, names: Names | None = None) -> None:
         """Add messages behind the others."""
@@ -198,31 +214,57 @@ class Encoder:
         assert contents is not None
         if names is not None:
             self._named.append((self.next_offset, names))
-        heads = run.heads
-        channel = run.attributes.channel
+        heads, count, channel = run.heads, len(contents), run.attributes.channel
+        if heads is None and count > SHORT_RUN:
+            self._add_short()
+            self._add_run(contents, [run.head], channel)
+            return
+        if self._short and self._short_channel != channel:
+            self._add_short()
+        self._short_channel = channel
+        self._short += contents
+        self._short_heads += [run.head] * count if heads is None else heads
+
+    def _add_short(self) -> None:
+        """Add the messages of short runs that have gathered."""
+        if self._short:
+            contents, heads = self._short, self._short_heads
+            self._short, self._short_heads = [], []
+            if heads.count(heads[0]) == len(heads):
+                heads = heads[:1]
+            self._add_run(contents, heads, self._short_channel)
+
+    def _add_run(self, contents: list[bytes], heads: list[bytes], channel: int) -> None:
+        """Add messages with one head, or with one each."""
         count, start = len(contents), 0
-        if heads is None and count > 1:
+        if count > 1:
             front = contents[0][: 8 + int.from_bytes(contents[0][3:7], "big")]
-            if _alike(contents, front):
-                self._add_alike(contents, run.head, front, channel)
+            same = list(map(len, heads)).count(len(heads[0])) == len(heads)
+            if same and _alike(contents, front) and (len(heads) == 1 or _in_one_frame(contents[0], front)):
+                self._add_alike(contents, heads, front, channel)
                 return
+        one = len(heads) == 1
         while start < count:
             first = contents[start]
             size, front = len(first), first[: 8 + int.from_bytes(first[3:7], "big")]
-            head = run.head if heads is None else heads[start]
+            head = heads[0] if one else heads[start]
             stop = start + 1
             while stop < count:
                 each = contents[stop]
                 if len(each) != size or not each.startswith(front):
                     break
-                if heads is not None and heads[stop] != head:
+                if not one and heads[stop] != head:
                     break
                 stop += 1
-            self._add_alike(contents[start:stop], head, front, channel)
+            self._add_alike(contents[start:stop], [head], front, channel)
             start = stop
 
-    def _add_alike(self, contents: list[bytes], head: bytes, front: bytes, channel: int) -> None:
-        """Add messages with the same routing, the same content header, and bodies of the same length."""
+    def _add_alike(self, contents: list[bytes], heads: list[bytes], front: bytes, channel: int) -> None:
+        """Add messages with the same content header, and bodies of the same length.
+
+        They have the same routing, or each its own, of the same length; then their bodies have no second frame.
+        """
+        head = heads[0]
         layout = self._layouts.of(front[7:-1])
         payload_bytes = 20 + len(layout.before) + len(layout.after)
         pre = b"".join(
@@ -239,14 +281,14 @@ class Encoder:
         post = layout.after + b"\xce"
         if len(first) == at:
             shape = Shape(0, len(pre) + 8 + len(post), len(head), payload_bytes, 0)
-            self._add_shaped(contents, shape, pre, post, at, layout)
+            self._add_shaped(contents, heads, shape, pre, post, at, layout)
             return
         frame_bytes = int.from_bytes(first[at + 3 : at + 7], "big") + 8
         if frame_bytes == len(first) - at:
             post += b"\x03\x00\x01" + first[at + 3 : at + 7]
             size = len(pre) + 8 + len(post) + len(first) - at - 7
             shape = Shape(0, size, len(head), payload_bytes, frame_bytes)
-            self._add_shaped(contents, shape, pre, post, at + 7, layout)
+            self._add_shaped(contents, heads, shape, pre, post, at + 7, layout)
             return
         for each in contents:
             # Bodies of the same length may have been cut in different places.
@@ -254,10 +296,17 @@ class Encoder:
             shape = Shape(
                 0, len(pre) + 8 + len(post) + len(framed) - at, len(head), payload_bytes, _largest(framed, at)
             )
-            self._add_shaped([framed], shape, pre, post, at, layout)
+            self._add_shaped([framed], heads, shape, pre, post, at, layout)
 
     def _add_shaped(
-        self, contents: list[bytes], shape: Shape, pre: bytes, post: bytes, at: int, layout: Layout
+        self,
+        contents: list[bytes],
+        heads: list[bytes],
+        shape: Shape,
+        pre: bytes,
+        post: bytes,
+        at: int,
+        layout: Layout,
     ) -> None:
         """Add messages of this shape, in as many batches as they take."""
         start, count = 0, len(contents)
@@ -269,7 +318,10 @@ class Encoder:
                     continue
                 room = 1
             part = contents[start : start + room]
-            self._put(part, pre, post, at)
+            if len(heads) == 1:
+                self._put(part, pre, post, at)
+            else:
+                self._put_headed(part, heads[start : start + room], pre, post, at)
             self._note(shape._replace(count=len(part)), layout)
             start += len(part)
 
@@ -286,6 +338,29 @@ class Encoder:
             self._items.append(
                 b"".join(_flatten(zip(repeat(start), _LOW[low : low + part], repeat(post), bodies)))
             )
+            offset += part
+            done += part
+
+    def _put_headed(
+        self, contents: list[bytes], heads: list[bytes], pre: bytes, post: bytes, at: int
+    ) -> None:
+        """As `_put`, but the head in `pre` is that of one of the messages only."""
+        offset, count, done = self.next_offset, len(contents), 0
+        bodies = map(itemgetter(slice(at, None)), contents)
+        middle = pre[1 + len(heads[0]) :]
+        while done < count:
+            low = offset & 255
+            part = min(256 - low, count - done)
+            start = middle + (offset >> 8).to_bytes(7, "big")
+            each = zip(
+                repeat(b"\x00"),
+                heads[done : done + part],
+                repeat(start),
+                _LOW[low : low + part],
+                repeat(post),
+                bodies,
+            )
+            self._items.append(b"".join(_flatten(each)))
             offset += part
             done += part
 
@@ -335,6 +410,7 @@ class Encoder:
 
     def finish(self) -> list[Encoded]:
         """Return all batches."""
+        self._add_short()
         if self._count:
             self._close()
         return self._done
