@@ -167,9 +167,9 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
         )
     vhost.check_queue()
     replication = broker.replication
-    if parsed.type.is_stream and replication.clustered:
+    if parsed.type.is_stream and not replication.has_streams:
         raise NotImplemented_(
-            f"a cluster has no streams yet, only a node that stands alone: queue '{name}' in vhost '{vhost.name}'"
+            f"queue '{name}' in vhost '{vhost.name}' is a stream: not before all nodes run this version of mqd"
         )
     members = broker.hosts.place(parsed)
     record = QueueRecord(
@@ -281,6 +281,12 @@ def delete(channel: Channel, method: commands.Queue.Delete) -> None:
         answer(0)
         return
     check_owner(channel, queue)
+    if method.if_unused and queue.type.is_stream and channel.broker.replication.clustered:
+        # A node knows its own consumers only. RabbitMQ refuses it for all streams.
+        raise NotImplemented_(
+            f"cannot delete {place_of(queue)}. queue.delete operations with if-unused flag set are not supported by "
+            "stream queues"
+        )
     operation = DeleteQueue(vhost.name, name, queue.queue_id)
 
     def counted(refused: Refused | None = None) -> None:

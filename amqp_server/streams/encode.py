@@ -111,11 +111,15 @@ def _filter_value(table: bytes) -> bytes | None:
 class Encoded:
     """A batch in memory, and the parts that are written of it."""
 
-    __slots__ = ("batch", "parts")
+    __slots__ = ("batch", "parts", "stamps")
 
-    def __init__(self, batch: Batch, parts: list[bytes]) -> None:
+    def __init__(
+        self, batch: Batch, parts: list[bytes], stamps: list[tuple[int, int, int]] | None = None
+    ) -> None:
         self.batch = batch
         self.parts = parts
+        #: Where the offsets stand, if that is wanted: neighbours, the size of each, and the place in it.
+        self.stamps = stamps
 
 
 class Encoder:
@@ -130,11 +134,13 @@ class Encoder:
         "_layouts",
         "_shapes",
         "_size",
+        "_stamps",
         "_time_ms",
         "_values",
     )
 
-    def __init__(self, layouts: Layouts, base: int, time_ms: int) -> None:
+    def __init__(self, layouts: Layouts, base: int, time_ms: int, *, stamped: bool = False) -> None:
+        """`stamped`: note where the offsets stand, because they are written later."""
         self._layouts = layouts
         self._base = base
         self._time_ms = time_ms
@@ -145,6 +151,7 @@ class Encoder:
         #: Numbers of the filter values, and that of each message.
         self._values: dict[bytes | None, int] = {}
         self._filters: list[int] = []
+        self._stamps: list[tuple[int, int, int]] | None = [] if stamped else None
 
     @property
     def next_offset(self) -> int:
@@ -227,6 +234,8 @@ class Encoder:
                 room = 1
             part = contents[start : start + room]
             self._put(part, pre, post, at)
+            if self._stamps is not None:
+                self._stamps.append((len(part), shape.size, len(pre)))
             self._note(shape._replace(count=len(part)), value)
             start += len(part)
 
@@ -264,10 +273,12 @@ class Encoder:
         parts = batches.encode(self._base, self._time_ms, self._shapes, items, values, filters)
         size = sum(map(len, parts))
         batch = Batch(self._base, self._time_ms, self._shapes, items, values, filters, size)
-        self._done.append(Encoded(batch, parts))
+        self._done.append(Encoded(batch, parts, self._stamps))
         self._base += self._count
         self._count = self._size = 0
         self._items, self._shapes, self._values, self._filters = [], [], {}, []
+        if self._stamps is not None:
+            self._stamps = []
 
     def finish(self) -> list[Encoded]:
         """Return all batches."""

@@ -134,6 +134,31 @@ def encode(
     return [front + _CRC.pack(crc32(front)), meta, items]
 
 
+def pack_head(head: Head) -> bytes:
+    """Return the bytes of a head."""
+    front = _FRONT.pack(
+        MAGIC,
+        VERSION,
+        head.flags,
+        head.shapes,
+        head.base,
+        head.count,
+        head.time_ms,
+        head.meta_bytes,
+        head.items_bytes,
+        head.meta_crc,
+        head.items_crc,
+    )
+    return front + _CRC.pack(crc32(front))
+
+
+def trusted(head: Head, meta: bytes, items: bytes) -> Batch:
+    """Return the batch of these parts, which were just made. Raises Damaged."""
+    shapes = [Shape(*each) for each in _SHAPE.iter_unpack(meta[: head.shapes * SHAPE_BYTES])]
+    values, filters = _decode_filters(head, meta)
+    return Batch(head.base, head.time_ms, shapes, items, values, filters, head.size)
+
+
 def decode_head(data: bytes | memoryview, at: int = 0) -> Head:
     """Raises Damaged."""
     front = data[at : at + _FRONT.size]
