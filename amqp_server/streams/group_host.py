@@ -116,6 +116,7 @@ class StreamGroupHost(StreamHost):
         #: No member has these.
         self._given_up: dict[int, int] = {}
         self._asking = False
+        self._rests_until = 0
         #: Members in turn; how many could not help since one did, and those that have what is asked for damaged.
         self._turns = 0
         self._failures = 0
@@ -144,7 +145,7 @@ class StreamGroupHost(StreamHost):
         for lost in log.open(replica.next_offset, mendable=True):
             if lost.low < log.stop:
                 self._miss(lost)
-        for low, stop in log.gaps(replica.first_offset):
+        for low, stop in log.gaps(self.first_offset):
             self._miss(Lost(low, stop, "no segment has them"))
         self._stored = log.stop
         if log.stop < replica.next_offset:
@@ -154,7 +155,7 @@ class StreamGroupHost(StreamHost):
             )
 
     def _miss(self, lost: Lost) -> None:
-        low = max(lost.low, self.replica.first_offset)
+        low = max(lost.low, self.first_offset)
         if lost.stop > low and low not in self._missing and not self._is_given_up(low):
             self._missing[low] = lost.stop
             logger.error(
@@ -187,7 +188,7 @@ class StreamGroupHost(StreamHost):
     @property
     def first_offset(self) -> int:
         """What is before it is gone on all members; what comes behind it and is not here is fetched."""
-        return self.replica.first_offset
+        return max(self.replica.first_offset, self._log.first_kept)
 
     @property
     def stored_offset(self) -> int:
@@ -318,6 +319,7 @@ class StreamGroupHost(StreamHost):
             target = decode_state(state)
         except CodecError as error:
             raise Unreadable(f"its snapshot can't be read by this version of mqd: {error}") from None
+        self._rests_until = 0
         self._fill = Fill(peer, target.first_offset, target.next_offset, wanted, then)
         self._go_on_filling()
 
@@ -587,7 +589,7 @@ class StreamGroupHost(StreamHost):
         self._writing = False
         if self.ended:
             return
-        first = self.replica.first_offset
+        first = self.first_offset
         for low, stop in list(self._missing.items()):
             if stop <= first:
                 del self._missing[low]
@@ -599,12 +601,15 @@ class StreamGroupHost(StreamHost):
         """Ask other members for the next messages that this disk should have and does not have."""
         if self.ended or self._asking or self._writing or not self._opened:
             return
+        if self._services.clock.monotonic_ms() < self._rests_until:
+            self._services.timers.wake(self, self._rests_until)
+            return
         fill = self._fill
         if fill is not None and not fill.wanted():
             fill = self._fill = None
         due, first = (
             self._tail[0].batch.base if self._tail else self.replica.next_offset,
-            self.replica.first_offset,
+            self.first_offset,
         )
         if fill is not None:
             due, first = max(due, fill.stop), max(first, fill.first_offset)
@@ -675,7 +680,9 @@ class StreamGroupHost(StreamHost):
             self._wait()
 
     def _wait(self) -> None:
-        self._services.timers.wake(self, self._services.clock.monotonic_ms() + RETRY_MS)
+        """Nobody can help now: ask again later."""
+        self._rests_until = self._services.clock.monotonic_ms() + RETRY_MS
+        self._services.timers.wake(self, self._rests_until)
 
     def _came_forward(self, word: StreamWord) -> None:
         """Messages for the end of the segments."""
@@ -794,7 +801,7 @@ class StreamGroupHost(StreamHost):
         return StreamWord(what, value, self.first_offset, self._synced, self.first_ms or 0, data)
 
     def _answer_read(self, peer: str, what: int, offset: int, reply: Done) -> None:
-        first, tail = self.replica.first_offset, self._tail
+        first, tail = self.first_offset, self._tail
         if offset < first:
             reply(self._word(frames.TOLD_GONE, first))
         elif offset >= self._synced:
@@ -830,8 +837,8 @@ class StreamGroupHost(StreamHost):
             self._turn.contain(self, outcome.unwrap)
             return
         raw = outcome.unwrap()
-        if offset < self.replica.first_offset:
-            reply(self._word(frames.TOLD_GONE, self.replica.first_offset))
+        if offset < self.first_offset:
+            reply(self._word(frames.TOLD_GONE, self.first_offset))
         elif raw.lost is not None and self._is_given_up(raw.lost.low):
             reply(self._word(frames.TOLD_LOST, raw.lost.stop))
         elif raw.lost is not None:

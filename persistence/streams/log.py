@@ -128,6 +128,8 @@ class StreamLog:
         self._writing = Writing()
         #: The offset after the last message that is on the disk here.
         self.stop = 0
+        #: What is before this offset was deleted on purpose, and is no damage.
+        self.first_kept = 0
         self._ended = False
         #: Segments that `mend` has made since the start, and the heads of their batches.
         self._mended: dict[int, list[tuple[int, Head]]] = {}
@@ -144,7 +146,7 @@ class StreamLog:
         `mendable`: other nodes have the same batches, so a damaged end is cut off, to be filled again.
         """
         names = self._files.names(self.directory)
-        first = self._first()
+        first = self.first_kept = self._first()
         bases = sorted(
             base
             for base in (int(name.removesuffix(_SEGMENT)) for name in names if name.endswith(_SEGMENT))
@@ -372,6 +374,7 @@ class StreamLog:
             self.segments = (Segment(self.stop, 0, self.stop, 0, 0),)
         else:
             self.segments = segments[count:]
+        self.first_kept = self.segments[0].base
         # The disk may forget the files in any order.
         noted = self._note_first(self.segments[0].base)
         for segment in segments[:count]:
@@ -434,6 +437,7 @@ class StreamLog:
         self._files.cut(self._path(offset, _SEGMENT), 0)
         self._writing = Writing(sealed=False)
         self.segments, self.stop = (Segment(offset, 0, offset, 0, 0),), offset
+        self.first_kept = offset
         self._files.sync_names(self.directory)
         self._note_first(offset)
         own = self._path(offset, _SEGMENT).name

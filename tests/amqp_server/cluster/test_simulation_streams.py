@@ -12,11 +12,11 @@ import pytest
 from amqp_server.streams.group_host import StreamGroupHost
 from amqp_server.streams.replicated import NodeBatch, Replica
 from persistence.streams.log import Lost
-from quorum_queue.raft.log import Log
+from quorum_queue.cluster.replicas import Replicas
 from tests.amqp_server.cluster.simulation import streams
 from tests.turns import Violation
 
-SEEDS = 24
+SEEDS = 16
 #: Seeds within which a bug must be found.
 MUTATION_SEEDS = 30
 
@@ -41,8 +41,8 @@ def test_seeds_and_what_they_reach() -> None:
         seen.update(run.ledger.count)
         seen["retention"] += bool(run.stream.first)
     least = {
-        "confirmed": 5000, "delivered": 20_000, "checked": 80, "crashes": 40, "partitions": 10, "links break": 10,
-        "leaders hand over": 5, "members change": 40, "bits flipped": 3, "segments lost": 5, "disks lost": 5, "retention": 4,
+        "confirmed": 5000, "delivered": 20_000, "checked": 80, "crashes": 40, "the power fails": 3, "partitions": 10, "links break": 10,
+        "leaders hand over": 3, "members change": 40, "bits flipped": 4, "segments lost": 4, "disks lost": 4, "retention": 3,
     }  # fmt: skip
     assert {name: seen[name] for name in least if seen[name] < least[name]} == {}, seen
 
@@ -80,16 +80,20 @@ def own_retention(self: StreamGroupHost) -> None:
         self._services.store.write(lambda: self._log.trim(count), self._has_trimmed)
 
 
-def nothing_to_fetch(
-    self: StreamGroupHost, state: bytes, peer: str, wanted: Callable[[], bool], then: Callable[[], None]
-) -> None:
-    """A snapshot is taken over without the segments that it refers to."""
-    then()
+def nothing_is_asked(self: StreamGroupHost, offset: int, stop: int, prefer: str, done: Any) -> None:
+    """What this disk lacks is not fetched."""
 
 
-def unsynced(self: Log) -> int:
-    """An entry counts before it is on the disk."""
-    return self.last_index
+_write: Any = Replicas.write
+
+
+def unsynced(self: Replicas) -> None:
+    """Entries count before they are on the disk."""
+    written = list(self._written)
+    _write(self)
+    for each in written:
+        if self.groups.get(each.group.id) is each.group:
+            self._after_sync(each)
 
 
 MUTATIONS = [
@@ -97,7 +101,8 @@ MUTATIONS = [
     Mutation("a batch is taken twice", Replica, "_is_next", any_batch),
     Mutation("damages are passed over", StreamGroupHost, "_miss", as_it_is),
     Mutation("retention of each member's own", StreamGroupHost, "_retain", own_retention),
-    Mutation("a snapshot without its segments", StreamGroupHost, "fill", nothing_to_fetch),
+    Mutation("nothing is fetched from others", StreamGroupHost, "_ask", nothing_is_asked),
+    Mutation("an entry counts before it is synced", Replicas, "write", unsynced),
 ]
 
 

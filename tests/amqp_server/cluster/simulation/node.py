@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
@@ -136,6 +137,8 @@ class SimulatedNode:
     ) -> None:
         self.name = name
         self.network = network
+        #: A snapshot is due after so many entries; 0 for what is configured.
+        self.snapshot_entries = 0
         self.ledger = ledger
         self.alive = self.serving = False
         #: It is to be stopped, and started again.
@@ -221,6 +224,8 @@ class SimulatedNode:
             mesh,
             boundary,
         )
+        if self.snapshot_entries:
+            made.replicas.options = replace(made.replicas.options, snapshot_entries=self.snapshot_entries)
         self.turn = Turn(commits, made.peers, lambda: None, boundary)
         services = NodeServices(
             clock=self.clock, queue_time=time_notes.restore(self.disk, self.clock), turn=self.turn, memory=MemoryBudget(1 << 30), timers=timers,

@@ -159,6 +159,8 @@ class StreamSimulation(Cluster):
         self.trouble = random.choice((0.0, 0.3, 1.0, 1.0))
         super().__init__(names, names, random=random, rates=rates, trace=trace)
         self.steps = steps
+        #: How likely a thread gets on that has something to write or to read.
+        self.threads = random.choice((1.0, 1.0, 0.3, 0.05))
         self.stream = StreamLedger()
         self.readers: list[Reader] = []
         #: Deliveries that are yet to be acked: reader, start of its node, first one, count.
@@ -166,6 +168,8 @@ class StreamSimulation(Cluster):
         self.number = 0
         #: The node with a damaged file, until it is whole again.
         self.damaged = ""
+        for node in self.nodes.values():
+            node.snapshot_entries = 3
         self.mend()
         self.settle()
         limits: dict[str, object] = {"x-max-length-bytes": 4000} if random.random() < 0.4 else {}
@@ -216,7 +220,8 @@ class StreamSimulation(Cluster):
             self.step_disk(node)
             self.step_disk(self.nodes[random.choice(self.names)])
         elif action < 0.66:
-            self.step_read(node)
+            if random.random() < self.threads:
+                self.step_read(node)
         elif action < 0.75:
             self.tick(node)
         elif action < 0.84:
@@ -289,8 +294,17 @@ class StreamSimulation(Cluster):
 
     def make_trouble(self, which: float, node: SimulatedNode) -> None:
         random, network = self.random, self.network
-        if which < 0.35:
+        if which < 0.22:
             self.crash(node)
+        elif which < 0.35:
+            self.note("the power fails")
+            for each in self.running:
+                self.crash(each)
+            for each in self.nodes.values():
+                if random.random() < 0.7:
+                    self.start(each)
+            for one in self.names:
+                self.connect(one, random.choice([name for name in self.names if name != one]))
         elif which < 0.5 and network.sessions:
             session = random.choice(network.sessions)
             self.note("links break")
@@ -342,6 +356,9 @@ class StreamSimulation(Cluster):
             return
         queue = self.queue(node)
         if queue is None or len(queue.members) < 3:
+            return
+        if self.random.random() < 0.3:
+            self.flip(node)
             return
         files = self.files(node)
         self.crash(node)
