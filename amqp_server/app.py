@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,6 +68,8 @@ logger = logging.getLogger("mqd")
 #: as many have come again, and then only where memory runs out (amqp_server.resources): a look at all objects of
 #: 100,000 queues takes most of a second.
 GC_THRESHOLDS = 2_000, 1, 1 << 30
+#: The generations of objects that are younger.
+YOUNG = 1
 #: A thread that ends a commit gets the interpreter back within this time, s.
 SWITCH_INTERVAL_S = 0.001
 #: Between two looks at whether the first user has come into being, s.
@@ -130,6 +133,7 @@ class Node:
             boundary,
             now=time.monotonic,
             lasts_s=config.turn_ms / 1000,
+            tidy=partial(gc.collect, YOUNG),
         )
         services = NodeServices(
             clock=clock,
@@ -445,7 +449,9 @@ def _serve(config: Config, reread: Reread | None) -> int:
     try:
         # Now rather than at the first start only: who gives the file wants to know that it can be read.
         first_password(config)
-        environment = Environment.open(config.data_dir)
+        environment = Environment.open(
+            config.data_dir, log_bytes=config.log_bytes, log_commit_bytes_max=config.log_commit_bytes_max
+        )
     except (PersistenceError, SecretFileError) as error:
         print(f"mqd: {error}", file=sys.stderr)
         return 1

@@ -369,12 +369,12 @@ class Config:
     )
     tx_parts_max: int = option(
         20_000,
-        "Messages for one queue, and acks in a row, that a transaction has; it is committed without interruption.",
+        "Messages for one queue, and acks in a row, that a transaction has; other commits wait for a large one.",
         low=1_000,
         high=10_000_000,
     )
     table_depth_max: int = option(
-        32,
+        128,
         "Tables and arrays nested within a field table of a client's; a deeper one closes the connection.",
         unit="levels",
         low=1,
@@ -457,6 +457,20 @@ class Config:
         unit="ms",
         low=0,
         high=86_400_000,
+    )
+    log_bytes: int = option(
+        4 * MIB,
+        "Size of the write-ahead log, a file that small commits are written to before the data file; 0: none.",
+        unit="bytes",
+        low=0,
+        high=GIB,
+    )
+    log_commit_bytes_max: int = option(
+        64 * KIB,
+        "Commits above this size go to the data file at once.",
+        unit="bytes",
+        low=0,
+        high=64 * MIB,
     )
     unsynced_high_bytes: int = option(
         64 * MIB,

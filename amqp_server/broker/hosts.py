@@ -11,6 +11,7 @@ from amqp_server.broker.metadata import Metadata, encode
 from amqp_server.broker.records import MARKS, MarksRecord
 from amqp_server.streams.host import StreamHost, StreamServices
 from persistence.streams.retention import Limits
+from quorum_queue import names
 from quorum_queue.failed_host import FailedHost
 from quorum_queue.local import LocalHost, NodeServices
 from quorum_queue.machine.machine import Machine
@@ -137,14 +138,19 @@ class LocalHosts:
         failed = queue.host
 
         def stored() -> None:
-            if queue.host is failed and not queue.deleted:
+            if queue.host is not failed or queue.deleted:
+                return
+            journal, names_from = self._services.journal, names.FIRST_POSITION
+            if queue.type.is_stream or journal.warm_queue(queue.queue_id, names_from, stored):
                 self._services.turn.contain(queue, self._begin_anew, queue, done)
 
         if queue.type.is_stream and self._streams is not None:
             # Until the thread has written what it was given before.
-            self._streams.store.write(lambda: None, lambda result: self._services.commits.request(stored))
+            self._streams.store.write(
+                lambda: None, lambda result: self._services.commits.request(stored, to_store=True)
+            )
         elif queue.durable and not queue.exclusive:
-            self._services.commits.request(stored)
+            self._services.commits.request(stored, to_store=True)
         else:
             stored()
 

@@ -48,6 +48,7 @@ class Queue:
         "record",
         "subscriptions",
         "type",
+        "unknown",
         "vhost",
     )
 
@@ -70,6 +71,8 @@ class Queue:
         #: Marks' slots of a durable queue that lives here, one for each priority level.
         self.marks: list[int] = []
         self.deleted = False
+        #: This node has never had it before: neither its data, nor a vote in its group.
+        self.unknown = False
         #: This node's subscriptions by their keys, in order of arrival.
         self.subscriptions: dict[Any, Any] = {}
         self.last_used_ms = 0

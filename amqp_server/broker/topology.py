@@ -333,7 +333,7 @@ class Topology:
             vhost = broker.vhost(record.vhost)
             queue = vhost.queues.get(record.name)
             if queue is None:
-                vhost.put_queue(record)
+                vhost.put_queue(record, unknown=record.queue_id > self.applied)
             elif _places(queue.record) != _places(record):
                 vhost.set_members(queue, record.members, record.leader, record.founders)
         for binding in _records(BindingRecord, state.bindings):

@@ -271,11 +271,11 @@ class VHost:
         if broker.counts.queues >= broker.config.queues_max:
             raise ResourceError(f"there are {broker.counts.queues} queues, no more are allowed (queues_max)")
 
-    def put_queue(self, record: QueueRecord) -> bool:
-        """Make a queue; whether it is new."""
+    def put_queue(self, record: QueueRecord, *, unknown: bool = True) -> bool:
+        """Make a queue; whether it is new. `unknown`: this node has never had it."""
         if record.name in self.queues:
             return False
-        queue = self.restore_queue(record, None)
+        queue = self.restore_queue(record, None, unknown=unknown)
         self._store_queue(queue)
         if record.exclusive:
             self.broker.exclusive_declared(queue)
@@ -287,7 +287,12 @@ class VHost:
             self.broker.metadata.put(QUEUES, key(self.name, queue.name), encode(queue.record))
 
     def restore_queue(
-        self, record: QueueRecord, machine: Machine | None, marks: list[int] | None = None
+        self,
+        record: QueueRecord,
+        machine: Machine | None,
+        marks: list[int] | None = None,
+        *,
+        unknown: bool = False,
     ) -> Queue:
         """Make a queue that has its record, with its messages where it has any."""
         record = shared(record)
@@ -304,6 +309,7 @@ class VHost:
         )
         queue = Queue(self, record, parsed, arguments)
         queue.marks = marks or []
+        queue.unknown = unknown
         self.queues[queue.name] = queue
         self.broker.counts.queues += 1
         self.broker.turn.contain(queue, self._make_host, queue, machine)
@@ -334,7 +340,8 @@ class VHost:
         removed, also = self.router.remove_queue(queue.name)
         self._forget_bindings(removed)
         self._exchanges_gone(also)
-        broker.metadata.delete(QUEUES, key(self.name, queue.name))
+        if self._kept(durable=queue.durable and not queue.exclusive):
+            broker.metadata.delete(QUEUES, key(self.name, queue.name))
         queue.host.close()
         broker.hosts.gone(queue)
         broker.failures.forget(queue)
@@ -358,14 +365,22 @@ class VHost:
 
     def node_down(self, node: str, incarnation: int) -> None:
         """Remove what went with a node: its transient and exclusive queues and its transient exchanges."""
-        for queue in list(self.queues.values()):
-            record = queue.record
-            lives_on = record.durable and not record.exclusive
-            if record.node == node and record.incarnation <= incarnation and not lives_on:
-                self.remove_queue(queue)
+        for queue in self.queues_of(node, incarnation):
+            self.remove_queue(queue)
         for name, (home, since) in list(self._exchange_homes.items()):
             if home == node and since <= incarnation:
                 self.remove_exchange(name)
+
+    def queues_of(self, node: str, incarnation: int) -> list[Queue]:
+        """Return the queues that go with this start of a node, and with earlier ones."""
+        return [
+            queue
+            for queue in self.queues.values()
+            for record in [queue.record]
+            if record.node == node
+            and record.incarnation <= incarnation
+            and not (record.durable and not record.exclusive)
+        ]
 
     def close(self) -> None:
         """The vhost is deleted: all its queues and exchanges go."""

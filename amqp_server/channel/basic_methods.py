@@ -14,7 +14,7 @@ from amqp_server.channel.confirms import Confirms
 from amqp_server.channel.exchange_methods import argument_types, check_owner
 from amqp_server.channel.queue_methods import check_home, find, place_of, resolve_name
 from amqp_server.channel.subscription import Getter, Subscription
-from amqp_server.channel.tx import Transaction
+from amqp_server.channel.tx import WHOLE_PARTS_MAX, LargeCommit, Transaction
 from amqp_server.errors import (
     AccessRefused,
     NotAllowed,
@@ -319,9 +319,6 @@ def tx_commit(channel: Channel, method: commands.Tx.Commit) -> None:
     transaction = channel.tx
     if transaction is None:
         raise PreconditionFailed("channel is not transactional")
-    hosts = transaction.commit()
-    # All parts of it reach the disk at once.
-    channel.broker.turn.apply(whole=True)
 
     def committed(refused: Refused | None = None) -> None:
         if refused is not None:
@@ -332,6 +329,15 @@ def tx_commit(channel: Channel, method: commands.Tx.Commit) -> None:
             raise PreconditionFailed("partial tx completion")
         channel.send(commands.Tx.CommitOk())
 
+    if transaction.part_count > WHOLE_PARTS_MAX:
+        large = LargeCommit(channel, transaction)
+        channel.connection.after(
+            lambda done: large.begin(lambda: _barriers(list(large.hosts), done)), committed
+        )
+        return
+    hosts = transaction.commit()
+    # All parts of it reach the disk at once.
+    channel.broker.turn.apply(whole=True)
     channel.connection.after(lambda done: _barriers(hosts, done), committed)
 
 

@@ -13,7 +13,7 @@ from amqp_server.channel.confirms import Confirms
 from amqp_server.channel.connection import Connection
 from amqp_server.channel.publish import publish_in_parts
 from amqp_server.channel.subscription import Getter, Subscription
-from amqp_server.channel.tx import Transaction
+from amqp_server.channel.tx import LargeCommit, Transaction
 from amqp_server.channel.unacked import Piece, Unacked, UnknownTag
 from amqp_server.channel.window import ChannelWindow
 from amqp_server.errors import PreconditionFailed
@@ -93,6 +93,8 @@ class Channel:
         self.getters: dict[tuple[Queue, bool], Getter] = {}
         self.confirms: Confirms | None = None
         self.tx: Transaction | None = None
+        #: The large commit that is under way.
+        self.committing: LargeCommit | None = None
         #: It was closed within a transaction: what came with the same read is dropped, too.
         self._rolled_back = False
         #: Prefetch of consumers to come (basic.qos global=false).
@@ -236,6 +238,12 @@ class Channel:
     def close(self) -> None:
         """Return what is unacked, drop what is not committed, and detach all consumers; applied at the end of the
         turn. So what comes back from one of many channels is not handed to the next one that goes."""
+        if self.committing is not None:
+            # It gets nothing more, and what it holds goes back behind all parts of the transaction.
+            for subscription in list(self.subscriptions.values()):
+                self.cancel(subscription)
+            self.committing.close = self.close
+            return
         self.closed = True
         if self.tx is not None:
             self.tx.rollback()

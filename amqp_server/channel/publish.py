@@ -237,21 +237,21 @@ def _copies(headers: dict[str, object] | None) -> list[str]:
 
 def publish(segment: Segment, transaction: Transaction | None = None) -> Sequence[Recipient]:
     """Hand the messages of a segment to the queues; return their hosts. Applied at the end of the turn."""
-    hosts, origin, first = _begin(segment, transaction)
+    hosts, origin, first = begin_publish(segment, transaction)
     _give(segment, hosts, origin, first)
     return hosts
 
 
 def publish_in_parts(segment: Segment) -> Iterator[None] | None:
     """The same, but many queues get the messages some at a time: return what is to be gone through for the rest."""
-    hosts, origin, first = _begin(segment, None)
+    hosts, origin, first = begin_publish(segment, None)
     if len(hosts) > PART_QUEUES:
-        return _parts(segment, hosts, origin, first)
+        return hand_over(segment, hosts, origin, first)
     _give(segment, hosts, origin, first)
     return None
 
 
-def _begin(segment: Segment, transaction: Transaction | None) -> tuple[list[Recipient], Any, int]:
+def begin_publish(segment: Segment, transaction: Transaction | None) -> tuple[list[Recipient], Any, int]:
     """Number the messages; return the hosts that are to get them, who wants their answers, and the first number."""
     route = segment.route
     channel: Channel = route.publisher
@@ -270,7 +270,8 @@ def _begin(segment: Segment, transaction: Transaction | None) -> tuple[list[Reci
     return hosts, confirms, first
 
 
-def _parts(segment: Segment, hosts: list[Recipient], origin: Any, first: int) -> Iterator[None]:
+def hand_over(segment: Segment, hosts: list[Recipient], origin: Any, first: int) -> Iterator[None]:
+    """Hand the messages to these hosts, some at a time."""
     for start in range(0, len(hosts), PART_QUEUES):
         _give(
             segment, hosts[start : start + PART_QUEUES], origin, first, last=start + PART_QUEUES >= len(hosts)

@@ -77,8 +77,8 @@ class ClusterHosts:
         if queue.members:
             if node in queue.members:
                 return self._begun(queue, self._group_host(queue))
-            if self._groups.is_kept(queue.queue_id):
-                # The node stopped before the others had removed it, and they may still count on it.
+            if self._groups.is_kept(queue.queue_id) or self._is_counted_on(queue):
+                # The node stopped, or was away, before the others had removed it, and they may still count on it.
                 self.leaving[queue.queue_id] = queue
                 return self._begun(queue, self._group_host(queue))
             return self._remote_host(queue)
@@ -93,6 +93,12 @@ class ClusterHosts:
             self._move_here(queue, host)
             return served
         return host
+
+    def _is_counted_on(self, queue: Queue) -> bool:
+        """True if a group began with this node that the node has never heard of: it may lack this node's vote for its first
+        leader. A node that may have voted and forgotten it must not vote again."""
+        founder = self._groups.replicas.node in queue.record.founders
+        return founder and queue.unknown and not self._groups.may_have_forgotten(queue.queue_id)
 
     def gone(self, queue: Queue) -> None:
         """The queue is deleted."""
@@ -357,14 +363,18 @@ class ClusterHosts:
             return
 
         def stored() -> None:
-            if queue.queue_id in self.stopped and not queue.deleted:
+            if queue.queue_id not in self.stopped or queue.deleted:
+                return
+            if self._groups.warm(queue.queue_id, stored):
                 self._services.turn.contain(queue, self._begin_anew, queue, attempt, done)
 
         if queue.type.is_stream:
             # Until the thread has written what it was given before.
-            self.streams.store.write(_nothing, lambda result: self._services.commits.request(stored))
+            self.streams.store.write(
+                _nothing, lambda result: self._services.commits.request(stored, to_store=True)
+            )
         else:
-            self._services.commits.request(stored)
+            self._services.commits.request(stored, to_store=True)
 
     def _begin_anew(self, queue: Queue, attempt: int, done: Callable[[], None]) -> None:
         queue_id = queue.queue_id

@@ -74,7 +74,13 @@ class ClusterNode:
         self.reach = parts.reach
         self._dispatch = Dispatch(self.replicas, self.mesh, self._guests, hosts, self.reach)
         self.maintenance = Maintenance(
-            self.replicas, self.roster, hosts, self.replication, self.reach, addresses=self._addresses
+            self.replicas,
+            self.roster,
+            hosts,
+            self.replication,
+            self.reach,
+            addresses=self._addresses,
+            propose=broker.propose,
         )
         self._hand_over = HandOver(self.replicas, self.reach)
         self._removed = RemovedNodes(self.mesh, self.roster, broker.clock)

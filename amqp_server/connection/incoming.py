@@ -350,6 +350,7 @@ class Incoming:
                     continue
             if kind == frames.METHOD:
                 if not self.flush_segments():
+                    self._cut = True
                     break
                 if number and not self._applied(data[pos + 7 : pos + 11]):
                     self._cut = True
@@ -384,6 +385,7 @@ class Incoming:
         route = self.routes.get(key)
         if route is None:
             if not self.flush_segments():
+                self._cut = True
                 return None
             route = self._new_route(key, channel)
             if route is None:

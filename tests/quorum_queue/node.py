@@ -8,6 +8,7 @@ from typing import Any
 
 from amqp_server.broker import recovery, stored_queues
 from amqp_server.broker.records import QueueRecord, encoded
+from persistence.holds import Holds
 from persistence.journal import Journal
 from persistence.memory import MemoryEnvironment, MemoryStore
 from quorum_queue.clock import QueueTime
@@ -71,6 +72,8 @@ class Requests:
 
     def __init__(self, environment: MemoryEnvironment) -> None:
         self._environment = environment
+        holds = Holds(environment.pending, self.request)
+        self.hold, self.release = holds.hold, holds.release
 
     @property
     def unsynced(self) -> bool:
@@ -81,7 +84,7 @@ class Requests:
 
     def turn_ends(self) -> None: ...
 
-    def request(self, done: Callable[[], None] | None = None) -> None:
+    def request(self, done: Callable[[], None] | None = None, *, to_store: bool = False) -> None:
         if done is not None:
             self._environment.pending.open.done.append(done)
 

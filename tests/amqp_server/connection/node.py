@@ -19,6 +19,7 @@ from amqp_server.connection.session import Session
 from amqp_server.streams.host import StreamServices
 from amqp_server.turn import Turn
 from amqp_server.wire import frames
+from persistence.holds import Holds
 from persistence.journal import Journal
 from persistence.memory import MemoryEnvironment
 from quorum_queue.clock import Clock
@@ -63,6 +64,8 @@ class Commits:
 
     def __init__(self, environment: MemoryEnvironment) -> None:
         self._pending = environment.pending
+        holds = Holds(self._pending, self.request)
+        self.hold, self.release = holds.hold, holds.release
 
     @property
     def unsynced(self) -> bool:
@@ -72,7 +75,7 @@ class Commits:
 
     def turn_ends(self) -> None: ...
 
-    def request(self, done: Callable[[], None] | None = None) -> None:
+    def request(self, done: Callable[[], None] | None = None, *, to_store: bool = False) -> None:
         if done is not None:
             self._pending.open.done.append(done)
 
