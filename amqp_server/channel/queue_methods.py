@@ -11,6 +11,7 @@ from pamqp import base, commands
 from amqp_server.broker.arguments import Declaration, equivalence_error
 from amqp_server.broker.operations import DeclareQueue, DeleteQueue
 from amqp_server.broker.queue import Queue
+from amqp_server.broker.queue_types import not_replicated
 from amqp_server.broker.records import QueueRecord, encoded
 from amqp_server.broker.reply import PSEUDO_QUEUE
 from amqp_server.channel.exchange_methods import (
@@ -170,6 +171,11 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
     if parsed.type.is_stream and not replication.has_streams:
         raise NotImplemented_(
             f"queue '{name}' in vhost '{vhost.name}' is a stream: not before all nodes run this version of mqd"
+        )
+    unknown = not_replicated(arguments) if parsed.type.is_stream and replication.clustered else None
+    if unknown is not None:
+        raise NotImplemented_(
+            f"streams of a cluster do not have '{unknown}': queue '{name}' in vhost '{vhost.name}'"
         )
     members = broker.hosts.place(parsed)
     record = QueueRecord(

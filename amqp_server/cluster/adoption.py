@@ -23,6 +23,7 @@ import msgspec
 
 from amqp_server.broker import recovery, topology
 from amqp_server.broker.metadata import decode, encode
+from amqp_server.broker.queue_types import not_replicated
 from amqp_server.broker.records import (
     BINDINGS,
     EXCHANGES,
@@ -31,6 +32,7 @@ from amqp_server.broker.records import (
     BindingRecord,
     ExchangeRecord,
     QueueRecord,
+    arguments_of,
     key,
 )
 from amqp_server.cluster.catalog import GROUP, first_state
@@ -121,6 +123,12 @@ class Adoption:
         for queue_id, record in sorted(stored.queues.items()):
             parsed = recovery.parsed_of(record)
             if parsed.type.is_stream:
+                unknown = not_replicated(arguments_of(record))
+                if unknown is not None:
+                    raise ClusterError(
+                        f"queue '{record.name}' in vhost '{record.vhost}' is a stream with '{unknown}', which streams of "
+                        "a cluster do not have. Start the node without --peers and delete it first"
+                    )
                 streams.append((record, parsed))
             elif parsed.type.replicated:
                 machine = stored.machines.get(queue_id) or Machine(recovery.settings_of(record))

@@ -483,6 +483,19 @@ def test_streams_are_brought_along() -> None:
     assert Journal(disk.environment).recover_queue(99) is None
 
 
+def test_streams_that_no_cluster_can_have() -> None:
+    disk, _ = with_stream()
+    table: dict[str, Any] = {"x-queue-type": "stream", "x-stream-unheard-of": 1}
+    record = QueueRecord("/", "log", 99, False, encoded(table))
+    disk.environment.put(QUEUES_TABLE, key("/", "log"), encode(record))
+    disk.environment.flush()
+    with pytest.raises(
+        ClusterError, match="is a stream with 'x-stream-unheard-of', which streams of a cluster do not"
+    ):
+        list(disk.adoption().steps())
+    assert disk.founded is None
+
+
 def test_streams_survive_an_adoption_that_is_not_finished() -> None:
     for done in range(30):
         disk, _ = with_stream()
