@@ -169,7 +169,9 @@ class Node:
             self.commits,
             spill,
             self._spill_commits,
-            flight_bytes=lambda: self._streams.tail_bytes if parts is None else parts.replicas.flight_bytes,
+            flight_bytes=lambda: (
+                self._streams.tail_bytes + (0 if parts is None else parts.replicas.flight_bytes)
+            ),
         )
         self._unfinished = UnfinishedWatch(self.broker, lambda: self.backpressure.ahead)
         self.password_checks = PasswordChecks(self.broker.users, config)
@@ -246,6 +248,7 @@ class Node:
             parts.roster,
             parts.topology_progress,
             parts.reach,
+            self._streams,
         )
 
     def _cluster_node(self, parts: ClusterParts, hosts: Hosts) -> ClusterNode:

@@ -28,6 +28,10 @@ class Replication(Protocol):
     @property
     def clustered(self) -> bool: ...
 
+    @property
+    def has_streams(self) -> bool:
+        """Return whether streams may be declared: all nodes know them."""
+
     def propose(self, operation: Operation, done: Done | None = None) -> None:
         """`done` is called when the operation was applied on this node, or with Refused when it could not be
         in time.
@@ -40,6 +44,7 @@ class LocalReplication:
     """A node that is alone."""
 
     clustered = False
+    has_streams = True
     incarnation = 0
 
     def __init__(self, node: str, topology: Topology) -> None:

@@ -16,6 +16,7 @@ from amqp_server.cluster.questions import Answerer, Unanswered
 from amqp_server.cluster.readiness import obstacle
 from amqp_server.config import parse_address
 from amqp_server.errors import NotFound, PreconditionFailed, Unavailable
+from amqp_server.streams.group_host import StreamGroupHost
 from amqp_server.turn import Turn
 from quorum_queue.cluster.group import Group
 from quorum_queue.cluster.lost_entries import GivenUp
@@ -169,6 +170,19 @@ class Administration:
                 "leader": self._cluster.hosts.leader(queue),
                 "members": [],
             }
+        if isinstance(host, StreamGroupHost):
+            return (
+                told
+                | self._group(host.group)
+                | {
+                    "digest": host.replica.digest(),
+                    "first_offset": host.first_offset,
+                    "next_offset": host.next_offset,
+                    "stored_offset": host.stored_offset,
+                    "missing": host.missing_count,
+                    "consumers": host.consumer_count,
+                }
+            )
         machine = host.replica.machine
         return (
             told

@@ -21,6 +21,7 @@ from quorum_queue.raft.messages import EMPTY, MEMBERS, PASSED_OVER
 
 if TYPE_CHECKING:
     from amqp_server.broker.queue import Queue
+    from amqp_server.streams.group_host import StreamGroupHost
 
 logger = logging.getLogger("mqd.cluster")
 
@@ -88,7 +89,7 @@ class Groups:
         """True if a group that stopped here goes on elsewhere."""
         return self.replicas.others_go_on(group_id)
 
-    def open(self, host: GroupHost, queue: Queue, *, late: bool = False) -> None:
+    def open(self, host: GroupHost | StreamGroupHost, queue: Queue, *, late: bool = False) -> None:
         """Open the group of a queue that this node is a member of.
 
         `late`: the group existed before. This node may have been a member once, and have forgotten its votes.

@@ -10,6 +10,7 @@ from amqp_server.broker.operations import NodeDown, Operation, SetMembers
 from amqp_server.cluster.catalog import GROUP, PutNode, RaiseVersion
 from quorum_queue.cluster import compaction, frames
 from quorum_queue.cluster.group import Group
+from quorum_queue.cluster.group_host import GroupHost
 from quorum_queue.cluster.handover import transfer
 from quorum_queue.cluster.reach import Reach
 from quorum_queue.machine import versions
@@ -74,7 +75,7 @@ class Maintenance:
             queue = self._hosts.queues[queue_id]
             self._adjust_members(host.group, queue.members)
             self._grow(queue)
-            if host.replica.machine.version < self._roster.version:
+            if isinstance(host, GroupHost) and host.replica.machine.version < self._roster.version:
                 host.submit(("version", self._roster.version))
             if not self._replicas.draining and moved < self._replicas.options.rebalance_groups:
                 moved += self._move(host.group, queue.record.leader)

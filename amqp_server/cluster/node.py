@@ -153,6 +153,7 @@ class ClusterNode:
             journal,
             parts.store,
             parts.directory,
+            self.hosts.streams.store,
             addresses=self._addresses(),
             identities=self._founding.identities(),
             free_bytes=disk.f_bavail * disk.f_frsize + parts.environment.free_bytes(),
@@ -345,6 +346,7 @@ class ClusterNode:
         self.replicas.link_down(peer)
         self._guests.link_down(peer)
         self.questions.link_down(peer)
+        self.hosts.asks.link_down(peer)
         self._parts.topology_progress.go_on()
         for host in list(self.hosts.remote.values()):
             host.link_down(peer)
@@ -409,6 +411,10 @@ class ClusterNode:
         elif kind == frames.ANSWER:
             number, last, part = frames.parse_answer(frame)
             self.questions.answered(peer, number, last=last, part=part)
+        elif kind == frames.QUERY:
+            self.hosts.asks.asked(peer, frame)
+        elif kind == frames.TOLD:
+            self.hosts.asks.told(peer, frame)
         elif kind == frames.ABOUT:
             self._founding.heard(peer, msgspec.msgpack.decode(frame[1:], type=About))
         else:
@@ -509,7 +515,9 @@ class ClusterNode:
             self._note(msgspec.structs.replace(founded, lost_before=groups.lost_before), lambda: None)
         self.replicas.topology_came(self._broker.topology.applied)
         if group.core.leader and not group.core.amnesiac:
-            groups.drop_unclaimed(min(group.applied, self._broker.topology.applied))
+            applied = min(group.applied, self._broker.topology.applied)
+            groups.drop_unclaimed(applied)
+            self.hosts.drop_unclaimed(applied)
 
     @property
     def leads_topology(self) -> bool:

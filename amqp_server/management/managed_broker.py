@@ -761,6 +761,7 @@ def _port(address: str) -> int:
 
 
 def _stream(host: StreamHost) -> dict[str, Any]:
+    host.look()
     return {
         "first_offset": host.first_offset,
         "next_offset": host.next_offset,

@@ -154,13 +154,21 @@ def _filter_value(table: bytes) -> bytes | None:
 class Encoded:
     """A batch in memory, and the parts that are written of it."""
 
-    __slots__ = ("batch", "names", "parts")
+    __slots__ = ("batch", "names", "parts", "stamps")
 
-    def __init__(self, batch: Batch, parts: list[bytes], names: Sequence[bytes] = ()) -> None:
+    def __init__(
+        self,
+        batch: Batch,
+        parts: list[bytes],
+        names: Sequence[bytes] = (),
+        stamps: list[tuple[int, int, int]] | None = None,
+    ) -> None:
         self.batch = batch
         self.parts = parts
         #: By which duplicates of its messages are known.
         self.names = names
+        #: Where the offsets stand, if that is wanted: neighbours, the size of each, and the place in it.
+        self.stamps = stamps
 
 
 class Encoder:
@@ -180,11 +188,13 @@ class Encoder:
         "_short_channel",
         "_short_heads",
         "_size",
+        "_stamps",
         "_time_ms",
         "_values",
     )
 
-    def __init__(self, layouts: Layouts, base: int, time_ms: int) -> None:
+    def __init__(self, layouts: Layouts, base: int, time_ms: int, *, stamped: bool = False) -> None:
+        """`stamped`: note where the offsets stand, because they are written later."""
         self._layouts = layouts
         self._base = base
         self._time_ms = time_ms
@@ -202,6 +212,7 @@ class Encoder:
         self._short: list[bytes] = []
         self._short_heads: list[bytes] = []
         self._short_channel = 0
+        self._stamps: list[tuple[int, int, int]] | None = [] if stamped else None
 
     @property
     def next_offset(self) -> int:
@@ -322,6 +333,8 @@ class Encoder:
                 self._put(part, pre, post, at)
             else:
                 self._put_headed(part, heads[start : start + room], pre, post, at)
+            if self._stamps is not None:
+                self._stamps.append((len(part), shape.size, len(pre)))
             self._note(shape._replace(count=len(part)), layout)
             start += len(part)
 
@@ -389,10 +402,12 @@ class Encoder:
         )
         size = sum(map(len, parts))
         batch = Batch(self._base, self._time_ms, self._shapes, items, values, filters, size)
-        self._done.append(Encoded(batch, parts, names))
+        self._done.append(Encoded(batch, parts, names, self._stamps))
         self._base += self._count
         self._count = self._size = self._dense_bytes = 0
         self._items, self._shapes, self._values, self._filters = [], [], {}, []
+        if self._stamps is not None:
+            self._stamps = []
 
     def _take_names(self) -> list[bytes]:
         """Return the names of the messages of this batch."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any, Protocol
@@ -73,6 +73,8 @@ class Store(Protocol):
     def compact(self, call: Callable[[Throttle], Any], done: Callable[[Outcome[Any]], None]) -> None: ...
 
     def read(self, call: Callable[[], Any], done: Callable[[Outcome[Any]], None]) -> None: ...
+
+    def keep(self, queue_ids: Iterable[int], highest: int | None = None) -> None: ...
 
 
 class StreamOptions:
@@ -366,6 +368,9 @@ class StreamHost(QueueHost):
                 "stream '%s' in vhost '%s' lost messages %d to %d: %s",
                 *(self.queue.name, self.queue.vhost.name, lost.low, lost.stop - 1, lost.why),
             )
+
+    def look(self) -> None:
+        """An operator looks at what is told of it."""
 
     # -- what it holds ---------------------------------------------------------------------------------------------
 

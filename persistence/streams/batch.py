@@ -196,6 +196,19 @@ def compressed(parts: Sequence[bytes], codec: str) -> Sequence[bytes]:
     return front + _CRC.pack(crc32(front)), meta, done
 
 
+def pack_head(head: Head) -> bytes:
+    """Return the bytes of a head."""
+    front = _FRONT.pack(MAGIC, VERSION, *head)
+    return front + _CRC.pack(crc32(front))
+
+
+def trusted(head: Head, meta: bytes, items: bytes) -> Batch:
+    """Return the batch of these parts, which were just made. Raises Damaged."""
+    shapes = [Shape(*each) for each in _SHAPE.iter_unpack(meta[: head.shapes * SHAPE_BYTES])]
+    values, filters = _decode_filters(head, meta, head.count)
+    return Batch(head.base, head.time_ms, shapes, items, values, filters, head.size)
+
+
 def decode_head(data: bytes | memoryview, at: int = 0) -> Head:
     """Raises Damaged."""
     front = data[at : at + _FRONT.size]

@@ -24,7 +24,7 @@ import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple, TypeVar
@@ -138,6 +138,15 @@ class Read(NamedTuple):
     lost: list[Lost]
 
 
+class Raw(NamedTuple):
+    """Whole neighbouring batches as they stand in a segment; or what is damaged where they should begin."""
+
+    data: bytes
+    #: The offset after the last message.
+    stop: int
+    lost: Lost | None = None
+
+
 class StreamLog:
     """Made, and `open`ed, by the thread that writes from then on; or by the loop while nobody else has it."""
 
@@ -160,12 +169,16 @@ class StreamLog:
         self._writing = Writing()
         #: The offset after the last message that is on the disk here.
         self.stop = 0
+        #: What is before this offset was deleted on purpose, and is no damage.
+        self.first_kept = 0
         self._ended = False
         #: The newest compaction, and up to which offset one has compacted everything.
         self._generation = 0
         self.clean_stop = 0
         #: Held while files are written that this thread does not know, or all are deleted.
         self._deleting = Lock()
+        #: Segments that `mend` has made since the start, and the heads of their batches.
+        self._mended: dict[int, list[tuple[int, Head]]] = {}
 
     @property
     def size(self) -> int:
@@ -173,18 +186,22 @@ class StreamLog:
 
     # -- at start --------------------------------------------------------------------------------------------------
 
-    def open(self, stored_stop: int) -> list[Lost]:
-        """Read the indexes, and the end of the last segment; return what is damaged there."""
+    def open(self, stored_stop: int, *, mendable: bool = False) -> list[Lost]:
+        """Read the indexes, and the end of the last segment; return what is damaged there.
+
+        `mendable`: other nodes have the same batches, so a damaged end is cut off, to be filled again.
+        """
         names = self._files.names(self.directory)
-        found = self._found(names, self._first())
+        first = self.first_kept = self._first()
+        found = self._found(names, first)
         self._remove_remains(names, found)
         lost: list[Lost] = []
         segments = [self._sealed(base, stem) for base, stem in found[:-1]]
-        self.stop = stored_stop
+        self.stop = 0 if mendable else stored_stop
         if found:
-            last, self._writing = self._open_last(*found[-1], stored_stop, lost)
+            last, self._writing = self._open_last(*found[-1], stored_stop, lost, mendable=mendable)
             segments.append(last)
-            self.stop = max(stored_stop, last.stop)
+            self.stop = last.stop if mendable else max(stored_stop, last.stop)
             if self.stop > last.stop:
                 # What is missing at its end must not get other messages.
                 self._writing = self._writing._replace(sealed=True)
@@ -281,7 +298,9 @@ class StreamLog:
         self._files.write(path, 0, [data])
         self._files.cut(path, len(data))
 
-    def _open_last(self, base: int, stem: str, stored_stop: int, lost: list[Lost]) -> tuple[Segment, Writing]:
+    def _open_last(
+        self, base: int, stem: str, stored_stop: int, lost: list[Lost], *, mendable: bool = False
+    ) -> tuple[Segment, Writing]:
         if stem:
             # What came behind it is missing.
             return self._sealed(base, stem), Writing()
@@ -307,9 +326,10 @@ class StreamLog:
             found.append((at, head))
             end, expected, last_ms = at + head.size, head.stop, head.time_ms
         sealed = False
-        if expected >= stored_stop:
+        if expected >= stored_stop or mendable:
             if end < size:
-                logger.info("%s: %d bytes that were not synced are cut off", path, size - end)
+                why = "were not synced" if expected >= stored_stop else "are damaged"
+                logger.info("%s: %d bytes that %s are cut off", path, size - end, why)
                 self._files.cut(path, end)
         else:
             lost.append(Lost(expected, stored_stop, f"{path} is damaged from {end} on"))
@@ -452,6 +472,7 @@ class StreamLog:
             self.segments = (Segment(self.stop, 0, self.stop, 0, 0),)
         else:
             self.segments = segments[count:]
+        self.first_kept = self.segments[0].base
         # The disk may forget the files in any order.
         noted = self._note(_FIRST, self.segments[0].base)
         for segment in segments[:count]:
@@ -498,6 +519,143 @@ class StreamLog:
         self.segments = ()
         with self._deleting:
             self._files.remove_all(self.directory)
+
+    # -- from other nodes ------------------------------------------------------------------------------------------
+
+    def gaps(self, first: int) -> list[tuple[int, int]]:
+        """Return which offsets from `first` on no segment has, up to the end of the log."""
+        found: list[tuple[int, int]] = []
+        for segment in self.segments:
+            if segment.base > first:
+                found.append((first, segment.base))
+            first = max(first, segment.stop)
+        return found
+
+    def reset(self, offset: int) -> None:
+        """Delete all segments; the log goes on at this offset. Raises OSError."""
+        if self._ended:
+            return
+        self._files.make(self.directory)
+        self._files.write(self._path(offset, _SEGMENT), 0, [b""])
+        self._files.cut(self._path(offset, _SEGMENT), 0)
+        self._writing = Writing(sealed=False)
+        self.segments, self.stop = (Segment(offset, 0, offset, 0, 0),), offset
+        self.first_kept = offset
+        self._files.sync_names(self.directory)
+        self._note(_FIRST, offset)
+        own = self._path(offset, _SEGMENT).name
+        for name in self._files.names(self.directory):
+            if name.endswith((_SEGMENT, _INDEX)) and name != own:
+                self._files.remove(self.directory / name)
+        self._files.sync_names(self.directory)
+
+    def skip_to(self, offset: int) -> None:
+        """No node has the messages up to this offset any more: they stay a hole."""
+        self._writing = self._writing._replace(sealed=True)
+        self.stop = max(self.stop, offset)
+
+    def mend(self, data: bytes) -> bool:
+        """Put whole neighbouring batches, which another node has sent, where they are damaged or missing.
+
+        Return whether they fit there. Raises Damaged, OSError.
+        """
+        if self._ended:
+            return True
+        heads = list(heads_of(data))
+        low, stop = heads[0][1].base, heads[-1][1].stop
+        segment = self._segment_of(low)
+        if segment is None or segment.base > low:
+            self._insert(low, stop, heads, data)
+            return True
+        try:
+            start, end = self._place_of(segment, low, stop)
+        except FileNotFoundError:
+            if segment is self.segments[-1]:
+                self._writing = Writing()
+            self.segments = tuple(each for each in self.segments if each is not segment)
+            self._remove(segment.where)
+            self._insert(low, stop, heads, data)
+            return True
+        if end - start != len(data):
+            logger.error(
+                "%s: offsets %d to %d do not fit where they were",
+                self._path(segment.where, _SEGMENT),
+                low,
+                stop,
+            )
+            return False
+        path = self._path(segment.where, _SEGMENT)
+        self._files.write(path, start, [data])
+        self._files.sync(path)
+        return True
+
+    def _place_of(self, segment: Segment, low: int, stop: int) -> tuple[int, int]:
+        """Return where batches with these offsets begin and end in a segment."""
+        start = self._position(segment, low)
+        for at, head, _ in self._heads(segment.where, start, segment.base, segment.size, whole=False):
+            if head.stop <= low:
+                start = at + head.size
+            elif head.base >= stop:
+                return start, at
+        return start, segment.size
+
+    def _insert(self, low: int, stop: int, heads: list[tuple[int, Head]], data: bytes) -> None:
+        """Write a segment that is missing between others, or go on with one that was begun."""
+        segments = list(self.segments)
+        at = bisect_right(segments, low, key=attrgetter("base"))
+        before = segments[at - 1] if at else None
+        if before is not None and before.base in self._mended and before.stop == low:
+            base, size, first_ms = before.base, before.size, before.first_ms
+            at -= 1
+            del segments[at]
+        else:
+            base, size, first_ms = low, 0, heads[0][1].time_ms
+        known = self._mended.setdefault(base, [])
+        self._files.make(self.directory)
+        path = self._path(base, _SEGMENT)
+        self._files.write(path, size, [data])
+        self._files.sync(path)
+        del known[bisect_right(known, size - 1, key=itemgetter(0)) :]
+        known += [(size + position, head) for position, head in heads]
+        last_ms = heads[-1][1].time_ms
+        size += len(data)
+        self._write_index(base, [*_spaced(known, -1), Entry(stop, last_ms, size, index.SEAL)])
+        self._files.sync_names(self.directory)
+        segments.insert(at, Segment(base, size, stop, first_ms, last_ms))
+        self.segments = tuple(segments)
+
+    def read_raw(self, offset: int) -> Raw:
+        """Return whole batches from the one with this offset on, within one segment; nothing at the end of the log."""
+        segment = self._segment_of(offset)
+        if segment is None:
+            return Raw(b"", offset)
+        if segment.base > offset:
+            return Raw(b"", segment.base, Lost(offset, segment.base, "no segment has them"))
+        path = self._path(segment.where, _SEGMENT)
+        start = self._position(segment, offset)
+        try:
+            window = _Window(self._files, path, segment.size)
+            parts: list[bytes] = []
+            size, expected = 0, offset
+            for at, head, sound in self._heads(segment.where, start, segment.base, segment.size, whole=True):
+                if head.stop <= offset:
+                    continue
+                hole = head.base > expected
+                if hole or not sound:
+                    low, high = (expected, head.base) if hole else (max(head.base, offset), head.stop)
+                    return Raw(
+                        b"".join(parts), expected, None if parts else Lost(low, high, f"{path} is damaged")
+                    )
+                if size and size + head.size > READ_BYTES:
+                    break
+                parts.append(bytes(window.take(at, head.size)))
+                size += head.size
+                expected = head.stop
+        except FileNotFoundError:
+            return Raw(b"", offset, Lost(offset, segment.stop, f"{path} is missing"))
+        if not parts:
+            return Raw(b"", offset, Lost(offset, segment.stop, f"{path} is damaged to its end"))
+        return Raw(b"".join(parts), expected)
 
     def abandon(self) -> None:
         """Another log has this directory from now on: write nothing any more. Called by the loop."""
@@ -802,6 +960,18 @@ class _Reading:
 def _compressed(stored: Stored, codec: str) -> Stored:
     parts = batches.compressed(stored.parts, codec)
     return stored._replace(parts=parts, size=sum(map(len, parts)))
+
+
+def heads_of(data: bytes) -> Iterator[tuple[int, Head]]:
+    """Yield position and head of each batch in whole neighbouring batches. Raises Damaged."""
+    at, expected = 0, -1
+    while at < len(data):
+        head = batches.decode_head(data, at)
+        batches.decode(head, data, at)
+        if expected not in (-1, head.base):
+            raise Damaged(f"a batch at {head.base} in place of {expected}")
+        yield at, head
+        expected, at = head.stop, at + head.size
 
 
 def _spaced(heads: Sequence[tuple[int, Head]], indexed: int) -> list[Entry]:

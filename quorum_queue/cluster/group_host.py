@@ -10,7 +10,7 @@ other nodes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from quorum_queue.cluster import contents, dead_letters
@@ -255,6 +255,16 @@ class GroupHost(DeferredHost):
         for index in indexes:
             for seqs in locations.positions(index):
                 self.submit(("lose", seqs[0], seqs[-1]))
+
+    def covered(self, applied: int) -> int:
+        return applied
+
+    def fill(self, state: bytes, peer: str, wanted: Callable[[], bool], then: Callable[[], None]) -> None:
+        then()
+
+    @property
+    def fills_itself(self) -> bool:
+        return False
 
     def snapshot(self) -> bytes:
         return self.replica.snapshot()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,9 @@ class Store:
         return StreamLog(
             self.files, Path("/streams") / str(queue_id), segment_bytes, keeper=keeper, codec=codec
         )
+
+    def keep(self, queue_ids: Iterable[int], highest: int | None = None) -> None:
+        raise NotImplementedError
 
     def write(self, call: Callable[[], Any], done: Callable[[Any], None]) -> None:
         self.writes.append(lambda: done(call()))

@@ -172,7 +172,14 @@ class SimulatedNode:
         roster.nodes = dict.fromkeys(self.names, "here")
         topology_progress: Any = SimpleNamespace(up=self.connected)
         self.hosts = WatchedHosts(
-            Config(), services, self.environment, self.groups, roster, topology_progress, self.reach
+            Config(),
+            services,
+            self.environment,
+            self.groups,
+            roster,
+            topology_progress,
+            self.reach,
+            nothing,
         )
         self.guests = Guests(self, self.turn, self.hosts.host_of)
         self.dispatch = Dispatch(self.replicas, self, self.guests, self.hosts, self.reach)

@@ -44,6 +44,16 @@ class Batches:
     def closed(self) -> None: ...
     def lose_bodies(self, indexes: list[int]) -> None: ...
     def entries_applied(self) -> None: ...
+    def covered(self, applied: int) -> int:
+        return applied
+
+    def fill(self, state: bytes, peer: str, wanted: Callable[[], bool], then: Callable[[], None]) -> None:
+        then()
+
+    @property
+    def fills_itself(self) -> bool:
+        return False
+
     def snapshot(self) -> bytes:
         return b""
 
