@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 DETAILED = ((600, 5),)
 GLOBAL = ((600, 5), (3_600, 60), (28_800, 600), (86_400, 1_800))
 #: What a history takes up beside its samples, bytes.
-SERIES_BYTES = 300
+SERIES_BYTES = 800
 
 Details = dict[str, Any]
 
@@ -71,13 +71,16 @@ class Timeline:
 class Series:
     """Samples of one object: all its fields at each tick."""
 
-    __slots__ = ("_ring", "_timeline", "_width", "first", "last")
+    __slots__ = ("_rates", "_rates_of", "_ring", "_timeline", "_width", "first", "last")
 
     def __init__(self, timeline: Timeline, width: int) -> None:
         self._timeline = timeline
         self._width = width
         self._ring = array("q", bytes(8 * width * timeline.length))
         self.first = self.last = timeline.tick
+        #: Of all fields, made when one is first asked for after a sample; and that sample's tick.
+        self._rates: list[float] = []
+        self._rates_of = -1
 
     @property
     def size(self) -> int:
@@ -102,10 +105,16 @@ class Series:
         # While the next sample is taken, objects that it has not met yet have the rate of the last one.
         if tick <= self.first or tick < timeline.tick - 1:
             return 0.0
-        elapsed_ms = timeline.time_ms(tick) - timeline.time_ms(tick - 1)
-        if elapsed_ms <= 0:
-            return 0.0
-        return (self.value(tick, field) - self.value(tick - 1, field)) * 1000 / elapsed_ms
+        if self._rates_of != tick:
+            self._rates_of = tick
+            elapsed_ms = max(1, timeline.time_ms(tick) - timeline.time_ms(tick - 1))
+            now, before = self._sample(tick), self._sample(tick - 1)
+            self._rates = [(new - old) * 1000 / elapsed_ms for new, old in zip(now, before, strict=True)]
+        return self._rates[field]
+
+    def _sample(self, tick: int) -> Sequence[int]:
+        start = tick % self._timeline.length * self._width
+        return self._ring[start : start + self._width]
 
     def samples(self, field: int, places: Sequence[tuple[int, int]]) -> list[dict[str, int]]:
         return [

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from operator import itemgetter
 from typing import Any
 
@@ -74,11 +75,15 @@ class Rows:
 
 
 async def listing(
-    call: Call, items: Iterable[object | None], shown: Callable[[Any], Row] = msgspec.structs.asdict
+    call: Call,
+    items: Iterable[object | None],
+    shown: Callable[[Any], Row] = msgspec.structs.asdict,
+    brief: Callable[[Any], Row] | None = None,
 ) -> Any:
     """Return what is sent for these items; `shown` makes the row of one.
 
-    None among the items stands for something that was looked at and is not shown.
+    None among the items stands for something that was looked at and is not shown. `brief` makes the part of a row that
+    costs little: where that is all that a page is chosen by, whole rows are made for the page only.
     """
     query, slices = call.query, call.slices
 
@@ -91,6 +96,10 @@ async def listing(
         return Rows((None if item is None else encode(columns(row_of(item))) for item in items), slices)
     page = Page(query) if "page" in query else None
     path = query["sort"].split(".") if "sort" in query else []
+    if brief is not None and page is not None and (not path or path[0] in BRIEF):
+        return await _paged_by(
+            brief, call, items, lambda item: encode(columns(row_of(item))), wanted, path, page
+        )
     total = 0
     placed: list[Placed] = []
     for item in items:
@@ -109,6 +118,37 @@ async def listing(
     return await page.of(rows, len(placed), total, slices)
 
 
+#: Columns that `brief` rows may have.
+BRIEF = frozenset(("name", "vhost", "type", "durable", "auto_delete", "exclusive"))
+
+
+async def _paged_by(
+    brief: Callable[[Any], Row],
+    call: Call,
+    items: Iterable[object | None],
+    encoded: Callable[[Any], bytes],
+    wanted: Wanted | None,
+    path: list[str],
+    page: Page,
+) -> Answer:
+    total = 0
+    placed: list[tuple[tuple[int, float, str], Any]] = []
+    for item in items:
+        await call.slices.rest()
+        if item is None:
+            continue
+        total += 1
+        row = brief(item)
+        if wanted is None or wanted(row):
+            placed.append((_order(_at(row, path)) if path else _FIRST, item))
+    chosen: Iterator[Any] = (item for _, item in placed)
+    if path:
+        chosen = await _sorted(placed, call.slices, reverse=call.query.get("sort_reverse") == "true")
+    return await page.of(
+        (encoded(item) for item in page.part(chosen)), len(placed), total, call.slices, cut=True
+    )
+
+
 def picked(answer: Any, query: Mapping[str, str]) -> Any:
     """Return the columns that the query asks for of a single object."""
     if not query.get("columns"):
@@ -118,7 +158,7 @@ def picked(answer: Any, query: Mapping[str, str]) -> Any:
     return _columns(query)(answer) if isinstance(answer, dict) else answer
 
 
-async def _sorted(placed: list[Placed], slices: Slices, *, reverse: bool) -> Iterator[bytes]:
+async def _sorted(placed: list[Any], slices: Slices, *, reverse: bool) -> Iterator[Any]:
     first = itemgetter(0)
     runs = []
     for start in range(0, len(placed), SORTED_AT_ONCE):
@@ -141,7 +181,15 @@ class Page:
                 f"Invalid pagination parameters: page number {self._number}, page size {told}",
             )
 
-    async def of(self, rows: Iterator[bytes], count: int, total: int, slices: Slices) -> Answer:
+    def part(self, rows: Iterator[Any]) -> Iterator[Any]:
+        """Return those of these rows that are on the page."""
+        start = (self._number - 1) * self._size
+        return islice(rows, start, start + self._size)
+
+    async def of(
+        self, rows: Iterator[bytes], count: int, total: int, slices: Slices, *, cut: bool = False
+    ) -> Answer:
+        """Return the page, out of all rows or of its own if they are `cut` already."""
         pages = max(1, -(-count // self._size))
         if self._number > pages:
             raise Refusal(
@@ -149,13 +197,10 @@ class Page:
                 "page_out_of_range",
                 f"Page out of range, page: {self._number} page size: {self._size}, len: {count}",
             )
-        start, items = (self._number - 1) * self._size, list[msgspec.Raw]()
-        for index, row in enumerate(rows):
+        items: list[msgspec.Raw] = []
+        for row in rows if cut else self.part(rows):
             await slices.rest()
-            if index >= start:
-                items.append(msgspec.Raw(row))
-            if len(items) == self._size:
-                break
+            items.append(msgspec.Raw(row))
         told = {
             "filtered_count": count,
             "item_count": len(items),

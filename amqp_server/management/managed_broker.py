@@ -237,6 +237,13 @@ class ManagedBroker:
     def queues(self, vhost: str, stats: Stats | None = None) -> Iterator[QueueView]:
         return (self._queue(queue, stats) for queue in self._queues(vhost))
 
+    def each_queue(self, vhost: str) -> Iterator[Queue]:
+        """Yield queues that `view` makes rows of, later and only where they are wanted."""
+        return self._queues(vhost)
+
+    def view(self, queue: Queue, stats: Stats | None = None) -> QueueView:
+        return self._queue(queue, stats)
+
     def queue_hosts(self, vhost: str, *, own: bool = False) -> Iterator[Host]:
         """Yield what counts the messages and consumers of each queue; of this node's `own` only, if wanted."""
         return (queue.host for queue in self._queues(vhost) if not own or self._home_of(queue) == self.name)

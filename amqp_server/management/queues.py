@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -14,6 +14,9 @@ from amqp_server.management.everywhere import ask_others
 from amqp_server.management.listing import listing
 from amqp_server.management.stats import Stats, merged
 from amqp_server.management.views import QueueView
+
+if TYPE_CHECKING:
+    from amqp_server.broker.queue import Queue
 
 #: Of queues of one type only, as in RabbitMQ.
 CLASSIC_ONLY = ("exclusive_consumer_tag", "message_bytes_ram", "single_active_consumer_tag")
@@ -72,24 +75,35 @@ def _basic(call: Call) -> Callable[[QueueView], dict[str, Any]]:
 
 
 async def queues(call: Call) -> Any:
+    vhosts, stats, view = call.vhosts(), call.stats, call.broker.view
+    found = (queue for vhost in vhosts for queue in call.broker.each_queue(vhost))
     if call.flag("disable_stats"):
-        plainly = (queue for vhost in call.vhosts() for queue in call.broker.queues(vhost))
-        return await listing(call, plainly, _basic(call))
-    vhosts, stats = call.vhosts(), call.stats
+        basic = _basic(call)
+        return await listing(call, found, lambda queue: basic(view(queue)), _brief)
     if call.local:
         return await listing(call, _of_this_node(call, vhosts), dict)
     answers = await ask_others(call)
     if not answers.rows and not answers.missing:
-        return await listing(
-            call, (queue for vhost in vhosts for queue in call.broker.queues(vhost, stats)), _shown
-        )
+        return await listing(call, found, lambda queue: _shown(view(queue, stats)), _brief)
     told: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in answers.all_rows():
         told.setdefault((row["vhost"], row["name"]), []).append(row)
-    found = (queue for vhost in vhosts for queue in call.broker.queues(vhost, stats))
-    return await listing(
-        call, found, lambda queue: _everywhere(call, queue, told.get((queue.vhost, queue.name), ()))
-    )
+
+    def everywhere(queue: Queue) -> dict[str, Any]:
+        return _everywhere(call, view(queue, stats), told.get((queue.vhost.name, queue.name), ()))
+
+    return await listing(call, found, everywhere, _brief)
+
+
+def _brief(queue: Queue) -> dict[str, Any]:
+    return {
+        "name": queue.name,
+        "vhost": queue.vhost.name,
+        "type": queue.type.name,
+        "durable": queue.durable,
+        "auto_delete": queue.auto_delete,
+        "exclusive": queue.exclusive,
+    }
 
 
 def _of_this_node(call: Call, vhosts: Iterable[str]) -> Iterator[dict[str, Any] | None]:

@@ -169,10 +169,10 @@ async def test_bad_json_is_the_clients_fault(connect: Connect, node: ManagedNode
 async def test_our_own_faults_are_logged_and_not_shown(
     connect: Connect, broker: ManagedBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fails(vhost: str, stats: Any) -> Any:
+    def fails(vhost: str) -> Any:
         raise RuntimeError("inner canary")
 
-    monkeypatch.setattr(broker, "queues", fails)
+    monkeypatch.setattr(broker, "each_queue", fails)
     with caplog.at_level(logging.ERROR):
         answer = await connect("admin").get("queues")
     assert answer.status_code == 500

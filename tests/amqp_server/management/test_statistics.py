@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 import time
-from typing import Any
+from typing import Any, cast
 
+import httpx
 import pytest
+import trio
 from pamqp import commands
 
+from amqp_server.app import Node
+from amqp_server.management.http import Api
 from amqp_server.management.managed_broker import ManagedBroker
+from amqp_server.management.measures import Measures
 from amqp_server.management.sampler import Sampler
+from amqp_server.management.scraped import Metrics
 from amqp_server.management.slices import Slices
 
 from ..connection.node import Peer
-from .conftest import Connect, ManagedNode, published
+from .conftest import BODY_BYTES_MAX, Connect, ManagedNode, published
 
 pytestmark = pytest.mark.trio
 
@@ -208,3 +215,68 @@ async def test_samples_cost_little(node: ManagedNode, peer: Peer) -> None:
     took = time.thread_time() - began
     # A hundredth of five seconds would be 50 ms.
     assert took < 0.05, took
+
+
+# -- a thousand of everything ------------------------------------------------------------------------------------------
+
+#: CPU time that an answer may take, s. One step of it may take 5 ms.
+COSTS = {
+    "api/overview": 0.05,
+    "api/queues?page=1&page_size=100&sort=name": 0.1,
+    "api/queues?page=1&page_size=100&sort=message_stats.publish_details.rate": 0.1,
+    "api/connections?page=1&page_size=100": 0.1,
+    "metrics": 0.2,
+    "metrics/per-object": 0.2,
+}
+
+
+async def test_looking_at_a_thousand_of_everything_is_cheap(node: ManagedNode, broker: ManagedBroker) -> None:
+    for number in range(1_000):
+        peer = node.peer(name=f"127.0.0.1:{number} -> 127.0.0.1:5672")
+        # Who has nothing to hear is not asked whether something came.
+        node.peers.clear()
+        peer.session.opened()
+        peer.call(1, commands.Channel.Open())
+        peer.call(1, commands.Queue.Declare(queue=f"q{number}"))
+        peer.send(published(1, "", f"q{number}", b"x"))
+        peer.call(1, commands.Basic.Consume(queue=f"q{number}"))
+    sampler = broker.sample(Slices(2))
+    await sampler.sample()
+    await sampler.sample()
+    api = Api(broker, BODY_BYTES_MAX, slices=Slices(2)).app(8)
+    metrics = Metrics(Measures(cast(Node, node)), Slices(2), 10_000).app()
+    for path, cost in COSTS.items():
+        transport = httpx.ASGITransport(
+            metrics if path.startswith("metrics") else api, client=("127.0.0.1", 1)
+        )
+        auth = httpx.BasicAuth("admin", "admin")
+        async with httpx.AsyncClient(transport=transport, base_url="http://broker", auth=auth) as client:
+            await client.get(path)
+            # Noise only adds.
+            looked = [await steps(client, path) for _ in range(4)]
+        whole, longest = min(all_ for all_, _ in looked), min(longest for _, longest in looked)
+        print(f"{path}: {whole * 1000:.1f} ms, longest step {longest * 1000:.1f} ms")
+        assert whole < cost, path
+        assert longest < 0.005, path
+
+
+async def steps(client: httpx.AsyncClient, path: str) -> tuple[float, float]:
+    """Return the CPU time of a request, and of its longest step."""
+    found: list[float] = []
+
+    async def bystander() -> None:
+        while True:
+            began = time.thread_time()
+            await trio.lowlevel.checkpoint()
+            found.append(time.thread_time() - began)
+
+    gc.collect()
+    gc.disable()
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(bystander)
+            assert (await client.get(path)).status_code == 200
+            nursery.cancel_scope.cancel()
+    finally:
+        gc.enable()
+    return sum(found), max(found)
