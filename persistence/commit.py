@@ -148,13 +148,8 @@ class Commit:
         if self._by_task or self._begun is not None or self._logging is not None:
             if self._full or self._pending.is_large:
                 self._pending.close_layer()
-        elif self._pending.is_held_back:
-            # Its holder asks for the commit.
-            self._wanted = False
-        elif self._pending.oldest:
-            self._begin_oldest()
         else:
-            self._wake.set()
+            self._begin_wanted()
 
     def _own_turn(self, call: Callable[..., object], *arguments: Any) -> None:
         self.turn_begins()
@@ -175,6 +170,15 @@ class Commit:
         self._wake.set()
 
     # --- at the end of a turn
+
+    def _begin_wanted(self) -> None:
+        if self._pending.is_held_back:
+            # Its holder asks for the commit.
+            self._wanted = False
+        elif self._pending.oldest:
+            self._begin_oldest()
+        else:
+            self._wake.set()
 
     def _begin_oldest(self) -> None:
         layer = self._pending.take()
@@ -309,10 +313,15 @@ class Commit:
                 if self._marks is not None:
                     await trio.to_thread.run_sync(self._marks.flush)
                 return
+            if self._wanted and self._pending.oldest and not self._pending.is_held_back:
+                # What came meanwhile goes to the log again, if it is small.
+                self._begin_oldest()
 
     async def _called(self) -> None:
         held = self._pending.held
         due = not self._pending.is_held_back and (self._wanted or self._store.has_erasures())
+        # Left to this task by what has begun it.
+        due = due or (self._begun is not None and not self._working)
         if not (due or (self._stopping and not held)):
             self._wake = trio.Event()
             # Marks are flushed and pages given back within a second, even if nobody commits.
