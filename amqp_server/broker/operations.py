@@ -105,6 +105,16 @@ class NodeDown(msgspec.Struct, frozen=True, array_like=True, tag=14):
     incarnation: int
 
 
+class DeclareSuperStream(msgspec.Struct, frozen=True, array_like=True, tag=15):
+    """An exchange with partitions, or more partitions of one: all of it or nothing. See broker.super_streams."""
+
+    exchange: ExchangeRecord
+    #: Number of the first of these partitions; the exchange is new if it is 0.
+    first: int
+    #: Their ids are not looked at: they come from the operation's index.
+    partitions: tuple[QueueRecord, ...]
+
+
 Operation = (
     PutVhost
     | DeleteVhost
@@ -120,6 +130,7 @@ Operation = (
     | SetPermission
     | ClearPermission
     | NodeDown
+    | DeclareSuperStream
 )
 
 _decoder = msgspec.msgpack.Decoder(Operation)

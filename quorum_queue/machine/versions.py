@@ -10,6 +10,8 @@ node only begins with the newest.
     2   mqd 0.2: dead letters that come again are taken once (("enqueue_letter", …)), and messages whose bodies no
         member can read leave the queue (("lose", …)); a message that comes back when its time is up expires
 
+    3   mqd 0.2: nothing new for quorum queues; clusters have streams
+
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
 """
@@ -25,7 +27,7 @@ LETTERS = 2
 LOSSES = 2
 #: A message that was returned expires at its time, and not after it.
 RETURNED = 2
-NEWEST = 2
+NEWEST = 3
 
 #: The topology keeps the nodes on which a queue was declared.
 FOUNDERS = 2
@@ -33,6 +35,8 @@ FOUNDERS = 2
 REMOVED = 2
 #: The topology keeps the last administrator.
 ADMINISTRATOR = 2
+#: The cluster has streams, and nodes ask each other for their messages.
+STREAMS = 3
 
 #: Features that a node announces in the handshake of a link for the versions that it can apply, beyond the
 #: first.
@@ -57,5 +61,6 @@ __all__ = [
     "NEWEST",
     "REMOVED",
     "RETURNED",
+    "STREAMS",
     "newest_of",
 ]

@@ -39,6 +39,11 @@ ALL: list[Operation] = [
     operations.SetPermission(Permission("ann", "/", ".*", "", "^a")),
     operations.ClearPermission("ann", "/"),
     operations.NodeDown("n2", 5),
+    operations.DeclareSuperStream(
+        ExchangeRecord("/", "s", "x-super-stream", False, False, b"\0\0\0\0"),
+        1,
+        (QueueRecord("/", "s-1", 0, False, b"\0\0\0\0", type="stream"),),
+    ),
 ]
 
 

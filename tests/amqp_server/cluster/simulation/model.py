@@ -118,6 +118,8 @@ class Model:
                 return True
             case operations.NodeDown(node, incarnation):
                 return self._node_down(node, incarnation)
+            case operations.DeclareSuperStream():
+                raise AssertionError("a cluster refuses super streams")
 
     def _leaves(self, node: str) -> bool:
         return self.nodes.get(node, "here") == ""
