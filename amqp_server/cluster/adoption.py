@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
+import trio
 
 from amqp_server.broker import recovery, topology
 from amqp_server.broker.metadata import decode, encode
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
     from amqp_server.cluster.store import GroupStore
     from persistence.journal import Journal
+    from quorum_queue.cluster.ports import Commits
 
 logger = logging.getLogger("mqd.cluster")
 
@@ -113,6 +115,13 @@ class Adoption:
         #: How many groups each node is a member of, and leads.
         self._kept = dict.fromkeys(sorted(addresses), 0)
         self._led = dict.fromkeys(sorted(addresses), 0)
+
+    async def carry_out(self, commits: Commits) -> None:
+        """Take all steps. Afterwards the store has them: who reads it now finds a member. Raises ClusterError."""
+        for _ in self.steps():
+            stored = trio.Event()
+            commits.request(stored.set, to_store=True)
+            await stored.wait()
 
     def steps(self) -> Iterator[None]:
         """Submit one transaction after the other; each is durable before the caller asks for the next.

@@ -159,10 +159,7 @@ class ClusterNode:
             free_bytes=disk.f_bavail * disk.f_frsize + parts.environment.free_bytes(),
             zones=self.roster.zones,
         )
-        for _ in adoption.steps():
-            durable = trio.Event()
-            parts.commits.request(durable.set)
-            await durable.wait()
+        await adoption.carry_out(parts.commits)
         founded = self._founding.noted()
         parts.groups.found(parts.store.recovered())
         parts.groups.lost_before = founded.forgotten_before
