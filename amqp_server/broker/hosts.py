@@ -32,6 +32,9 @@ class Hosts(Protocol):
     def changed(self, queue: Queue) -> None:
         """The queue's members are others now; it may need another host."""
 
+    def configure(self, queue: Queue) -> None:
+        """The queue is to do something else now; see Queue.effective."""
+
     def gone(self, queue: Queue) -> None:
         """The queue is deleted; its host has been closed."""
 
@@ -66,10 +69,12 @@ class LocalHosts:
         return self._stream(queue) if queue.type.is_stream else self.local(queue, machine)
 
     def _stream(self, queue: Queue) -> StreamHost:
-        parsed = queue.parsed
+        effective = queue.effective
         assert self._streams is not None
-        limits = Limits(parsed.max_age_ms, parsed.max_length_bytes)
-        return StreamHost(queue, queue.queue_id, self._streams, limits, parsed.segment_bytes, queue.settings)
+        limits = Limits(effective.max_age_ms, effective.max_length_bytes)
+        return StreamHost(
+            queue, queue.queue_id, self._streams, limits, effective.segment_bytes, queue.settings
+        )
 
     def local(self, queue: Queue, machine: Machine | None = None) -> LocalHost:
         """Make the host of a queue that lives here. One that is durable gets slots of the delivered marks."""
@@ -93,6 +98,13 @@ class LocalHosts:
 
     def changed(self, queue: Queue) -> None:
         pass
+
+    def configure(self, queue: Queue) -> None:
+        host, effective = queue.host, queue.effective
+        if isinstance(host, StreamHost):
+            host.limit(Limits(effective.max_age_ms, effective.max_length_bytes), effective.segment_bytes)
+        else:
+            host.configure(queue.settings)
 
     def gone(self, queue: Queue) -> None:
         """Forget what this node alone knew of the queue."""

@@ -45,6 +45,12 @@ class Sessions:
     def __init__(self) -> None:
         self._numbers = count(1)
         self._sessions: dict[int, Session] = {}
+        #: User and vhost of those that clients have opened, and how many each user and each vhost has.
+        self._opened: dict[int, tuple[str, str]] = {}
+        self._of_users: dict[str, int] = {}
+        self._in_vhosts: dict[str, int] = {}
+        #: Channels of each user.
+        self._channels: dict[str, int] = {}
 
     def next_number(self) -> int:
         return next(self._numbers)
@@ -54,6 +60,33 @@ class Sessions:
 
     def remove(self, session: Session) -> None:
         self._sessions.pop(session.number, None)
+        opened = self._opened.pop(session.number, None)
+        if opened is not None:
+            _count(self._of_users, opened[0], -1)
+            _count(self._in_vhosts, opened[1], -1)
+
+    def opened(self, session: Session) -> None:
+        """A client has opened a vhost."""
+        user, vhost = session.client.username, session.vhost
+        if vhost is not None:
+            self._opened[session.number] = user, vhost.name
+            _count(self._of_users, user, 1)
+            _count(self._in_vhosts, vhost.name, 1)
+
+    def channel_opened(self, user: str) -> None:
+        _count(self._channels, user, 1)
+
+    def channel_gone(self, user: str) -> None:
+        _count(self._channels, user, -1)
+
+    def of_user(self, user: str) -> int:
+        return self._of_users.get(user, 0)
+
+    def in_vhost(self, vhost: str) -> int:
+        return self._in_vhosts.get(vhost, 0)
+
+    def channels_of(self, user: str) -> int:
+        return self._channels.get(user, 0)
 
     def get(self, number: int) -> Session | None:
         return self._sessions.get(number)
@@ -63,3 +96,11 @@ class Sessions:
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+
+def _count(counts: dict[str, int], name: str, more: int) -> None:
+    count = counts.get(name, 0) + more
+    if count:
+        counts[name] = count
+    else:
+        del counts[name]

@@ -56,6 +56,8 @@ class VHost:
             alternates_max=broker.config.alternates_max,
         )
         self.router.predeclare()
+        for exchange in list(self.router.exchanges()):
+            self._apply_policies(exchange.name)
         #: Node and incarnation that transient exchanges go with.
         self._exchange_homes: dict[str, tuple[str, int]] = {}
         #: Counts up for exchanges that choose at random.
@@ -114,6 +116,18 @@ class VHost:
         if record.node:
             self._exchange_homes[record.name] = record.node, record.incarnation
         self.broker.counts.exchanges += 1
+        self._apply_policies(record.name)
+
+    def apply_exchange_policies(self) -> None:
+        """Policies have changed."""
+        for exchange in list(self.router.exchanges()):
+            self._apply_policies(exchange.name)
+        self.broker.changed()
+
+    def _apply_policies(self, exchange: str) -> None:
+        """An exchange takes the alternate of its policy, if it was declared without one."""
+        definition = self.broker.policies.of_exchange(self.name, exchange).definition
+        self.router.set_alternate(exchange, definition.get("alternate-exchange"))
 
     def remove_exchange(self, name: str) -> bool:
         exchange = self.router.get(name)
@@ -302,7 +316,8 @@ class VHost:
             auto_delete=record.auto_delete,
             default_type=record.type,
         )
-        queue = Queue(self, record, parsed, arguments)
+        policies = self.broker.policies.of_queue(self.name, record.name, parsed.type)
+        queue = Queue(self, record, parsed, arguments, policies)
         queue.marks = marks or []
         self.queues[queue.name] = queue
         self.broker.counts.queues += 1

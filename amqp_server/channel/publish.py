@@ -59,6 +59,9 @@ def make_route(channel: Channel, key: bytes, method: commands.Basic.Publish) -> 
     broker.permissions.check(connection.client.username, vhost.name, "exchange", exchange, "write")
     if exchange and declared is not None and declared.internal:
         raise AccessRefused(f"cannot publish to internal exchange '{exchange}' in vhost '{vhost.name}'")
+    if exchange and declared is not None and declared.type == "topic":
+        username = connection.client.username
+        broker.permissions.check_topic(username, vhost.name, exchange, routing_key, "write")
     if not exchange:
         route.targets = connection.incoming.targets(_named(channel, [routing_key]))
         return route

@@ -110,7 +110,7 @@ class Adoption:
                     "Start the node without --peers and delete it first"
                 )
             if parsed.type.replicated:
-                machine = stored.machines.get(queue_id) or Machine(recovery.settings_of(record))
+                machine = stored.machines.get(queue_id) or Machine(recovery.settings_of(self._broker, record))
                 moving.append((record, parsed, machine))
         self._check([(record, machine) for record, _, machine in moving])
         logger.warning(

@@ -89,6 +89,17 @@ class ClusterHosts:
         if self.stopped.pop(queue_id, None) is not None:
             self._groups.drop(queue_id)
 
+    def configure(self, queue: Queue) -> None:
+        queue_id = queue.queue_id
+        # The queue may be about to move from one to the other.
+        remote, grouped = self.remote.get(queue_id), self.grouped.get(queue_id)
+        if remote is not None:
+            remote.configure(queue.settings)
+        if grouped is not None:
+            grouped.configure(queue.settings)
+        if remote is None and grouped is None:
+            self._local.configure(queue)
+
     def host_of(self, queue_id: int) -> Host | None:
         """Return the host of a queue that this node can serve others from."""
         queue = self.queues.get(queue_id)
@@ -126,7 +137,14 @@ class ClusterHosts:
 
     def _group_host(self, queue: Queue, *, late: bool = False) -> GroupHost:
         """Make the host of a queue that this node is a member of. `late`: it joined after the beginning."""
-        host = GroupHost(queue, queue.queue_id, queue.settings, self._services, self._groups.replicas)
+        host = GroupHost(
+            queue,
+            queue.queue_id,
+            queue.settings,
+            self._services,
+            self._groups.replicas,
+            declared=queue.declared_settings,
+        )
         self._groups.open(host, queue, late=late)
         self.grouped[queue.queue_id] = host
         return host

@@ -15,6 +15,10 @@ from amqp_server.management.views import ExchangeView
 def _shown(exchange: ExchangeView) -> dict[str, Any]:
     row = msgspec.structs.asdict(exchange)
     row["arguments"] = plain(exchange.arguments)
+    for name in ("policy", "operator_policy", "effective_policy_definition"):
+        # Absent where there is none, as in RabbitMQ.
+        if not row[name]:
+            del row[name]
     return row
 
 

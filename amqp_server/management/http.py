@@ -19,16 +19,16 @@ from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from amqp_server.broker.users import User
 from amqp_server.errors import AMQPError
 from amqp_server.management.answer import Answer, Refusal, encode, not_authorised, refusal_of
 from amqp_server.management.call import MAY, Call
 from amqp_server.management.listing import Rows, picked
 from amqp_server.management.login import Login
-from amqp_server.management.routes import ROUTES, Route
+from amqp_server.management.routes import ANYBODY, ROUTES, Route
 from amqp_server.management.slices import Slices
 
 if TYPE_CHECKING:
-    from amqp_server.broker.users import User
     from amqp_server.management.managed_broker import ManagedBroker
     from amqp_server.management.server import Connection
 
@@ -43,6 +43,8 @@ HEADERS = {
     "x-frame-options": "DENY",
 }
 JSON = "application/json"
+#: Who asks for what anybody may see.
+NOBODY = User("", "")
 READS = frozenset({"GET", "HEAD"})
 PATH_BYTES_MAX = 8_192
 QUERY_BYTES_MAX = 8_192
@@ -144,6 +146,9 @@ class Api:
         async def respond(response: Response) -> None:
             await response(request.scope, request.receive, send)
 
+        if route.who == ANYBODY:
+            await respond(await self._respond(route, request, NOBODY))
+            return
         try:
             user = await self._user(route, request)
             with self._slots.hold(user.name), _protected(request):

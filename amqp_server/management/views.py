@@ -25,7 +25,9 @@ class QueueView(msgspec.Struct, kw_only=True):
     members: list[str] = []
     online: list[str] = []
     state: str = "running"
-    policy: str = ""
+    policy: str | None = None
+    operator_policy: str | None = None
+    effective_policy_definition: Details = {}
     consumers: int = 0
     messages: int = 0
     messages_ready: int = 0
@@ -47,7 +49,9 @@ class ExchangeView(msgspec.Struct, kw_only=True):
     auto_delete: bool = False
     internal: bool = False
     arguments: Details = {}
-    policy: str = ""
+    policy: str | None = None
+    operator_policy: str | None = None
+    effective_policy_definition: Details = {}
     user_who_performed_action: str = ""
 
 

@@ -173,3 +173,56 @@ def list_user_permissions(invocation: Invocation, user: str) -> None:
     columns = ("vhost", "configure", "write", "read")
     rows = invocation.client.get("users", user, "permissions")
     show(columns, [[row[column] for column in columns] for row in rows], invocation)
+
+
+@mqctl.command(
+    "set_topic_permissions",
+    help="Sets with which routing keys a user may publish to a topic exchange, and bind from it: two regular expressions.",
+)
+@in_vhost
+@click.argument("user")
+@click.argument("exchange")
+@click.argument("write")
+@click.argument("read")
+@pass_invocation
+def set_topic_permissions(
+    invocation: Invocation, vhost: str, user: str, exchange: str, write: str, read: str
+) -> None:
+    _require_user(invocation, user)
+    _require_vhost(invocation, vhost)
+    body = {"exchange": exchange, "write": write, "read": read}
+    invocation.client.put("topic-permissions", vhost, user, body=body)
+
+
+@mqctl.command(
+    "clear_topic_permissions", help="Takes a user's topic permissions in a vhost, or for one exchange."
+)
+@in_vhost
+@click.argument("user")
+@click.argument("exchange", required=False)
+@pass_invocation
+def clear_topic_permissions(invocation: Invocation, vhost: str, user: str, exchange: str | None) -> None:
+    _require_user(invocation, user)
+    _require_vhost(invocation, vhost)
+    path = ("topic-permissions", vhost, user)
+    invocation.client.delete(*path, *(() if exchange is None else (exchange,)))
+
+
+@mqctl.command("list_topic_permissions", help="Lists the topic permissions in a vhost.")
+@in_vhost
+@pass_invocation
+def list_topic_permissions(invocation: Invocation, vhost: str) -> None:
+    _require_vhost(invocation, vhost)
+    columns = ("user", "exchange", "write", "read")
+    rows = invocation.client.get("vhosts", vhost, "topic-permissions")
+    show(columns, [[row[column] for column in columns] for row in rows], invocation)
+
+
+@mqctl.command("list_user_topic_permissions", help="Lists a user's topic permissions.")
+@click.argument("user")
+@pass_invocation
+def list_user_topic_permissions(invocation: Invocation, user: str) -> None:
+    _require_user(invocation, user)
+    columns = ("vhost", "exchange", "write", "read")
+    rows = invocation.client.get("users", user, "topic-permissions")
+    show(columns, [[row[column] for column in columns] for row in rows], invocation)

@@ -233,11 +233,7 @@ class StreamHost(QueueHost):
         self.queue_id = queue_id
         self._services = services
         self._settings = settings
-        default = services.options.limits
-        self._limits = Limits(
-            default.max_age_ms if limits.max_age_ms is None else limits.max_age_ms,
-            default.max_bytes if limits.max_bytes is None else limits.max_bytes,
-        )
+        self._limits = self._limits_of(limits)
         self._log = services.store.log(queue_id, segment_bytes or services.options.segment_bytes)
         #: Batches that are not in a segment yet, in order.
         self._tail: list[Encoded] = []
@@ -252,6 +248,21 @@ class StreamHost(QueueHost):
         #: Messages that the disk has damaged, by their first offset.
         self._lost: dict[int, int] = {}
         self._recover()
+
+    def _limits_of(self, limits: Limits) -> Limits:
+        default = self._services.options.limits
+        return Limits(
+            default.max_age_ms if limits.max_age_ms is None else limits.max_age_ms,
+            default.max_bytes if limits.max_bytes is None else limits.max_bytes,
+        )
+
+    def limit(self, limits: Limits, segment_bytes: int | None) -> None:
+        """Keep so much from now on, and begin no segment that gets larger."""
+        self._limits = self._limits_of(limits)
+        self._log.segment_bytes = segment_bytes or self._services.options.segment_bytes
+        if not self.ended:
+            self._retain()
+            self._schedule_upkeep()
 
     # -- at start --------------------------------------------------------------------------------------------------
 

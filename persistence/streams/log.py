@@ -114,7 +114,8 @@ class StreamLog:
     def __init__(self, files: Files, directory: Path, segment_bytes: int) -> None:
         self._files = files
         self.directory = directory
-        self._segment_bytes = segment_bytes
+        #: A segment of this size is not written any more.
+        self.segment_bytes = segment_bytes
         self.segments: tuple[Segment, ...] = ()
         self._writing = Writing()
         #: The offset after the last message that is on the disk here.
@@ -297,7 +298,7 @@ class StreamLog:
         parts: list[Stored] = []
         for each in stored:
             last = segments[-1] if segments else None
-            if last is None or writing.sealed or (last.size and last.size >= self._segment_bytes):
+            if last is None or writing.sealed or (last.size and last.size >= self.segment_bytes):
                 if last is not None and not writing.sealed:
                     writing = self._write(segments[-1], writing, parts)
                     self._seal(segments[-1], writing)

@@ -8,7 +8,8 @@ node only begins with the newest.
 
     1   mqd 0.1
     2   mqd 0.2: dead letters that come again are taken once (("enqueue_letter", …)), and messages whose bodies no
-        member can read leave the queue (("lose", …)); a message that comes back when its time is up expires
+        member can read leave the queue (("lose", …)); a message that comes back when its time is up expires;
+        a queue that loses its dead-letter exchange drops the dead letters that it holds
 
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
@@ -25,6 +26,8 @@ LETTERS = 2
 LOSSES = 2
 #: A message that was returned expires at its time, and not after it.
 RETURNED = 2
+#: Held dead letters go when the queue is configured without a dead-letter exchange.
+UNHELD = 2
 NEWEST = 2
 
 #: The topology keeps the nodes on which a queue was declared.
@@ -33,6 +36,8 @@ FOUNDERS = 2
 REMOVED = 2
 #: The topology keeps the last administrator.
 ADMINISTRATOR = 2
+#: The topology has parameters, policies among them.
+PARAMETERS = 2
 
 #: Features that a node announces in the handshake of a link for the versions that it can apply, beyond the
 #: first.
@@ -55,7 +60,9 @@ __all__ = [
     "LETTERS",
     "LOSSES",
     "NEWEST",
+    "PARAMETERS",
     "REMOVED",
     "RETURNED",
+    "UNHELD",
     "newest_of",
 ]

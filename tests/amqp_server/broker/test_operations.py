@@ -3,7 +3,8 @@ import pytest
 
 from amqp_server.broker import operations
 from amqp_server.broker.operations import Operation, UnreadableOperation, decode, encode
-from amqp_server.broker.permissions import Permission
+from amqp_server.broker.parameters import ParameterRecord
+from amqp_server.broker.permissions import Permission, TopicPermission
 from amqp_server.broker.records import BindingRecord, ExchangeRecord, QueueRecord
 from amqp_server.broker.users import User
 from amqp_server.broker.vhosts import VhostRecord
@@ -39,6 +40,11 @@ ALL: list[Operation] = [
     operations.SetPermission(Permission("ann", "/", ".*", "", "^a")),
     operations.ClearPermission("ann", "/"),
     operations.NodeDown("n2", 5),
+    operations.PutParameter(ParameterRecord("/", "policy", "p", '{"a":1}')),
+    operations.ClearParameter("/", "policy", "p"),
+    operations.SetTopicPermission(TopicPermission("ann", "/", "x", "^a", ".*")),
+    operations.ClearTopicPermission("ann", "/", "x"),
+    operations.ReplaceHash("ann", "old", "new"),
 ]
 
 
