@@ -167,7 +167,7 @@ class Import:
         async with broker.user_changes:
             wanted = checked_tags(str(tag).strip() for tag in tags if str(tag).strip())
             await broker.put_user(name, encoded, wanted)
-        limits = item.get("limits")
+        limits = _object(item.get("limits"))
         if limits:
             reason = problem(limits, OF_USERS, USER_LIMITS)
             if reason is not None:
@@ -237,7 +237,8 @@ class Import:
 
     async def _set_policy(self, item: Item, value: Mapping[str, Any], *, operator: bool) -> None:
         broker, section = self._broker, "parameters" if operator else "policies"
-        vhost, name, definition = self._vhost_of(item), _text(item, "name"), value.get("definition")
+        vhost, name = self._vhost_of(item), _text(item, "name")
+        definition = _object(value.get("definition"))
         if isinstance(definition, dict):
             known = {key: told for key, told in definition.items() if key in KEYS}
             for key in definition.keys() - known.keys():
@@ -258,6 +259,7 @@ class Import:
 
     async def _parameter(self, item: Item) -> None:
         vhost, component, value = self._vhost_of(item), _text(item, "component"), item.get("value")
+        value = _object(value)
         told = value if isinstance(value, dict) else {}
         if component == OPERATOR_POLICY:
             await self._set_policy(item, told, operator=True)
@@ -294,6 +296,8 @@ class Import:
         vhost, name, arguments = item["vhost"], _text(item, "name"), _table(item)
         if name.startswith("amq.") or self._broker.queue(vhost, name) is not None:
             return None
+        if isinstance(item.get("type"), str) and item["type"] != "classic":
+            arguments = {"x-queue-type": item["type"]} | arguments
         type_ = arguments.get("x-queue-type")
         if isinstance(type_, str) and type_ not in QUEUE_TYPES:
             self._skip("queues", item, f"queue type {type_} is not known here")
@@ -381,6 +385,13 @@ def _version(told: Mapping[str, Any]) -> tuple[int, ...]:
     if product != "RabbitMQ" or len(parts) < 2 or not all(part.isdigit() for part in parts):
         return SHA256_SINCE
     return tuple(map(int, parts))
+
+
+def _object(value: object) -> object:
+    """`rabbitmqctl export_definitions` writes some objects as arrays of pairs."""
+    if isinstance(value, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in value):
+        return dict(value)
+    return value
 
 
 def _text(item: Item, key: str) -> str:

@@ -595,3 +595,48 @@ def test_limits_and_parameters(mqctl: Mqctl) -> None:
     ok(mqctl("clear_parameter", "-p", "limited", "vhost-limits", "limits"))
     ok(mqctl("delete_user", "limited"))
     ok(mqctl("delete_vhost", "limited"))
+
+
+@pytest.mark.parametrize("way", ["ctl", "api"])
+def test_definitions_of_rabbitmq(mqd: Addresses, mqctl: Mqctl, way: str) -> None:
+    """As rabbitmqctl export_definitions of RabbitMQ 3.10.8 wrote them, and its management API; passwords are "secret"."""
+    lines = ok(mqctl("import_definitions", str(Path(__file__).with_name(f"rabbitmq-3.10.8.{way}.json")))).out
+    left_out = [
+        f"left out: policies '{name}' in vhost 'orders': {key} has no counterpart here"
+        for name, key in (("mirrored", "ha-mode"), ("mirrored", "ha-sync-mode"), ("only-mirrored", "ha-mode"))
+    ]
+    if way == "ctl":
+        # It leaves out internal exchanges, and not their bindings.
+        left_out.append("left out: bindings 'events' in vhost 'orders': there is no exchange 'auto'")
+    assert sorted(lines.splitlines()) == sorted(left_out)
+    in_vhost = ("-p", "orders")
+    for user in ("md5", "sha512"):
+        for _ in range(2):
+            ok(mqctl("authenticate_user", user, "secret"))
+    ok(mqctl("authenticate_user", "ann", "ann-secret"))
+    with channel(mqd, "orders", "md5", "secret"):
+        pass
+    assert ok(mqctl("-q", "list_user_limits", "--user", "md5")).rows == [["md5", '{"max-channels": 9}']]
+    assert ok(mqctl("-q", "list_vhost_limits", *in_vhost)).rows == [["orders", '{"max-queues": 90}']]
+    assert ok(mqctl("-q", "list_topic_permissions", *in_vhost)).rows == [
+        ["ann", "events", "^a", "^{username}"]
+    ]
+    rows = ok(
+        mqctl("-q", "list_queues", *in_vhost, "name", "type", "policy", "effective_policy_definition")
+    ).rows
+    assert sorted(rows) == [
+        ["classic", "classic", "limits", '{"max-length": 500, "overflow": "reject-publish"}'],
+        ["lazy", "classic", "mirrored", '{"max-length": 5}'],
+        ["quorum", "quorum", "", '{"max-length": 500}'],
+        ["stream", "stream", "", "{}"],
+        ["transient", "classic", "", '{"max-length": 500}'],
+    ]
+    rows = ok(mqctl("-q", "list_bindings", *in_vhost, "source_name", "destination_name", "routing_key")).rows
+    assert {tuple(row) for row in rows if row[0]} >= {
+        ("events", "classic", "a.#"),
+        ("events", "quorum", "é b"),
+        ("hash", "lazy", "3"),
+    }
+    ok(mqctl("delete_vhost", "orders"))
+    for user in ("ann", "md5", "sha512", "nobody"):
+        ok(mqctl("delete_user", "--force", user))
