@@ -54,9 +54,9 @@ async def definitions(call: Call) -> Any:
     }
     for vhost in own:
         default = broker.default_queue_type(vhost)
-        queues = [queue for queue in broker.queues(vhost) if not queue.exclusive]
-        names = {queue.name for queue in queues}
-        told["queues"] += await _rows(call, queues, partial(_queue, default))
+        rows = await _rows(call, broker.queues(vhost), partial(_queue, default))
+        names = {row["name"] for row in rows}
+        told["queues"] += rows
         told["exchanges"] += await _rows(call, broker.exchanges(vhost), _exchange)
         bindings = (
             binding
@@ -105,8 +105,10 @@ def _vhost(vhost: VhostRecord) -> Row:
     return {"name": vhost.name, **metadata, "metadata": metadata}
 
 
-def _queue(default: str, queue: QueueView) -> Row:
+def _queue(default: str, queue: QueueView) -> Row | None:
     """With its type, where another broker could take it for another one."""
+    if queue.exclusive:
+        return None
     arguments = plain(queue.arguments)
     default = default if queue.durable and not queue.auto_delete else "classic"
     if "x-queue-type" not in arguments and {queue.type, default} != {"classic"}:
