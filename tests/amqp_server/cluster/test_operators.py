@@ -31,7 +31,7 @@ def test_policies_and_definitions(ring: Ring, tmp_path: Path) -> None:
         for channel, queue in zip(channels * 2, ["limited", "limited too"] * 3, strict=True):
             wait_until(
                 "the policy holds",
-                lambda channel=channel, queue=queue: (  # type: ignore[misc]
+                lambda channel=channel, queue=queue: (
                     channel.queue_declare(queue, durable=True, passive=True).method.message_count == 4
                 ),
             )
