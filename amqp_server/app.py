@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,6 +69,8 @@ logger = logging.getLogger("mqd")
 #: as many have come again, and then only where memory runs out (amqp_server.resources): a look at all objects of
 #: 100,000 queues takes most of a second.
 GC_THRESHOLDS = 2_000, 1, 1 << 30
+#: The generations of objects that are younger.
+YOUNG = 1
 #: A thread that ends a commit gets the interpreter back within this time, s.
 SWITCH_INTERVAL_S = 0.001
 #: Between two looks at whether the first user has come into being, s.
@@ -131,6 +134,7 @@ class Node:
             boundary,
             now=time.monotonic,
             lasts_s=config.turn_ms / 1000,
+            tidy=partial(gc.collect, YOUNG),
         )
         services = NodeServices(
             clock=clock,
@@ -166,7 +170,9 @@ class Node:
             self.commits,
             spill,
             self._spill_commits,
-            flight_bytes=lambda: self._streams.tail_bytes if parts is None else parts.replicas.flight_bytes,
+            flight_bytes=lambda: (
+                self._streams.tail_bytes + (0 if parts is None else parts.replicas.flight_bytes)
+            ),
         )
         self._unfinished = UnfinishedWatch(self.broker, lambda: self.backpressure.ahead)
         self.password_checks = PasswordChecks(self.broker.users, config, self.broker.replace_hash)
@@ -175,13 +181,14 @@ class Node:
         self.reload = Reload(config, self.resources, self.broker.log_limit, reread)
         if parts is not None:
             self.reload.certificates.append(self._links_tls(parts))
-        self.amqp_address = self.amqps_address = self.http_address = ""
+        self.amqp_address = self.amqps_address = self.http_address = self.metrics_address = ""
 
     def _stream_services(self, services: NodeServices, alarms: Alarms) -> StreamServices:
         config = self.config
         self.stream_store = StreamStore(
             self.environment.directory,
             readers=config.stream_readers,
+            compaction_bytes_per_s=config.stream_compaction_bytes_per_s,
             on_full=lambda full: alarms.set("disk for streams", full),
         )
         return StreamServices(
@@ -202,6 +209,10 @@ class Node:
                 flush_bytes=config.stream_flush_bytes,
                 flush_ms=config.stream_flush_ms,
                 read_bytes_max=config.stream_read_bytes_max,
+                codec=config.stream_compression,
+                compaction_dirty_percent=config.stream_compaction_dirty_percent,
+                compaction_memory_bytes=config.stream_compaction_memory_bytes,
+                tombstone_age_ms=age_ms(config.stream_tombstone_age),
             ),
         )
 
@@ -238,6 +249,7 @@ class Node:
             parts.roster,
             parts.topology_progress,
             parts.reach,
+            self._streams,
         )
 
     def _cluster_node(self, parts: ClusterParts, hosts: Hosts) -> ClusterNode:
@@ -319,6 +331,10 @@ class Node:
         if config.http:
             http = listen(config.http, config.listen_backlog)
             self.http_address = _address(http)
+        metrics = None
+        if config.metrics:
+            metrics = listen(config.metrics, config.listen_backlog)
+            self.metrics_address = _address(metrics)
         _settle_collector()
         async with trio.open_nursery() as background:
             background.start_soon(self.commits.run, turn.run)
@@ -355,6 +371,10 @@ class Node:
                     serving.start_soon(self.server.serve, sock, tls)
                 if http is not None:
                     serving.start_soon(self._manage, http)
+                elif self.cluster is not None:
+                    serving.start_soon(self._answer_others)
+                if metrics is not None:
+                    serving.start_soon(self._measure, metrics)
                 with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
                     # A supervisor may send SIGTERM as soon as it reads the ready line.
                     announce(self)
@@ -393,6 +413,18 @@ class Node:
         from amqp_server.management.managed_broker import ManagedBroker
 
         await serve(listening, ManagedBroker(self), self.config, trio.sleep_forever)
+
+    async def _answer_others(self) -> None:
+        """Tell the other nodes' management of this one, which has no listener of its own."""
+        from amqp_server.management.listener import answer_others
+        from amqp_server.management.managed_broker import ManagedBroker
+
+        await answer_others(ManagedBroker(self), self.config)
+
+    async def _measure(self, listening: socket.socket) -> None:
+        from amqp_server.management.listener import serve_metrics
+
+        await serve_metrics(listening, self, self.config, trio.sleep_forever)
 
     async def _say_goodbye(self) -> None:
         """Close all connections in order (320), and wait a moment for their answers."""
@@ -455,7 +487,9 @@ def _serve(config: Config, reread: Reread | None) -> int:
     try:
         # Now rather than at the first start only: who gives the file wants to know that it can be read.
         first_password(config)
-        environment = Environment.open(config.data_dir)
+        environment = Environment.open(
+            config.data_dir, log_bytes=config.log_bytes, log_commit_bytes_max=config.log_commit_bytes_max
+        )
     except (PersistenceError, SecretFileError) as error:
         print(f"mqd: {error}", file=sys.stderr)
         return 1
@@ -465,6 +499,7 @@ def _serve(config: Config, reread: Reread | None) -> int:
 
     def announce(node: Node) -> None:
         http = f" http={node.http_address}" if node.http_address else ""
+        http += f" metrics={node.metrics_address}" if node.metrics_address else ""
         elapsed = _uptime() - began
         served = f"amqp={node.amqp_address}{http}"
         print(f"mqd ready node={config.node} {served} ({BUILD}, {elapsed:.2f} s)", flush=True)

@@ -39,9 +39,13 @@ class Backpressure:
         self.high_bytes = min(config.unsynced_high_bytes, room)
 
     @property
+    def waiting_bytes(self) -> int:
+        """What was published and is not safe yet."""
+        return max(self._journal.pending_bytes, self._spill.pending_bytes, self._flight_bytes())
+
+    @property
     def ahead(self) -> bool:
-        waiting = max(self._journal.pending_bytes, self._spill.pending_bytes, self._flight_bytes())
-        return waiting > self.high_bytes
+        return self.waiting_bytes > self.high_bytes
 
     async def wait(self) -> None:
         """Wait for what takes up most memory: on its way to the disk, or to other nodes."""

@@ -107,6 +107,12 @@ class Config:
     http: str = option(
         "127.0.0.1:15672", "Management listener; empty: off.", unit="host:port", kind="address or off"
     )
+    metrics: str = option(
+        "",
+        "Listener of Prometheus' metrics, without a login, as RabbitMQ's on port 15692; empty: off.",
+        unit="host:port",
+        kind="address or off",
+    )
     tls_cert_file: str = option("", "Certificate chain of the TLS listener.", unit="PEM file")
     tls_key_file: str = option("", "Private key of the TLS listener.", unit="PEM file")
     tls_ca_file: str = option("", "Authorities whose client certificates are trusted.", unit="PEM file")
@@ -125,6 +131,16 @@ class Config:
         "Nodes of the cluster, this one among them, as name=host:port; empty: this node stands alone.",
         unit="names and addresses, with commas between",
         section="Cluster",
+    )
+    cluster_answer_ms: int = option(
+        2_000,
+        "Time that the management of this node waits for that of another one; then its answer lacks that node's part.",
+        unit="ms",
+        low=10,
+        high=60_000,
+    )
+    cluster_answer_bytes_max: int = option(
+        64 * MIB, "Largest such part.", unit="bytes", low=MIB, high=4 * GIB
     )
     zone: str = option(
         "",
@@ -369,12 +385,12 @@ class Config:
     )
     tx_parts_max: int = option(
         20_000,
-        "Messages for one queue, and acks in a row, that a transaction has; it is committed without interruption.",
+        "Messages for one queue, and acks in a row, that a transaction has; other commits wait for a large one.",
         low=1_000,
         high=10_000_000,
     )
     table_depth_max: int = option(
-        32,
+        128,
         "Tables and arrays nested within a field table of a client's; a deeper one closes the connection.",
         unit="levels",
         low=1,
@@ -434,6 +450,39 @@ class Config:
         low=MIB,
         high=64 * GIB,
     )
+    stream_compression: str = option(
+        "none",
+        "Compression of streams declared without x-stream-compression.",
+        choices=("zstd", "lz4", "none"),
+    )
+    stream_tombstone_age: str = option(
+        "1D",
+        "Age at which tombstones of compacted streams declared without x-stream-tombstone-age go.",
+        unit="a number and Y, M, D, h, m or s",
+        kind="age",
+    )
+    stream_compaction_dirty_percent: int = option(
+        50,
+        "What must be new of a compacted stream's sealed segments before they are written anew.",
+        unit="percent",
+        low=1,
+        high=100,
+    )
+    stream_compaction_memory_bytes: int = option(
+        64 * MIB,
+        "Memory for keys while a stream is compacted; with more keys it takes several passes.",
+        unit="bytes",
+        low=MIB,
+        high=64 * GIB,
+    )
+    stream_compaction_bytes_per_s: int = option(
+        16 * MIB,
+        "What compaction reads and writes in a second.",
+        unit="bytes per second",
+        low=64 * KIB,
+        high=64 * GIB,
+    )
+    super_stream_partitions_max: int = option(1_000, "Partitions of one super stream.", low=1, high=10_000)
     consumers_per_channel_max: int = option(10_000, "Consumers of one channel.", low=1, high=1_000_000)
     deduplication_producers_max: int = option(
         100_000,
@@ -463,6 +512,20 @@ class Config:
         unit="ms",
         low=0,
         high=86_400_000,
+    )
+    log_bytes: int = option(
+        4 * MIB,
+        "Size of the write-ahead log, a file that small commits are written to before the data file; 0: none.",
+        unit="bytes",
+        low=0,
+        high=GIB,
+    )
+    log_commit_bytes_max: int = option(
+        64 * KIB,
+        "Commits above this size go to the data file at once.",
+        unit="bytes",
+        low=0,
+        high=64 * MIB,
     )
     unsynced_high_bytes: int = option(
         64 * MIB,
@@ -629,6 +692,26 @@ class Config:
         unit="ms",
         low=1,
         high=600_000,
+    )
+    metrics_objects_max: int = option(
+        10_000,
+        "Queues, connections, channels and exchanges that one scrape tells of one by one; more are left out, and counted.",
+        low=0,
+        high=10_000_000,
+    )
+    statistics_interval_ms: int = option(
+        5_000,
+        "Time between two samples of counters and lengths, from which the management API makes rates and charts.",
+        unit="ms",
+        low=100,
+        high=600_000,
+    )
+    statistics_bytes_max: int = option(
+        64 * MIB,
+        "Memory for the samples of the last ten minutes; what begins to count when it is used up has no rates.",
+        unit="bytes",
+        low=MIB,
+        high=64 * GIB,
     )
 
     def __post_init__(self) -> None:

@@ -12,8 +12,9 @@ that changes a host outside of a turn asks for one by scheduling that host.
 
 A turn is short, whatever a client sends. Who has much to do asks now and then whether the turn is overdue, and leaves
 the rest for later: a session the frames that it has not handled, the phase apply the hosts of queues that clients have
-scheduled. The driver's turns go on with what was left, in its order, and the turns of other clients come in between.
-What one queue causes in another one is never left: dead letters reach the disk with what they settle.
+scheduled, a Raft group the entries that are to be applied. The driver's turns go on with what was left, in its order,
+and the turns of other clients come in between. What belongs together on the disk gets there together, though it takes
+several turns (`hold` of persistence.commit): a large transaction, and a dead letter to many queues with what it settles.
 
 quorum_queue.boundary decides what an exception ends; the turn calls sessions, hosts and groups through it.
 """
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from math import inf
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from quorum_queue.boundary import Boundary, Unit
 from quorum_queue.machine.consumers import Consumer
@@ -92,7 +93,8 @@ class Peers(Protocol):
 
     def take_dirty(self) -> Iterable[Unit]: ...
 
-    def carry_out(self, group: Any) -> None: ...
+    def carry_out(self, group: Any, turn: Turn) -> None:
+        """Do what a group asks for; what the turn has no time for is left."""
 
     def write(self) -> None:
         """Submit what the groups have written."""
@@ -111,11 +113,17 @@ class NoPeers:
     def take_dirty(self) -> Iterable[Unit]:
         return ()
 
-    def carry_out(self, group: Any) -> None: ...
+    def carry_out(self, group: Any, turn: Turn) -> None: ...
 
     def write(self) -> None: ...
 
     def flush(self) -> None: ...
+
+
+#: Part of a whole turn that one may last which goes on with what was left.
+CATCH_UP_SHARE: Final = 0.5
+#: Turns after which there is a look for garbage among the objects that have come since.
+TIDY_TURNS: Final = 64
 
 
 def _no_time() -> float:
@@ -137,6 +145,8 @@ class Turn:
         "_peers",
         "_running",
         "_senders",
+        "_tidy",
+        "_untidy",
         "_wake",
         "_widened",
         "contain",
@@ -156,15 +166,19 @@ class Turn:
         *,
         now: Callable[[], float] = _no_time,
         lasts_s: float = inf,
+        tidy: Callable[[], object] | None = None,
     ) -> None:
         """`wake` lets a task of the edge run an empty turn soon. `boundary` is the node's. A turn is overdue after
-        `lasts_s`, by the clock `now`."""
+        `lasts_s`, by the clock `now`. `tidy` looks for garbage among young objects."""
         self._commits = commits
         self._peers = peers
         self._wake = wake
         boundary = boundary or Boundary()
         self.contain, self.failed = boundary.contain, boundary.failed
         self.now, self._lasts_s = now, lasts_s
+        self._tidy = tidy or _nothing
+        #: Turns since it was called.
+        self._untidy = 0
         #: When the turn is overdue.
         self.ends = inf
         #: This turn has left something for later.
@@ -245,7 +259,12 @@ class Turn:
         return bool(self._left)
 
     def catch_up(self) -> None:
-        """Go on with what was left, until the turn is overdue. For a turn that begins with it."""
+        """Go on with what was left, until the turn is overdue. For a turn that begins with it.
+
+        It is a shorter one. A client that waits for each answer waits for such a turn each time, and what delays it by a
+        millisecond each time delays it ever more.
+        """
+        self.ends = min(self.ends, self.now() + self._lasts_s * CATCH_UP_SHARE)
         left, self._left = self._left, {}
         waiting = iter(left.items())
         for unit, call in waiting:
@@ -302,6 +321,12 @@ class Turn:
             self._finish()
         finally:
             self._running = False
+        # Python's collector comes by itself when more objects have come than gone. While as many go, young ones pile up,
+        # and then it looks at all of them.
+        self._untidy += 1
+        if self._untidy == TIDY_TURNS or self.cut:
+            self._untidy = 0
+            self._tidy()
         if self.cut:
             self._wake()
 
@@ -389,7 +414,7 @@ class Turn:
         peers = self._peers
         for group in peers.take_dirty():
             try:
-                peers.carry_out(group)
+                peers.carry_out(group, self)
             except Exception as error:
                 self.failed(group, error)
 

@@ -400,3 +400,26 @@ def served(connect: Connect, queue: str) -> Inbox:
             if closed.reply_code != 404 or time.monotonic() > deadline:
                 raise
         time.sleep(0.2)
+
+
+# --- super streams ---
+
+
+def test_a_super_stream_as_the_tools_make_it(connect: Connect, ch: BlockingChannel, name: Name) -> None:
+    """A direct exchange whose publishers know the partition."""
+    exchange = name("super")
+    ch.exchange_declare(exchange, "direct", durable=True, arguments={"x-super-stream": True})
+    partitions = [declare(ch, name) for _ in range(2)]
+    for number, partition in enumerate(partitions):
+        order = {"x-stream-partition-order": number}
+        ch.queue_bind(partition, exchange, str(number), arguments=order)
+    ch.confirm_delivery()
+    for number in (1, 0, 1):
+        ch.basic_publish(exchange, str(number), b"to %d" % number, mandatory=True)
+    for number, count in ((0, 1), (1, 2)):
+        found = reader(connect, partitions[number]).take(count)
+        assert [delivery.body for delivery in found] == [b"to %d" % number] * count
+        assert offsets(found) == list(range(count))
+    ch.exchange_delete(exchange)
+    # They go on without it.
+    confirmed(connect, partitions[0], b"still there")

@@ -4,8 +4,8 @@ A message goes to the owner of the next point after its hash, so that a new or l
 the messages that it gains or loses. The points follow from the destinations' names alone: the ring is the
 same after a restart and on every node. A change is made to the ring when it is next asked for, and touches the
 points of the destinations that have changed; only where the sum of the weights passes a power of two, all
-destinations get half or twice as many. The ring is cut into arcs, whose points are put in order when a message
-is looked up there: a change of very many points is made while other clients wait.
+destinations get half or twice as many. Other clients wait meanwhile, so the ring has a bounded number of points,
+and what is done with all of them is done by one call into C (sort, filter).
 """
 
 from array import array
@@ -21,14 +21,10 @@ from exchanges.matcher import Depends, Destinations, Message
 from exchanges.stable_hash import stable_hash
 
 WEIGHTS_SUM_MAX = 65_536
-# More points share more evenly: 128 for each unit of weight leaves about 9 % of spread. They are fewer where
-# the sum of the weights is large, so that making the ring stays a matter of tens of milliseconds.
+# More points share more evenly: 128 for each unit of weight leave about 9 % of spread. They are fewer where the sum
+# of the weights is large, so that making the whole ring takes a few milliseconds. Each destination has one at least.
 POINTS_PER_WEIGHT_MAX = 128
-POINTS_MAX = 65_536
-
-#: Arcs of the ring, and what to shift a point by to get the number of its arc.
-ARCS = 1024
-_ARC_SHIFT = 64 - ARCS.bit_length() + 1
+POINTS_MAX = 16_384
 
 _PROPERTIES = ("correlation_id", "message_id", "timestamp")
 
@@ -93,7 +89,7 @@ class Owner:
         self.destinations = Destinations()
         self.place = (binding.kind, binding.destination)
         self.weight = 0
-        #: How many of its points are on the ring, in their order of making.
+        #: Its points on the ring, in their order of making.
         self.points = array("Q")
 
 
@@ -101,14 +97,11 @@ class Ring:
     def __init__(self) -> None:
         self._owners: dict[tuple[str, str], Owner] = {}
         self._changed: dict[tuple[str, str], Owner] = {}
-        self._points_per_weight = POINTS_PER_WEIGHT_MAX
-        #: All points, and whose they are.
+        #: POINTS_PER_WEIGHT_MAX is halved so many times.
+        self._halvings = 0
+        #: All points, rising, and whose they are.
+        self._points: list[int] = []
         self._owner_of_point: dict[int, Owner] = {}
-        #: The points of each arc that has any. In `_untidy` ones they are in no order, some of them twice or gone.
-        self._arcs: dict[int, list[int]] = {}
-        self._untidy: dict[int, None] = {}
-        #: The arc that is swept next.
-        self._next_swept = 0
 
     def add(self, binding: Binding, weight: int) -> None:
         place = (binding.kind, binding.destination)
@@ -132,30 +125,30 @@ class Ring:
         """Make the changes since the last time."""
         if not self._changed:
             return
-        points_per_weight = POINTS_PER_WEIGHT_MAX
-        while points_per_weight > 1 and points_per_weight * weights_sum > POINTS_MAX:
-            points_per_weight //= 2
-        if points_per_weight != self._points_per_weight:
-            self._points_per_weight = points_per_weight
+        halvings = 0
+        while weights_sum * POINTS_PER_WEIGHT_MAX >> halvings > POINTS_MAX:
+            halvings += 1
+        if halvings != self._halvings:
+            self._halvings = halvings
             self._changed |= self._owners
         changed, self._changed = self._changed, {}
-        gone = sum([self._remove(owner, owner.weight * points_per_weight) for owner in changed.values()])
-        if gone:
-            self._untidy = dict.fromkeys(self._arcs)
-            self._sweep(gone)
+        owner_of_point = self._owner_of_point
+        if sum([self._shorten(owner) for owner in changed.values()]):
+            self._points = list(filter(owner_of_point.__contains__, self._points))
+        before = len(self._points)
         for owner in changed.values():
-            self._add(owner, owner.weight * points_per_weight)
+            self._lengthen(owner)
+        if len(self._points) > before:
+            self._points.sort()
 
-    def _sweep(self, gone: int) -> None:
-        """Take points that are gone out of some arcs, in turn, and without a sort: they must not pile up."""
-        for _ in range(ARCS * gone // (2 * POINTS_MAX) + 1):
-            arc = self._arcs.get(self._next_swept)
-            if arc is not None:
-                self._arcs[self._next_swept] = self._present(arc)
-            self._next_swept = (self._next_swept + 1) % ARCS
+    def _count(self, owner: Owner) -> int:
+        """Return how many points the owner is to have."""
+        count = owner.weight * POINTS_PER_WEIGHT_MAX >> self._halvings
+        return max(count, 1) if owner.weight else 0
 
-    def _remove(self, owner: Owner, count: int) -> int:
-        """Leave an owner this many points; return how many go."""
+    def _shorten(self, owner: Owner) -> int:
+        """Take away the points that the owner has too many; return how many they are."""
+        count = self._count(owner)
         gone = owner.points[count:]
         del owner.points[count:]
         for point in gone:
@@ -163,47 +156,20 @@ class Ring:
             self._owner_of_point.pop(point, None)
         return len(gone)
 
-    def _add(self, owner: Owner, count: int) -> None:
-        """Let an owner have this many points."""
+    def _lengthen(self, owner: Owner) -> None:
+        """Put the points that the owner lacks behind all others."""
+        count = self._count(owner)
+        if count == len(owner.points):
+            return
         new = _points("\0".join(owner.place).encode(), len(owner.points), count)
         owner.points += new
         self._owner_of_point.update(dict.fromkeys(new, owner))
-        arcs, untidy = self._arcs, self._untidy
-        for point in new:
-            number = point >> _ARC_SHIFT
-            arc = arcs.get(number)
-            if arc is None:
-                arcs[number] = [point]
-            else:
-                arc.append(point)
-                untidy[number] = None
-
-    def _present(self, arc: list[int]) -> list[int]:
-        """Return each point once that is not gone."""
-        return list(filter(self._owner_of_point.__contains__, dict.fromkeys(arc)))
-
-    def _tidy(self, number: int) -> list[int]:
-        """Return the points of an arc, rising."""
-        arc = self._arcs.get(number, [])
-        if number in self._untidy:
-            del self._untidy[number]
-            arc = sorted(self._present(arc))
-            if arc:
-                self._arcs[number] = arc
-            else:
-                del self._arcs[number]
-        return arc
+        self._points += new
 
     def owner(self, hashed: bytes) -> Destinations:
-        wanted = stable_hash(hashed)
-        number = wanted >> _ARC_SHIFT
-        arc = self._tidy(number)
-        place = bisect_left(arc, wanted)
-        for following in range(number + 1, number + ARCS + 1):
-            if place < len(arc):
-                break
-            arc, place = self._tidy(following % ARCS), 0
-        return self._owner_of_point[arc[place]].destinations
+        place = bisect_left(self._points, stable_hash(hashed))
+        point = self._points[place if place < len(self._points) else 0]
+        return self._owner_of_point[point].destinations
 
 
 def _points(seed: bytes, first: int, stop: int) -> "array[int]":

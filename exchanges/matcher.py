@@ -15,6 +15,8 @@ class Depends(enum.IntFlag):
     KEY = 0
     HEADERS = 1
     NONCE = 2
+    #: On the nonce where the routing key is empty. A route never says so: it tells which of both it is.
+    KEYLESS = 4
 
 
 class Destinations:

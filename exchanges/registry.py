@@ -8,6 +8,7 @@ from exchanges.headers import HeadersMatcher
 from exchanges.matcher import Matcher
 from exchanges.modulus_hash import ModulusHashMatcher
 from exchanges.random import RandomMatcher
+from exchanges.super_stream import SUPER_STREAM, SuperStreamMatcher
 from exchanges.topic import TopicMatcher
 
 # Name, type, internal: what every vhost has from its start. AMQP 0-9-1 section 3.1.3.3 asks for all but
@@ -31,6 +32,7 @@ _TYPES: dict[str, Callable[[Mapping[str, object], int], Matcher]] = {
     "x-modulus-hash": lambda arguments, any_words_max: ModulusHashMatcher(),
     "x-random": lambda arguments, any_words_max: RandomMatcher(),
     "x-local-random": lambda arguments, any_words_max: RandomMatcher(),
+    SUPER_STREAM: lambda arguments, any_words_max: SuperStreamMatcher(),
 }
 
 EXCHANGE_TYPES: tuple[str, ...] = tuple(_TYPES)

@@ -26,6 +26,8 @@ class Exchange:
         "matcher",
         "name",
         "predeclared",
+        "published_in",
+        "published_out",
         "type",
     )
 
@@ -39,6 +41,9 @@ class Exchange:
         self.internal = False
         self.predeclared = False
         self.alternate: str | None = None
+        #: Messages published to it, and copies of them that queues got; counted by who publishes.
+        self.published_in = 0
+        self.published_out = 0
 
 
 class Route(NamedTuple):
@@ -112,6 +117,14 @@ class Router:
         if "alternate-exchange" not in exchange.arguments and exchange.alternate != alternate:
             exchange.alternate = alternate
             self._reachable_depends.clear()
+
+    @property
+    def exchange_count(self) -> int:
+        return len(self._exchanges)
+
+    def count_from(self, source: str) -> int:
+        """Return how many bindings lead away from an exchange."""
+        return len(self._from.get(source, ()))
 
     def get(self, name: str) -> Exchange | None:
         return self._exchanges.get(name)
@@ -221,7 +234,10 @@ class Router:
             return NOWHERE
         matched = start.matcher.match(routing_key, message, nonce)
         if len(matched) == 1 and not matched[0].exchanges:
-            return Route(tuple(matched[0].queues), self._depends(start))
+            depends = self._depends(start)
+            return Route(
+                tuple(matched[0].queues), depends if depends is _KEY else _told(depends, routing_key)
+            )
         return self._walk(start, matched, (routing_key,), message, nonce)
 
     def route_keys(
@@ -274,7 +290,7 @@ class Router:
                     continue
                 following = self._exchanges.get(name)
             if following is None:
-                return Route(tuple(queues), depends)
+                return Route(tuple(queues), depends if depends is _KEY else _told(depends, routing_keys[0]))
             exchange = following
             if exchange.matcher.depends is not _KEY:
                 depends |= self._depends(exchange)
@@ -363,6 +379,16 @@ def _match(
             *(found for key in routing_keys[1:] for found in matcher.match(key, message, nonce)),
         ]
     return matched
+
+
+def _told(depends: Depends, routing_key: str) -> Depends:
+    """Tell what a message with this key depends on where some exchange on the way looks whether there is a key."""
+    if depends is Depends.KEYLESS:
+        return _KEY if routing_key else Depends.NONCE
+    if not depends & Depends.KEYLESS:
+        return depends
+    depends &= ~Depends.KEYLESS
+    return depends if routing_key else depends | Depends.NONCE
 
 
 def _forget(index: dict[K, dict[Binding, None]], key: K, binding: Binding) -> None:

@@ -3,6 +3,9 @@
 The transaction is filled on the loop's thread and synced in a worker thread; meanwhile the next layer fills.
 Nothing is called durable before the sync has returned.
 
+A small layer is written to the write-ahead log (persistence/wal.py) and called durable. LMDB gets it later,
+with others: when the log is half full, after a second, or with a layer that is too large for the log.
+
 The end of a turn begins a commit if none is under way (`turn_begins`, `turn_ends`), and the end of that
 commit begins the next: no task is woken in between. The commit task does the longer work: large layers, which
 it fills in small steps, long deletions, a full disk, housekeeping.
@@ -14,6 +17,7 @@ one await to the next, stay together, because a dead-lettered message is an appe
 """
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -22,6 +26,7 @@ import trio
 from outcome import Error, Outcome, Value, capture
 
 from persistence.errors import StorageFull
+from persistence.holds import Holds
 from persistence.layer import Layer
 from persistence.marks import DeliveredMarks
 from persistence.ports import Store, Transaction
@@ -29,6 +34,8 @@ from persistence.worker import Worker
 
 RETRY_SECONDS = 1.0
 TEND_SECONDS = 1.0
+#: So long after its record a layer is in the store.
+STORE_SECONDS = 1.0
 
 
 class Begun(NamedTuple):
@@ -39,6 +46,25 @@ class Begun(NamedTuple):
     transaction: Transaction | None
     #: The steps left before the sync.
     steps: Iterator[None]
+
+
+#: Bounds of the times that syncs are counted by, s.
+SYNC_BOUNDS_S = (0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+
+class Syncs:
+    """How many commits a disk has taken, and how long it took."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.seconds = 0.0
+        #: How many took at most as long as each bound, and longer than the one before it.
+        self.by_bound = [0] * (len(SYNC_BOUNDS_S) + 1)
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self.seconds += seconds
+        self.by_bound[bisect_left(SYNC_BOUNDS_S, seconds)] += 1
 
 
 class Commit:
@@ -54,6 +80,7 @@ class Commit:
         self._in_turn: Callable[..., None] = self._own_turn
         self._store = store
         self._pending = store.pending
+        self._holds = Holds(store.pending)
         self._marks = marks
         self._loop: trio.lowlevel.TrioToken | None = None
         self._worker: Worker | None = None
@@ -61,25 +88,31 @@ class Commit:
         self._wanted = False
         self._stopping = False
         self._full = False
-        self._tended = time.monotonic()
+        self._tended = self._stored = time.monotonic()
         #: Within a turn, whose end begins a commit.
         self._turning = False
         #: The commit task makes the commits itself.
         self._by_task = False
         #: The commit that the end of a turn began: the worker has it, or it is left to the task.
         self._begun: Begun | None = None
+        #: The layer that the worker writes to the log.
+        self._logging: Layer | None = None
         self._working = False
         #: For the task: the worker is done, and its outcome.
         self._worked = trio.Event()
         self._outcome: Outcome[None] = Value(None)
+        self.syncs = Syncs()
+        self._sync_began = 0.0
 
-    def request(self, done: Callable[[], None] | None = None) -> None:
-        """Commit all submissions so far in the next transaction.
+    def request(self, done: Callable[[], None] | None = None, *, to_store: bool = False) -> None:
+        """Commit all submissions so far.
 
-        `done` is called once they are durable.
+        `done` is called once they are durable; with `to_store`, once what reads only the store finds them.
         """
         if done is not None:
             self._pending.open.done.append(done)
+        if to_store:
+            self._pending.open.to_store = True
         self._wanted = True
         if self._turning:
             return
@@ -89,10 +122,19 @@ class Commit:
             # the present task reaches an await, which ends its turn.
             self._loop.run_sync_soon(self._pending.close_layer, idempotent=True)
 
+    def hold(self, granted: Callable[[], None]) -> None:
+        """Submit over several turns what reaches the disk at once; see persistence.holds."""
+        self._holds.hold(granted)
+
+    def release(self) -> None:
+        self._holds.release(self.request)
+        if self._stopping:
+            self._wake.set()
+
     @property
     def unsynced(self) -> bool:
         """True if a submission is not on the disk yet."""
-        return bool(self._pending.open) or len(self._pending.layers) > 1
+        return self._pending.unsynced
 
     def turn_begins(self) -> None:
         """Commits requested from now on begin when the turn ends."""
@@ -103,13 +145,11 @@ class Commit:
         self._turning = False
         if not self._wanted or self._loop is None:
             return
-        if self._by_task or self._begun is not None:
+        if self._by_task or self._begun is not None or self._logging is not None:
             if self._full or self._pending.is_large:
                 self._pending.close_layer()
-        elif self._pending.layers[0]:
-            self._begin_oldest()
         else:
-            self._wake.set()
+            self._begin_wanted()
 
     def _own_turn(self, call: Callable[..., object], *arguments: Any) -> None:
         self.turn_begins()
@@ -131,11 +171,36 @@ class Commit:
 
     # --- at the end of a turn
 
+    def _begin_wanted(self) -> None:
+        if self._pending.is_held_back:
+            # Its holder asks for the commit.
+            self._wanted = False
+        elif self._pending.oldest:
+            self._begin_oldest()
+        else:
+            self._wake.set()
+
     def _begin_oldest(self) -> None:
         layer = self._pending.take()
         # The layers before the open one come first.
-        self._wanted = len(self._pending.layers) > 2
-        begun = self._begun = self._fill(layer)
+        self._wanted = self._pending.waiting > 1
+        made = capture(self._log_record, layer)
+        if isinstance(made, Error):
+            self._leave(Begun(layer, None, iter(())), made)
+        elif record := made.unwrap():
+            self._logging = layer
+            self._give(record)
+        else:
+            self._begin_stored()
+
+    def _log_record(self, layer: Layer) -> Callable[[], None] | None:
+        if layer.to_store or self._store.has_erasures() or self._store.log_is_half_full:
+            return None
+        return self._store.log_record(layer)
+
+    def _begin_stored(self) -> None:
+        self._stored = time.monotonic()
+        begun = self._begun = self._fill(self._pending.take_all())
         filled = capture(next, begun.steps, begun)
         if isinstance(filled, Error):
             self._leave(begun, filled)
@@ -160,17 +225,33 @@ class Commit:
         self._wake.set()
 
     def _sync(self, begun: Begun) -> None:
-        assert self._worker is not None and begun.transaction is not None
+        assert begun.transaction is not None
+        self._give(begun.transaction.commit)
+
+    def _give(self, job: Callable[[], None]) -> None:
+        assert self._worker is not None
         self._working = True
-        self._worker.give(begun.transaction.commit)
+        self._sync_began = time.perf_counter()
+        self._worker.give(job)
 
     def _synced(self, outcome: Outcome[None]) -> None:
         """The worker is done. The loop calls this, so it must not raise."""
         self._working = False
-        begun = self._begun
-        if self._by_task or begun is None:
+        self.syncs.add(time.perf_counter() - self._sync_began)
+        begun, logging = self._begun, self._logging
+        if self._by_task or (begun is None and logging is None):
             self._outcome = outcome
             self._worked.set()
+        elif logging is not None:
+            self._logging = None
+            if isinstance(outcome, Error):
+                finished: Outcome[None] = capture(self._not_logged, logging, outcome)
+            else:
+                finished = capture(self._logged, logging)
+            if isinstance(finished, Error):
+                self._leave(Begun(Layer(), None, iter(())), finished)
+        elif begun is None:
+            pass
         elif isinstance(outcome, Error):
             self._leave(begun, outcome)
         else:
@@ -184,6 +265,21 @@ class Commit:
         begun.transaction.finish()
         self._durable(begun.layer)
         if self._store.has_erasures():
+            self._wake.set()
+
+    def _logged(self, layer: Layer) -> None:
+        """The log has the layer."""
+        waiting = layer.done
+        self._pending.note_logged(layer)
+        self._in_turn(_tell, waiting)
+
+    def _not_logged(self, layer: Layer, failure: Error) -> None:
+        try:
+            failure.unwrap()
+        except StorageFull:
+            # The store has room of its own, and can wait.
+            layer.to_store = True
+            self._wanted = True
             self._wake.set()
 
     def _durable(self, layer: Layer) -> None:
@@ -208,7 +304,7 @@ class Commit:
     async def _run(self) -> None:
         while True:
             await self._called()
-            stopping = self._stopping
+            stopping = self._stopping and not self._pending.held
             self._by_task = True
             await self._commit_all()
             await self._tend()
@@ -217,9 +313,16 @@ class Commit:
                 if self._marks is not None:
                     await trio.to_thread.run_sync(self._marks.flush)
                 return
+            if self._wanted and self._pending.oldest and not self._pending.is_held_back:
+                # What came meanwhile goes to the log again, if it is small.
+                self._begin_oldest()
 
     async def _called(self) -> None:
-        if not (self._wanted or self._stopping or self._store.has_erasures()):
+        held = self._pending.held
+        due = not self._pending.is_held_back and (self._wanted or self._store.has_erasures())
+        # Left to this task by what has begun it.
+        due = due or (self._begun is not None and not self._working)
+        if not (due or (self._stopping and not held)):
             self._wake = trio.Event()
             # Marks are flushed and pages given back within a second, even if nobody commits.
             with trio.move_on_after(TEND_SECONDS):
@@ -228,6 +331,8 @@ class Commit:
     async def _let_go(self) -> None:
         """Finish or abort the begun commit: no task waits for it any more."""
         begun, self._begun = self._begun, None
+        if self._logging is not None:
+            await self._work_done()
         if begun is None or begun.transaction is None:
             return
         if self._working:
@@ -248,22 +353,37 @@ class Commit:
                 await trio.to_thread.run_sync(self._marks.flush)
 
     async def _commit_all(self) -> None:
-        """Commit the present layers; later ones wait for the next round."""
+        """Commit the present layers to the store; later ones wait for the next round."""
         self._wanted = False
-        last = self._pending.open
+        pending = self._pending
+        last = pending.open
+        if self._logging is not None:
+            layer, self._logging = self._logging, None
+            await self._work_done()
+            if isinstance(self._outcome, Error):
+                self._not_logged(layer, self._outcome)
+            else:
+                self._logged(layer)
         if self._begun is not None:
             begun, self._begun = self._begun, None
             await self._see_through(begun)
-        erasing = self._store.has_erasures()
-        while last in self._pending.layers and (
-            last or last.done or len(self._pending.layers) > 1 or erasing
+        now = time.monotonic()
+        # Whether or not anything waits: what erasures have left, and what only the log has.
+        more = self._store.has_erasures()
+        if pending.logged is not None and (self._stopping or now - self._stored >= STORE_SECONDS):
+            more = True
+        while (
+            last in pending.layers
+            and not pending.is_held_back
+            and (last or last.done or pending.unsynced or more)
         ):
-            erasing = False
-            layer = self._pending.take()
-            if layer or self._store.has_erasures():
-                await self._see_through(self._fill(layer))
-            else:
-                self._durable(layer)
+            if not (pending.oldest or more or self._store.has_erasures()):
+                self._durable(pending.take())
+                continue
+            more = False
+            self._stored = now
+            layer = pending.take_all()
+            await self._see_through(self._fill(layer))
 
     async def _see_through(self, begun: Begun) -> None:
         layer = begun.layer

@@ -22,7 +22,7 @@ from pathlib import Path
 import lmdb
 
 from persistence.datafile import check_length
-from persistence.environment import MARKS_FILE
+from persistence.environment import LOG_FILE, MARKS_FILE
 from persistence.errors import PersistenceError, StoreCorrupt
 from persistence.guard import WRITE_ERRORS
 from persistence.metadata import table_prefix
@@ -165,8 +165,9 @@ def _copy_files(source: Path, target: Path) -> None:
     """All that lasts: not the lock, the ballast, and what is wiped at each start."""
     _copy_streams(source, target)
     _copy(source / MAIN / DATA_FILE, target / MAIN / DATA_FILE)
-    if (source / MARKS_FILE).exists():
-        _copy(source / MARKS_FILE, target / MARKS_FILE)
+    for name in (Path(MAIN) / LOG_FILE, Path(MARKS_FILE)):
+        if (source / name).exists():
+            _copy(source / name, target / name)
 
 
 def _copy_streams(source: Path, target: Path) -> None:

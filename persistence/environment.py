@@ -1,7 +1,8 @@
 """The data directory of a node: its lock, its layout version, its identity, its metadata, and the two stores.
 
 lock        held by the running process
-main/       LMDB: journal and metadata, synced at each commit; beside it the ballast
+main/       LMDB: journal and metadata, synced at each commit; beside it the ballast, and the write-ahead log,
+            which small commits are written to first
 spill/      LMDB: transient bodies that did not fit in memory, never synced, wiped at start
 """
 
@@ -11,22 +12,40 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Self
 
 import lmdb
+import msgspec
 
+from persistence import layer_codec
 from persistence.datafile import check_length
-from persistence.errors import CorruptRecord, DataDirectoryInUse, DataDirectoryUnusable, SchemaMismatch
+from persistence.errors import (
+    CorruptRecord,
+    DataDirectoryInUse,
+    DataDirectoryUnusable,
+    SchemaMismatch,
+    StorageFull,
+    StoreCorrupt,
+)
 from persistence.flush import flush
+from persistence.layer import Layer
 from persistence.metadata import Metadata, unpack_entry
 from persistence.record import seal, unseal
 from persistence.store import DATA_FILE, LmdbStore
+from persistence.transaction import LOGGED, LmdbTransaction
+from persistence.wal import BLOCK_BYTES, LogDamaged, WriteAheadLog
 
 logger = logging.getLogger("mqd.persistence")
 
 SCHEMA_VERSION = 2
+LOG_FILE = "log"
+LOG_BYTES = 4 * 1024 * 1024
+LOG_BYTES_MIN = 4 * BLOCK_BYTES
+LOG_COMMIT_BYTES_MAX = 64 * 1024
 RESIDENT_BYTES_MAX = 64 * 1024 * 1024
 #: Beside the stores: see persistence/marks.py.
 MARKS_FILE = "marks"
@@ -40,6 +59,9 @@ class Environment(Metadata, LmdbStore):
     incarnation: int  # one more at each start
     spill: LmdbStore
     _lock: int
+    _log: WriteAheadLog | None = None
+    _log_commit_bytes_max: int
+    _schema_version: int
 
     @classmethod
     def open(
@@ -49,7 +71,10 @@ class Environment(Metadata, LmdbStore):
         map_bytes: int = 1 << 40,
         schema_version: int = SCHEMA_VERSION,
         resident_bytes_max: int = RESIDENT_BYTES_MAX,
+        log_bytes: int = LOG_BYTES,
+        log_commit_bytes_max: int = LOG_COMMIT_BYTES_MAX,
     ) -> Self:
+        """Commits of up to `log_commit_bytes_max` are written to a log of `log_bytes` first; without, if that is 0."""
         directory = Path(path)
         lock = _lock(directory)
         try:
@@ -66,8 +91,10 @@ class Environment(Metadata, LmdbStore):
             )
             self.directory = directory
             self._lock = lock
+            self._log_commit_bytes_max = log_commit_bytes_max
+            self._schema_version = schema_version
             try:
-                self._identify(schema_version)
+                self._identify(log_bytes)
                 self.spill = LmdbStore(
                     directory / "spill",
                     map_bytes=map_bytes,
@@ -93,6 +120,11 @@ class Environment(Metadata, LmdbStore):
     def close(self) -> None:
         """What was not committed is gone."""
         self.spill.close()
+        if self._log is not None:
+            if not self._log.is_needed:
+                with suppress(lmdb.Error, RuntimeError, StoreCorrupt):
+                    self._note(schema_version=b"%d" % self._schema_version)
+            self._log.close()
         super().close()
         os.close(self._lock)
 
@@ -100,39 +132,140 @@ class Environment(Metadata, LmdbStore):
         """Commit at once and wait for it. Only while no commit task runs."""
         flush(self)
 
-    def _identify(self, schema_version: int) -> None:
+    # --- the write-ahead log
+
+    def log_record(self, layer: Layer) -> Callable[[], None] | None:
+        log = self._log
+        if log is None or not layer_codec.is_small(layer, self._log_commit_bytes_max):
+            return None
+        if layer.appended:
+            try:
+                self.check_room(layer)
+            except StorageFull:
+                return None
+        content = layer_codec.encode(layer)
+        if len(content) > 2 * self._log_commit_bytes_max:
+            return None
+        place = log.reserve(len(content))
+        if place is None:
+            return None
+        layer.sequence, first = place
+        return partial(log.write, layer.sequence, first, content)
+
+    @property
+    def log_is_half_full(self) -> bool:
+        return self._log is not None and self._log.is_half_full
+
+    def log_stored(self, sequence: int) -> None:
+        if self._log is not None:
+            self._log.stored(sequence)
+
+    @property
+    def written(self) -> int:
+        """Number of transactions and of records of the log since the store was made. They are on the disk."""
+        return super().written + (0 if self._log is None else self._log.synced)
+
+    def _open_log(self, size: int, logged: bool) -> None:
+        """Open the log, and bring what only it has into LMDB. `logged`: LMDB's note says that there may be some."""
+        path = self.directory / "main" / LOG_FILE
+        size = size and max(size - size % BLOCK_BYTES, LOG_BYTES_MIN)
+        if logged and not path.exists():
+            raise DataDirectoryUnusable(
+                f"the data directory {self.directory} lacks the file {path}, which has what was confirmed last. "
+                f"Put it back, or, if it is gone, make it empty (: > {path}): what it had is lost then."
+            )
+        if logged and not path.stat().st_size:
+            logger.critical("%s is empty: what was confirmed last before the node ended is lost", path)
+        if not size and not logged:
+            return
+        log = WriteAheadLog.open(path, size or LOG_BYTES)
+        try:
+            self._replay(log, path)
+        except BaseException:
+            log.close()
+            raise
+        if log.size != size:
+            log.close()
+            path.unlink()
+            if not size:
+                return
+            log = WriteAheadLog.open(path, size)
+            log.sequence = log.synced = self._logged_sequence()
+        self._log = log
+
+    def _logged_sequence(self) -> int:
+        """The last record of the log that LMDB has."""
+        found = self.snapshot().get(LOGGED, db=self.tables.about)
+        return 0 if found is None else int(unseal(LOGGED, found, lambda: "the place in the log"))
+
+    def _replay(self, log: WriteAheadLog, path: Path) -> None:
+        layer = Layer()
+        try:
+            for content in log.recover(self._logged_sequence()):
+                layer.absorb(layer_codec.decode(content))
+        except LogDamaged as error:
+            raise DataDirectoryUnusable(
+                f"the log {path} is damaged: {error}. It has what was confirmed last. Put the directory back from a backup, "
+                f"or empty the log (: > {path}): what was confirmed last is lost then."
+            ) from error
+        except (layer_codec.UnknownVersion, msgspec.DecodeError) as error:
+            raise SchemaMismatch(
+                f"the log {path} was written by a later version of the program ({error}). Start that version."
+            ) from error
+        if not layer:
+            return
+        layer.sequence = log.sequence
+        while True:
+            transaction = LmdbTransaction(self, layer)
+            try:
+                for _ in transaction.apply():
+                    pass
+                transaction.commit()
+            except StorageFull as error:
+                transaction.abort()
+                if not self.enlarge():
+                    raise DataDirectoryUnusable(
+                        f"the data directory {self.directory} has no room for what its log has: {error}. "
+                        f"Free {log.size} bytes of its disk."
+                    ) from error
+            else:
+                transaction.finish()
+                return
+
+    # --- notes about the directory
+
+    def _identify(self, log_bytes: int) -> None:
         try:
             with self.guard:
-                self._read_identity(schema_version)
+                self._read_identity(log_bytes)
         except (CorruptRecord, UnicodeDecodeError) as error:
             raise self.guard.damaged(error) from error
 
-    def _read_identity(self, schema_version: int) -> None:
+    def _read_identity(self, log_bytes: int) -> None:
         about = self.tables.about
         found = self.snapshot().get(b"schema_version", db=about)
-        if found is None:
-            self.node_id = str(uuid.uuid4())
-            self.incarnation = 1
-            self._note(
-                schema_version=b"%d" % schema_version,
-                node_id=self.node_id.encode(),
-                incarnation=seal(b"incarnation", b"1"),
-            )
-            return
-        if bytes(found) != b"%d" % schema_version:
+        layout = None if found is None else bytes(found)
+        usual = b"%d" % self._schema_version
+        # While the log may have what LMDB does not. A program without a log would lose it.
+        logged = b"%d" % (self._schema_version + 1)
+        if layout not in (None, usual, logged):
             raise SchemaMismatch(
-                f"the data directory {self.directory} has layout {bytes(found).decode(errors='replace')}, "
-                f"this program reads layout {schema_version}. Start the version that wrote it, "
+                f"the data directory {self.directory} has layout {bytes(found or b'').decode(errors='replace')}, "
+                f"this program reads layout {self._schema_version}. Start the version that wrote it, "
                 f"or choose an empty directory with --data-dir."
             )
         node_id = self.snapshot().get(b"node_id", db=about)
-        self.node_id = bytes(node_id or b"").decode()
-        incarnation = self.snapshot().get(b"incarnation", db=about)
-        before = (
-            b"0" if incarnation is None else unseal(b"incarnation", incarnation, lambda: "the incarnation")
+        before = self.snapshot().get(b"incarnation", db=about)
+        self.node_id = str(uuid.uuid4()) if layout is None else bytes(node_id or b"").decode()
+        self.incarnation = 1
+        if before is not None:
+            self.incarnation += int(unseal(b"incarnation", before, lambda: "the incarnation"))
+        self._open_log(log_bytes, layout == logged)
+        self._note(
+            schema_version=usual if self._log is None else logged,
+            node_id=self.node_id.encode(),
+            incarnation=seal(b"incarnation", b"%d" % self.incarnation),
         )
-        self.incarnation = int(before) + 1
-        self._note(incarnation=seal(b"incarnation", b"%d" % self.incarnation))
 
     def _note(self, **values: bytes) -> None:
         """Durable at once. A full map gets a little larger for it: a node must start to be drained."""

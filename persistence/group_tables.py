@@ -75,6 +75,11 @@ class GroupTables:
             ranges.append(KeyRange("entry_chunks", low, high))
         return self._store.reader.warm(ranges, done)
 
+    def warm_group(self, group: int, done: Callable[[], None]) -> bool:
+        low, high = QUEUE.pack(group), QUEUE.pack(group + 1)
+        tables = ("entries", "snapshots", "snapshot_chunks", "hard")
+        return self._store.reader.warm([KeyRange(table, low, high) for table in tables], done)
+
     def _entries(self, group: int, low: int, high: int, max_bytes: int) -> list[StoredEntry]:
         txn = self._store.snapshot()
         found: list[StoredEntry] = []

@@ -183,6 +183,10 @@ class Groups:
         """
         return self._store.warm(group, spans, done)
 
+    def warm_group(self, group: int, done: Callable[[], None]) -> bool:
+        """The same for `recover_one` and `read_state`."""
+        return self._store.warm_group(group, done)
+
     def read_one(self, group: int, index: int) -> StoredEntry:
         return self.read(group, index, index, 0)[0]
 

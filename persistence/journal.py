@@ -86,6 +86,10 @@ class Journal:
         """
         return self._store.warm(queue_id, spans, done)
 
+    def warm_queue(self, queue_id: int, bodies_from: int, done: Callable[[], None]) -> bool:
+        """The same for `recover_queue`, which reads bodies from that position on."""
+        return self._store.warm_queue(queue_id, bodies_from, done)
+
     def recover_queue(self, queue_id: int) -> RecoveredQueue | None:
         """What is on disk of one queue. To be used up at once; nothing of it may be pending."""
         return self._store.recover_queue(queue_id)

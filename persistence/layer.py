@@ -4,6 +4,9 @@ Layers queue up behind the running commit: the oldest may be in a transaction, t
 submissions. A layer is one transaction, so it is closed when it is large, but only between turns: after a
 crash the submissions of one turn, such as a dead letter or all of a tx, exist completely or not at all. A
 done() waits for the layer that was open when it was given.
+
+A layer that the write-ahead log has is durable, and stays here as the oldest one until LMDB has it. Later ones
+that get there are put into it.
 """
 
 from collections import deque
@@ -81,7 +84,7 @@ class QueueChanges:
 
 
 class Layer:
-    __slots__ = ("appended", "bytes", "done", "groups", "metadata", "queues")
+    __slots__ = ("appended", "bytes", "done", "groups", "metadata", "queues", "sequence", "to_store")
 
     def __init__(self) -> None:
         self.queues: dict[int, QueueChanges] = {}
@@ -90,8 +93,13 @@ class Layer:
             bytes, tuple[str, bytes | None]
         ] = {}  # stored key → key, value or None if deleted
         self.done: list[Callable[[], None]] = []
+        #: Appended, and not durable yet.
         self.bytes = 0
         self.appended = 0
+        #: Its last record in the write-ahead log, or 0.
+        self.sequence = 0
+        #: It is to be in the store itself when it is called durable.
+        self.to_store = False
 
     def __bool__(self) -> bool:
         return bool(self.queues or self.groups or self.metadata)
@@ -128,6 +136,8 @@ class Layer:
         self.done += later.done
         self.bytes += later.bytes
         self.appended += later.appended
+        self.sequence = max(self.sequence, later.sequence)
+        self.to_store = self.to_store or later.to_store
 
 
 class Pending:
@@ -136,7 +146,11 @@ class Pending:
     def __init__(self) -> None:
         self.open = Layer()
         self.layers: deque[Layer] = deque([self.open])
+        #: The oldest layer, if the write-ahead log has all of it.
+        self.logged: Layer | None = None
         self.bytes = 0
+        #: The open layer must not be closed yet; see persistence.holds.
+        self.held = False
 
     def __iter__(self) -> Iterator[Layer]:
         return iter(self.layers)
@@ -154,24 +168,67 @@ class Pending:
         """Return whether the open layer must be closed after this turn."""
         return self.open.bytes >= LAYER_BYTES_MAX or self.open.appended >= LAYER_APPENDS_MAX
 
+    @property
+    def is_held_back(self) -> bool:
+        """True if there is nothing to commit but the open layer, which must not be closed yet."""
+        return self.held and self.oldest is self.open
+
     def close_layer(self) -> None:
         """Later submissions go into a transaction of their own. Between turns only."""
-        if self.open:
+        if self.open and not self.held:
             self.open = Layer()
             self.layers.append(self.open)
 
+    @property
+    def oldest(self) -> Layer:
+        """The oldest layer that is not durable."""
+        return self.layers[0] if self.logged is None else self.layers[1]
+
+    @property
+    def waiting(self) -> int:
+        """Closed layers that are not durable."""
+        return len(self.layers) - (1 if self.logged is None else 2)
+
+    @property
+    def unsynced(self) -> bool:
+        """True if anything submitted is not durable yet."""
+        return bool(self.open) or self.oldest is not self.open
+
     def take(self) -> Layer:
-        """The oldest layer, closed. It stays here, to be read from, until `remove`. Between turns only."""
-        layer = self.layers[0]
+        """The oldest layer that is not durable, closed. It stays here, to be read from. Between turns only."""
+        assert not self.is_held_back
+        layer = self.oldest
         if layer is self.open:
             self.open = Layer()
             self.layers.append(self.open)
         return layer
 
+    def take_all(self) -> Layer:
+        """The same, with what the write-ahead log has, for the store. It stays here until `remove`."""
+        layer = self.take()
+        logged, self.logged = self.logged, None
+        if logged is None:
+            return layer
+        logged.absorb(layer)
+        del self.layers[1]
+        return logged
+
+    def note_logged(self, layer: Layer) -> None:
+        """The write-ahead log has the oldest layer that was not durable."""
+        assert layer is self.oldest and layer is not self.open
+        self.bytes -= layer.bytes
+        layer.bytes = layer.appended = 0
+        layer.done = []
+        if self.logged is None:
+            self.logged = layer
+        else:
+            self.logged.absorb(layer)
+            del self.layers[1]
+
     def remove(self, layer: Layer) -> None:
-        """The oldest layer is durable."""
-        assert self.layers[0] is layer and layer is not self.open
-        self.layers.popleft()
+        """The oldest layer that was not durable is in the store, or empty."""
+        assert layer is self.oldest and layer is not self.open
+        self.layers.remove(layer)
         self.bytes -= layer.bytes
 
     def behind(self) -> list[Layer]:

@@ -102,6 +102,13 @@ class MemoryStore(Metadata):
     def transaction(self, layer: Layer) -> "MemoryTransaction":
         return MemoryTransaction(self, layer)
 
+    def log_record(self, layer: Layer) -> Callable[[], None] | None:
+        return None
+
+    @property
+    def log_is_half_full(self) -> bool:
+        return False
+
     def has_erasures(self) -> bool:
         return False
 
@@ -122,6 +129,9 @@ class MemoryStore(Metadata):
         ]
 
     def warm(self, queue_id: int, spans: list[tuple[int, int]], done: Callable[[], None]) -> bool:
+        return self.reader.warm(done)
+
+    def warm_queue(self, queue_id: int, bodies_from: int, done: Callable[[], None]) -> bool:
         return self.reader.warm(done)
 
     def flip(self, queue_id: int, seq: int) -> range:

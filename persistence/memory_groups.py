@@ -63,6 +63,9 @@ class MemoryGroups:
             self._given |= asked
         return at_hand
 
+    def warm_group(self, group: int, done: Callable[[], None]) -> bool:
+        return self._warm(done)
+
     def apply(self, layer: Layer) -> None:
         for number, changes in layer.groups.items():
             group = MemoryGroup() if changes.dropped else self.groups.get(number, MemoryGroup())

@@ -35,6 +35,9 @@ class GroupStore(Protocol):
     def warm(self, group: int, spans: list[tuple[int, int]], done: Callable[[], None]) -> bool:
         """See Store.warm; first and last index of each span."""
 
+    def warm_group(self, group: int, done: Callable[[], None]) -> bool:
+        """The same for `recover_one` and `state`."""
+
     def bounds(self, group: int) -> tuple[int, int]:
         """The index of the snapshot, or 0, and that of the last entry."""
 
@@ -57,6 +60,15 @@ class Store(Protocol):
 
     def transaction(self, layer: Layer) -> Transaction: ...
 
+    def log_record(self, layer: Layer) -> Callable[[], None] | None:
+        """Return a job for the worker that makes the layer durable in the write-ahead log. It raises CommitFailed.
+
+        None: there is no log, or it has no room, or the layer is too large for it.
+        """
+
+    @property
+    def log_is_half_full(self) -> bool: ...
+
     def has_erasures(self) -> bool:
         """Return whether further transactions, even empty ones, can reclaim room."""
 
@@ -74,6 +86,9 @@ class Store(Protocol):
 
         If not, they are read in a thread, and thrown away; `done` is called in a turn when they are in memory.
         """
+
+    def warm_queue(self, queue_id: int, bodies_from: int, done: Callable[[], None]) -> bool:
+        """The same for `recover_queue`, and the bodies from that position on."""
 
     def recover(self) -> Iterator[RecoveredQueue]: ...
 

@@ -13,6 +13,7 @@ For simulations, which have no Trio, and for `flush`:
 
 from collections.abc import Callable
 
+from persistence.holds import Holds
 from persistence.layer import Layer
 from persistence.ports import Store, Transaction
 
@@ -23,20 +24,28 @@ class SteppedCommit:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._pending = store.pending
+        self._holds = Holds(store.pending)
         self._running: tuple[Layer, Transaction] | None = None
 
     @property
     def running(self) -> bool:
         return self._running is not None
 
-    def request(self, done: Callable[[], None] | None = None) -> None:
+    def request(self, done: Callable[[], None] | None = None, *, to_store: bool = False) -> None:
         if done is not None:
             self._pending.open.done.append(done)
+
+    def hold(self, granted: Callable[[], None]) -> None:
+        """Submit over several turns what reaches the disk at once; see persistence.holds."""
+        self._holds.hold(granted)
+
+    def release(self) -> None:
+        self._holds.release(self.request)
 
     @property
     def unsynced(self) -> bool:
         """True if a submission is not durable yet."""
-        return bool(self._pending.open) or len(self._pending.layers) > 1
+        return self._pending.unsynced
 
     def turn_begins(self) -> None: ...
 
@@ -46,8 +55,8 @@ class SteppedCommit:
     def waits(self) -> bool:
         """Return whether there is a commit to begin."""
         pending = self._pending
-        return bool(
-            pending.open or pending.open.done or len(pending.layers) > 1 or self._store.has_erasures()
+        return not pending.is_held_back and bool(
+            pending.unsynced or pending.open.done or pending.logged is not None or self._store.has_erasures()
         )
 
     def begin(self) -> bool:
@@ -57,7 +66,7 @@ class SteppedCommit:
         """
         if self._running is not None or not self.waits():
             return False
-        layer = self._pending.take()
+        layer = self._pending.take_all()
         transaction = self._store.transaction(layer)
         try:
             for _ in transaction.apply():

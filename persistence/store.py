@@ -139,10 +139,10 @@ class LmdbStore:
     def transaction(self, layer: Layer) -> LmdbTransaction:
         """Raises StorageFull, as the transaction may."""
         if layer.appended:
-            self._check_room(layer)
+            self.check_room(layer)
         return LmdbTransaction(self, layer)
 
-    def _check_room(self, layer: Layer) -> None:
+    def check_room(self, layer: Layer) -> None:
         """Raise StorageFull if this would use the room for deletions."""
         # Values of some size have pages of their own, leaves are half empty at worst.
         wanted = layer.bytes + layer.bytes // 4 + min(layer.appended * PAGE_BYTES, layer.bytes)
@@ -178,6 +178,16 @@ class LmdbStore:
         self._writing = False
         self._written = None
         self._drop_snapshot()
+
+    def log_record(self, layer: Layer) -> Callable[[], None] | None:
+        return None
+
+    @property
+    def log_is_half_full(self) -> bool:
+        return False
+
+    def log_stored(self, sequence: int) -> None:
+        """The transaction that has all records of the write-ahead log up to this one is durable."""
 
     def has_erasures(self) -> bool:
         return bool(self.erasures or self.groups.erasures)
@@ -286,6 +296,12 @@ class LmdbStore:
             ranges.append(KeyRange("records", low, high))
             low, high = BODY_KEY.pack(queue_id, first, 0), BODY_KEY.pack(queue_id, last, CHUNKS_MAX)
             ranges.append(KeyRange("bodies", low, high))
+        return self.reader.warm(ranges, done)
+
+    def warm_queue(self, queue_id: int, bodies_from: int, done: Callable[[], None]) -> bool:
+        low, high = QUEUE.pack(queue_id), QUEUE.pack(queue_id + 1)
+        ranges = [KeyRange(table, low, high) for table in ("records", "settled", "annotations", "states")]
+        ranges.append(KeyRange("bodies", BODY_KEY.pack(queue_id, bodies_from, 0), high))
         return self.reader.warm(ranges, done)
 
     def mask(self, txn: "lmdb.Transaction[memoryview]", queue_id: int, first_seq: int, count: int) -> int:

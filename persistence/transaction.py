@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqd.persistence")
 
 ERASE_KEYS_MAX = 8192
+#: Beside the tables: the last record of the write-ahead log that they have.
+LOGGED = b"logged"
 # Work between two pauses for the loop: about half a millisecond.
 STEP_WORK = 256 * 1024
 CALL_WORK = 512
@@ -73,7 +75,9 @@ class LmdbTransaction:
             if groups.erasures:
                 yield from groups.continue_erasures()
             self._group_erasures = groups.erasures
-            if not self._layer:
+            if self._layer.sequence:
+                self._txn.put(LOGGED, seal(LOGGED, b"%d" % self._layer.sequence), db=self._tables.about)
+            elif not self._layer:
                 # LMDB reuses freed pages in the transaction after the next, and counts only transactions that
                 # changed something.
                 self._txn.put(b"turn", b"%d" % self._txn.id(), db=self._tables.about)
@@ -91,6 +95,8 @@ class LmdbTransaction:
         self._store.groups.set_erasures(self._group_erasures)
         self._store.end_write()
         self._store.touched(self._layer.bytes)
+        if self._layer.sequence:
+            self._store.log_stored(self._layer.sequence)
 
     def abort(self) -> None:
         self._txn.abort()

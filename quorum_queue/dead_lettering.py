@@ -7,11 +7,15 @@ behind them, and their records stay: so a letter and its message never leave the
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 from quorum_queue.machine.effects import Effects, Reason
 from quorum_queue.machine.run import Run
 from quorum_queue.paging import Paging
+
+if TYPE_CHECKING:
+    from quorum_queue.ports import Commits
 
 #: Dead letters that are sent at once; then the turn may be over.
 LETTERS_MAX = 4
@@ -30,6 +34,57 @@ class WaitingLetters(NamedTuple):
     held: bool
 
 
+class WideLetter:
+    """Dead letters with many targets, which get them over several turns."""
+
+    __slots__ = ("_commits", "_granted", "_over", "_parts", "leaving", "may_begin")
+
+    def __init__(self, parts: Iterator[None], leaving: Run | None, commits: Commits | None) -> None:
+        """`commits` is that of the journal if the letters leave it: the disk gets all of that at once."""
+        self._parts = parts
+        #: What leaves the queue when all is sent.
+        self.leaving = leaving
+        self._commits = commits
+        self._granted = self._over = False
+        self.may_begin = False
+
+    def begin(self, go_on: Callable[[], None]) -> None:
+        """Call `go_on` when it may begin."""
+
+        commits = self._commits
+        if commits is None:
+            self.may_begin = True
+            return
+
+        def granted() -> None:
+            assert commits is not None
+            if self._over:
+                # It was sent as a whole meanwhile, or not at all.
+                commits.release()
+                return
+            self._granted = self.may_begin = True
+            go_on()
+
+        commits.hold(granted)
+
+    def send_some(self) -> bool:
+        """Send to some targets; False if all have it."""
+        for _ in self._parts:
+            return True
+        return False
+
+    def send_all(self) -> None:
+        for _ in self._parts:
+            pass
+
+    def end(self) -> None:
+        """It is sent, or never will be."""
+        self._over = True
+        if self._granted and self._commits is not None:
+            self._granted = False
+            self._commits.release()
+
+
 class DeadLettering(Paging):
     """The part of a host that sends dead letters."""
 
@@ -41,6 +96,8 @@ class DeadLettering(Paging):
     _letters_asked: int
     _letters_cold: int
     _letters_under_way: bool
+    #: The letters that are being sent, if they have many targets.
+    _letter_wide: WideLetter | None
     _wake_at: int | None
 
     def _send_dead_letters(self, effects: Effects) -> None:
@@ -65,7 +122,7 @@ class DeadLettering(Paging):
         self._letters_under_way = True
         wrote = False
         try:
-            while self._letters_waiting and self._letters_are_at_hand():
+            while self._letters_can_go_on():
                 if self._turn.overdue():
                     self._turn.later(self, self.apply_pending)
                     break
@@ -75,8 +132,15 @@ class DeadLettering(Paging):
         if wrote:
             self.services.commits.request()
 
+    def _letters_can_go_on(self) -> bool:
+        if self._letter_wide is not None:
+            return self._letter_wide.may_begin
+        return bool(self._letters_waiting) and self._letters_are_at_hand()
+
     def _send_next(self) -> bool:
-        """Send the first few that wait; say whether the journal was written."""
+        """Send the first few that wait, or to some of many targets; say whether the journal was written."""
+        if self._letter_wide is not None:
+            return not self._letter_wide.send_some() and self._wide_is_sent(self._letter_wide)
         run, reason, leave, held = self._letters_waiting[0]
         if len(run.seqs) > LETTERS_MAX:
             run = run.take(LETTERS_MAX)
@@ -87,8 +151,24 @@ class DeadLettering(Paging):
             # The disk has lost it.
             self._letters_sent.pop(run.seqs.start, None)
             return False
-        self._send_letters(run, reason, held=held)
-        return leave and self._forget([run])
+        parts = self._send_letters(run, reason, held=held)
+        if parts is None:
+            return leave and self._forget([run])
+        stored = leave and self.journalled and run.attributes.persistent
+        wide = WideLetter(parts, run if leave else None, self.services.commits if stored else None)
+        self._letter_wide = wide
+        wide.begin(self._wide_may_begin)
+        return False
+
+    def _wide_may_begin(self) -> None:
+        self._turn.schedule(self)
+
+    def _wide_is_sent(self, wide: WideLetter) -> bool:
+        self._letter_wide = None
+        wrote = wide.leaving is not None and self._forget([wide.leaving])
+        # The targets apply the last part in this turn, and so before the store goes on.
+        wide.end()
+        return wrote
 
     def _letters_are_at_hand(self) -> bool:
         if self._letters_cold:
@@ -110,25 +190,25 @@ class DeadLettering(Paging):
     def _letters_came(self) -> None:
         """The disk has given what was asked for."""
         self._letters_cold -= 1
-        if not self._letters_cold and not self.ended:
+        if not self._letters_cold and self.ended != "failed":
             self._turn.schedule(self)
 
-    def _flush_letters(self) -> None:
-        """Send all that wait: the queue goes."""
-        while self._letters_waiting:
-            self._send_next()
+    @property
+    def _has_letters(self) -> bool:
+        return bool(self._letters_waiting) or self._letter_wide is not None
 
-    def _send_letters(self, run: Run, reason: Reason, *, held: bool) -> None:
-        if run.contents is None and not self._load(run, keep=True):
+    def _send_letters(self, run: Run, reason: Reason, *, held: bool) -> Iterator[None] | None:
+        if run.contents is None and not self._load(run, keep=not self.ended):
             self._letters_sent.pop(run.seqs.start, None)
             for _, part in self._what_is_left(run):
-                self.services.dead_letters.dead_letter(self.queue, part, reason, None)
-        elif held:
-            self._send_certainly(run, reason)
-        else:
-            self.services.dead_letters.dead_letter(self.queue, run, reason, None)
+                for _ in self.services.dead_letters.dead_letter(self.queue, part, reason, None) or ():
+                    pass
+            return None
+        if held:
+            return self._send_certainly(run, reason)
+        return self.services.dead_letters.dead_letter(self.queue, run, reason, None)
 
-    def _send_certainly(self, run: Run, reason: Reason) -> None:
+    def _send_certainly(self, run: Run, reason: Reason) -> Iterator[None] | None:
         """Send a dead letter that is held until its targets have it."""
         first, last = run.seqs[0], run.seqs[-1]
 
@@ -141,7 +221,7 @@ class DeadLettering(Paging):
             else:
                 self._wake_by(self.services.clock.monotonic_ms() + DEAD_LETTER_RETRY_MS)
 
-        self.services.dead_letters.dead_letter(self.queue, run, reason, done)
+        return self.services.dead_letters.dead_letter(self.queue, run, reason, done)
 
     def _retry_dead_letters(self) -> None:
         for seq, (run, reason) in list(self.machine.dead_lettering.items()):

@@ -133,6 +133,7 @@ class LocalHost(DeadLettering):
         self._letters_under_way = False
         #: Settings to take before the next batch.
         self._wanted: Settings | None = None
+        self._letter_wide = None
         dedup = machine.dedup
         self._names = (
             NameJournal(services.journal, queue_id, dedup) if journalled and dedup is not None else None
@@ -189,8 +190,10 @@ class LocalHost(DeadLettering):
     def apply_pending(self) -> None:
         """Apply all pending commands as one batch and carry out the effects; then what that made pending."""
         self._handed_out = 0
-        if self._letters_waiting and not self.ended:
+        if self._has_letters and self.ended != "failed":
             self._send_waiting_letters()
+            if self.ended and not self._has_letters:
+                self._drop_stored()
         if self._wanted is not None and not self.ended:
             self._take_settings(self._wanted)
         while self.pending:
@@ -266,20 +269,31 @@ class LocalHost(DeadLettering):
 
     def close(self) -> None:
         """The queue is deleted, with all that it holds."""
-        # What has died was in the queue before it was deleted.
-        self._flush_letters()
+        self._send_waiting_letters()
         self.ended = "deleted"
         self._release()
+        if not self._has_letters:
+            self._drop_stored()
+        # What has died was in the queue before it was deleted: it leaves in later turns.
+        self._refuse_pending()
+        self._refuse_askers(DELETED)
+
+    def _drop_stored(self) -> None:
+        self.services.pages.forget(self.queue_id)
+        if self._spilled_to >= 0:
+            self.services.spill.drop(self.queue_id)
         if self.journalled:
             self.services.journal.drop(self.queue_id)
             self.services.commits.request()
-        self._refuse_pending()
-        self._refuse_askers(DELETED)
 
     def stop(self, why: Refused) -> None:
         """Serve nobody from now on, and keep what is in the journal."""
         self.ended = "failed"
+        if self._letter_wide is not None:
+            self._letter_wide.end()
         self._release()
+        if self._spilled_to >= 0:
+            self.services.spill.drop(self.queue_id)
         unanswered, self._unanswered = self._unanswered, []
         answer_publishes(unanswered, confirm=False)
         self._refuse_pending()
@@ -295,8 +309,6 @@ class LocalHost(DeadLettering):
         services.pages.forget(self.queue_id)
         services.memory.used -= self.resident_bytes
         self.resident_bytes = 0
-        if self._spilled_to >= 0:
-            services.spill.drop(self.queue_id)
 
     def _refuse_pending(self) -> None:
         """What came too late for a queue that was deleted went nowhere: that is a confirm, not a refusal."""
@@ -474,6 +486,9 @@ class LocalHost(DeadLettering):
         """Delete the entries of settled messages and give their memory back; say whether the journal was written."""
         services = self.services
         wrote = False
+        if self.ended:
+            # All of it goes when the last dead letters have left.
+            return False
         for run in settled:
             if run.contents is not None:
                 self.resident_bytes -= run.size

@@ -29,24 +29,54 @@ class Pageable(Protocol):
 class MemoryBudget:
     """Counts body bytes over all queues of the node."""
 
-    #: Fraction of the budget down to which one relief goes, so that relief is rare.
+    #: Fraction of the budget below which no relief goes.
     LOW = 0.9
+    #: One relief goes this far below the budget, so that relief is rare, and no further: bodies may have to be written
+    #: to the spill, and others wait meanwhile.
+    STEP_BYTES = 2 << 20
+    #: Queues that one relief looks at.
+    LOOKS_MAX = 256
 
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
         self.used = 0
+        #: Bodies that have left memory, since the start.
+        self.paged_out_bytes = 0
         self._queues: dict[Pageable, None] = {}
+        #: Queues that had bodies in memory when this was made, the largest last; those that are done with are gone.
+        self._largest: dict[Pageable, None] = {}
 
     def register(self, queue: Pageable) -> None:
         self._queues[queue] = None
 
     def forget(self, queue: Pageable) -> None:
         self._queues.pop(queue, None)
+        self._largest.pop(queue, None)
 
     def relieve(self) -> None:
         """Page out until the budget holds again, as far as it can be done now."""
-        wanted = self.used - int(self.budget_bytes * self.LOW)
-        for queue in sorted(self._queues, key=lambda queue: -queue.resident_bytes):
-            if wanted <= 0 or queue.resident_bytes == 0:
+        low = max(int(self.budget_bytes * self.LOW), self.budget_bytes - self.STEP_BYTES)
+        wanted = self.used - low
+        found = False
+        for _ in range(self.LOOKS_MAX):
+            if wanted <= 0:
                 return
-            wanted -= queue.page_out(wanted)
+            if not self._largest:
+                if found:
+                    return
+                found = True
+                resident = [queue for queue in self._queues if queue.resident_bytes]
+                self._largest = dict.fromkeys(sorted(resident, key=_resident_bytes))
+                if not resident:
+                    return
+            queue = next(reversed(self._largest))
+            released = queue.page_out(wanted)
+            self.paged_out_bytes += released
+            wanted -= released
+            if wanted > 0:
+                # It may have gone meanwhile.
+                self._largest.pop(queue, None)
+
+
+def _resident_bytes(queue: Pageable) -> int:
+    return queue.resident_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 from quorum_queue.machine.consumers import Consumer
@@ -83,6 +83,9 @@ class Journal(Protocol):
     def warm(self, queue_id: int, spans: list[tuple[int, int]], done: Callable[[], None]) -> bool:
         """True if these positions can be read without a wait for the disk; else `done` is called when they can."""
 
+    def warm_queue(self, queue_id: int, bodies_from: int, done: Callable[[], None]) -> bool:
+        """The same for `recover_queue` and the bodies from that position on."""
+
     def recover_queue(self, queue_id: int) -> Any | None:
         """Return what is on disk of one queue, None if nothing is. To be used up at once."""
 
@@ -94,7 +97,13 @@ class Commits(Protocol):
     def unsynced(self) -> bool:
         """True if anything that was submitted is not on the disk yet."""
 
-    def request(self, done: Callable[[], None] | None = None) -> None: ...
+    def request(self, done: Callable[[], None] | None = None, *, to_store: bool = False) -> None: ...
+
+    def hold(self, granted: Callable[[], None]) -> None:
+        """Call `granted`, now or in a later turn: what is submitted from then on until `release` reaches the disk at
+        once, in however many turns that is."""
+
+    def release(self) -> None: ...
 
 
 class Marks(Protocol):
@@ -117,6 +126,9 @@ class DeadLetters(Protocol):
     `done`, where there is one, is told later or at once whether every message has a target and all targets took it;
     then the sender sees to a turn of the queue's host. Without it a dead letter is sent and forgotten.
     With a `letter` the run is one message, and targets that have taken it already don't take it again.
+
+    If a message has many targets, none of them has it when the call returns: what it returns is to be gone through, some
+    targets at each step, and then the messages are sent.
     """
 
     def dead_letter(
@@ -126,7 +138,7 @@ class DeadLetters(Protocol):
         reason: Reason,
         done: Callable[[bool], None] | None,
         letter: Letter | None = None,
-    ) -> None: ...
+    ) -> Iterator[None] | None: ...
 
 
 class Timers(Protocol):

@@ -10,7 +10,17 @@ from conformance_tests.patience import PATIENCE_S
 from .test_examples import address
 
 ROOT = Path(__file__).parents[1]
-PRINTED = ["", "99 kitchen 99\n", "".join(f"{number} kitchen {number}\n" for number in (91, 93, 95, 97, 99))]
+ORDERS = [
+    f"orders-{partition} {customer}'s order {order}\n"
+    for partition, customer in enumerate(("ada", "max", "ben"))
+    for order in (1, 2)
+]
+PRINTED = [
+    "",
+    "99 kitchen 99\n",
+    "".join(f"{number} kitchen {number}\n" for number in (91, 93, 95, 97, 99)),
+    "".join(ORDERS),
+]
 
 __all__ = ["address"]
 

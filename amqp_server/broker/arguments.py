@@ -12,7 +12,10 @@ from typing import Any, Literal
 from amqp_server.broker.queue_types import CLASSIC, QUEUE_TYPES, QueueType
 from amqp_server.config import age_ms
 from amqp_server.errors import PreconditionFailed
+from amqp_server.streams.keys import HEADER, ROUTING_KEY
+from amqp_server.wire.frames import SHORT_STRING_MAX
 from exchanges.field import erlang_term, token, type_name
+from persistence.streams.compression import CODECS
 
 NO_TYPES: Mapping[str, str] = {}
 
@@ -65,6 +68,9 @@ class QueueArguments:
     segment_bytes: int | None = None
     # Accepted, without effect here: filters are exact.
     filter_bytes: int | None = None
+    compression: str | None = None
+    compaction: str | None = None
+    tombstone_age_ms: int | None = None
 
     @property
     def type(self) -> QueueType:
@@ -150,6 +156,22 @@ def _max_age_ms(value: object, type: str) -> int:
         raise _Invalid("invalid_max_age") from None
 
 
+def _tombstone_age_ms(value: object, type: str) -> int:
+    try:
+        return age_ms(_text(value, type))
+    except ValueError:
+        raise _Invalid("invalid_tombstone_age") from None
+
+
+def _compaction(value: object, type: str) -> str:
+    """By what messages are compacted: key, or header:NAME."""
+    text = _text(value, type)
+    name = text.removeprefix(HEADER) if text.startswith(HEADER) else ""
+    if text != ROUTING_KEY and not 0 < len(name.encode()) <= SHORT_STRING_MAX:
+        raise _Invalid(f"\"expected key or header:NAME, got '{text[:300]}'\"")
+    return text
+
+
 def _segment_bytes(value: object, type: str) -> int:
     size = _above_zero(_natural(value, type))
     if size > SEGMENT_BYTES_MAX:
@@ -211,6 +233,13 @@ _CHECKS: tuple[tuple[str, str, Callable[[object, str], object]], ...] = (
     ("x-max-age", "max_age_ms", _max_age_ms),
     ("x-stream-max-segment-size-bytes", "segment_bytes", _segment_bytes),
     ("x-stream-filter-size-bytes", "filter_bytes", _filter_bytes),
+    (
+        "x-stream-compression",
+        "compression",
+        _one_of(*CODECS, otherwise="\"unsupported compression '{}'\""),
+    ),
+    ("x-stream-compaction", "compaction", _compaction),
+    ("x-stream-tombstone-age", "tombstone_age_ms", _tombstone_age_ms),
     ("x-initial-cluster-size", "initial_group_size", _group_size),
     # RabbitMQ 3.10 takes anything here, and what is no integer then means nothing.
     ("x-delivery-limit", "delivery_limit", _integer),
@@ -225,7 +254,9 @@ _STREAM_CHECKS: dict[str, Callable[[object, str], object]] = {
     "x-max-length-bytes": lambda value, type: _above_zero(_natural(value, type)),
 }
 #: Arguments of streams that mean nothing to the other types, which take them as they take any unknown one.
-_STREAMS_ONLY = frozenset({"x-stream-filter-size-bytes"})
+_STREAMS_ONLY = frozenset(
+    {"x-stream-filter-size-bytes", "x-stream-compression", "x-stream-compaction", "x-stream-tombstone-age"}
+)
 _queue_type = _one_of(*QUEUE_TYPES, otherwise="\"unsupported queue type '{}'\"")
 
 
@@ -270,6 +301,8 @@ def parse_queue_arguments(
         elif argument in _STREAMS_ONLY:
             continue
         values[attribute] = checked(argument, check)
+        if attribute == "tombstone_age_ms" and "compaction" not in values:
+            raise PreconditionFailed(f"invalid arg '{argument}' for {place}: tombstone_age_but_no_compaction")
         if attribute == "dead_letter_routing_key" and "dead_letter_exchange" not in values:
             raise PreconditionFailed(f"invalid arg '{argument}' for {place}: routing_key_but_no_dlx_defined")
     for argument in arguments:  # in the client's order, as RabbitMQ does
@@ -321,9 +354,16 @@ class Declaration:
 
 
 def equivalence_error(
-    kind: Literal["queue", "exchange"], name: str, vhost: str, received: Declaration, current: Declaration
+    kind: Literal["queue", "exchange"],
+    name: str,
+    vhost: str,
+    received: Declaration,
+    current: Declaration,
+    more: tuple[str, ...] = (),
 ) -> str | None:
     """RabbitMQ's text for the first difference that matters, None if there is none.
+
+    `more` are arguments that an exchange compares beside its alternate.
 
     A queue's `exclusive` isn't compared here: a difference there is 405 RESOURCE_LOCKED, and found earlier.
     """
@@ -334,7 +374,7 @@ def equivalence_error(
             shown = _atom if prop == "type" else _plain
             difference = f"received '{shown(wanted)}' but current is '{shown(present)}'"
             return f"inequivalent arg '{prop}' {place}: {difference}"
-    compared: tuple[str, ...] = ("alternate-exchange",)
+    compared: tuple[str, ...] = ("alternate-exchange", *more)
     if kind == "queue":
         told = current.arguments.get("x-queue-type", current.queue_type)
         compared = QUEUE_TYPES.get(str(told), CLASSIC).compared

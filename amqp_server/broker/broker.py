@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -23,6 +24,7 @@ from amqp_server.broker.sessions import Sessions
 from amqp_server.broker.time_notes import TimeNotes
 from amqp_server.broker.timers import Timers
 from amqp_server.broker.topology import Result, Topology
+from amqp_server.broker.traffic import Ended
 from amqp_server.broker.users import Users
 from amqp_server.broker.vhost import VHost
 from amqp_server.broker.vhosts import Vhosts
@@ -51,25 +53,29 @@ class Deletions:
     def __init__(self, turn: Turn, propose: Callable[[Operation, Done | None], None]) -> None:
         self._turn = turn
         self._propose = propose
-        #: Whoever is told when one is gone.
-        self._queues: dict[Queue, Done | None] = {}
+        #: Those of each owner, the next one last, and whom to tell. An object for each of them would take long to make.
+        self._owners: deque[tuple[list[Queue], Callable[[Queue, Result | Refused], None] | None]] = deque()
 
     def add(
         self, queues: Iterable[Queue], gone: Callable[[Queue, Result | Refused], None] | None = None
     ) -> None:
-        for queue in queues:
-            self._queues[queue] = None if gone is None else partial(gone, queue)
+        left = list(queues)
+        left.reverse()
+        self._owners.append((left, gone))
         self._go_on()
 
     def _go_on(self) -> None:
-        queues = self._queues
-        while queues:
+        owners = self._owners
+        while owners:
+            queues, gone = owners[0]
+            if not queues:
+                owners.popleft()
+                continue
             if self._turn.overdue():
                 self._turn.later(self, self._go_on)
                 return
-            queue = next(iter(queues))
-            gone = queues.pop(queue)
-            self._propose(queue.deletion, gone)
+            queue = queues.pop()
+            self._propose(queue.deletion, None if gone is None else partial(gone, queue))
 
     def failed(self, error: Exception) -> None:
         """See amqp_server.turn.Unit."""
@@ -134,6 +140,7 @@ class Broker:
             changed=self._parameter_changed,
         )
         self.counts = Counts()
+        self.ended = Ended()
         self.sessions = Sessions()
         self.limits = Limits(self.sessions, self.parameters)
         self.log_limit = LineLimit(config.log_lines_max)
@@ -170,7 +177,7 @@ class Broker:
     def propose(self, operation: Operation, done: Done | None = None) -> None:
         """Have a change made that was checked here; see replication.Replication."""
         propose = self.replication.propose
-        if isinstance(operation, DELETIONS) and not self.replication.clustered:
+        if isinstance(operation, DELETIONS):
             parts = parts_of(self.vhosts, operation)
             if parts is not None:
                 if isinstance(operation, DeleteVhost):

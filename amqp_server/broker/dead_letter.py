@@ -8,7 +8,7 @@ unless it has been rejected since, or now.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -20,6 +20,8 @@ from quorum_queue.machine.effects import Reason
 from quorum_queue.machine.letters import Letter
 from quorum_queue.machine.run import Attributes, Run
 
+#: Queues that get a dead letter at once, of many more; then the turn may be over.
+PART_QUEUES = 32
 #: Deaths counted for one queue and reason.
 COUNT_MAX = (1 << 63) - 1
 
@@ -71,24 +73,42 @@ class DeadLetterSender:
         reason: Reason,
         done: Callable[[bool], None] | None,
         letter: Letter | None = None,
-    ) -> None:
+    ) -> Iterator[None] | None:
         """Send each message of the run; tell `done` whether all found a target, and all targets took them.
 
-        Targets know a message by its `letter`, if it has one.
+        Targets know a message by its `letter`, if it has one. Of a message with many targets none has it yet: return
+        what is to be gone through.
         """
+        parts = self._parts(queue, run, reason, done, letter)
+        for _ in parts:
+            return parts
+        return None
+
+    def _parts(
+        self,
+        queue: Queue,
+        run: Run,
+        reason: Reason,
+        done: Callable[[bool], None] | None,
+        letter: Letter | None,
+    ) -> Iterator[None]:
         assert run.contents is not None
         outcome = None if done is None else Outcome(done)
         routed = True
         for index, item in enumerate(run.contents):
             exchange, routing_key = parse_head(run.head_of(index))
-            routed = (
-                self._send(queue, item, run.attributes, exchange, routing_key, reason, outcome, letter)
-                and routed
-            )
+            sent = self._made(queue, item, run.attributes, exchange, routing_key, reason)
+            targets = sent.targets
+            routed = routed and bool(targets)
+            wide = len(targets) > PART_QUEUES
+            for start in range(0, len(targets), PART_QUEUES):
+                if wide:
+                    yield
+                _enqueue(targets[start : start + PART_QUEUES], sent, outcome, letter)
         if outcome is not None:
             outcome.sent(routed=routed)
 
-    def _send(
+    def _made(
         self,
         queue: Queue,
         item: bytes,
@@ -96,15 +116,13 @@ class DeadLetterSender:
         exchange: str,
         routing_key: str,
         reason: Reason,
-        outcome: Outcome | None,
-        letter: Letter | None,
-    ) -> bool:
-        """Send one message; return whether it has a target."""
+    ) -> _Sent:
+        """Make one dead letter."""
         effective = queue.effective
         vhost = queue.vhost
         target = effective.dead_letter_exchange
         if target is None or (target and vhost.router.get(target) is None):
-            return False
+            return _NOWHERE
         payload, body = content.split(item)
         properties = content.Properties.parse(payload)
         headers = properties.headers or {}
@@ -117,7 +135,7 @@ class DeadLetterSender:
         )
         if len(keys[0].encode()) > SHORT_STRING_MAX:
             # A queue of an earlier version may have been declared with it. No message can have such a key.
-            return False
+            return _NOWHERE
         changed = self._headers(queue, properties, deaths, exchange, [routing_key, *copies], reason)
         if effective.dead_letter_routing_key is not None:
             changed[b"CC"] = None
@@ -131,8 +149,7 @@ class DeadLetterSender:
         size = max(len(body), 0) + 8
         largest = FRAME_BYTES_MIN if size <= FRAME_BYTES_MIN and len(payload) < 2048 else self._frame_max
         sent = Attributes(properties.persistent, attributes.priority, None, 1, largest)
-        head = short_string(target) + short_string(keys[0])
-        return _enqueue(targets, framed, head, sent, outcome, letter)
+        return _Sent(targets, framed, short_string(target) + short_string(keys[0]), sent)
 
     def _headers(
         self,
@@ -172,17 +189,22 @@ class DeadLetterSender:
         return changed
 
 
-def _enqueue(
-    targets: list[Queue],
-    framed: bytes,
-    head: bytes,
-    sent: Attributes,
-    outcome: Outcome | None,
-    letter: Letter | None,
-) -> bool:
-    """Hand the message to its targets; applied at the end of the turn."""
+class _Sent(NamedTuple):
+    """A dead letter as its targets get it."""
+
+    targets: list[Queue]
+    framed: bytes
+    head: bytes
+    attributes: Attributes
+
+
+_NOWHERE = _Sent([], b"", b"", Attributes(False, 0, None, 1, 0))
+
+
+def _enqueue(targets: list[Queue], sent: _Sent, outcome: Outcome | None, letter: Letter | None) -> None:
+    """Hand the message to these targets; applied at the end of the turn."""
     for target in targets:
-        run = Run(range(1), [framed], head, sent)
+        run = Run(range(1), [sent.framed], sent.head, sent.attributes)
         if target.host.counts_bytes:
             run = content.by_overhead(run)[0]
         if outcome is not None:
@@ -191,7 +213,6 @@ def _enqueue(
             target.host.submit(("enqueue", run, outcome, 1))
         else:
             target.host.submit(("enqueue_letter", run, outcome, 1, letter))
-    return bool(targets)
 
 
 class Death(NamedTuple):

@@ -1,8 +1,9 @@
 """Deletes what has very much in it: first its parts, some in each turn, then itself.
 
 One change of the topology is one step, which nobody can interrupt: an exchange with 100,000 bindings takes most of a
-second. So its bindings are unbound one after the other before it is deleted, as a client could do it. A node of a cluster
-deletes it at once: there every part would be an entry of the topology's log.
+second. So its bindings are unbound one after the other before it is deleted, as a client could do it. In a cluster each
+part is an entry of the topology's log; the next ones are proposed when this node has applied some, and every node applies
+as many in a turn as it has time for (quorum_queue.cluster.replicas).
 """
 
 from __future__ import annotations
@@ -10,19 +11,32 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from amqp_server.broker.operations import DeleteExchange, DeleteQueue, DeleteVhost, Operation, Unbind
+from amqp_server.broker.operations import (
+    DeleteExchange,
+    DeleteQueue,
+    DeleteVhost,
+    NodeDown,
+    Operation,
+    Unbind,
+)
 from amqp_server.broker.replication import Done
+from amqp_server.broker.super_streams import has_partitions
+from amqp_server.broker.topology import Result
 from amqp_server.turn import Turn
 from quorum_queue.boundary import Fatal
+from quorum_queue.ports import Refused
 
 if TYPE_CHECKING:
+    from amqp_server.broker.queue import Queue
     from amqp_server.broker.vhost import VHost
     from exchanges.binding import Binding
 
 #: What may have very many parts.
-DELETIONS = (DeleteVhost, DeleteExchange, DeleteQueue)
-#: Bindings and queues from which on the parts are deleted first.
-PARTS_MIN = 500
+DELETIONS = (DeleteVhost, DeleteExchange, DeleteQueue, NodeDown)
+#: Bindings from which on the parts are deleted first; a queue takes as long as so many bindings.
+BINDINGS_MIN, QUEUE_BINDINGS = 500, 10
+#: Parts that are proposed and not applied yet.
+PROPOSED_MAX = 128
 
 
 class Dismantling:
@@ -41,15 +55,40 @@ class Dismantling:
         self._parts = parts
         self._operation = operation
         self._done = done
+        self._proposed = 0
+        #: It goes on when parts were applied.
+        self._waits = False
+        #: The whole is proposed.
+        self._over = False
 
     def go_on(self) -> None:
         """Delete parts until the turn is overdue; at the end, what they belonged to."""
+        if self._over:
+            return
         for part in self._parts:
-            self._propose(part, None)
+            self._proposed += 1
+            self._propose(part, self._applied)
+            if self._proposed >= PROPOSED_MAX:
+                self._waits = True
+                return
             if self._turn.overdue():
                 self._turn.later(self, self.go_on)
                 return
-        self._propose(self._operation, self._done)
+        self._end()
+
+    def _applied(self, result: Result | Refused) -> None:
+        self._proposed -= 1
+        if isinstance(result, Refused):
+            # There is no majority. Who waits is told so of the whole; else it is proposed until it is applied.
+            self._end()
+        elif self._waits and self._proposed <= PROPOSED_MAX // 2:
+            self._waits = False
+            self._turn.later(self, self.go_on)
+
+    def _end(self) -> None:
+        if not self._over:
+            self._over = True
+            self._propose(self._operation, self._done)
 
     def failed(self, error: Exception) -> None:
         """See amqp_server.turn.Unit."""
@@ -61,6 +100,8 @@ def parts_of(vhosts: dict[str, VHost], operation: Operation) -> Iterator[Operati
     if isinstance(operation, DeleteVhost):
         vhost = vhosts.get(operation.name)
         return _parts_of_vhost(vhost) if vhost is not None else None
+    if isinstance(operation, NodeDown):
+        return _queues_of_node(vhosts, operation)
     if isinstance(operation, (DeleteExchange, DeleteQueue)):
         vhost = vhosts.get(operation.vhost)
         if vhost is None or (isinstance(operation, DeleteExchange) and operation.if_unused):
@@ -71,9 +112,12 @@ def parts_of(vhosts: dict[str, VHost], operation: Operation) -> Iterator[Operati
             if queue is None or queue.queue_id != operation.queue_id:
                 return None
             bindings = vhost.router.bindings_of("queue", operation.name)
+        elif has_partitions(vhost.router.get(operation.name)):
+            # Its partitions go with it, and are known by their bindings.
+            return None
         else:
             bindings = vhost.router.bindings_of("exchange", operation.name)
-        return _unbinds(vhost, bindings) if len(bindings) >= PARTS_MIN else None
+        return _unbinds(vhost, bindings) if len(bindings) >= BINDINGS_MIN else None
     return None
 
 
@@ -82,15 +126,31 @@ def _unbinds(vhost: VHost, bindings: list[Binding]) -> Iterator[Operation]:
         yield Unbind(vhost.binding_record(binding))
 
 
+def _deletions(queues: list[Queue]) -> Iterator[Operation]:
+    for queue in queues:
+        if not queue.deleted:
+            bindings = queue.vhost.router.bindings_of("queue", queue.name)
+            if len(bindings) >= BINDINGS_MIN:
+                yield from _unbinds(queue.vhost, bindings)
+            yield queue.deletion
+
+
+def _queues_of_node(vhosts: dict[str, VHost], operation: NodeDown) -> Iterator[Operation] | None:
+    """Its queues. Its exchanges have names only, and may have been declared again."""
+    queues = [
+        queue for vhost in vhosts.values() for queue in vhost.queues_of(operation.node, operation.incarnation)
+    ]
+    return _deletions(queues) if len(queues) * QUEUE_BINDINGS >= BINDINGS_MIN else None
+
+
 def _parts_of_vhost(vhost: VHost) -> Iterator[Operation] | None:
     queues, exchanges = list(vhost.queues.values()), list(vhost.router.exchanges())
-    if len(queues) + len(exchanges) + vhost.router.binding_count < PARTS_MIN:
+    if QUEUE_BINDINGS * len(queues) + len(exchanges) + vhost.router.binding_count < BINDINGS_MIN:
         return None
 
     def parts() -> Iterator[Operation]:
         yield from _unbinds(vhost, vhost.router.bindings())
-        for queue in queues:
-            yield queue.deletion
+        yield from _deletions(queues)
         for exchange in exchanges:
             if not exchange.predeclared:
                 yield DeleteExchange(vhost.name, exchange.name)

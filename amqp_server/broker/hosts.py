@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from amqp_server.broker import stored_queues
@@ -11,6 +12,7 @@ from amqp_server.broker.metadata import Metadata, encode
 from amqp_server.broker.records import MARKS, MarksRecord
 from amqp_server.streams.host import StreamHost, StreamServices
 from persistence.streams.retention import Limits
+from quorum_queue import names
 from quorum_queue.failed_host import FailedHost
 from quorum_queue.local import LocalHost, NodeServices
 from quorum_queue.machine.machine import Machine
@@ -73,7 +75,14 @@ class LocalHosts:
         assert self._streams is not None
         limits = Limits(effective.max_age_ms, effective.max_length_bytes)
         return StreamHost(
-            queue, queue.queue_id, self._streams, limits, effective.segment_bytes, queue.settings
+            queue,
+            queue.queue_id,
+            self._streams,
+            limits,
+            effective.segment_bytes,
+            queue.settings,
+            effective.compression,
+            self._streams.options.compaction(effective.compaction, effective.tombstone_age_ms),
         )
 
     def local(self, queue: Queue, machine: Machine | None = None) -> LocalHost:
@@ -146,19 +155,24 @@ class LocalHosts:
 
     def revive(self, queue: Queue, attempt: int, done: Callable[[], None]) -> None:
         """Wait until all its writes are in the journal. A queue that is not in the journal begins empty."""
-        failed = queue.host
-
-        def stored() -> None:
-            if queue.host is failed and not queue.deleted:
-                self._services.turn.contain(queue, self._begin_anew, queue, done)
-
+        stored = partial(self._stored, queue, queue.host, done)
         if queue.type.is_stream and self._streams is not None:
             # Until the thread has written what it was given before.
-            self._streams.store.write(lambda: None, lambda result: self._services.commits.request(stored))
+            self._streams.store.write(
+                lambda: None, lambda result: self._services.commits.request(stored, to_store=True)
+            )
         elif queue.durable and not queue.exclusive:
-            self._services.commits.request(stored)
+            self._services.commits.request(stored, to_store=True)
         else:
             stored()
+
+    def _stored(self, queue: Queue, failed: Host, done: Callable[[], None]) -> None:
+        """All its writes are on the disk; it is begun anew when the disk has given them."""
+        if queue.host is not failed or queue.deleted:
+            return
+        stored, journal = partial(self._stored, queue, failed, done), self._services.journal
+        if queue.type.is_stream or journal.warm_queue(queue.queue_id, names.FIRST_POSITION, stored):
+            self._services.turn.contain(queue, self._begin_anew, queue, done)
 
     def _begin_anew(self, queue: Queue, done: Callable[[], None]) -> None:
         if queue.type.is_stream:

@@ -142,6 +142,16 @@ class ReplaceHash(msgspec.Struct, frozen=True, array_like=True, tag=19):
     after: str
 
 
+class DeclareSuperStream(msgspec.Struct, frozen=True, array_like=True, tag=20):
+    """An exchange with partitions, or more partitions of one: all of it or nothing. See broker.super_streams."""
+
+    exchange: ExchangeRecord
+    #: Number of the first of these partitions; the exchange is new if it is 0.
+    first: int
+    #: Their ids are not looked at: they come from the operation's index.
+    partitions: tuple[QueueRecord, ...]
+
+
 Operation = (
     PutVhost
     | DeleteVhost
@@ -162,6 +172,7 @@ Operation = (
     | SetTopicPermission
     | ClearTopicPermission
     | ReplaceHash
+    | DeclareSuperStream
 )
 
 _decoder = msgspec.msgpack.Decoder(Operation)

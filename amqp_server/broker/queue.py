@@ -11,6 +11,7 @@ from amqp_server.broker.policies import NO_POLICY, Applied, joined
 from amqp_server.broker.queue_types import QueueType
 from amqp_server.broker.records import QueueRecord
 from amqp_server.broker.settings import effective_settings
+from amqp_server.broker.traffic import Traffic
 from quorum_queue.machine.settings import Settings
 from quorum_queue.ports import Host, Recipient, Refused
 
@@ -24,6 +25,8 @@ class Target(Protocol):
     name: str
     #: It is gone; a queue of its name may have been declared since.
     deleted: bool
+    #: Messages that were handed to it.
+    published: int
 
     @property
     def host(self) -> Recipient:
@@ -47,10 +50,13 @@ class Queue:
         "name",
         "parsed",
         "policies",
+        "published",
         "queue_id",
         "record",
         "subscriptions",
+        "traffic",
         "type",
+        "unknown",
         "vhost",
     )
 
@@ -82,6 +88,11 @@ class Queue:
         #: Marks' slots of a durable queue that lives here, one for each priority level.
         self.marks: list[int] = []
         self.deleted = False
+        #: This node has never had it before: neither its data, nor a vote in its group.
+        self.unknown = False
+        #: What this node's clients have published to it and got from it. Most queues of a node have no consumer here.
+        self.published = 0
+        self.traffic: Traffic | None = None
         #: This node's subscriptions by their keys, in order of arrival.
         self.subscriptions: dict[Any, Any] = {}
         self.last_used_ms = 0
@@ -129,6 +140,12 @@ class Queue:
             and record.node == replication.node
             and record.incarnation == replication.incarnation
         )
+
+    def counted(self) -> Traffic:
+        """Return where its deliveries to clients of this node are counted."""
+        if self.traffic is None:
+            self.traffic = Traffic()
+        return self.traffic
 
     def used(self) -> None:
         """Start the lease of an expiring queue anew."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -140,9 +141,6 @@ STREAM = QueueType(
             "x-delivery-limit",
             "x-quorum-initial-group-size",
             "x-quorum-target-group-size",
-            "x-deduplication",
-            "x-deduplication-window-ms",
-            "x-deduplication-count",
         }
     ),
     compared=(
@@ -153,8 +151,27 @@ STREAM = QueueType(
         "x-stream-filter-size-bytes",
         "x-initial-cluster-size",
         "x-queue-leader-locator",
+        "x-stream-compression",
+        "x-stream-compaction",
+        "x-stream-tombstone-age",
+        "x-deduplication",
+        "x-deduplication-window-ms",
+        "x-deduplication-count",
     ),
 )
+
+#: Prefixes of arguments that change what a stream keeps, and those among them that a replicated stream has.
+_STREAM_ARGUMENTS = ("x-stream-", "x-deduplication")
+_REPLICATED_STREAM_ARGUMENTS = frozenset({"x-stream-max-segment-size-bytes", "x-stream-filter-size-bytes"})
+
+
+def not_replicated(arguments: Iterable[str]) -> str | None:
+    """Return the first of a stream's arguments that streams of a cluster do not have."""
+    for name in sorted(arguments):
+        if name.startswith(_STREAM_ARGUMENTS) and name not in _REPLICATED_STREAM_ARGUMENTS:
+            return name
+    return None
+
 
 #: By name, as in x-queue-type.
 QUEUE_TYPES: dict[str, QueueType] = {each.name: each for each in (CLASSIC, QUORUM, STREAM)}

@@ -24,6 +24,7 @@ from amqp_server.broker.records import (
 )
 from amqp_server.broker.settings import effective_settings
 from amqp_server.broker.stored_queues import RecoveredQueue
+from amqp_server.broker.super_streams import index_of
 from amqp_server.wire import tables
 from quorum_queue.machine.machine import Machine
 from quorum_queue.machine.settings import Settings
@@ -52,7 +53,7 @@ def recover(broker: Broker, journal: RecoverableJournal) -> None:
     queues, slots, machines = stored.queues, stored.slots, stored.machines
     for queue_id, record in queues.items():
         broker.vhost(record.vhost).restore_queue(record, machines.get(queue_id), slots.get(queue_id, []))
-    broker.topology.queue_ids_from(max([0, *queues]) + 1)
+    broker.topology.queue_ids_from(max([0, *map(index_of, queues)]) + 1)
     for key, value in metadata.items(BINDINGS):
         binding = decode(BINDINGS, key, value, BindingRecord)
         if key != binding.key:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from amqp_server.broker.operations import DeclareQueue, Operation
+from amqp_server.broker.operations import DeclareQueue, DeclareSuperStream, Operation
 from amqp_server.broker.topology import Result, Topology
 from quorum_queue.ports import Refused
 
@@ -28,6 +28,10 @@ class Replication(Protocol):
     @property
     def clustered(self) -> bool: ...
 
+    @property
+    def has_streams(self) -> bool:
+        """Return whether streams may be declared: all nodes know them."""
+
     def propose(self, operation: Operation, done: Done | None = None) -> None:
         """`done` is called when the operation was applied on this node, or with Refused when it could not be
         in time.
@@ -40,6 +44,7 @@ class LocalReplication:
     """A node that is alone."""
 
     clustered = False
+    has_streams = True
     incarnation = 0
 
     def __init__(self, node: str, topology: Topology) -> None:
@@ -47,7 +52,8 @@ class LocalReplication:
         self._topology = topology
 
     def propose(self, operation: Operation, done: Done | None = None) -> None:
-        index = self._topology.next_queue_id() if isinstance(operation, DeclareQueue) else 0
+        declares = isinstance(operation, (DeclareQueue, DeclareSuperStream))
+        index = self._topology.next_queue_id() if declares else 0
         result = self._topology.apply(index, operation)
         if done is not None:
             done(result)

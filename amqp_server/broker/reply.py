@@ -35,6 +35,7 @@ class ReplyHost:
         self.pending: list[Any] = []
         #: The consumer is gone.
         self.deleted = False
+        self.published = 0
 
     @property
     def host(self) -> ReplyHost:

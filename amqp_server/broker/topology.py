@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
-from amqp_server.broker import operations
+from amqp_server.broker import operations, super_streams
 from amqp_server.broker.metadata import Metadata, decode, encode
 from amqp_server.broker.operations import Operation
 from amqp_server.broker.parameters import GLOBAL, USER_LIMITS, ParameterRecord
@@ -229,6 +229,34 @@ class Topology:
         except (InvalidArgument, UnknownExchangeType) as error:
             return Result(False, str(error))
 
+    def _declare_super_stream(self, index: int, operation: operations.DeclareSuperStream) -> Result:
+        exchange, first, partitions = operation.exchange, operation.first, operation.partitions
+        vhost = self._vhost(exchange.vhost)
+        if vhost is None:
+            return Result(False)
+        name = exchange.name
+        there = vhost.router.get(name)
+        if (there is not None) != bool(first):
+            # The proposer looks what is there now.
+            return Result(False)
+        if there is not None and len(super_streams.partitions_of(vhost, there) or ()) != first:
+            return Result(
+                False, f"super stream '{name}' in vhost '{vhost.name}' has just got other partitions"
+            )
+        numbers = range(first, first + len(partitions))
+        taken = super_streams.first_taken(vhost, name, numbers)
+        if taken is not None:
+            return Result(False, taken)
+        try:
+            vhost.put_exchange(exchange)
+        except (InvalidArgument, UnknownExchangeType) as error:
+            return Result(False, str(error))
+        for place, record in enumerate(partitions):
+            queue_id = super_streams.partition_id(index, place)
+            vhost.put_queue(msgspec.structs.replace(record, queue_id=queue_id))
+            vhost.put_binding(super_streams.binding_record(record, name, first + place))
+        return Result(True)
+
     def _delete_exchange(self, index: int, operation: operations.DeleteExchange) -> Result:
         vhost = self._vhost(operation.vhost)
         if vhost is None or (operation.if_unused and vhost.router.in_use(operation.name)):
@@ -380,7 +408,7 @@ class Topology:
             vhost = broker.vhost(record.vhost)
             queue = vhost.queues.get(record.name)
             if queue is None:
-                vhost.put_queue(record)
+                vhost.put_queue(record, unknown=record.queue_id > self.applied)
             elif _places(queue.record) != _places(record):
                 vhost.set_members(queue, record.members, record.leader, record.founders)
         for binding in _records(BindingRecord, state.bindings):
@@ -479,4 +507,5 @@ _APPLY: dict[type, Callable[[Topology, int, Any], Result]] = {
     operations.SetTopicPermission: Topology._set_topic_permission,
     operations.ClearTopicPermission: Topology._clear_topic_permission,
     operations.ReplaceHash: Topology._replace_hash,
+    operations.DeclareSuperStream: Topology._declare_super_stream,
 }

@@ -26,6 +26,8 @@ from amqp_server.broker.records import (
     key,
     shared,
 )
+from amqp_server.broker.super_streams import has_partitions, partitions_of
+from amqp_server.broker.traffic import Traffic
 from amqp_server.errors import PreconditionFailed, ResourceError
 from amqp_server.wire import tables
 from amqp_server.wire.content import Properties
@@ -60,6 +62,9 @@ class VHost:
             self._apply_policies(exchange.name)
         #: Node and incarnation that transient exchanges go with.
         self._exchange_homes: dict[str, tuple[str, int]] = {}
+        #: Of channels that are closed.
+        self.traffic = Traffic()
+        self.received_bytes = self.sent_bytes = 0
         #: Counts up for exchanges that choose at random.
         self._nonce = 0
 
@@ -133,6 +138,9 @@ class VHost:
         exchange = self.router.get(name)
         if exchange is None or exchange.predeclared:
             return False
+        if has_partitions(exchange):
+            for partition in partitions_of(self, exchange) or ():
+                self.remove_queue(self.queues[partition])
         removed, also = self.router.delete(name)
         self._forget_bindings(removed)
         self._exchange_gone(name)
@@ -279,29 +287,43 @@ class VHost:
             default_type=default_type,
         )
 
-    def check_queue(self) -> None:
-        """May there be one more? Raises ResourceError."""
+    def check_queue(self, count: int = 1) -> None:
+        """May there be so many more? Raises ResourceError."""
         broker = self.broker
-        if broker.counts.queues >= broker.config.queues_max:
-            raise ResourceError(f"there are {broker.counts.queues} queues, no more are allowed (queues_max)")
+        if broker.counts.queues + count > broker.config.queues_max:
+            more = "no" if count == 1 else f"{count}"
+            raise ResourceError(
+                f"there are {broker.counts.queues} queues, {more} more are {'' if count == 1 else 'not '}allowed (queues_max)"
+            )
 
-    def put_queue(self, record: QueueRecord) -> bool:
-        """Make a queue; whether it is new."""
+    def put_queue(self, record: QueueRecord, *, unknown: bool = True) -> bool:
+        """Make a queue; whether it is new. `unknown`: this node has never had it."""
         if record.name in self.queues:
             return False
-        queue = self.restore_queue(record, None)
+        queue = self.restore_queue(record, None, unknown=unknown)
+        if self._begins_here(record):
+            self.broker.ended.queues_created += 1
         self._store_queue(queue)
         if record.exclusive:
             self.broker.exclusive_declared(queue)
         self.broker.changed()
         return True
 
+    def _begins_here(self, record: QueueRecord) -> bool:
+        """True on one of the nodes that make or delete a queue: it counts it."""
+        return (record.leader or record.node) == self.broker.replication.node
+
     def _store_queue(self, queue: Queue) -> None:
         if self._kept(durable=queue.durable and not queue.exclusive):
             self.broker.metadata.put(QUEUES, key(self.name, queue.name), encode(queue.record))
 
     def restore_queue(
-        self, record: QueueRecord, machine: Machine | None, marks: list[int] | None = None
+        self,
+        record: QueueRecord,
+        machine: Machine | None,
+        marks: list[int] | None = None,
+        *,
+        unknown: bool = False,
     ) -> Queue:
         """Make a queue that has its record, with its messages where it has any."""
         record = shared(record)
@@ -319,6 +341,7 @@ class VHost:
         policies = self.broker.policies.of_queue(self.name, record.name, parsed.type)
         queue = Queue(self, record, parsed, arguments, policies)
         queue.marks = marks or []
+        queue.unknown = unknown
         self.queues[queue.name] = queue
         self.broker.counts.queues += 1
         self.broker.turn.contain(queue, self._make_host, queue, machine)
@@ -344,12 +367,18 @@ class VHost:
             return
         queue.deleted = True
         broker = self.broker
+        if self._begins_here(queue.record):
+            broker.ended.queues_deleted += 1
+        broker.ended.published += queue.published
+        if queue.traffic is not None:
+            broker.ended.by_type.setdefault(queue.type.name, Traffic()).add(queue.traffic)
         del self.queues[queue.name]
         broker.counts.queues -= 1
         removed, also = self.router.remove_queue(queue.name)
         self._forget_bindings(removed)
         self._exchanges_gone(also)
-        broker.metadata.delete(QUEUES, key(self.name, queue.name))
+        if self._kept(durable=queue.durable and not queue.exclusive):
+            broker.metadata.delete(QUEUES, key(self.name, queue.name))
         queue.host.close()
         broker.hosts.gone(queue)
         broker.failures.forget(queue)
@@ -373,14 +402,22 @@ class VHost:
 
     def node_down(self, node: str, incarnation: int) -> None:
         """Remove what went with a node: its transient and exclusive queues and its transient exchanges."""
-        for queue in list(self.queues.values()):
-            record = queue.record
-            lives_on = record.durable and not record.exclusive
-            if record.node == node and record.incarnation <= incarnation and not lives_on:
-                self.remove_queue(queue)
+        for queue in self.queues_of(node, incarnation):
+            self.remove_queue(queue)
         for name, (home, since) in list(self._exchange_homes.items()):
             if home == node and since <= incarnation:
                 self.remove_exchange(name)
+
+    def queues_of(self, node: str, incarnation: int) -> list[Queue]:
+        """Return the queues that go with this start of a node, and with earlier ones."""
+        return [
+            queue
+            for queue in self.queues.values()
+            for record in [queue.record]
+            if record.node == node
+            and record.incarnation <= incarnation
+            and not (record.durable and not record.exclusive)
+        ]
 
     def close(self) -> None:
         """The vhost is deleted: all its queues and exchanges go."""

@@ -10,11 +10,12 @@ from pamqp import commands
 
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.reply import PSEUDO_QUEUE, ReplyHost
+from amqp_server.broker.traffic import Traffic
 from amqp_server.channel.confirms import Confirms
 from amqp_server.channel.exchange_methods import argument_types, check_owner
 from amqp_server.channel.queue_methods import check_home, find, place_of, resolve_name
 from amqp_server.channel.subscription import Getter, Subscription
-from amqp_server.channel.tx import Transaction
+from amqp_server.channel.tx import WHOLE_PARTS_MAX, LargeCommit, Transaction
 from amqp_server.errors import (
     AccessRefused,
     NotAllowed,
@@ -185,6 +186,8 @@ class _Replies(Subscription):
         self.tag = tag
         self.no_ack = True
         self.exclusive = False
+        # Counted by the channel only.
+        self.traffic = Traffic()
         self.template = DeliverTemplate(channel.number, tag, channel.connection.limits.frame_max)
 
 
@@ -228,6 +231,8 @@ def get(channel: Channel, method: commands.Basic.Get) -> None:
         if isinstance(got, Refused):
             raise Unavailable(got.text)
         if got is None:
+            channel.traffic.get_empty += 1
+            getter.traffic.get_empty += 1
             channel.send(commands.Basic.GetEmpty())
         else:
             _send_got(channel, got.run, getter.take(got), queue.host.ready_count)
@@ -319,9 +324,6 @@ def tx_commit(channel: Channel, method: commands.Tx.Commit) -> None:
     transaction = channel.tx
     if transaction is None:
         raise PreconditionFailed("channel is not transactional")
-    hosts = transaction.commit()
-    # All parts of it reach the disk at once.
-    channel.broker.turn.apply(whole=True)
 
     def committed(refused: Refused | None = None) -> None:
         if refused is not None:
@@ -332,6 +334,15 @@ def tx_commit(channel: Channel, method: commands.Tx.Commit) -> None:
             raise PreconditionFailed("partial tx completion")
         channel.send(commands.Tx.CommitOk())
 
+    if transaction.part_count > WHOLE_PARTS_MAX:
+        large = LargeCommit(channel, transaction)
+        channel.connection.after(
+            lambda done: large.begin(lambda: _barriers(list(large.hosts), done)), committed
+        )
+        return
+    hosts = transaction.commit()
+    # All parts of it reach the disk at once.
+    channel.broker.turn.apply(whole=True)
     channel.connection.after(lambda done: _barriers(hosts, done), committed)
 
 

@@ -9,11 +9,12 @@ from pamqp import base, commands
 
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.reply import ReplyHost
+from amqp_server.broker.traffic import Traffic
 from amqp_server.channel.confirms import Confirms
 from amqp_server.channel.connection import Connection
 from amqp_server.channel.publish import publish_in_parts
 from amqp_server.channel.subscription import Getter, Subscription
-from amqp_server.channel.tx import Transaction
+from amqp_server.channel.tx import LargeCommit, Transaction
 from amqp_server.channel.unacked import Piece, Unacked, UnknownTag
 from amqp_server.channel.window import ChannelWindow
 from amqp_server.errors import PreconditionFailed
@@ -88,11 +89,14 @@ class Channel:
         self.number = number
         self.broker = connection.broker
         self.next_tag = 1
+        self.traffic = Traffic()
         self.unacked = Unacked()
         self.subscriptions: dict[str, Subscription] = {}
         self.getters: dict[tuple[Queue, bool], Getter] = {}
         self.confirms: Confirms | None = None
         self.tx: Transaction | None = None
+        #: The large commit that is under way.
+        self.committing: LargeCommit | None = None
         #: It was closed within a transaction: what came with the same read is dropped, too.
         self._rolled_back = False
         #: Prefetch of consumers to come (basic.qos global=false).
@@ -183,12 +187,32 @@ class Channel:
     def settle(self, verb: str, pieces: list[Piece]) -> None:
         """Tell the queues; applied at the end of the turn."""
         scheduled = self.broker.turn.scheduled
+        if verb == "settle":
+            for holder, low, high, _ in pieces:
+                count = high - low + 1
+                self.traffic.ack += count
+                holder.traffic.ack += count
         for holder, low, high, _ in pieces:
             host = holder.queue.host
             host.pending.append((verb, holder.key, low, high))
             scheduled[host] = None
         if self.window.limit and pieces:
             self.window.offer()
+
+    def counted(self) -> Traffic:
+        """Return what has passed until now."""
+        if self.confirms is not None:
+            self.traffic.confirm = self.confirms.confirmed_count
+        return self.traffic
+
+    def _add_up(self) -> None:
+        """It counts no more: the vhost and the node keep what it has counted."""
+        ended, traffic = self.broker.ended, self.counted()
+        ended.channels_closed += 1
+        if self.confirms is not None:
+            ended.expecting += self.confirms.next_number - 1
+        ended.traffic.add(traffic)
+        self.vhost.traffic.add(traffic)
 
     # -- end -------------------------------------------------------------------------------------------------------
 
@@ -236,7 +260,15 @@ class Channel:
     def close(self) -> None:
         """Return what is unacked, drop what is not committed, and detach all consumers; applied at the end of the
         turn. So what comes back from one of many channels is not handed to the next one that goes."""
-        self.closed = True
+        if self.committing is not None:
+            # It gets nothing more, and what it holds goes back behind all parts of the transaction.
+            for subscription in list(self.subscriptions.values()):
+                self.cancel(subscription)
+            self.committing.close = self.close
+            return
+        if not self.closed:
+            self.closed = True
+            self._add_up()
         if self.tx is not None:
             self.tx.rollback()
             self._rolled_back = True

@@ -32,6 +32,7 @@ class Confirms:
         "_turn",
         "closed",
         "next_number",
+        "refused_count",
     )
 
     def __init__(self, turn: Turn, outbox: Outbox, channel: int) -> None:
@@ -42,6 +43,8 @@ class Confirms:
         self.closed = False
         #: Number of the next publish.
         self.next_number = 1
+        #: Publishes that were answered with a nack.
+        self.refused_count = 0
         #: Everything up to here has been answered.
         self._low = 0
         #: Ranges above `_low` that were answered early, by their first number.
@@ -53,6 +56,10 @@ class Confirms:
     def unconfirmed_count(self) -> int:
         early = sum(last - first + 1 for first, last in self._answered.items())
         return self.next_number - 1 - self._low - early
+
+    @property
+    def confirmed_count(self) -> int:
+        return self.next_number - 1 - self.unconfirmed_count - self.refused_count
 
     def number(self, count: int) -> int:
         """Give numbers to `count` publishes; return the first."""
@@ -67,6 +74,7 @@ class Confirms:
 
     def refused(self, first: int, last: int) -> None:
         """A queue did not take these messages."""
+        self.refused_count += last - first + 1
         self._nacked.append((first, last))
         self._turn.confirm(self)
 

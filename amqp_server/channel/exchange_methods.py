@@ -7,14 +7,25 @@ from typing import TYPE_CHECKING
 from pamqp import base, commands
 
 from amqp_server.broker.arguments import Declaration, equivalence_error
-from amqp_server.broker.operations import Bind, DeclareExchange, DeleteExchange, Unbind
+from amqp_server.broker.operations import Bind, DeclareExchange, DeleteExchange, Operation, Unbind
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.records import ExchangeRecord, encoded
+from amqp_server.broker.super_streams import (
+    COMPARED,
+    PARTITIONS,
+    check_alone,
+    check_count,
+    declaration,
+    has_partitions,
+    partition_name,
+    partitions_of,
+)
 from amqp_server.errors import AccessRefused, CommandInvalid, NotFound, PreconditionFailed, ResourceLocked
 from amqp_server.wire import tables
 from exchanges.binding import Binding
 from exchanges.registry import EXCHANGE_TYPES
 from exchanges.router import Exchange, InvalidArgument
+from exchanges.super_stream import SUPER_STREAM
 
 if TYPE_CHECKING:
     from amqp_server.channel.channel import Channel
@@ -135,20 +146,38 @@ def _declare(channel: Channel, method: commands.Exchange.Declare, name: str) -> 
         _check_equivalent(channel, name, received)
         _declared(channel, method)
 
-    channel.connection.propose(DeclareExchange(record), applied)
+    operation: Operation = DeclareExchange(record)
+    if method.exchange_type == SUPER_STREAM:
+        check_alone(vhost, name)
+    if method.exchange_type == SUPER_STREAM and PARTITIONS in arguments:
+        count = check_count(vhost, name, arguments[PARTITIONS], received.types)
+        for number in range(count):
+            permissions.check(user, vhost.name, "queue", partition_name(name, number), "configure")
+        operation = declaration(vhost, record, arguments, received.types)
+    channel.connection.propose(operation, applied)
 
 
 def _check_equivalent(channel: Channel, name: str, received: Declaration) -> None:
     """Raises PreconditionFailed, and NotFound for what was deleted meanwhile."""
     exchange = existing(channel, name)
+    arguments = exchange.arguments
+    compared: tuple[str, ...] = ()
+    if exchange.type == SUPER_STREAM:
+        compared = COMPARED
+        if has_partitions(exchange):
+            present = len(partitions_of(channel.vhost, exchange) or ())
+            if received.arguments.get(PARTITIONS) == present:
+                # As it is now, or as it was declared: it may have got more partitions since.
+                arguments = {**arguments, PARTITIONS: present}
     current = Declaration(
         durable=exchange.durable,
         auto_delete=exchange.auto_delete,
-        arguments=exchange.arguments,
+        arguments=arguments,
         type=exchange.type,
         internal=exchange.internal,
+        queue_type="stream",
     )
-    text = equivalence_error("exchange", name, channel.vhost.name, received, current)
+    text = equivalence_error("exchange", name, channel.vhost.name, received, current, compared)
     if text is not None:
         raise PreconditionFailed(text)
 
@@ -163,6 +192,13 @@ def delete(channel: Channel, method: commands.Exchange.Delete) -> None:
     channel.broker.permissions.check(
         channel.connection.client.username, vhost.name, "exchange", name, "configure"
     )
+
+    exchange = vhost.router.get(name)
+    if exchange is not None and has_partitions(exchange):
+        for partition in partitions_of(vhost, exchange) or ():
+            channel.broker.permissions.check(
+                channel.connection.client.username, vhost.name, "queue", partition, "configure"
+            )
 
     def check() -> bool:
         """Raises PreconditionFailed. Says whether there is something to delete."""
@@ -217,6 +253,11 @@ def change_binding(channel: Channel, binding: Binding, answer: base.Frame | None
         username = connection.client.username
         permissions.check_topic(username, vhost.name, source.name, binding.routing_key, "read")
     _check_ends(channel, binding, add=add)
+    if has_partitions(vhost.router.get(binding.source)):
+        raise PreconditionFailed(
+            f"exchange '{binding.source}' in vhost '{vhost.name}' is a super stream that was declared with "
+            f"'{PARTITIONS}': nothing but its partitions is bound to it"
+        )
 
     def applied(error: str = "") -> None:
         if error:

@@ -52,12 +52,12 @@ def make_route(channel: Channel, key: bytes, method: commands.Basic.Publish) -> 
         head=short_string(exchange) + short_string(routing_key),
         mandatory=bool(method.mandatory),
     )
-    if exchange:
-        declared = vhost.router.get(exchange)
-        if declared is None:
-            raise NotFound(f"no exchange '{exchange}' in vhost '{vhost.name}'")
+    declared = vhost.router.get(exchange)
+    route.counted = declared
+    if declared is None:
+        raise NotFound(f"no exchange '{exchange}' in vhost '{vhost.name}'")
     broker.permissions.check(connection.client.username, vhost.name, "exchange", exchange, "write")
-    if exchange and declared is not None and declared.internal:
+    if declared.internal:
         raise AccessRefused(f"cannot publish to internal exchange '{exchange}' in vhost '{vhost.name}'")
     if exchange and declared is not None and declared.type == "topic":
         username = connection.client.username
@@ -77,10 +77,11 @@ class Missing:
     """A queue that is not there when a message is published to it. It may be when the message is handed over, which is
     at the commit of a transaction or at the end of an alarm. See broker.queue.Target."""
 
-    __slots__ = ("deleted", "name")
+    __slots__ = ("deleted", "name", "published")
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.published = 0
         self.deleted = True
 
     @property
@@ -106,7 +107,7 @@ def _named(channel: Channel, names: Iterable[str]) -> tuple[Target, ...]:
 class _Resolver:
     """Routes messages one by one where the exchange looks at more than the key."""
 
-    __slots__ = ("_channel", "_depends", "_known", "_known_bytes", "_route")
+    __slots__ = ("_by_queues", "_channel", "_depends", "_known", "_known_bytes", "_route")
 
     def __init__(self, channel: Channel, route: Route, depends: Depends) -> None:
         self._channel = channel
@@ -115,9 +116,13 @@ class _Resolver:
         self._depends = depends
         self._known: dict[bytes, Route] = {}
         self._known_bytes = 0
+        #: Routes by their queues, where no message has to be looked at.
+        self._by_queues: dict[tuple[str, ...], Route] = {}
 
     def __call__(self, payload: bytes) -> Route:
         """Return the route of a message with this content header."""
+        if self._depends is Depends.NONCE:
+            return self._next()
         memo_key = payload[12:]  # flags and properties; not the body's size
         route = self._known.get(memo_key)
         if route is not None:
@@ -139,6 +144,22 @@ class _Resolver:
             remembered(size)
         return route
 
+    def _next(self) -> Route:
+        """Return the route of a message that may be any, by the number that counts up."""
+        channel, vhost, mine = self._channel, self._channel.vhost, self._route
+        queues = vhost.router.route(mine.exchange, mine.routing_key, None, vhost.next_nonce()).queues
+        route = self._by_queues.get(queues)
+        if route is None:
+            targets = tuple(vhost.queues[name] for name in queues)
+            route = derived(mine, channel.connection.incoming.targets(targets))
+            remembered = channel.connection.incoming.remembered
+            if len(self._by_queues) >= RESOLVED_MAX:
+                remembered(-RESOLVED_BYTES * len(self._by_queues))
+                self._by_queues.clear()
+            self._by_queues[queues] = route
+            remembered(RESOLVED_BYTES)
+        return route
+
 
 def derived(
     route: Route, targets: tuple[Target, ...], exchange: str | None = None, routing_key: str | None = None
@@ -153,6 +174,7 @@ def derived(
         head=route.head,
         mandatory=route.mandatory,
         targets=targets,
+        counted=route.counted,
     )
 
 
@@ -240,21 +262,21 @@ def _copies(headers: dict[str, object] | None) -> list[str]:
 
 def publish(segment: Segment, transaction: Transaction | None = None) -> Sequence[Recipient]:
     """Hand the messages of a segment to the queues; return their hosts. Applied at the end of the turn."""
-    hosts, origin, first = _begin(segment, transaction)
+    hosts, origin, first = begin_publish(segment, transaction)
     _give(segment, hosts, origin, first)
     return hosts
 
 
 def publish_in_parts(segment: Segment) -> Iterator[None] | None:
     """The same, but many queues get the messages some at a time: return what is to be gone through for the rest."""
-    hosts, origin, first = _begin(segment, None)
+    hosts, origin, first = begin_publish(segment, None)
     if len(hosts) > PART_QUEUES:
-        return _parts(segment, hosts, origin, first)
+        return hand_over(segment, hosts, origin, first)
     _give(segment, hosts, origin, first)
     return None
 
 
-def _begin(segment: Segment, transaction: Transaction | None) -> tuple[list[Recipient], Any, int]:
+def begin_publish(segment: Segment, transaction: Transaction | None) -> tuple[list[Recipient], Any, int]:
     """Number the messages; return the hosts that are to get them, who wants their answers, and the first number."""
     route = segment.route
     channel: Channel = route.publisher
@@ -262,10 +284,17 @@ def _begin(segment: Segment, transaction: Transaction | None) -> tuple[list[Reci
     count = len(contents)
     confirms = channel.confirms if transaction is None else transaction
     first = confirms.number(count) if confirms is not None else 0
-    hosts = _hosts(channel, route)
+    hosts = _hosts(channel, route, count)
+    traffic, exchange = channel.traffic, route.counted
+    traffic.publish += count
+    exchange.published_in += count
+    exchange.published_out += count * len(hosts)
     if not hosts:
         if route.mandatory:
+            traffic.return_unroutable += count
             return_all(channel, route, contents, segment.heads)
+        else:
+            traffic.drop_unroutable += count
         if confirms is not None:
             confirms.confirmed(first, first + count - 1)
     if confirms is not None and len(hosts) > 1:
@@ -273,7 +302,8 @@ def _begin(segment: Segment, transaction: Transaction | None) -> tuple[list[Reci
     return hosts, confirms, first
 
 
-def _parts(segment: Segment, hosts: list[Recipient], origin: Any, first: int) -> Iterator[None]:
+def hand_over(segment: Segment, hosts: list[Recipient], origin: Any, first: int) -> Iterator[None]:
+    """Hand the messages to these hosts, some at a time."""
     for start in range(0, len(hosts), PART_QUEUES):
         _give(
             segment, hosts[start : start + PART_QUEUES], origin, first, last=start + PART_QUEUES >= len(hosts)
@@ -300,8 +330,9 @@ def _give(segment: Segment, hosts: list[Recipient], origin: Any, first: int, *, 
         scheduled[host] = None
 
 
-def _hosts(channel: Channel, route: Route) -> list[Recipient]:
-    """Return the present hosts of the queues that a message was routed to, which may have moved since then.
+def _hosts(channel: Channel, route: Route, count: int) -> list[Recipient]:
+    """Return the present hosts of the queues that messages were routed to, which may have moved since then; count them
+    there.
 
     Of a queue that was deleted, the one that has its name now gets the message, as in RabbitMQ.
     """
@@ -311,6 +342,7 @@ def _hosts(channel: Channel, route: Route) -> list[Recipient]:
             target = channel.vhost.queues.get(target.name)
             if target is None:
                 continue
+        target.published += count
         hosts.append(target.host)
     return hosts
 

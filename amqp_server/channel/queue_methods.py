@@ -11,8 +11,10 @@ from pamqp import base, commands
 from amqp_server.broker.arguments import Declaration, equivalence_error
 from amqp_server.broker.operations import DeclareQueue, DeleteQueue
 from amqp_server.broker.queue import Queue
+from amqp_server.broker.queue_types import not_replicated
 from amqp_server.broker.records import QueueRecord, encoded
 from amqp_server.broker.reply import PSEUDO_QUEUE
+from amqp_server.broker.super_streams import super_stream_of
 from amqp_server.channel.exchange_methods import (
     argument_types,
     change_binding,
@@ -98,6 +100,8 @@ def _declare_ok(
 def _declared(channel: Channel, method: commands.Queue.Declare, queue: Queue) -> None:
     """The queue is there: count what is in it, and answer."""
     channel.last_queue = queue.name
+    if not method.passive:
+        channel.broker.ended.queues_declared += 1
 
     def counted(refused: Refused | None = None) -> None:
         if refused is not None:
@@ -168,9 +172,14 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
         )
     vhost.check_queue()
     replication = broker.replication
-    if parsed.type.is_stream and replication.clustered:
+    if parsed.type.is_stream and not replication.has_streams:
         raise NotImplemented_(
-            f"a cluster has no streams yet, only a node that stands alone: queue '{name}' in vhost '{vhost.name}'"
+            f"queue '{name}' in vhost '{vhost.name}' is a stream: not before all nodes run this version of mqd"
+        )
+    unknown = not_replicated(arguments) if parsed.type.is_stream and replication.clustered else None
+    if unknown is not None:
+        raise NotImplemented_(
+            f"streams of a cluster do not have '{unknown}': queue '{name}' in vhost '{vhost.name}'"
         )
     members = broker.hosts.place(parsed)
     record = QueueRecord(
@@ -282,6 +291,17 @@ def delete(channel: Channel, method: commands.Queue.Delete) -> None:
         answer(0)
         return
     check_owner(channel, queue)
+    whole = super_stream_of(vhost, name)
+    if whole is not None:
+        raise PreconditionFailed(
+            f"{place_of(queue)} is a partition of super stream '{whole}', and goes with that exchange"
+        )
+    if method.if_unused and queue.type.is_stream and channel.broker.replication.clustered:
+        # A node knows its own consumers only. RabbitMQ refuses it for all streams.
+        raise NotImplemented_(
+            f"cannot delete {place_of(queue)}. queue.delete operations with if-unused flag set are not supported by "
+            "stream queues"
+        )
     operation = DeleteQueue(vhost.name, name, queue.queue_id)
 
     def counted(refused: Refused | None = None) -> None:

@@ -33,6 +33,7 @@ class Subscription:
         "start",
         "tag",
         "template",
+        "traffic",
         "wanted",
     )
 
@@ -45,6 +46,7 @@ class Subscription:
         self.no_ack = no_ack
         self.exclusive = exclusive
         self.prefetch = prefetch
+        self.traffic = queue.counted()
         #: The queue has taken the consumer, and its client knows.
         self.attached = False
         self.arguments: dict[str, object] = {}
@@ -64,8 +66,16 @@ class Subscription:
         count = len(run.seqs)
         tag = channel.next_tag
         channel.next_tag = tag + count
-        if not self.no_ack:
+        if self.no_ack:
+            channel.traffic.deliver_no_ack += count
+            self.traffic.deliver_no_ack += count
+        else:
             channel.unacked.add(tag, count, self, first_id)
+            channel.traffic.deliver += count
+            self.traffic.deliver += count
+        if run.redelivered:
+            channel.traffic.redeliver += count
+            self.traffic.redeliver += count
         if run.attempts and self.queue.type.counts_deliveries:
             count_deliveries(run, channel.connection.limits.frame_max)
         outbox = channel.connection.outbox
@@ -85,6 +95,8 @@ class Subscription:
         tag = channel.next_tag
         channel.next_tag = tag + count
         channel.unacked.add(tag, count, self, first_id)
+        channel.traffic.deliver += count
+        self.traffic.deliver += count
         outbox = channel.connection.outbox
         parts: list[bytes | memoryview] = []
         reader.take(count, self.template, tag, parts)
@@ -112,12 +124,13 @@ class Subscription:
 class Getter:
     """Holds the deliveries of `basic.get` on one queue of a channel."""
 
-    __slots__ = ("channel", "key", "no_ack", "queue")
+    __slots__ = ("channel", "key", "no_ack", "queue", "traffic")
 
     def __init__(self, channel: Channel, queue: Queue, *, no_ack: bool) -> None:
         self.channel = channel
         self.queue = queue
         self.no_ack = no_ack
+        self.traffic = queue.counted()
         self.key = (channel.connection.number, channel.number, None, no_ack)
 
     def deliver(self, consumer: Any, run: Run, first_id: int) -> None:
@@ -131,8 +144,16 @@ class Getter:
         channel, run = self.channel, got.run
         tag = channel.next_tag
         channel.next_tag = tag + 1
-        if not self.no_ack:
+        if self.no_ack:
+            channel.traffic.get_no_ack += 1
+            self.traffic.get_no_ack += 1
+        else:
             channel.unacked.add(tag, 1, self, got.first_id)
+            channel.traffic.get += 1
+            self.traffic.get += 1
+        if run.redelivered:
+            channel.traffic.redeliver += 1
+            self.traffic.redeliver += 1
         if run.attempts and self.queue.type.counts_deliveries:
             count_deliveries(run, channel.connection.limits.frame_max)
         return tag

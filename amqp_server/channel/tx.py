@@ -1,15 +1,17 @@
 """Transactions: publishes and acks of a channel that take effect together.
 
-A commit applies all of them within one turn, so they reach the disk in one LMDB transaction: after a crash either all
-of them are there or none. Commit-ok follows the sync; where queues are replicated or live on another node, it follows
-their answer, and each queue by itself takes its part.
+They reach the disk in one LMDB transaction: after a crash either all of them are there or none. A small commit is
+applied within one turn. A large one is applied in parts, in several turns, and the disk gets nothing meanwhile.
+Commit-ok follows the sync; where queues are replicated or live on another node, it follows their answer, and each queue
+by itself takes its part.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from amqp_server.channel.publish import publish
+from amqp_server.channel.publish import begin_publish, hand_over, publish
 from amqp_server.channel.unacked import Piece, joined
 from amqp_server.wire.intake import Segment
 from quorum_queue.ports import Recipient
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 
 #: Pieces of acked deliveries from which on it is tried to make fewer of them.
 JOIN_FROM = 256
+#: More parts are committed some at a time, over several turns.
+WHOLE_PARTS_MAX = 256
+#: Parts that are applied at once; then the turn may be over.
+PARTS_AT_ONCE = 16
 
 
 class Transaction:
@@ -112,14 +118,37 @@ class Transaction:
         for segment in segments:
             hosts.update(dict.fromkeys(publish(segment, self)))
         for verb, pieces in settlements:
-            for piece in pieces:
-                host = piece.holder.queue.host
-                hosts[host] = None
-                if not host.can_settle(piece.holder.key, piece.low):
-                    # What is acked too late is in the queue again: the client must not take it for done.
-                    self.partial = True
-            self._channel.settle(verb, pieces)
+            self._settle(verb, pieces, hosts)
         return list(hosts)
+
+    def _settle(self, verb: str, pieces: list[Piece], hosts: dict[Recipient, None]) -> None:
+        for piece in pieces:
+            host = piece.holder.queue.host
+            hosts[host] = None
+            if not host.can_settle(piece.holder.key, piece.low):
+                # What is acked too late is in the queue again: the client must not take it for done.
+                self.partial = True
+        self._channel.settle(verb, pieces)
+
+    def commit_in_parts(self, hosts: dict[Recipient, None]) -> Iterator[None]:
+        """The same, some parts at a time; note the hosts in `hosts`."""
+        segments, settlements = self._published(), self.settlements
+        self._unfinished.finished += 1
+        self.settlements = []
+        self._part_count, self._join_from = 0, JOIN_FROM
+        given = 0
+        for segment in segments:
+            found, origin, first = begin_publish(segment, self)
+            hosts.update(dict.fromkeys(found))
+            for _ in hand_over(segment, found, origin, first):
+                given += min(len(found), PARTS_AT_ONCE)
+                if given >= PARTS_AT_ONCE:
+                    given = 0
+                    yield
+        for verb, pieces in settlements:
+            for start in range(0, len(pieces), PARTS_AT_ONCE):
+                self._settle(verb, pieces[start : start + PARTS_AT_ONCE], hosts)
+                yield
 
     def rollback(self) -> None:
         """Forget the publishes; the acked deliveries are unacked again, under their old tags."""
@@ -138,3 +167,51 @@ class Transaction:
         settlements, self.settlements = self.settlements, []
         self._part_count, self._join_from = 0, JOIN_FROM
         return [(verb, joined(pieces) if verb == "settle" else pieces) for verb, pieces in settlements]
+
+
+class LargeCommit:
+    """The commit of a large transaction, which takes several turns. See amqp_server.turn.Unit."""
+
+    __slots__ = ("_channel", "_done", "_parts", "_turn", "close", "hosts")
+
+    def __init__(self, channel: Channel, transaction: Transaction) -> None:
+        self._channel = channel
+        self._turn = channel.broker.turn
+        #: Those that have a part in it.
+        self.hosts: dict[Recipient, None] = {}
+        self._parts = transaction.commit_in_parts(self.hosts)
+        self._done: Callable[[], None] = _nothing
+        #: The channel is closed meanwhile: what is to be done in the end.
+        self.close: Callable[[], None] = _nothing
+
+    def begin(self, done: Callable[[], None]) -> None:
+        """Call `done` when all parts are applied."""
+        self._done = done
+        self._channel.committing = self
+        self._channel.broker.services.commits.hold(self._granted)
+
+    def _granted(self) -> None:
+        self._turn.later(self, self._go_on)
+
+    def _go_on(self) -> None:
+        turn = self._turn
+        for _ in self._parts:
+            turn.apply(whole=True)
+            if turn.overdue():
+                turn.later(self, self._go_on)
+                return
+        turn.apply(whole=True)
+        self._end()
+        self._done()
+
+    def _end(self) -> None:
+        self._channel.broker.services.commits.release()
+        self._channel.committing = None
+        self.close()
+
+    def failed(self, error: Exception) -> None:
+        self._end()
+        self._channel.connection.failed(error)
+
+
+def _nothing() -> None: ...

@@ -12,9 +12,11 @@ from amqp_server.broker import operations
 from amqp_server.broker.operations import DeleteQueue, NodeDown, Operation, SetMembers
 from amqp_server.broker.topology import Result
 from amqp_server.cluster.catalog import GROUP, Change, Proposal, PutNode, RemoveNode
+from amqp_server.cluster.questions import Answerer, Unanswered
 from amqp_server.cluster.readiness import obstacle
 from amqp_server.config import parse_address
 from amqp_server.errors import NotFound, PreconditionFailed, Unavailable
+from amqp_server.streams.group_host import StreamGroupHost
 from amqp_server.turn import Turn
 from quorum_queue.cluster.group import Group
 from quorum_queue.cluster.lost_entries import GivenUp
@@ -35,6 +37,22 @@ class Administration:
     def __init__(self, cluster: ClusterNode, turn: Turn) -> None:
         self._cluster = cluster
         self._turn = turn
+
+    # -- the others' management ------------------------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        """See amqp_server.management.everywhere.Others."""
+        return sorted(name for name in self._cluster.roster.nodes if name != self._cluster.node)
+
+    async def ask(self, node: str, question: bytes) -> list[bytes] | None:
+        try:
+            return await self._cluster.questions.ask(node, question)
+        except Unanswered:
+            return None
+
+    async def answer(self, answerer: Answerer) -> None:
+        """Answer what the other nodes' management asks, until cancelled."""
+        await self._cluster.questions.run(answerer)
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
@@ -152,6 +170,19 @@ class Administration:
                 "leader": self._cluster.hosts.leader(queue),
                 "members": [],
             }
+        if isinstance(host, StreamGroupHost):
+            return (
+                told
+                | self._group(host.group)
+                | {
+                    "digest": host.replica.digest(),
+                    "first_offset": host.first_offset,
+                    "next_offset": host.next_offset,
+                    "stored_offset": host.stored_offset,
+                    "missing": host.missing_count,
+                    "consumers": host.consumer_count,
+                }
+            )
         machine = host.replica.machine
         return (
             told

@@ -8,6 +8,8 @@ node as the only voter, and the journals of these queues are dropped. Until then
 moment and finds everything as it was; afterwards it goes on as a member. The other nodes join as any new node
 does.
 
+What the journal has of a stream goes to its segments, and the first snapshot of its group says how far they reach.
+
 Durable classic queues stay in the journal: only the record that they live on this node is new.
 """
 
@@ -15,12 +17,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from amqp_server.broker import recovery, topology
 from amqp_server.broker.metadata import decode, encode
+from amqp_server.broker.queue_types import not_replicated
 from amqp_server.broker.records import (
     BINDINGS,
     EXCHANGES,
@@ -29,13 +32,21 @@ from amqp_server.broker.records import (
     BindingRecord,
     ExchangeRecord,
     QueueRecord,
+    arguments_of,
     key,
 )
+from amqp_server.broker.super_streams import index_of
 from amqp_server.cluster.catalog import GROUP, first_state
 from amqp_server.cluster.errors import ClusterError
 from amqp_server.cluster.membership import Directory, Founded, drop_copies
 from amqp_server.cluster.zones import Zones
+from amqp_server.streams.replicated import Replica as StreamReplica
+from exchanges.super_stream import SUPER_STREAM
+from persistence.errors import CorruptRecord
 from persistence.group_record import ENTRY_BYTES_MAX
+from persistence.streams import batch as batches
+from persistence.streams.batch import Damaged
+from persistence.streams.log import Lost, Stored, StreamLog
 from quorum_queue.cluster.state import pack_state
 from quorum_queue.machine import codec, versions
 from quorum_queue.machine.entries import encode_batch, encode_entry
@@ -66,6 +77,12 @@ HEAD_BYTES = 1024 * 1024
 ROOM_PERCENT = 130
 
 
+class StreamLogs(Protocol):
+    """See persistence.streams.store."""
+
+    def log(self, queue_id: int, segment_bytes: int) -> StreamLog: ...
+
+
 class Adoption:
     """Turns the directory of a broker that has not been filled yet."""
 
@@ -75,6 +92,7 @@ class Adoption:
         journal: Journal,
         store: GroupStore,
         directory: Directory,
+        streams: StreamLogs,
         *,
         addresses: Mapping[str, str],
         identities: Mapping[str, str],
@@ -88,6 +106,7 @@ class Adoption:
         self._journal = journal
         self._store = store
         self._directory = directory
+        self._streams = streams
         self._addresses = dict(addresses)
         self._identities = dict(identities)
         self._free_bytes = free_bytes
@@ -101,21 +120,28 @@ class Adoption:
         Raises ClusterError.
         """
         stored = recovery.read_queues(self._broker, self._journal)
+        self._check_exchanges()
         moving: list[tuple[QueueRecord, QueueArguments, Machine]] = []
+        streams: list[tuple[QueueRecord, QueueArguments]] = []
         for queue_id, record in sorted(stored.queues.items()):
             parsed = recovery.parsed_of(record)
             if parsed.type.is_stream:
-                raise ClusterError(
-                    f"queue '{record.name}' in vhost '{record.vhost}' is a stream, and a cluster has no streams yet. "
-                    "Start the node without --peers and delete it first"
-                )
-            if parsed.type.replicated:
+                unknown = not_replicated(arguments_of(record))
+                if unknown is not None:
+                    raise ClusterError(
+                        f"queue '{record.name}' in vhost '{record.vhost}' is a stream with '{unknown}', which streams of "
+                        "a cluster do not have. Start the node without --peers and delete it first"
+                    )
+                streams.append((record, parsed))
+            elif parsed.type.replicated:
                 machine = stored.machines.get(queue_id) or Machine(recovery.settings_of(self._broker, record))
                 moving.append((record, parsed, machine))
         self._check([(record, machine) for record, _, machine in moving])
         logger.warning(
-            "the cluster begins with the data of this node: %d queues, %d quorum queues among them with %d messages",
+            "the cluster begins with the data of this node: %d queues, %d quorum queues among them with %d messages, "
+            "and %d streams",
             *(len(stored.queues), len(moving), sum(machine.ready.count for _, _, machine in moving)),
+            len(streams),
         )
         drop_copies(self._store)
         yield
@@ -125,16 +151,33 @@ class Adoption:
             copy = _Copy(self._store, self._journal, record, machine, self._node, now_ms)
             yield from copy.steps()
             replicas[record.queue_id] = copy.replica
+        states = {
+            record.queue_id: pack_state(
+                Members((self._node,)), self._stream_state(record, parsed.segment_bytes, now_ms)
+            )
+            for record, parsed in streams
+        }
         placed = {record.queue_id: self._placed(record, parsed) for record, parsed, _ in moving}
+        placed |= {record.queue_id: self._placed(record, parsed) for record, parsed in streams}
         records = [
             placed.get(queue_id) or msgspec.structs.replace(record, node=self._node)
             for queue_id, record in sorted(stored.queues.items())
         ]
-        self._turn(records, replicas)
+        self._turn(records, replicas, states)
         yield
         logger.warning(
             "this node's data is that of the cluster now; without --peers it cannot be used any more"
         )
+
+    def _check_exchanges(self) -> None:
+        """Raises ClusterError."""
+        for vhost in self._broker.vhosts.values():
+            for exchange in vhost.router.exchanges():
+                if exchange.type == SUPER_STREAM:
+                    raise ClusterError(
+                        f"exchange '{exchange.name}' in vhost '{vhost.name}' is a super stream, which a cluster does not "
+                        "have. Start the node without --peers and delete it first"
+                    )
 
     def _check(self, moving: list[tuple[QueueRecord, Machine]]) -> None:
         """Check that the adoption is possible. Raises ClusterError."""
@@ -172,18 +215,63 @@ class Adoption:
         led[leader] += 1
         return msgspec.structs.replace(record, node="", members=members, leader=leader)
 
-    def _turn(self, records: list[QueueRecord], replicas: Mapping[int, Replica]) -> None:
+    def _stream_state(self, record: QueueRecord, segment_bytes: int | None, now_ms: int) -> bytes:
+        """Move what the journal has of a stream to its segments, and return the state of its group.
+
+        The journal stays valid until it is dropped: a start of the node alone leaves out what is in both.
+        """
+        found = self._journal.recover_queue(record.queue_id)
+        log = self._streams.log(record.queue_id, segment_bytes or self._broker.config.stream_segment_bytes)
+        stored_stop = int.from_bytes(found.state, "big") if found is not None and found.state else 0
+        lost = log.open(stored_stop)
+        replica = StreamReplica()
+        replica.last_ms = log.segments[-1].last_ms if log.segments else 0
+        for stored in found.records if found is not None else ():
+            first, stop = stored.first_seq, stored.first_seq + stored.count
+            if stop <= log.stop:
+                continue
+            if first > log.stop:
+                lost.append(Lost(log.stop, first, "the journal has a hole"))
+                log.skip_to(first)
+            try:
+                payload = stored.payload
+                head = batches.decode_head(payload)
+                batches.decode(head, payload)
+                log.append([Stored(head.base, head.stop, head.time_ms, [payload], head.size)])
+                replica.last_ms = head.time_ms
+            except (CorruptRecord, Damaged) as error:
+                lost.append(Lost(first, stop, f"the journal: {error}"))
+                log.skip_to(stop)
+        for each in lost:
+            logger.error(
+                "stream '%s' lost messages %d to %d: %s", record.name, each.low, each.stop - 1, each.why
+            )
+        replica.applied, replica.now_ms = 1, max(now_ms, replica.last_ms)
+        replica.first_offset = log.segments[0].base if log.segments else log.stop
+        replica.next_offset = log.stop
+        return replica.snapshot()
+
+    def _turn(
+        self,
+        records: list[QueueRecord],
+        replicas: Mapping[int, Replica],
+        states: Mapping[int, bytes],
+    ) -> None:
         """Make it the directory of the cluster, all in one transaction."""
         broker, store, metadata = self._broker, self._store, self._broker.metadata
         alone = Members((self._node,))
         # A queue's id is the index of its declaration: all existing queues count as declared below this one.
-        began_at = max([1, *(record.queue_id for record in records)])
+        began_at = max([1, *(index_of(record.queue_id) for record in records)])
         for record in records:
             metadata.put(QUEUES, key(record.vhost, record.name), encode(record))
         for queue_id, replica in replicas.items():
             metadata.delete(MARKS, str(queue_id))
             store.hard(queue_id, TERM, self._node)
             store.snapshot(queue_id, replica.applied, TERM, pack_state(alone, replica.snapshot()))
+            self._journal.drop(queue_id)
+        for queue_id, packed in states.items():
+            store.hard(queue_id, TERM, self._node)
+            store.snapshot(queue_id, 1, TERM, packed)
             self._journal.drop(queue_id)
         state = topology.snapshot_of(
             broker,

@@ -148,6 +148,11 @@ class Catalog:
     def batch(self, number: int, proposal: Proposal) -> bytes:
         return _encode(_Batch(*self._own, number, proposal))
 
+    @property
+    def version(self) -> int:
+        """The version that all nodes know; see quorum_queue.machine.versions."""
+        return self._roster.version
+
     def wait(self, number: int, done: Callable[[Result], None]) -> None:
         self._waiting[number] = done
 
@@ -323,6 +328,16 @@ class Catalog:
 
     def entries_applied(self) -> None:
         pass
+
+    def covered(self, applied: int) -> int:
+        return applied
+
+    def fill(self, state: bytes, peer: str, wanted: Callable[[], bool], then: Callable[[], None]) -> None:
+        then()
+
+    @property
+    def fills_itself(self) -> bool:
+        return False
 
     def snapshot(self) -> bytes:
         roster = self._roster

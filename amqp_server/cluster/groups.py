@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,6 +21,7 @@ from quorum_queue.raft.messages import EMPTY, MEMBERS, PASSED_OVER
 
 if TYPE_CHECKING:
     from amqp_server.broker.queue import Queue
+    from amqp_server.streams.group_host import StreamGroupHost
 
 logger = logging.getLogger("mqd.cluster")
 
@@ -59,6 +60,19 @@ class Groups:
         """Return whether the disk has data of a group that was not opened yet."""
         return group_id in self._recovered
 
+    def may_have_forgotten(self, group_id: int) -> bool:
+        """Return whether this node may have been a member of this group, on a disk that it lost."""
+        return group_id <= self.lost_before and group_id not in self._recovered
+
+    def warm(self, group_id: int, done: Callable[[], None]) -> bool:
+        """True if a group can be read again and opened without a wait for the disk; else `done` is called when it can."""
+
+        def then() -> None:
+            if self._store.warm_group(group_id | ASIDE, done):
+                done()
+
+        return self._store.warm_group(group_id, then) and self._store.warm_group(group_id | ASIDE, done)
+
     def read_again(self, group_id: int) -> None:
         """Read a stopped group from disk, to open it again. Nothing of it may be pending."""
         for number in (group_id, group_id | ASIDE):
@@ -75,14 +89,14 @@ class Groups:
         """True if a group that stopped here goes on elsewhere."""
         return self.replicas.others_go_on(group_id)
 
-    def open(self, host: GroupHost, queue: Queue, *, late: bool = False) -> None:
+    def open(self, host: GroupHost | StreamGroupHost, queue: Queue, *, late: bool = False) -> None:
         """Open the group of a queue that this node is a member of.
 
         `late`: the group existed before. This node may have been a member once, and have forgotten its votes.
         """
         node = self.replicas.node
         known = queue.queue_id in self._recovered
-        lost = (late or queue.queue_id <= self.lost_before) and not known
+        lost = (late and not known) or self.may_have_forgotten(queue.queue_id)
         # All that have no other word of it must begin with the same members, or two majorities of it might not meet.
         # Who has lost its memory gets that word from the leader.
         began = queue.members if lost else queue.record.founders or queue.members

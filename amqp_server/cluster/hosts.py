@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from amqp_server.broker.arguments import QueueArguments
 from amqp_server.broker.hosts import LocalHosts
@@ -16,6 +16,11 @@ from amqp_server.cluster.replies import RemoteReply
 from amqp_server.cluster.roster import Roster
 from amqp_server.cluster.topology_progress import TopologyProgress
 from amqp_server.config import Config
+from amqp_server.streams.asks import Asks
+from amqp_server.streams.group_host import StreamGroupHost
+from amqp_server.streams.host import StreamServices
+from amqp_server.streams.remote_host import Publisher, StreamRemoteHost
+from persistence.streams.retention import Limits
 from quorum_queue.cluster.deferred_host import DeferredHost
 from quorum_queue.cluster.group_host import GroupHost
 from quorum_queue.cluster.reach import Reach
@@ -27,6 +32,8 @@ from quorum_queue.ports import Host
 if TYPE_CHECKING:
     from amqp_server.cluster.groups import Groups
     from quorum_queue.cluster.group import Group
+
+RemoteHostT = TypeVar("RemoteHostT", bound=RemoteHost)
 
 
 class ClusterHosts:
@@ -41,8 +48,11 @@ class ClusterHosts:
         roster: Roster,
         topology_progress: TopologyProgress,
         reach: Reach,
+        streams: StreamServices,
     ) -> None:
         self._config = config
+        self.streams = streams
+        self.asks = Asks(groups.replicas.links, services.turn)
         self._services = services
         self._local = LocalHosts(services, metadata)
         self._groups = groups
@@ -50,9 +60,10 @@ class ClusterHosts:
         self._topology_progress = topology_progress
         self._reach = reach
         #: Hosts of queues that live on other nodes.
-        self.remote: dict[int, RemoteHost] = {}
-        #: Hosts of quorum queues that this node is a member of.
-        self.grouped: dict[int, GroupHost] = {}
+        self.remote: dict[int, RemoteHost | StreamRemoteHost] = {}
+        #: Hosts of quorum queues and streams that this node is a member of.
+        self.grouped: dict[int, Any] = {}
+        self._dropped_unclaimed = False
         #: Queues whose groups this node is to leave once the others have removed it.
         self.leaving: dict[int, Queue] = {}
         #: Queues whose groups have stopped on this node; the others must be told.
@@ -65,15 +76,29 @@ class ClusterHosts:
         node = self._groups.replicas.node
         if queue.members:
             if node in queue.members:
-                return self._group_host(queue)
-            if self._groups.is_kept(queue.queue_id):
-                # The node stopped before the others had removed it, and they may still count on it.
+                return self._begun(queue, self._group_host(queue))
+            if self._groups.is_kept(queue.queue_id) or self._is_counted_on(queue):
+                # The node stopped, or was away, before the others had removed it, and they may still count on it.
                 self.leaving[queue.queue_id] = queue
-                return self._group_host(queue)
+                return self._begun(queue, self._group_host(queue))
             return self._remote_host(queue)
         if queue.node in (node, ""):
             return self._local.make(queue, machine)
         return self._remote_host(queue)
+
+    def _begun(self, queue: Queue, host: GroupHost | StreamGroupHost) -> Host:
+        """Return the host to use: others serve a stream until this member, which has lost its disk, is filled."""
+        if isinstance(host, StreamGroupHost) and host.group.core.amnesiac:
+            queue.host = served = self._remote_host(queue)
+            self._move_here(queue, host)
+            return served
+        return host
+
+    def _is_counted_on(self, queue: Queue) -> bool:
+        """True if a group began with this node that the node has never heard of: it may lack this node's vote for its first
+        leader. A node that may have voted and forgotten it must not vote again."""
+        founder = self._groups.replicas.node in queue.record.founders
+        return founder and queue.unknown and not self._groups.may_have_forgotten(queue.queue_id)
 
     def gone(self, queue: Queue) -> None:
         """The queue is deleted."""
@@ -99,6 +124,14 @@ class ClusterHosts:
             grouped.configure(queue.settings)
         if remote is None and grouped is None:
             self._local.configure(queue)
+
+    def drop_unclaimed(self, applied: int) -> None:
+        """Delete segments of streams that are not, or not any more, on this node; their queues are at most this old."""
+        if self._dropped_unclaimed:
+            return
+        self._dropped_unclaimed = True
+        kept = [queue_id for queue_id, host in self.grouped.items() if isinstance(host, StreamGroupHost)]
+        self.streams.store.keep([*kept, *self.stopped], applied)
 
     def host_of(self, queue_id: int) -> Host | None:
         """Return the host of a queue that this node can serve others from."""
@@ -135,8 +168,10 @@ class ClusterHosts:
             if self.queues[queue_id].record.leader == node:
                 _hurry(host.group, up)
 
-    def _group_host(self, queue: Queue, *, late: bool = False) -> GroupHost:
+    def _group_host(self, queue: Queue, *, late: bool = False) -> GroupHost | StreamGroupHost:
         """Make the host of a queue that this node is a member of. `late`: it joined after the beginning."""
+        if queue.type.is_stream:
+            return self._stream_group_host(queue, late=late)
         host = GroupHost(
             queue,
             queue.queue_id,
@@ -149,9 +184,31 @@ class ClusterHosts:
         self.grouped[queue.queue_id] = host
         return host
 
-    def _remote_host(self, queue: Queue) -> RemoteHost:
+    def _stream_group_host(self, queue: Queue, *, late: bool) -> StreamGroupHost:
+        parsed, groups = queue.parsed, self._groups
+        host = StreamGroupHost(
+            queue,
+            queue.queue_id,
+            self.streams,
+            Limits(parsed.max_age_ms, parsed.max_length_bytes),
+            parsed.segment_bytes,
+            queue.settings,
+            groups.replicas,
+            self.asks,
+        )
+        groups.open(host, queue, late=late)
+        self.grouped[queue.queue_id] = host
+        return host
+
+    def _remote_host(self, queue: Queue) -> RemoteHost | StreamRemoteHost:
+        if queue.type.is_stream:
+            return self._stream_remote_host(queue)
+        host = self.remote[queue.queue_id] = self._remote(queue, RemoteHost)
+        return host
+
+    def _remote(self, queue: Queue, kind: type[RemoteHostT]) -> RemoteHostT:
         replicas = self._groups.replicas
-        host = self.remote[queue.queue_id] = RemoteHost(
+        return kind(
             queue,
             queue.queue_id,
             queue.name,
@@ -161,6 +218,18 @@ class ClusterHosts:
             node=replicas.node,
             incarnation=replicas.incarnation,
             home=partial(self._home, queue),
+        )
+
+    def _stream_remote_host(self, queue: Queue) -> StreamRemoteHost:
+        host = self.remote[queue.queue_id] = StreamRemoteHost(
+            queue,
+            queue.queue_id,
+            self.streams,
+            queue.settings,
+            self._remote(queue, Publisher),
+            self.asks,
+            partial(self._home, queue),
+            lambda: queue.members,
         )
         return host
 
@@ -234,17 +303,27 @@ class ClusterHosts:
         if queue_id not in self.grouped and queue_id not in self.stopped:
             self._move_here(queue, self._group_host(queue, late=True))
 
-    def _move_here(self, queue: Queue, after: GroupHost) -> None:
+    def _move_here(self, queue: Queue, after: GroupHost | StreamGroupHost) -> None:
         """Let this node's own member serve the queue, once another one has answered all pending commands."""
         before = self.remote[queue.queue_id]
+        moving: Any = before
 
         def answered() -> None:
             if queue.host is before and self.grouped.get(queue.queue_id) is after:
                 del self.remote[queue.queue_id]
                 queue.host = after
-                before.hand_over(after)
+                moving.hand_over(after)
 
-        before.drain(answered)
+        if not isinstance(after, StreamGroupHost):
+            moving.drain(answered)
+            return
+
+        def whole() -> None:
+            if queue.host is before and self.grouped.get(queue.queue_id) is after:
+                moving.drain(answered)
+
+        # Consumers go on at another member until this one has what they want.
+        after.when_whole(whole)
 
     def left(self, queue_id: int) -> None:
         """The other members have removed this node from the group."""
@@ -255,7 +334,7 @@ class ClusterHosts:
             # It failed here before the others had let it go.
             self._drop(queue_id)
             return
-        before = self.grouped.pop(queue_id)
+        before: Any = self.grouped.pop(queue_id)
         served = self.remote.get(queue_id)
         if served is not None:
             # The queue was about to move here: it stays where it was.
@@ -275,20 +354,21 @@ class ClusterHosts:
     def stop(self, queue: Queue, reason: str) -> None:
         """Stop this node's member of a group; its clients use the queue at the other members."""
         queue_id = queue.queue_id
-        failed = self.grouped.pop(queue_id, None)
+        failed: Any = self.grouped.pop(queue_id, None)
         if failed is None and not queue.members:
             self._local.stop(queue, reason)
             return
         self.stopped[queue_id] = queue
         before = getattr(queue, "host", None)
-        if isinstance(before, RemoteHost) and failed is not None:
+        if isinstance(before, RemoteHost | StreamRemoteHost) and failed is not None:
             # It failed before the queue had moved here.
             failed.hand_over(before, failed=True)
             before.resume()
             return
         after = queue.host = self._remote_host(queue)
-        if isinstance(before, DeferredHost):
-            before.hand_over(after, failed=True)
+        if isinstance(before, DeferredHost | StreamGroupHost | StreamRemoteHost):
+            handing: Any = before
+            handing.hand_over(after, failed=True)
 
     def revive(self, queue: Queue, attempt: int, done: Callable[[], None]) -> None:
         """Restart a group from its data on this node; if that did not help, let the others fill it."""
@@ -300,11 +380,21 @@ class ClusterHosts:
             self._local.revive(queue, attempt, done)
             return
 
-        def stored() -> None:
-            if queue.queue_id in self.stopped and not queue.deleted:
-                self._services.turn.contain(queue, self._begin_anew, queue, attempt, done)
+        stored = partial(self._stored, queue, attempt, done)
+        if queue.type.is_stream:
+            # Until the thread has written what it was given before.
+            self.streams.store.write(
+                _nothing, lambda result: self._services.commits.request(stored, to_store=True)
+            )
+        else:
+            self._services.commits.request(stored, to_store=True)
 
-        self._services.commits.request(stored)
+    def _stored(self, queue: Queue, attempt: int, done: Callable[[], None]) -> None:
+        """All that the group has written is on the disk; it is begun anew when the disk has given it."""
+        if queue.queue_id not in self.stopped or queue.deleted:
+            return
+        if self._groups.warm(queue.queue_id, partial(self._stored, queue, attempt, done)):
+            self._services.turn.contain(queue, self._begin_anew, queue, attempt, done)
 
     def _begin_anew(self, queue: Queue, attempt: int, done: Callable[[], None]) -> None:
         queue_id = queue.queue_id
@@ -318,6 +408,9 @@ class ClusterHosts:
         del self.stopped[queue_id]
         self._move_here(queue, self._group_host(queue, late=refill))
         done()
+
+
+def _nothing() -> None: ...
 
 
 def _hurry(group: Group, up: Collection[str]) -> None:

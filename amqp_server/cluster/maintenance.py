@@ -6,10 +6,11 @@ import logging
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING
 
-from amqp_server.broker.operations import NodeDown, SetMembers
+from amqp_server.broker.operations import NodeDown, Operation, SetMembers
 from amqp_server.cluster.catalog import GROUP, PutNode, RaiseVersion
 from quorum_queue.cluster import compaction, frames
 from quorum_queue.cluster.group import Group
+from quorum_queue.cluster.group_host import GroupHost
 from quorum_queue.cluster.handover import transfer
 from quorum_queue.cluster.reach import Reach
 from quorum_queue.machine import versions
@@ -43,13 +44,16 @@ class Maintenance:
         reach: Reach,
         *,
         addresses: Callable[[], dict[str, str]],
+        propose: Callable[[Operation], None],
     ) -> None:
+        """`propose` has changes made, those with very many parts a part at a time."""
         self._replicas = replicas
         self._roster = roster
         self._hosts = hosts
         self._replication = replication
         self._reach = reach
         self._addresses = addresses
+        self._propose = propose
         #: Starts of nodes for which the topology has ended earlier starts.
         self._told: dict[str, int] = {}
         #: Changes of members that were proposed and not applied yet.
@@ -71,7 +75,7 @@ class Maintenance:
             queue = self._hosts.queues[queue_id]
             self._adjust_members(host.group, queue.members)
             self._grow(queue)
-            if host.replica.machine.version < self._roster.version:
+            if isinstance(host, GroupHost) and host.replica.machine.version < self._roster.version:
                 host.submit(("version", self._roster.version))
             if not self._replicas.draining and moved < self._replicas.options.rebalance_groups:
                 moved += self._move(host.group, queue.record.leader)
@@ -97,7 +101,7 @@ class Maintenance:
         for node, incarnation in self._replicas.incarnations.items():
             if incarnation is not None and self._told.get(node) != incarnation and node in nodes:
                 self._told[node] = incarnation
-                self._replication.propose(NodeDown(node, incarnation - 1))
+                self._propose(NodeDown(node, incarnation - 1))
         for node in nodes:
             self._look_after_lost(node)
         self._raise_version(nodes)
@@ -125,7 +129,7 @@ class Maintenance:
         if node not in self._lost and now - since >= LOST_FACTOR * self._replicas.options.node_down_ms:
             self._lost[node] = None
             logger.warning("node %s is down for too long: deleting its transient and exclusive queues", node)
-            self._replication.propose(NodeDown(node, self._roster.incarnation_of(node)))
+            self._propose(NodeDown(node, self._roster.incarnation_of(node)))
 
     # -- members ---------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from amqp_server.cluster.hosts import ClusterHosts
 from amqp_server.cluster.maintenance import Maintenance
 from amqp_server.cluster.membership import REMOVED, About, Founded
 from amqp_server.cluster.parts import TICK_S, ClusterParts
+from amqp_server.cluster.questions import Questions
 from amqp_server.cluster.readiness import obstacle
 from amqp_server.cluster.removed_nodes import RemovedNodes
 from amqp_server.config import parse_address
@@ -74,11 +75,22 @@ class ClusterNode:
         self.reach = parts.reach
         self._dispatch = Dispatch(self.replicas, self.mesh, self._guests, hosts, self.reach)
         self.maintenance = Maintenance(
-            self.replicas, self.roster, hosts, self.replication, self.reach, addresses=self._addresses
+            self.replicas,
+            self.roster,
+            hosts,
+            self.replication,
+            self.reach,
+            addresses=self._addresses,
+            propose=broker.propose,
         )
         self._hand_over = HandOver(self.replicas, self.reach)
         self._removed = RemovedNodes(self.mesh, self.roster, broker.clock)
         self.administration = Administration(self, self._turn)
+        self.questions = Questions(
+            self.mesh,
+            timeout_s=config.cluster_answer_ms / 1000,
+            bytes_max=config.cluster_answer_bytes_max,
+        )
         #: All other nodes are linked and empty.
         self._awaited = trio.Event()
         #: Why this node has to stop; empty as long as it need not.
@@ -102,6 +114,11 @@ class ClusterNode:
         founded = self._founding.founded
         if founded is not None:
             parts.groups.lost_before = founded.forgotten_before
+
+    @property
+    def founded(self) -> Founded | None:
+        """What this node knows of the beginning of its cluster."""
+        return self._founding.founded
 
     def _addresses(self) -> dict[str, str]:
         return dict(peer.split("=", 1) for peer in self._config.peers)
@@ -136,6 +153,7 @@ class ClusterNode:
             journal,
             parts.store,
             parts.directory,
+            self.hosts.streams.store,
             addresses=self._addresses(),
             identities=self._founding.identities(),
             free_bytes=disk.f_bavail * disk.f_frsize + parts.environment.free_bytes(),
@@ -327,6 +345,8 @@ class ClusterNode:
         self.reach.link_down(peer)
         self.replicas.link_down(peer)
         self._guests.link_down(peer)
+        self.questions.link_down(peer)
+        self.hosts.asks.link_down(peer)
         self._parts.topology_progress.go_on()
         for host in list(self.hosts.remote.values()):
             host.link_down(peer)
@@ -386,6 +406,15 @@ class ClusterNode:
             self._parts.disk_progress.heard(peer, frames.parse_written(frame))
         elif kind == frames.TIME:
             self._heard_time(*frames.parse_time(frame))
+        elif kind == frames.ASK:
+            self.questions.asked(peer, *frames.parse_ask(frame))
+        elif kind == frames.ANSWER:
+            number, last, part = frames.parse_answer(frame)
+            self.questions.answered(peer, number, last=last, part=part)
+        elif kind == frames.QUERY:
+            self.hosts.asks.asked(peer, frame)
+        elif kind == frames.TOLD:
+            self.hosts.asks.told(peer, frame)
         elif kind == frames.ABOUT:
             self._founding.heard(peer, msgspec.msgpack.decode(frame[1:], type=About))
         else:
@@ -486,7 +515,9 @@ class ClusterNode:
             self._note(msgspec.structs.replace(founded, lost_before=groups.lost_before), lambda: None)
         self.replicas.topology_came(self._broker.topology.applied)
         if group.core.leader and not group.core.amnesiac:
-            groups.drop_unclaimed(min(group.applied, self._broker.topology.applied))
+            applied = min(group.applied, self._broker.topology.applied)
+            groups.drop_unclaimed(applied)
+            self.hosts.drop_unclaimed(applied)
 
     @property
     def leads_topology(self) -> bool:

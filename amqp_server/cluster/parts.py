@@ -39,6 +39,7 @@ FEATURES = (
     frames.STOPPED_FEATURE,
     frames.LOSSES_FEATURE,
     frames.TIME_FEATURE,
+    frames.MANAGEMENT_FEATURE,
     *versions.FEATURES,
 )
 

@@ -12,6 +12,7 @@ from amqp_server.cluster.catalog import Catalog, Change, Proposal
 from amqp_server.cluster.readiness import obstacle
 from quorum_queue.clock import Clock
 from quorum_queue.cluster.group import Group
+from quorum_queue.machine import versions
 from quorum_queue.ports import Refused
 
 #: A majority is linked, but slow.
@@ -37,6 +38,10 @@ class ClusterReplication:
         self.group: Group | None = None
         self._catalog: Catalog | None = None
         self._before_start: list[tuple[Proposal, Done | None]] = []
+
+    @property
+    def has_streams(self) -> bool:
+        return self._catalog is not None and self._catalog.version >= versions.STREAMS
 
     def propose(self, operation: Operation, done: Done | None = None) -> None:
         self.submit(Change(operations.encode(operation)), done)

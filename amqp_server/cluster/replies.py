@@ -28,6 +28,7 @@ class RemoteReply:
 
     def __init__(self, turn: Turn, token: str, home: str, links: Links, node: str, incarnation: int) -> None:
         self.name = token
+        self.published = 0
         self._turn = turn
         self._home = home
         self._links = links

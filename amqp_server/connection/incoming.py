@@ -82,6 +82,7 @@ class Incoming:
         "published",
         "publisher",
         "received_bytes",
+        "received_count",
         "routes",
         "segments",
         "stalled",
@@ -102,6 +103,8 @@ class Incoming:
             Memo(session.broker.memo),
         )
         self.received_bytes = 0
+        #: Reads that brought bytes.
+        self.received_count = 0
         self.unfinished = Unfinished()
         self._tail = b""
         #: Offset behind the frame that is being handled.
@@ -143,6 +146,7 @@ class Incoming:
     def receive(self, data: bytes) -> None:
         """Handle what came from the client. Errors in it become close methods."""
         self.received_bytes += len(data)
+        self.received_count += 1
         position = 0
         if self._body_left:
             position = self._more_body(data)
@@ -350,6 +354,7 @@ class Incoming:
                     continue
             if kind == frames.METHOD:
                 if not self.flush_segments():
+                    self._cut = True
                     break
                 if number and not self._applied(data[pos + 7 : pos + 11]):
                     self._cut = True
@@ -384,6 +389,7 @@ class Incoming:
         route = self.routes.get(key)
         if route is None:
             if not self.flush_segments():
+                self._cut = True
                 return None
             route = self._new_route(key, channel)
             if route is None:

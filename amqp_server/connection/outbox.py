@@ -19,7 +19,17 @@ _NOBODY = _Nobody()
 class Outbox:
     """Chunks in order. The first chunk has the turn send them."""
 
-    __slots__ = ("_beats", "_chunks", "_sender", "_turn", "_withheld", "high_bytes", "sent_bytes", "size")
+    __slots__ = (
+        "_beats",
+        "_chunks",
+        "_sender",
+        "_turn",
+        "_withheld",
+        "high_bytes",
+        "sent_bytes",
+        "sent_count",
+        "size",
+    )
 
     def __init__(self, turn: Turn, sender: Sender, high_bytes: int) -> None:
         self._turn = turn
@@ -31,6 +41,8 @@ class Outbox:
         self._beats: list[bytes | memoryview] = []
         self.size = 0
         self.sent_bytes = 0
+        #: Times that the socket took bytes.
+        self.sent_count = 0
         #: Above this size the connection's consumers are paused.
         self.high_bytes = high_bytes
 
@@ -75,6 +87,7 @@ class Outbox:
         """`count` bytes have left."""
         self.size -= count
         self.sent_bytes += count
+        self.sent_count += 1
 
     def close(self) -> None:
         """The client is gone: what waits is dropped."""

@@ -101,6 +101,8 @@ class Session:
         #: Close-ok was sent: it is for the client to close its socket.
         self.answered_close = False
         self.vhost: VHost | None = None
+        #: It counts as a connection, and has not been added up yet.
+        self._opened = False
         self.channels: dict[int, Channel] = {}
         self.exclusive_queues: dict[Queue, None] = {}
         #: User and password of a login; the edge verifies them and calls `login_done`.
@@ -276,6 +278,7 @@ class Session:
         self.channels[number] = channel = Channel(self, self.vhost, number)
         self.broker.counts.channels += 1
         self.broker.sessions.channel_opened(self.client.username)
+        self.broker.ended.channels_created += 1
         channel.send(methods.make(commands.Channel.OpenOk))
 
     def _drop_channel(self, channel: Channel) -> None:
@@ -407,6 +410,8 @@ class Session:
     def opened(self) -> None:
         """The vhost is open."""
         self.state = State.RUNNING
+        self._opened = True
+        self.broker.ended.connections_created += 1
         log.opened(self)
         self._edge.opened()
 
@@ -419,7 +424,10 @@ class Session:
             return
         if accepted and not self.broker.users.may_connect_from(user, self.client.peer):
             accepted, reason = False, "user can only connect via localhost"
-        if not accepted:
+        if accepted:
+            self.broker.ended.logins_accepted += 1
+        else:
+            self.broker.ended.logins_refused += 1
             log.login_refused(self, user, reason)
             text = (
                 f"Login was refused using authentication mechanism {self.client.mechanism}. "
@@ -527,6 +535,24 @@ class Session:
         wait_s, heartbeat_s = self.config.close_wait_s, self.limits.heartbeat_s
         return min(wait_s, heartbeat_s) if heartbeat_s else wait_s
 
+    @property
+    def is_open(self) -> bool:
+        """True from the open of the vhost until the connection is given up."""
+        return self._opened
+
+    def _add_up(self) -> None:
+        """It is no connection any more: its vhost and the node keep what it has counted."""
+        vhost = self.vhost
+        if not self._opened or vhost is None:
+            return
+        self._opened = False
+        ended, received, sent = self.broker.ended, self.incoming.received_bytes, self.outbox.sent_bytes
+        ended.connections_closed += 1
+        ended.received_bytes += received
+        ended.sent_bytes += sent
+        vhost.received_bytes += received
+        vhost.sent_bytes += sent
+
     def _closed(self) -> None:
         self._release()
         self.incoming.forget()
@@ -543,6 +569,7 @@ class Session:
         # First it is no session any more: an exclusive queue whose declaration is still under way goes then,
         # too.
         self.broker.sessions.remove(self)
+        self._add_up()
         queues, self.exclusive_queues = self.exclusive_queues, {}
         self.broker.deletions.add(queues)
         self.incoming.clear()

@@ -13,6 +13,7 @@ from amqp_server.broker.vhosts import VhostRecord
 from amqp_server.errors import AMQPError
 from amqp_server.management.answer import bad_request, not_authorised, not_found, refusal_of
 from amqp_server.management.slices import Slices
+from amqp_server.management.stats import Stats
 
 if TYPE_CHECKING:
     from amqp_server.management.managed_broker import ManagedBroker
@@ -25,6 +26,7 @@ MAY: Mapping[str, frozenset[str]] = {
     ADMINISTRATOR: frozenset({ADMINISTRATOR}),
 }
 
+REASON_HEADER = "x-reason"
 #: The name of the default exchange in a path, where an empty part can't be told.
 DEFAULT_EXCHANGE = "amq.default"
 
@@ -41,6 +43,11 @@ class Call:
         body: bytes,
         slices: Slices,
         filter_ms: int,
+        headers: Mapping[str, str] | None = None,
+        *,
+        method: str = "GET",
+        route: str = "",
+        local: bool = False,
     ) -> None:
         self.broker = broker
         self.user = user
@@ -49,6 +56,23 @@ class Call:
         self.body = body
         self.slices = slices
         self.filter_ms = filter_ms
+        #: By their names in lower case.
+        self.headers: Mapping[str, str] = {} if headers is None else headers
+        #: Method and path of the route; see routes.ROUTES.
+        self.method = method
+        self.route = route
+        #: Another node asks, for this node's part.
+        self.local = local
+        #: Nodes whose part is missing in the answer.
+        self.missing: list[str] = []
+        self._stats: Stats | None = None
+
+    @property
+    def stats(self) -> Stats:
+        """Counters and rates as the query wants them."""
+        if self._stats is None:
+            self._stats = Stats(self.broker.sampler, self.query)
+        return self._stats
 
     def may(self, who: str) -> bool:
         return not MAY[who].isdisjoint(self.user.tags)
@@ -88,6 +112,15 @@ class Call:
     def require_administrator(self) -> None:
         if not self.may(ADMINISTRATOR):
             raise not_authorised("Not administrator user")
+
+    @property
+    def reason(self) -> str:
+        """Why something is closed, in the operator's words."""
+        return self.headers.get(REASON_HEADER) or self.query.get("reason") or ""
+
+    def flag(self, name: str) -> bool:
+        """True if the query sets it. What is neither true nor false is false, as in RabbitMQ."""
+        return self.query.get(name) == "true"
 
     def switch(self, name: str) -> bool:
         value = self.query.get(name, "false")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -10,19 +11,21 @@ import msgspec
 from amqp_server.broker.users import ADMINISTRATOR, MONITORING
 from amqp_server.management.answer import NO_CONTENT, Answer, not_authorised, not_found, plain
 from amqp_server.management.call import Call
+from amqp_server.management.everywhere import ask_others
 from amqp_server.management.listing import listing
 from amqp_server.management.views import ChannelView, ConnectionView, ConsumerView
 
-REASON = "Closed via management API"
+#: As RabbitMQ: clients and suites compare it.
+REASON = "Closed via management plugin"
 REASON_CHARACTERS_MAX = 200
 
 
 def visible_connections(call: Call) -> Iterator[ConnectionView]:
-    return call.broker.connections(_whose(call))
+    return call.broker.connections(_whose(call), call.stats)
 
 
 def visible_channels(call: Call) -> Iterator[ChannelView]:
-    return call.broker.channels(_whose(call))
+    return call.broker.channels(_whose(call), call.stats)
 
 
 def _whose(call: Call) -> str | None:
@@ -33,41 +36,73 @@ def _whose(call: Call) -> str | None:
 def _shown(connection: ConnectionView) -> dict[str, Any]:
     row = msgspec.structs.asdict(connection)
     row["client_properties"] = plain(connection.client_properties)
-    return row
+    del row["stats"]
+    if connection.user_provided_name is None:
+        del row["user_provided_name"]
+    return row | connection.stats
+
+
+def channel_row(channel: ChannelView) -> dict[str, Any]:
+    row = msgspec.structs.asdict(channel)
+    del row["stats"]
+    return row | channel.stats
+
+
+async def _listed(call: Call, items: Iterable[object | None], shown: Callable[[Any], dict[str, Any]]) -> Any:
+    """List what is on this node and on the others."""
+    others = (await ask_others(call)).all_rows()
+    return await listing(call, chain(items, others), shown)
 
 
 async def connections(call: Call) -> Any:
-    return await listing(call, visible_connections(call), _shown)
+    return await _listed(call, visible_connections(call), _shown)
 
 
 async def connections_of_vhost(call: Call) -> Any:
     vhost = call.vhost()
-    return await listing(
-        call, (each if each.vhost == vhost else None for each in visible_connections(call)), _shown
-    )
+    found = (each if each.vhost == vhost else None for each in visible_connections(call))
+    return await _listed(call, found, _shown)
 
 
 async def connections_of_user(call: Call) -> Any:
     name = call.path["user"]
-    return await listing(
-        call, (each if each.user == name else None for each in visible_connections(call)), _shown
-    )
+    found = (each if each.user == name else None for each in visible_connections(call))
+    return await _listed(call, found, _brief)
+
+
+def _brief(connection: ConnectionView) -> dict[str, Any]:
+    return {name: getattr(connection, name) for name in ("name", "node", "user", "vhost")}
 
 
 async def connection(call: Call) -> Any:
-    return _shown(_connection(call))
+    found = _connection(call)
+    if found is None:
+        return await _elsewhere(call)
+    return _shown(found)
 
 
-def _connection(call: Call) -> ConnectionView:
-    found = call.broker.connection(call.path["name"])
+async def _elsewhere(call: Call) -> Any:
+    """Return what another node says of what this one does not have. Raises Refusal for what none has."""
+    answers = await ask_others(call)
+    for body in answers.bodies.values():
+        return body
+    raise not_found()
+
+
+def _connection(call: Call) -> ConnectionView | None:
+    """Return the path's connection, None if this node has none that the user may see."""
+    found = call.broker.connection(call.path["name"], call.stats)
     if found is None or (not call.may(MONITORING) and found.user != call.user.name):
-        raise not_found()
+        return None
     return found
 
 
 async def close_connection(call: Call) -> Answer:
     """A user may close his own, an administrator each."""
     found = _connection(call)
+    if found is None:
+        await _elsewhere(call)
+        return NO_CONTENT
     if found.user != call.user.name and not call.may(ADMINISTRATOR):
         raise not_authorised("Not administrator user")
     call.broker.close_connection(found.name, _reason(call))
@@ -81,41 +116,82 @@ async def close_connections_of_user(call: Call) -> Answer:
     for each in list(call.broker.connections(name)):
         await call.slices.rest()
         call.broker.close_connection(each.name, _reason(call))
+    await ask_others(call)
     return NO_CONTENT
 
 
 def _reason(call: Call) -> str:
-    given = call.query.get("reason") or REASON
+    given = call.reason or REASON
     return "".join(letter for letter in given[:REASON_CHARACTERS_MAX] if letter.isprintable())
 
 
 async def channels(call: Call) -> Any:
-    return await listing(call, visible_channels(call))
+    return await _listed(call, visible_channels(call), channel_row)
 
 
 async def channels_of_vhost(call: Call) -> Any:
     vhost = call.vhost()
-    return await listing(call, (each if each.vhost == vhost else None for each in visible_channels(call)))
+    found = (each if each.vhost == vhost else None for each in visible_channels(call))
+    return await _listed(call, found, channel_row)
 
 
 async def channels_of_connection(call: Call) -> Any:
-    return await listing(call, call.broker.channels_of(_connection(call).name))
+    found = _connection(call)
+    if found is not None:
+        return await listing(call, call.broker.channels_of(found.name, call.stats), channel_row)
+    if call.local:
+        raise not_found()
+    answers = await ask_others(call)
+    for node, rows in answers.rows.items():
+        if node in answers.bodies:
+            return await listing(call, rows, dict)
+    raise not_found()
 
 
 async def channel(call: Call) -> Any:
     connection, _, _ = call.path["name"].rpartition(" (")
-    for each in call.broker.channels_of(connection):
+    for each in call.broker.channels_of(connection, call.stats):
         if each.name == call.path["name"] and _whose(call) in (None, each.user):
-            return each
-    raise not_found()
+            consumers = await consumer_rows(call, call.broker.consumers_on(each.name))
+            return channel_row(each) | {"consumer_details": consumers, "deliveries": [], "publishes": []}
+    return await _elsewhere(call)
 
 
-def _consumer(consumer: ConsumerView) -> dict[str, Any]:
+def consumer_row(consumer: ConsumerView) -> dict[str, Any]:
     row = msgspec.structs.asdict(consumer)
     row["arguments"] = plain(consumer.arguments)
+    for name in ("offset", "lag"):
+        if row[name] is None:
+            del row[name]
     return row
 
 
+async def consumer_rows(call: Call, found: Iterable[ConsumerView | None]) -> list[dict[str, Any]]:
+    """Return the rows of consumers; there may be thousands."""
+    rows: list[dict[str, Any]] = []
+    for consumer in found:
+        await call.slices.rest()
+        if consumer is not None:
+            rows.append(consumer_row(consumer))
+    return rows
+
+
 async def consumers(call: Call) -> Any:
-    found = (consumer for vhost in call.vhosts() for consumer in call.broker.consumers(vhost))
-    return await listing(call, found, _consumer)
+    vhosts = call.vhosts()
+    answers = await ask_others(call)
+    # Each node knows most of the consumers of its own clients.
+    told = {call.broker.name, *answers.rows}
+
+    def own() -> Iterator[ConsumerView | None]:
+        for vhost in vhosts:
+            for consumer in call.broker.consumers(vhost):
+                if consumer is None:
+                    yield None
+                elif (
+                    consumer.channel_details["node"] == call.broker.name
+                    or not call.local
+                    and consumer.channel_details["node"] not in told
+                ):
+                    yield consumer
+
+    return await listing(call, chain(own(), answers.all_rows()), consumer_row)

@@ -20,10 +20,11 @@ class Counts:
         return self.messages_ready + self.messages_unacknowledged
 
 
-async def count_messages(call: Call, vhosts: Iterable[str]) -> Counts:
+async def count_messages(call: Call, vhosts: Iterable[str], *, own: bool = False) -> Counts:
+    """Count queues and what is in them; only those that this node tells of, if it is to be its `own` part."""
     counts = Counts()
     for vhost in vhosts:
-        for queue in call.broker.queue_hosts(vhost):
+        for queue in call.broker.queue_hosts(vhost, own=own):
             await call.slices.rest()
             counts.queues += 1
             counts.consumers += queue.consumer_count

@@ -2,37 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
+from amqp_server.broker.super_streams import PARTITIONS, PLACES_MAX, partition_name
 from amqp_server.management.answer import NO_CONTENT, Answer, created, not_found, plain
 from amqp_server.management.call import Call
+from amqp_server.management.everywhere import ask_others
 from amqp_server.management.listing import listing
+from amqp_server.management.stats import Stats, merged
 from amqp_server.management.views import ExchangeView
+from exchanges.super_stream import SUPER_STREAM
 
 
 def _shown(exchange: ExchangeView) -> dict[str, Any]:
     row = msgspec.structs.asdict(exchange)
     row["arguments"] = plain(exchange.arguments)
+    if exchange.partitions is None:
+        del row["partitions"]
+    del row["stats"]
     for name in ("policy", "operator_policy", "effective_policy_definition"):
         # Absent where there is none, as in RabbitMQ.
         if not row[name]:
             del row[name]
-    return row
+    return row | exchange.stats
 
 
 async def exchanges(call: Call) -> Any:
-    found = (exchange for vhost in call.vhosts() for exchange in call.broker.exchanges(vhost))
-    return await listing(call, found, _shown)
+    stats = None if call.flag("disable_stats") else call.stats
+    found = (exchange for vhost in call.vhosts() for exchange in call.broker.exchanges(vhost, stats))
+    if stats is None:
+        return await listing(call, found, _shown)
+    if call.local:
+        return await listing(call, (exchange if exchange.stats else None for exchange in found), _counted)
+    told: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in (await ask_others(call)).all_rows():
+        told.setdefault((row["vhost"], row["name"]), []).append(row)
+    return await listing(
+        call, found, lambda exchange: _everywhere(exchange, told.get((exchange.vhost, exchange.name), ()))
+    )
+
+
+def _counted(exchange: ExchangeView) -> dict[str, Any]:
+    return {"vhost": exchange.vhost, "name": exchange.name} | exchange.stats
+
+
+def _everywhere(exchange: ExchangeView, told: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Return the row of an exchange, with what clients of all nodes have published to it."""
+    row = _shown(exchange)
+    counted = [each["message_stats"] for each in (row, *told) if "message_stats" in each]
+    return row | {"message_stats": merged(counted)} if counted else row
 
 
 async def exchange(call: Call) -> Any:
-    return _shown(_exchange(call, call.vhost()))
+    found = _exchange(call, call.vhost(), call.stats)
+    if call.local:
+        return _counted(found)
+    bodies = (await ask_others(call)).bodies.values()
+    row = _everywhere(found, [body for body in bodies if body is not None])
+    # What each channel and queue has to do with it is not counted.
+    return row | {"incoming": [], "outgoing": []}
 
 
-def _exchange(call: Call, vhost: str) -> ExchangeView:
-    found = call.broker.exchange(vhost, call.exchange_name())
+def _exchange(call: Call, vhost: str, stats: Stats | None = None) -> ExchangeView:
+    found = call.broker.exchange(vhost, call.exchange_name(), stats)
     if found is None:
         raise not_found()
     return found
@@ -54,6 +89,11 @@ async def put_exchange(call: Call) -> Answer:
     if isinstance(alternate, str):
         call.require(vhost, "exchange", name, "read")
         call.require(vhost, "exchange", alternate, "write")
+    count = asked.arguments.get(PARTITIONS)
+    if asked.type == SUPER_STREAM and isinstance(count, int):
+        _require_partitions(
+            call, vhost, [partition_name(name, number) for number in range(min(count, PLACES_MAX))]
+        )
     new = await call.broker.declare_exchange(
         vhost,
         name,
@@ -66,9 +106,32 @@ async def put_exchange(call: Call) -> Answer:
     return created(new)
 
 
+def _require_partitions(call: Call, vhost: str, names: list[str]) -> None:
+    """The user may have the partitions of a super stream made and deleted."""
+    for name in names:
+        call.require(vhost, "queue", name, "configure")
+
+
+class PartitionsRequest(msgspec.Struct):
+    add: int
+
+
+async def add_partitions(call: Call) -> Answer:
+    vhost, name = call.own_vhost(), call.exchange_name()
+    asked = call.read(PartitionsRequest)
+    call.require(vhost, "exchange", name, "configure")
+    present = len(_exchange(call, vhost).partitions or [])
+    new = range(present, present + min(asked.add, PLACES_MAX))
+    _require_partitions(call, vhost, [partition_name(name, number) for number in new])
+    await call.broker.add_partitions(vhost, name, asked.add)
+    return NO_CONTENT
+
+
 async def delete_exchange(call: Call) -> Answer:
     vhost, name = call.own_vhost(), call.exchange_name()
     call.require(vhost, "exchange", name, "configure")
-    _exchange(call, vhost)
+    found = _exchange(call, vhost)
+    if PARTITIONS in found.arguments:
+        _require_partitions(call, vhost, found.partitions or [])
     await call.broker.delete_exchange(vhost, name, if_unused=call.switch("if-unused"))
     return NO_CONTENT

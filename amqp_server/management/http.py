@@ -6,7 +6,7 @@ Paths are matched before their percent signs are decoded: `/api/queues/%2F/a%2Fb
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -21,8 +21,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from amqp_server.broker.users import User
 from amqp_server.errors import AMQPError
-from amqp_server.management.answer import Answer, Refusal, encode, not_authorised, refusal_of
-from amqp_server.management.call import MAY, Call
+from amqp_server.management import everywhere
+from amqp_server.management.answer import Answer, Refusal, encode, not_authorised, not_found, refusal_of
+from amqp_server.management.call import MAY, REASON_HEADER, Call
 from amqp_server.management.listing import Rows, picked
 from amqp_server.management.login import Login
 from amqp_server.management.routes import ANYBODY, ROUTES, Route
@@ -45,6 +46,8 @@ HEADERS = {
 JSON = "application/json"
 #: Who asks for what anybody may see.
 NOBODY = User("", "")
+#: Nodes whose part of the answer is missing.
+MISSING_HEADER = "x-missing-nodes"
 READS = frozenset({"GET", "HEAD"})
 PATH_BYTES_MAX = 8_192
 QUERY_BYTES_MAX = 8_192
@@ -131,7 +134,7 @@ class Api:
         routes = [StarletteRoute(path, Endpoint(self, by_method)) for path, by_method in by_path.items()]
         # For probes, which have no login and learn nothing else: it lives, and it can serve.
         routes += [StarletteRoute("/health", _alive), StarletteRoute("/health/ready", self._ready)]
-        starlette = Starlette(routes=routes, exception_handlers={HTTPException: _unrouted})
+        starlette = Starlette(routes=routes, exception_handlers={HTTPException: unrouted})
         starlette.router.redirect_slashes = False
         return Gate(starlette)
 
@@ -159,7 +162,8 @@ class Api:
 
     async def _respond(self, route: Route, request: Request, user: User) -> Response:
         try:
-            return await _response(await self._answer(route, request, user))
+            call = await self._call(route, request, user)
+            return await _response(await self._answer(route, call), call.missing)
         except Refusal as refusal:
             return _refuse(refusal)
         except AMQPError as error:
@@ -178,15 +182,28 @@ class Api:
             raise not_authorised(f"Not {route.who} user")
         return user
 
-    async def _answer(self, route: Route, request: Request, user: User) -> object:
+    async def _call(self, route: Route, request: Request, user: User) -> Call:
         if route.method not in READS and _is_of_another_page(request):
             raise Refusal(415, "bad_request", f"content-type must be {JSON} in a request of another page")
         body = await self._body(request)
         path = {name: _decoded(part) for name, part in request.path_params.items()}
         query = dict(request.query_params)
-        call = Call(self._broker, user, path, query, body, self._slices, self._filter_ms)
+        return Call(
+            self._broker,
+            user,
+            path,
+            query,
+            body,
+            self._slices,
+            self._filter_ms,
+            request.headers,
+            method=route.method,
+            route=route.path,
+        )
+
+    async def _answer(self, route: Route, call: Call) -> object:
         if route.method in READS:
-            return picked(await route.handler(call), query)
+            return picked(await route.handler(call), call.query)
         try:
             return await route.handler(call)
         finally:
@@ -207,6 +224,38 @@ class Api:
                     raise too_large
                 parts.append(part)
         return b"".join(parts)
+
+    def answer(self, question: bytes) -> AsyncGenerator[bytes, None]:
+        """Yield this node's part of what another node was asked. See everywhere.ask_others."""
+        return everywhere.answer(question, self._call_of)
+
+    def _call_of(self, question: everywhere.Question) -> tuple[everywhere.Handler, Call]:
+        """Raises Refusal for what is no question to one node of several, and for a user who is gone."""
+        route = next(
+            (
+                each
+                for each in ROUTES
+                if each.everywhere and (each.method, each.path) == (question.method, question.path)
+            ),
+            None,
+        )
+        user = self._broker.users.get(question.user)
+        if route is None or user is None or MAY[route.who].isdisjoint(user.tags):
+            raise not_found()
+        call = Call(
+            self._broker,
+            user,
+            question.parts,
+            question.query,
+            b"",
+            self._slices,
+            self._filter_ms,
+            {REASON_HEADER: question.reason},
+            method=route.method,
+            route=route.path,
+            local=True,
+        )
+        return route.handler, call
 
 
 class Endpoint:
@@ -243,8 +292,8 @@ def _protected(request: Request) -> Iterator[None]:
 class Streamed(Response):
     """A body that is made while it is sent: `first` is there already."""
 
-    def __init__(self, first: bytes, more: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(None, 200, HEADERS, JSON)
+    def __init__(self, first: bytes, more: AsyncGenerator[bytes, None], headers: Mapping[str, str]) -> None:
+        super().__init__(None, 200, headers, JSON)
         del self.headers["content-length"]
         self._first = first
         self._more = more
@@ -287,17 +336,19 @@ def _decoded(part: str) -> str:
     return text
 
 
-async def _response(answer: object) -> Response:
+async def _response(answer: object, missing: Sequence[str] = ()) -> Response:
     told = answer if isinstance(answer, Answer) else Answer(200, answer)
+    headers = HEADERS | {MISSING_HEADER: ",".join(missing)} if missing else HEADERS
     if isinstance(told.body, Rows):
         chunks = told.body.chunks()
         first = await anext(chunks)
         # Whether there is more is known when it is there.
         second = await anext(chunks, None)
         if second is None:
-            return Response(first, told.status, HEADERS, JSON)
-        return Streamed(first + second, chunks)
-    headers = HEADERS | {"location": told.location} if told.location else HEADERS
+            return Response(first, told.status, headers, JSON)
+        return Streamed(first + second, chunks, headers)
+    if told.location:
+        headers = headers | {"location": told.location}
     after = None if told.after is None else BackgroundTask(told.after)
     if told.body is None:
         return Response(status_code=told.status, headers=headers, background=after)
@@ -313,6 +364,6 @@ def _refuse(refusal: Refusal, allow: str = "") -> Response:
     return Response(encode(refusal.body), refusal.status, headers, JSON)
 
 
-async def _unrouted(request: Request, error: Exception) -> Response:
+async def unrouted(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     return _refuse(Refusal(status, "Object Not Found", "Not Found"))

@@ -279,7 +279,7 @@ class Import:
         vhost, name, type_ = item["vhost"], _text(item, "name"), _text(item, "type")
         if not name or name.startswith("amq.") or self._broker.exchange(vhost, name) is not None:
             return None
-        if type_ not in self._broker.exchange_types():
+        if type_ not in [each["name"] for each in self._broker.exchange_types()]:
             self._skip("exchanges", item, f"exchange type {type_} is not known here")
             return None
         return methods.make(

@@ -17,7 +17,10 @@ import trio
 from amqp_server.config import Config
 
 if TYPE_CHECKING:
+    from amqp_server.app import Node
+    from amqp_server.management.http import Api
     from amqp_server.management.managed_broker import ManagedBroker
+    from amqp_server.management.slices import Slices
 
 log = logging.getLogger("mqd.management")
 DRAIN_S = 1
@@ -28,23 +31,66 @@ async def serve(
     listening: socket.socket, broker: ManagedBroker, config: Config, stop: Callable[[], Awaitable[None]]
 ) -> None:
     """Answers until `stop` returns. If the server breaks, it is started again and nothing else suffers."""
-    for module in ("amqp_server.management.server", "amqp_server.management.http"):
+    modules = ("amqp_server.management.server", "amqp_server.management.http")
+    await _kept_up(listening, modules, lambda: _serve(listening, broker, config, stop))
+
+
+async def answer_others(broker: ManagedBroker, config: Config) -> None:
+    """Answer the management of other nodes, where this one has no listener."""
+    await trio.to_thread.run_sync(importlib.import_module, "amqp_server.management.http")
+    api, slices = _api(broker, config)
+    assert broker.cluster is not None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(broker.sample(slices).run)
+        nursery.start_soon(broker.cluster.answer, api.answer)
+
+
+async def serve_metrics(
+    listening: socket.socket, node: Node, config: Config, stop: Callable[[], Awaitable[None]]
+) -> None:
+    """The same for the listener of metrics."""
+    modules = ("amqp_server.management.server", "amqp_server.management.scraped")
+    await _kept_up(listening, modules, lambda: _serve_metrics(listening, node, config, stop))
+
+
+async def _kept_up(
+    listening: socket.socket, modules: tuple[str, ...], serve: Callable[[], Awaitable[None]]
+) -> None:
+    for module in modules:
         await trio.to_thread.run_sync(importlib.import_module, module)
     with listening:
         while True:
             try:
-                await _serve(listening, broker, config, stop)
+                await serve()
                 return
             except Exception:
-                log.exception("the management listener broke; it starts again in %s s", RESTART_S)
+                log.exception("a management listener broke; it starts again in %s s", RESTART_S)
                 await trio.sleep(RESTART_S)
 
 
-async def _serve(
-    listening: socket.socket, broker: ManagedBroker, config: Config, stop: Callable[[], Awaitable[None]]
+def _listener(listening: socket.socket) -> trio.SocketListener:
+    # The server closes what it serves; the socket itself has to survive a restart.
+    own = listening.dup()
+    own.setblocking(False)
+    return trio.SocketListener(trio.socket.from_stdlib_socket(own))
+
+
+async def _serve_metrics(
+    listening: socket.socket, node: Node, config: Config, stop: Callable[[], Awaitable[None]]
 ) -> None:
-    from amqp_server.management.http import Api
+    from amqp_server.management.measures import Measures
+    from amqp_server.management.scraped import Metrics
     from amqp_server.management.server import Limits, Server
+    from amqp_server.management.slices import Slices
+
+    slices = Slices(config.http_slice_ms)
+    app = Metrics(Measures(node), slices, config.metrics_objects_max).app()
+    server = Server(app, Limits.of(config), slices)
+    await server.serve(_listener(listening), stop, DRAIN_S)
+
+
+def _api(broker: ManagedBroker, config: Config) -> tuple[Api, Slices]:
+    from amqp_server.management.http import Api
     from amqp_server.management.slices import Slices
 
     slices = Slices(config.http_slice_ms)
@@ -55,9 +101,20 @@ async def _serve(
         slices=slices,
         filter_ms=config.http_filter_ms,
     )
-    # The server closes what it serves; the socket itself has to survive a restart.
-    own = listening.dup()
-    own.setblocking(False)
-    listener = trio.SocketListener(trio.socket.from_stdlib_socket(own))
+    return api, slices
+
+
+async def _serve(
+    listening: socket.socket, broker: ManagedBroker, config: Config, stop: Callable[[], Awaitable[None]]
+) -> None:
+    from amqp_server.management.server import Limits, Server
+
+    api, slices = _api(broker, config)
+    sampler = broker.sample(slices)
     server = Server(api.app(config.http_requests_max), Limits.of(config), slices)
-    await server.serve(listener, stop, DRAIN_S)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sampler.run)
+        if broker.cluster is not None:
+            nursery.start_soon(broker.cluster.answer, api.answer)
+        await server.serve(_listener(listening), stop, DRAIN_S)
+        nursery.cancel_scope.cancel()

@@ -9,13 +9,14 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from operator import itemgetter
 from typing import Any
 
 import msgspec
 
 from amqp_server.broker.pattern import InvalidPattern, compile_filter
-from amqp_server.management.answer import Answer, bad_request, encode
+from amqp_server.management.answer import Answer, Refusal, bad_request, encode
 from amqp_server.management.call import Call
 from amqp_server.management.slices import Slices
 
@@ -56,20 +57,49 @@ class Rows:
                 chunk.clear()
         yield bytes(chunk) + b"]"
 
+    async def parts(self, part_bytes: int) -> AsyncGenerator[bytes, None]:
+        """Yield the rows in arrays of about so many bytes."""
+        rows: list[bytes] = []
+        size = 0
+        for row in self._rows:
+            await self._slices.rest()
+            if row is None:
+                continue
+            rows.append(row)
+            size += len(row)
+            if size >= part_bytes:
+                yield b"[" + b",".join(rows) + b"]"
+                rows, size = [], 0
+        if rows:
+            yield b"[" + b",".join(rows) + b"]"
+
 
 async def listing(
-    call: Call, items: Iterable[object | None], shown: Callable[[Any], Row] = msgspec.structs.asdict
+    call: Call,
+    items: Iterable[object | None],
+    shown: Callable[[Any], Row] = msgspec.structs.asdict,
+    brief: Callable[[Any], Row] | None = None,
 ) -> Any:
     """Return what is sent for these items; `shown` makes the row of one.
 
-    None among the items stands for something that was looked at and is not shown.
+    None among the items stands for something that was looked at and is not shown. `brief` makes the part of a row that
+    costs little: where that is all that a page is chosen by, whole rows are made for the page only.
     """
     query, slices = call.query, call.slices
+
+    def row_of(item: object) -> Row:
+        # Rows of other nodes are made already.
+        return item if isinstance(item, dict) else shown(item)
+
     wanted, columns = _filter(call), _columns(query)
     if not ({"sort", "page"} & query.keys() or wanted is not None):
-        return Rows((None if item is None else encode(columns(shown(item))) for item in items), slices)
+        return Rows((None if item is None else encode(columns(row_of(item))) for item in items), slices)
     page = Page(query) if "page" in query else None
     path = query["sort"].split(".") if "sort" in query else []
+    if brief is not None and page is not None and (not path or path[0] in BRIEF):
+        return await _paged_by(
+            brief, call, items, lambda item: encode(columns(row_of(item))), wanted, path, page
+        )
     total = 0
     placed: list[Placed] = []
     for item in items:
@@ -77,7 +107,7 @@ async def listing(
         if item is None:
             continue
         total += 1
-        row = shown(item)
+        row = row_of(item)
         if wanted is None or wanted(row):
             placed.append((_order(_at(row, path)) if path else _FIRST, encode(columns(row))))
     rows: Iterator[bytes] = (row for _, row in placed)
@@ -86,6 +116,37 @@ async def listing(
     if page is None:
         return Rows(rows, slices)
     return await page.of(rows, len(placed), total, slices)
+
+
+#: Columns that `brief` rows may have.
+BRIEF = frozenset(("name", "vhost", "type", "durable", "auto_delete", "exclusive"))
+
+
+async def _paged_by(
+    brief: Callable[[Any], Row],
+    call: Call,
+    items: Iterable[object | None],
+    encoded: Callable[[Any], bytes],
+    wanted: Wanted | None,
+    path: list[str],
+    page: Page,
+) -> Answer:
+    total = 0
+    placed: list[tuple[tuple[int, float, str], Any]] = []
+    for item in items:
+        await call.slices.rest()
+        if item is None:
+            continue
+        total += 1
+        row = brief(item)
+        if wanted is None or wanted(row):
+            placed.append((_order(_at(row, path)) if path else _FIRST, item))
+    chosen: Iterator[Any] = (item for _, item in placed)
+    if path:
+        chosen = await _sorted(placed, call.slices, reverse=call.query.get("sort_reverse") == "true")
+    return await page.of(
+        (encoded(item) for item in page.part(chosen)), len(placed), total, call.slices, cut=True
+    )
 
 
 def picked(answer: Any, query: Mapping[str, str]) -> Any:
@@ -97,7 +158,7 @@ def picked(answer: Any, query: Mapping[str, str]) -> Any:
     return _columns(query)(answer) if isinstance(answer, dict) else answer
 
 
-async def _sorted(placed: list[Placed], slices: Slices, *, reverse: bool) -> Iterator[bytes]:
+async def _sorted(placed: list[Any], slices: Slices, *, reverse: bool) -> Iterator[Any]:
     first = itemgetter(0)
     runs = []
     for start in range(0, len(placed), SORTED_AT_ONCE):
@@ -108,20 +169,38 @@ async def _sorted(placed: list[Placed], slices: Slices, *, reverse: bool) -> Ite
 
 class Page:
     def __init__(self, query: Mapping[str, str]) -> None:
-        self._number = _bounded(query, "page", 1, PAGE_MAX)
-        self._size = _bounded(query, "page_size", 100, PAGE_SIZE_MAX)
+        number, size = query["page"], query.get("page_size")
+        if not _is_number(number) or not (size is None or _is_number(size)):
+            raise bad_request("Pagination parameters are invalid")
+        self._number, self._size = int(number), 100 if size is None else int(size)
+        if not (1 <= self._number <= PAGE_MAX and 1 <= self._size <= PAGE_SIZE_MAX):
+            told = "undefined" if size is None else self._size
+            raise Refusal(
+                400,
+                "invalid_pagination_parameters",
+                f"Invalid pagination parameters: page number {self._number}, page size {told}",
+            )
 
-    async def of(self, rows: Iterator[bytes], count: int, total: int, slices: Slices) -> Answer:
+    def part(self, rows: Iterator[Any]) -> Iterator[Any]:
+        """Return those of these rows that are on the page."""
+        start = (self._number - 1) * self._size
+        return islice(rows, start, start + self._size)
+
+    async def of(
+        self, rows: Iterator[bytes], count: int, total: int, slices: Slices, *, cut: bool = False
+    ) -> Answer:
+        """Return the page, out of all rows or of its own if they are `cut` already."""
         pages = max(1, -(-count // self._size))
         if self._number > pages:
-            raise bad_request(f"page {self._number} is out of range; there are {pages}")
-        start, items = (self._number - 1) * self._size, list[msgspec.Raw]()
-        for index, row in enumerate(rows):
+            raise Refusal(
+                400,
+                "page_out_of_range",
+                f"Page out of range, page: {self._number} page size: {self._size}, len: {count}",
+            )
+        items: list[msgspec.Raw] = []
+        for row in rows if cut else self.part(rows):
             await slices.rest()
-            if index >= start:
-                items.append(msgspec.Raw(row))
-            if len(items) == self._size:
-                break
+            items.append(msgspec.Raw(row))
         told = {
             "filtered_count": count,
             "item_count": len(items),
@@ -205,8 +284,5 @@ def _order(value: Any) -> tuple[int, float, str]:
     return (2, 0.0, str(value))
 
 
-def _bounded(query: Mapping[str, str], name: str, default: int, high: int) -> int:
-    text = query.get(name, str(default))
-    if not (text.isascii() and text.isdigit() and len(text) <= 9 and 1 <= int(text) <= high):
-        raise bad_request(f"{name} must be 1 to {high}")
-    return int(text)
+def _is_number(text: str) -> bool:
+    return text.removeprefix("-").isdigit() and text.isascii() and len(text) <= 9

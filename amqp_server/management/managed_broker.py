@@ -34,7 +34,9 @@ from amqp_server.broker.operations import (
 from amqp_server.broker.parameters import ParameterRecord
 from amqp_server.broker.permissions import ITSELF
 from amqp_server.broker.queue import Queue
+from amqp_server.broker.super_streams import growth, partitions_of
 from amqp_server.broker.topology import Result
+from amqp_server.broker.traffic import Traffic
 from amqp_server.broker.users import UserRefused
 from amqp_server.build import BUILD
 from amqp_server.channel.channel import Channel
@@ -42,6 +44,10 @@ from amqp_server.config import VERSION, Config
 from amqp_server.connection.session import Session, State
 from amqp_server.errors import NotFound, PreconditionFailed, Unavailable
 from amqp_server.management.direct import Content, Direct
+from amqp_server.management.everywhere import Others
+from amqp_server.management.sampler import FIGURES, Sampler
+from amqp_server.management.slices import Slices
+from amqp_server.management.stats import Stats
 from amqp_server.management.views import (
     BindingView,
     ChannelView,
@@ -80,6 +86,7 @@ class ManagedBroker:
         self._broker = broker
         #: None for a node that stands alone.
         self.cluster = node.administration
+        self.others: Others | None = node.administration
         self.name = broker.config.node
         self.product = broker.config.announce_product
         self.version = VERSION
@@ -94,15 +101,61 @@ class ManagedBroker:
         self.limits = broker.limits
         self.password_checks = node.password_checks
         self.log_limit = broker.log_limit
+        #: None before `sample`.
+        self.sampler: Sampler | None = None
         #: Held from looking whether an administrator is left to the change.
         self.user_changes = trio.Lock()
 
     # -- the node -------------------------------------------------------------------------------------------
 
-    def node(self) -> NodeView:
+    def sample(self, slices: Slices) -> Sampler:
+        """Return what takes samples of the node from now on, when it is run."""
+        config = self._broker.config
+        self.sampler = Sampler(
+            self._broker,
+            slices,
+            self._figures,
+            interval_s=config.statistics_interval_ms / 1000,
+            bytes_max=config.statistics_bytes_max,
+        )
+        return self.sampler
+
+    def _figures(self) -> tuple[int, ...]:
+        """Return what sampler.FIGURES names."""
+        watch, syncs = self._node.resources, self._node.commits.syncs
+        sockets = len(self._broker.sessions)
+        return watch.memory_bytes, watch.disk_free_bytes, _descriptors(), sockets, syncs.count, syncs.count
+
+    def churn(self) -> dict[str, int]:
+        ended = self._broker.ended
+        return {
+            "connection_created": ended.connections_created,
+            "connection_closed": ended.connections_closed,
+            "channel_created": ended.channels_created,
+            "channel_closed": ended.channels_closed,
+            "queue_declared": ended.queues_declared,
+            "queue_created": ended.queues_created,
+            "queue_deleted": ended.queues_deleted,
+        }
+
+    def clients(self, user: str | None = None) -> Iterator[list[Channel]]:
+        """Yield the channels of each connection, those of one user only if it is given."""
+        return (list(session.channels.values()) for session in self._sessions(user))
+
+    def ended_traffic(self) -> Traffic:
+        """Return what channels of this node have done that are closed, in counters of its own."""
+        total = Traffic()
+        total.add(self._broker.ended.traffic)
+        return total
+
+    def node(self, stats: Stats | None = None) -> NodeView:
         watch = self._node.resources
         alarms = self._broker.alarms.names()
-        descriptors = len(os.listdir("/proc/self/fd"))
+        config, syncs = self._broker.config, self._node.commits.syncs
+        descriptors = _descriptors()
+        figures = dict(zip(FIGURES, self._figures(), strict=True))
+        told: dict[str, Any] = {} if stats is None else stats.churn(self.churn()) | stats.figures(figures)
+        told["io_sync_avg_time"] = round(1000 * syncs.seconds / syncs.count, 3) if syncs.count else 0.0
         return NodeView(
             name=self.name,
             os_pid=str(os.getpid()),
@@ -117,7 +170,35 @@ class ManagedBroker:
             fd_used=descriptors,
             fd_total=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
             sockets_used=len(self._broker.sessions),
+            sockets_total=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+            rates_mode="basic",
+            db_dir=config.data_dir,
+            net_ticktime=config.cluster_dead_ms // 1000,
+            applications=[{"name": "mqd", "description": "AMQP 0-9-1 broker", "version": self.version}],
+            auth_mechanisms=[
+                {"name": name, "description": f"SASL {name} authentication mechanism", "enabled": True}
+                for name in ("PLAIN", "AMQPLAIN")
+            ],
+            contexts=self.contexts(),
+            exchange_types=self.exchange_types(),
+            stats=told,
         )
+
+    def contexts(self) -> list[dict[str, Any]]:
+        """Return what the management listener serves, as RabbitMQ tells of its web server."""
+        if not self._node.http_address:
+            return []
+        host, _, port = self._node.http_address.rpartition(":")
+        return [
+            {
+                "description": "mqd Management",
+                "path": "/",
+                "ip": host.strip("[]"),
+                "port": port,
+                "cowboy_opts": "[]",
+                "ssl_opts": [],
+            }
+        ]
 
     def listeners(self) -> Iterable[ListenerView]:
         node = self._node
@@ -125,6 +206,7 @@ class ManagedBroker:
             ("amqp", node.amqp_address),
             ("amqp/ssl", node.amqps_address),
             ("http", node.http_address),
+            ("http/prometheus", node.metrics_address),
         )
         for protocol, address in told:
             if address:
@@ -146,8 +228,10 @@ class ManagedBroker:
     def connection_count(self) -> int:
         return len(self._broker.sessions)
 
-    def exchange_types(self) -> Iterable[str]:
-        return EXCHANGE_TYPES
+    def exchange_types(self) -> list[dict[str, Any]]:
+        return [
+            {"name": name, "description": f"AMQP {name} exchange", "enabled": True} for name in EXCHANGE_TYPES
+        ]
 
     def set_memory_limit(self, limit: str) -> None:
         """A share of the machine's memory ("0.6") or an amount of bytes. Raises InvalidOption."""
@@ -173,16 +257,40 @@ class ManagedBroker:
             if topology.queues.get(queue.name) is queue:
                 yield queue
 
-    def queues(self, vhost: str) -> Iterator[QueueView]:
-        return map(self._queue, self._queues(vhost))
+    def queues(self, vhost: str, stats: Stats | None = None) -> Iterator[QueueView]:
+        return (self._queue(queue, stats) for queue in self._queues(vhost))
 
-    def queue_hosts(self, vhost: str) -> Iterator[Host]:
-        """Yield what counts the messages and consumers of each queue."""
-        return (queue.host for queue in self._queues(vhost))
+    def each_queue(self, vhost: str) -> Iterator[Queue]:
+        """Yield queues that `view` makes rows of, later and only where they are wanted."""
+        return self._queues(vhost)
 
-    def queue(self, vhost: str, name: str) -> QueueView | None:
+    def view(self, queue: Queue, stats: Stats | None = None) -> QueueView:
+        return self._queue(queue, stats)
+
+    def queue_hosts(self, vhost: str, *, own: bool = False) -> Iterator[Host]:
+        """Yield what counts the messages and consumers of each queue; of this node's `own` only, if wanted."""
+        return (queue.host for queue in self._queues(vhost) if not own or self._home_of(queue) == self.name)
+
+    def queue_count(self, vhost: str) -> int:
+        return len(self._broker.vhost(vhost).queues)
+
+    def _home_of(self, queue: Queue) -> str:
+        """Return the node that tells of a queue: its leader, or the one that it is on."""
+        return self._broker.hosts.leader(queue) or queue.node or queue.record.leader or self.name
+
+    def cluster_name(self) -> str:
+        """Return the name of the cluster's first node, which is the same on all nodes."""
+        return self.name if self.others is None else min([self.name, *self.others.names()])
+
+    def queue(self, vhost: str, name: str, stats: Stats | None = None) -> QueueView | None:
         queue = self._broker.vhost(vhost).queues.get(name)
-        return None if queue is None else self._queue(queue)
+        return None if queue is None else self._queue(queue, stats)
+
+    def consumers_of(self, vhost: str, name: str) -> Iterator[ConsumerView]:
+        queue = self._broker.vhost(vhost).queues.get(name)
+        if queue is not None:
+            for consumer in queue.host.consumers():
+                yield self._consumer(queue, consumer)
 
     def failed_queues(self, vhost: str) -> list[dict[str, Any]]:
         stopped = self._broker.failures.stopped()
@@ -195,7 +303,7 @@ class ManagedBroker:
         self._broker.turn.run(self._broker.failures.retry, queue)
         return True
 
-    def _queue(self, queue: Queue) -> QueueView:
+    def _queue(self, queue: Queue, stats: Stats | None = None) -> QueueView:
         host, record = queue.host, queue.record
         leader = self._broker.hosts.leader(queue)
         members = list(queue.members)
@@ -207,6 +315,7 @@ class ManagedBroker:
             here = (record.node, record.incarnation) == self._home
             session = self._broker.sessions.get(record.owner) if here else None
             owner = {"name": session.client.name} if session is not None else {"node": record.node}
+        keeps_up = 1.0 if host.consumer_count and not ready else 0.0
         return QueueView(
             name=queue.name,
             vhost=queue.vhost.name,
@@ -215,7 +324,7 @@ class ManagedBroker:
             auto_delete=queue.auto_delete,
             exclusive=queue.exclusive,
             arguments=dict(queue.arguments),
-            node=leader or queue.node or record.leader or self.name,
+            node=self._home_of(queue),
             leader=leader or (self.name if members == [self.name] else ""),
             members=members,
             online=self._online(members),
@@ -226,13 +335,22 @@ class ManagedBroker:
             ),
             effective_policy_definition=dict(queue.policies.definition),
             consumers=host.consumer_count,
+            consumer_capacity=keeps_up,
+            consumer_utilisation=keeps_up,
             messages=ready + unacked,
             messages_ready=ready,
             messages_unacknowledged=unacked,
             message_bytes=host.ready_bytes,
+            message_bytes_ready=host.ready_bytes,
+            message_bytes_ram=host.resident_bytes,
             memory=host.resident_bytes,
             owner_pid_details=owner,
             single_active_consumer_tag=_single_active(queue),
+            exclusive_consumer_tag=next(
+                (subscription.tag for subscription in queue.subscriptions.values() if subscription.exclusive),
+                None,
+            ),
+            stats={} if stats is None else stats.queue(queue),
             stream=_stream(host) if isinstance(host, StreamHost) else {},
         )
 
@@ -243,18 +361,18 @@ class ManagedBroker:
     def _home(self) -> tuple[str, int]:
         return self._broker.replication.node, self._broker.replication.incarnation
 
-    def exchanges(self, vhost: str) -> Iterator[ExchangeView]:
+    def exchanges(self, vhost: str, stats: Stats | None = None) -> Iterator[ExchangeView]:
         router = self._broker.vhost(vhost).router
-        return (self._exchange(vhost, exchange) for exchange in list(router.exchanges()))
+        return (self._exchange(vhost, exchange, stats) for exchange in list(router.exchanges()))
 
     def exchange_count(self, vhost: str) -> int:
-        return sum(1 for _ in self._broker.vhost(vhost).router.exchanges())
+        return self._broker.vhost(vhost).router.exchange_count
 
-    def exchange(self, vhost: str, name: str) -> ExchangeView | None:
+    def exchange(self, vhost: str, name: str, stats: Stats | None = None) -> ExchangeView | None:
         exchange = self._broker.vhost(vhost).router.get(name)
-        return None if exchange is None else self._exchange(vhost, exchange)
+        return None if exchange is None else self._exchange(vhost, exchange, stats)
 
-    def _exchange(self, vhost: str, exchange: Exchange) -> ExchangeView:
+    def _exchange(self, vhost: str, exchange: Exchange, stats: Stats | None = None) -> ExchangeView:
         policies = self._broker.policies.of_exchange(vhost, exchange.name)
         return ExchangeView(
             name=exchange.name,
@@ -267,6 +385,9 @@ class ManagedBroker:
             policy=None if policies.policy is None else policies.policy.name,
             operator_policy=None if policies.operator_policy is None else policies.operator_policy.name,
             effective_policy_definition=dict(policies.definition),
+            user_who_performed_action="rmq-internal" if exchange.predeclared else "",
+            partitions=partitions_of(self._broker.vhost(vhost), exchange),
+            stats={} if stats is None else stats.exchange(exchange),
         )
 
     def bindings(self, vhost: str) -> Iterator[BindingView]:
@@ -299,15 +420,15 @@ class ManagedBroker:
             if user is None or session.client.username == user:
                 yield session
 
-    def connections(self, user: str | None = None) -> Iterator[ConnectionView]:
-        return map(self._connection, self._sessions(user))
+    def connections(self, user: str | None = None, stats: Stats | None = None) -> Iterator[ConnectionView]:
+        return (self._connection(session, stats) for session in self._sessions(user))
 
-    def connection(self, name: str) -> ConnectionView | None:
+    def connection(self, name: str, stats: Stats | None = None) -> ConnectionView | None:
         found = (session for session in self._sessions() if session.client.name == name)
         session = next(found, None)
-        return None if session is None else self._connection(session)
+        return None if session is None else self._connection(session, stats)
 
-    def _connection(self, session: Session) -> ConnectionView:
+    def _connection(self, session: Session, stats: Stats | None = None) -> ConnectionView:
         client, limits, incoming = session.client, session.limits, session.incoming
         peer, _, here = client.name.partition(" -> ")
         blocked = incoming.blocked and session.state is State.RUNNING
@@ -328,33 +449,58 @@ class ManagedBroker:
             timeout=limits.heartbeat_s,
             connected_at=client.connected_at_ms,
             client_properties=client.properties,
+            ssl=_port(here) == _port(self._node.amqps_address) != 0,
+            user_provided_name=client.given_name or None,
+            user_who_performed_action=client.username,
+            recv_cnt=incoming.received_count,
+            send_cnt=session.outbox.sent_count,
+            stats={} if stats is None else stats.connection(session),
             recv_oct=incoming.received_bytes,
             send_oct=session.outbox.sent_bytes,
             send_pend=session.outbox.size,
         )
 
-    def channels(self, user: str | None = None) -> Iterator[ChannelView]:
+    def channels(self, user: str | None = None, stats: Stats | None = None) -> Iterator[ChannelView]:
         return (
-            self._channel(session, channel)
+            self._channel(session, channel, stats)
             for session in self._sessions(user)
             for channel in list(session.channels.values())
         )
 
-    def channels_of(self, connection: str) -> Iterator[ChannelView]:
+    def channels_of(self, connection: str, stats: Stats | None = None) -> Iterator[ChannelView]:
         return (
-            self._channel(session, channel)
+            self._channel(session, channel, stats)
             for session in self._sessions()
             if session.client.name == connection
             for channel in list(session.channels.values())
         )
 
-    def _channel(self, session: Session, channel: Channel) -> ChannelView:
+    def consumers_on(self, name: str) -> Iterator[ConsumerView | None]:
+        """Yield the consumers of a channel, and None for each consumer of others on the same queues."""
+        connection, _, number = name.removesuffix(")").rpartition(" (")
+        for session in self._sessions():
+            channel = session.channels.get(int(number)) if number.isdecimal() else None
+            if session.client.name != connection or channel is None:
+                continue
+            keys = {subscription.key for subscription in channel.subscriptions.values()}
+            for queue in list(channel.consumed):
+                for consumer in queue.host.consumers():
+                    yield self._consumer(queue, consumer) if consumer.key[-4:] in keys else None
+
+    def _channel(self, session: Session, channel: Channel, stats: Stats | None = None) -> ChannelView:
+        peer = session.client.name.partition(" -> ")[0]
         return ChannelView(
             name=f"{session.client.name} ({channel.number})",
             number=channel.number,
             user=session.client.username,
             vhost=channel.vhost.name,
-            connection_details={"name": session.client.name},
+            connection_details={
+                "name": session.client.name,
+                "peer_host": peer.rpartition(":")[0],
+                "peer_port": _port(peer),
+            },
+            user_who_performed_action=session.client.username,
+            stats={} if stats is None else stats.channel(channel),
             node=self.name,
             state="closing" if channel.closing else "running",
             confirm=channel.confirms is not None,
@@ -389,6 +535,8 @@ class ManagedBroker:
             channel["name"] = f"{client.name} ({number})"
             channel["connection_name"] = client.name
             channel["user"] = client.username
+            peer = client.name.partition(" -> ")[0]
+            channel["peer_host"], channel["peer_port"] = peer.rpartition(":")[0], _port(peer)
             arguments = subscription.arguments
         offset = lag = None
         if isinstance(queue.host, StreamHost):
@@ -568,6 +716,12 @@ class ManagedBroker:
             )
         return new
 
+    async def add_partitions(self, vhost: str, name: str, more: int) -> None:
+        """Make a super stream larger. Raises AMQPError as a declare does."""
+        result = await self._propose(growth(self._broker.vhost(vhost), name, more))
+        if result.error:
+            raise PreconditionFailed(result.error)
+
     async def delete_exchange(self, vhost: str, name: str, *, if_unused: bool) -> None:
         with Direct(self._broker, vhost, ITSELF) as direct:
             await direct.ask(methods.make(commands.Exchange.Delete, exchange=name, if_unused=if_unused))
@@ -666,6 +820,10 @@ class ManagedBroker:
         return got
 
 
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
 def _default_binding(vhost: str, queue: str) -> BindingView:
     return BindingView(source="", vhost=vhost, destination=queue, destination_type="queue", routing_key=queue)
 
@@ -687,12 +845,15 @@ def _port(address: str) -> int:
 
 
 def _stream(host: StreamHost) -> dict[str, Any]:
+    host.look()
     return {
         "first_offset": host.first_offset,
         "next_offset": host.next_offset,
         "segments": host.segment_count,
         "oldest_timestamp": host.first_ms,
         "lost_messages": host.lost_count,
+        "compression": host.codec,
+        "compacted_offset": None if host.compacting is None else host.compacting.stop,
     }
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
+from amqp_server.broker.traffic import Traffic
 from amqp_server.broker.users import MONITORING
 from amqp_server.config import InvalidOption
 from amqp_server.management.answer import NO_CONTENT, Answer, bad_request, not_found
 from amqp_server.management.call import Call
-from amqp_server.management.connections import visible_channels, visible_connections
 from amqp_server.management.counts import count_messages
+from amqp_server.management.everywhere import Answers, ask_others
+from amqp_server.management.history import DETAILED, GLOBAL
+from amqp_server.management.listing import listing
+from amqp_server.management.stats import merged
+from amqp_server.management.views import ListenerView, NodeView
 
 #: RabbitMQ's flags of what there is here, with its words.
 FEATURES = {
@@ -26,30 +30,39 @@ FEATURES = {
 
 
 async def overview(call: Call) -> Any:
-    broker = call.broker
+    broker, stats = call.broker, call.stats
     vhosts = call.vhosts()
-    counts = await count_messages(call, vhosts)
-    told = {
+    counts = await count_messages(call, vhosts, own=call.local or broker.others is not None)
+    channels, connections, traffic = await _look_at_clients(call)
+    lengths = {
+        "messages": counts.messages,
+        "messages_ready": counts.messages_ready,
+        "messages_unacknowledged": counts.messages_unacknowledged,
+    }
+    told: dict[str, Any] = {
         "management_version": broker.version,
         "product_name": broker.product,
         "product_version": broker.version,
         "build": broker.build,
         "rabbitmq_version": broker.version,
-        "cluster_name": broker.name,
-        "rates_mode": "none",
-        "message_stats": {},
-        "exchange_types": [
-            {"name": name, "description": f"{name} exchange", "enabled": True}
-            for name in broker.exchange_types()
-        ],
-        "queue_totals": {
-            "messages": counts.messages,
-            "messages_ready": counts.messages_ready,
-            "messages_unacknowledged": counts.messages_unacknowledged,
+        "cluster_name": broker.cluster_name(),
+        "erlang_version": "",
+        "erlang_full_version": "",
+        "release_series_support_status": "supported",
+        "rates_mode": "basic",
+        "sample_retention_policies": {
+            "global": [age_s for age_s, _ in GLOBAL],
+            "basic": [age_s for age_s, _ in DETAILED],
+            "detailed": [age_s for age_s, _ in DETAILED],
         },
+        "disable_stats": False,
+        "enable_queue_totals": False,
+        "message_stats": {},
+        "exchange_types": broker.exchange_types(),
+        "queue_totals": lengths,
         "object_totals": {
-            "channels": await _count(call, visible_channels(call)),
-            "connections": await _count(call, visible_connections(call)),
+            "channels": channels,
+            "connections": connections,
             "consumers": counts.consumers,
             "exchanges": sum(broker.exchange_count(vhost) for vhost in vhosts),
             "queues": counts.queues,
@@ -58,20 +71,66 @@ async def overview(call: Call) -> Any:
         "statistics_db_event_queue": 0,
     }
     if call.may(MONITORING):
-        told["listeners"] = [msgspec.structs.asdict(listener) for listener in broker.listeners()]
+        told["queue_totals"] = stats.queue_totals(lengths)
+        told["message_stats"] = stats.message_stats(traffic)
+        told["churn_rates"] = stats.churn(broker.churn())
+        told["listeners"] = [_listener(listener) for listener in broker.listeners()]
+        told["contexts"] = [context | {"node": broker.name} for context in broker.contexts()]
+    else:
+        # Of the vhosts that the user may see.
+        seen = merged(stats.vhost(vhost) for vhost in vhosts)
+        told["queue_totals"] = lengths | {
+            f"{name}_details": seen.get(f"{name}_details", {"rate": 0.0}) for name in lengths
+        }
+        told["message_stats"] = seen.get("message_stats", {})
+    return told if call.local else _everywhere(call, told, await ask_others(call))
+
+
+#: What all nodes have, and what has to be added up.
+JOINED, ADDED = ("listeners", "contexts"), ("message_stats", "queue_totals", "churn_rates")
+COUNTED = ("channels", "connections", "consumers", "queues")
+
+
+def _everywhere(call: Call, told: dict[str, Any], answers: Answers) -> dict[str, Any]:
+    bodies: list[dict[str, Any]] = [body for body in answers.bodies.values() if body is not None]
+    for name in JOINED:
+        if name in told:
+            told[name] = [each for body in (told, *bodies) for each in body.get(name, ())]
+    for name in ADDED:
+        if name in told:
+            told[name] = merged(body[name] for body in (told, *bodies) if name in body)
+    totals: dict[str, int] = told["object_totals"]
+    for name in COUNTED:
+        totals[name] += sum(body["object_totals"][name] for body in bodies)
+    if answers.missing:
+        told["missing_nodes"] = answers.missing
+        # Queues of nodes that are down are there all the same.
+        totals["queues"] = max(totals["queues"], sum(map(call.broker.queue_count, call.vhosts())))
     return told
 
 
-async def _count(call: Call, items: Iterable[object]) -> int:
-    count = 0
-    for _ in items:
+async def _look_at_clients(call: Call) -> tuple[int, int, Traffic]:
+    """Return the channels and connections that the user may see, and what they and those before them have done."""
+    channels = connections = 0
+    traffic = call.broker.ended_traffic()
+    for opened in call.broker.clients(None if call.may(MONITORING) else call.user.name):
         await call.slices.rest()
-        count += 1
-    return count
+        connections += 1
+        channels += len(opened)
+        for channel in opened:
+            if not channel.closed:
+                traffic.add(channel.counted())
+    return channels, connections, traffic
+
+
+def _listener(listener: ListenerView) -> dict[str, Any]:
+    return msgspec.structs.asdict(listener) | {
+        "socket_opts": {"port": listener.port, "ip": listener.ip_address, "nodelay": True}
+    }
 
 
 async def cluster_name(call: Call) -> Any:
-    return {"name": call.broker.name}
+    return {"name": call.broker.cluster_name()}
 
 
 async def whoami(call: Call) -> Any:
@@ -79,12 +138,35 @@ async def whoami(call: Call) -> Any:
 
 
 async def nodes(call: Call) -> Any:
-    return [call.broker.node()]
+    own = _node_row(call.broker.node(call.stats))
+    if call.local:
+        return own
+    answers = await ask_others(call)
+    rows: list[dict[str, Any]] = [own, *(body for body in answers.bodies.values() if body is not None)]
+    rows += [_down(name) for name in answers.missing]
+    rows.sort(key=lambda row: str(row["name"]))
+    return await listing(call, rows, dict)
+
+
+def _down(name: str) -> dict[str, Any]:
+    """Return the row of a node that does not answer, as RabbitMQ has it."""
+    return {"name": name, "type": "disc", "running": False, "being_drained": False}
+
+
+def _node_row(node: NodeView) -> dict[str, Any]:
+    row = msgspec.structs.asdict(node)
+    del row["stats"]
+    return row | node.stats
 
 
 async def node(call: Call) -> Any:
-    _require_node(call)
-    return call.broker.node()
+    name, others = call.path["node"], call.broker.others
+    if name == call.broker.name:
+        return _node_row(call.broker.node(call.stats))
+    if call.local or others is None or name not in others.names():
+        raise not_found()
+    answers = await ask_others(call, [name])
+    return answers.bodies.get(name) or _down(name)
 
 
 class MemoryLimit(msgspec.Struct):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -10,11 +11,18 @@ from amqp_server.broker.vhosts import VhostRecord, VhostRefused
 from amqp_server.management.answer import NO_CONTENT, Answer, bad_request, created, not_found
 from amqp_server.management.call import Call
 from amqp_server.management.counts import count_messages
+from amqp_server.management.everywhere import ask_others
 from amqp_server.management.listing import listing
+from amqp_server.management.stats import merged
 
 
 async def _shown(call: Call, vhost: VhostRecord) -> dict[str, Any]:
-    counts = await count_messages(call, [vhost.name])
+    counts = await count_messages(call, [vhost.name], own=call.broker.others is not None)
+    told = call.stats.vhost(vhost.name) | {
+        "messages": counts.messages,
+        "messages_ready": counts.messages_ready,
+        "messages_unacknowledged": counts.messages_unacknowledged,
+    }
     return {
         "name": vhost.name,
         "description": vhost.description,
@@ -23,10 +31,7 @@ async def _shown(call: Call, vhost: VhostRecord) -> dict[str, Any]:
         "default_queue_type": vhost.default_queue_type or "undefined",
         "tracing": False,
         "cluster_state": {call.broker.name: "running"},
-        "messages": counts.messages,
-        "messages_ready": counts.messages_ready,
-        "messages_unacknowledged": counts.messages_unacknowledged,
-    }
+    } | told
 
 
 def _metadata(vhost: VhostRecord) -> dict[str, Any]:
@@ -36,12 +41,39 @@ def _metadata(vhost: VhostRecord) -> dict[str, Any]:
     return told
 
 
+#: What each node has a part of.
+COUNTED = ("messages", "messages_ready", "messages_unacknowledged", "recv_oct", "send_oct", "message_stats")
+
+
+def _everywhere(
+    row: dict[str, Any], told: Iterable[dict[str, Any]], missing: Iterable[str]
+) -> dict[str, Any]:
+    told = list(told)
+    parts = [
+        {name: each[name] for name in each if name.removesuffix("_details") in COUNTED}
+        for each in (row, *told)
+    ]
+    for each in told:
+        row["cluster_state"] |= each["cluster_state"]
+    row["cluster_state"] |= dict.fromkeys(missing, "nodedown")
+    return row | merged(parts)
+
+
 async def vhosts(call: Call) -> Any:
-    return await listing(call, [await _shown(call, vhost) for vhost in call.visible_vhosts()], dict)
+    rows = [await _shown(call, vhost) for vhost in call.visible_vhosts()]
+    if not call.local:
+        answers = await ask_others(call)
+        told: dict[str, list[dict[str, Any]]] = {}
+        for each in answers.all_rows():
+            told.setdefault(each["name"], []).append(each)
+        rows = [_everywhere(row, told.get(row["name"], ()), answers.missing) for row in rows]
+    return await listing(call, rows, dict)
 
 
 async def vhost(call: Call) -> Any:
-    return await _shown(call, call.broker.vhosts.require(call.vhost()))
+    row = await _shown(call, call.broker.vhosts.require(call.vhost()))
+    answers = await ask_others(call)
+    return _everywhere(row, [body for body in answers.bodies.values() if body], answers.missing)
 
 
 class VhostRequest(msgspec.Struct):

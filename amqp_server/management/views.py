@@ -29,16 +29,23 @@ class QueueView(msgspec.Struct, kw_only=True):
     operator_policy: str | None = None
     effective_policy_definition: Details = {}
     consumers: int = 0
+    #: 1.0 where consumers take all there is at once, else 0.0.
+    consumer_capacity: float = 0.0
+    consumer_utilisation: float = 0.0
     messages: int = 0
     messages_ready: int = 0
     messages_unacknowledged: int = 0
     message_bytes: int = 0
+    message_bytes_ready: int = 0
+    message_bytes_ram: int = 0
     memory: int = 0
+    exclusive_consumer_tag: str | None = None
     #: `{"name": connection}` of an exclusive queue's owner.
     owner_pid_details: Details = {}
     single_active_consumer_tag: str | None = None
-    #: What only a stream has; it is shown among the others.
+    #: What only a stream has, and counters with their rates; they are shown among the others.
     stream: Details = {}
+    stats: Details = {}
 
 
 class ExchangeView(msgspec.Struct, kw_only=True):
@@ -53,6 +60,9 @@ class ExchangeView(msgspec.Struct, kw_only=True):
     operator_policy: str | None = None
     effective_policy_definition: Details = {}
     user_who_performed_action: str = ""
+    #: Of a super stream: its partitions, in their order; others do not show it.
+    partitions: list[str] | None = None
+    stats: Details = {}
 
 
 class BindingView(msgspec.Struct, kw_only=True):
@@ -80,6 +90,15 @@ class ConnectionView(msgspec.Struct, kw_only=True):
     protocol: str = "AMQP 0-9-1"
     state: str = "running"
     ssl: bool = False
+    ssl_protocol: str | None = None
+    ssl_key_exchange: str | None = None
+    ssl_cipher: str | None = None
+    ssl_hash: str | None = None
+    peer_cert_subject: str | None = None
+    peer_cert_issuer: str | None = None
+    peer_cert_validity: str | None = None
+    user_provided_name: str | None = None
+    user_who_performed_action: str = ""
     auth_mechanism: str = "PLAIN"
     channels: int = 0
     channel_max: int = 0
@@ -89,9 +108,13 @@ class ConnectionView(msgspec.Struct, kw_only=True):
     #: Milliseconds since 1970.
     connected_at: int = 0
     client_properties: Details = {}
+    #: Reads that brought bytes, and sends that took some.
+    recv_cnt: int = 0
+    send_cnt: int = 0
     recv_oct: int = 0
     send_oct: int = 0
     send_pend: int = 0
+    stats: Details = {}
 
 
 class ChannelView(msgspec.Struct, kw_only=True):
@@ -113,6 +136,9 @@ class ChannelView(msgspec.Struct, kw_only=True):
     acks_uncommitted: int = 0
     prefetch_count: int = 0
     global_prefetch_count: int = 0
+    pending_raft_commands: int = 0
+    user_who_performed_action: str = ""
+    stats: Details = {}
 
 
 class ConsumerView(msgspec.Struct, kw_only=True):
@@ -127,6 +153,8 @@ class ConsumerView(msgspec.Struct, kw_only=True):
     activity_status: str = "up"
     prefetch_count: int = 0
     priority: int = 0
+    #: In ms; 0: deliveries may stay unacked for ever.
+    consumer_timeout: int = 0
     arguments: Details = {}
     #: Of a stream's consumer: the offset that it gets next, and how many messages there are from it on.
     offset: int | None = None
@@ -137,6 +165,7 @@ class NodeView(msgspec.Struct, kw_only=True):
     name: str
     type: str = "disc"
     running: bool = True
+    being_drained: bool = False
     os_pid: str = ""
     uptime: int = 0
     processors: int = 1
@@ -149,6 +178,21 @@ class NodeView(msgspec.Struct, kw_only=True):
     fd_used: int = 0
     fd_total: int = 0
     sockets_used: int = 0
+    sockets_total: int = 0
+    rates_mode: str = "basic"
+    partitions: list[str] = []
+    config_files: list[str] = []
+    log_files: list[str] = []
+    db_dir: str = ""
+    enabled_plugins: list[str] = []
+    net_ticktime: int = 0
+    mem_calculation_strategy: str = "rss"
+    applications: list[Details] = []
+    auth_mechanisms: list[Details] = []
+    contexts: list[Details] = []
+    exchange_types: list[Details] = []
+    cluster_links: list[Details] = []
+    stats: Details = {}
 
 
 class ListenerView(msgspec.Struct, kw_only=True):

@@ -24,7 +24,11 @@ class Invocation:
         self._login = (url, user, password)
         self._client: Client | None = None
         self.quiet = quiet
-        self.json = formatter == "json"
+        self.formatter = formatter
+
+    @property
+    def json(self) -> bool:
+        return self.formatter == "json"
 
     @property
     def client(self) -> Client:
@@ -53,7 +57,7 @@ def _output_options() -> list[click.Parameter]:
 
     def set_formatter(ctx: click.Context, param: click.Parameter, given: str | None) -> None:
         if given is not None:
-            ctx.find_object(Invocation).json = given == "json"  # type: ignore[union-attr]
+            ctx.find_object(Invocation).formatter = given  # type: ignore[union-attr]
 
     return [
         click.Option(
@@ -70,8 +74,8 @@ def _output_options() -> list[click.Parameter]:
 
 
 QUIET_HELP = "Tables without their header."
-FORMATTERS = ["table", "json"]
-FORMATTER_HELP = "How answers are printed."
+FORMATTERS = ["table", "json", "csv"]
+FORMATTER_HELP = "How answers are printed. Tables have tabs between columns, and fit the width of a terminal."
 
 
 class Command(click.Command):

@@ -1,8 +1,12 @@
-"""Rows for people and scripts: columns between tabs, under a header."""
+"""Rows for people and scripts: columns under a header, between tabs or in CSV, and side by side on a terminal."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import shutil
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,11 +24,47 @@ def show(columns: Sequence[str], rows: Iterable[Sequence[object]], invocation: I
             "[\n" + "".join(f"{',' if index else ''}{each}\n" for index, each in enumerate(objects)) + "]"
         )
         return
-    lines = ["\t".join(map(text, row)) for row in rows]
-    if lines and not invocation.quiet:
-        lines.insert(0, "\t".join(columns))
-    if lines:
-        click.echo("\n".join(lines))
+    cells = [[text(value) for value in row] for row in rows]
+    if cells and not invocation.quiet:
+        cells.insert(0, list(columns))
+    if not cells:
+        return
+    if invocation.formatter == "csv":
+        written = io.StringIO()
+        csv.writer(written, lineterminator="\n").writerows(cells)
+        click.echo(written.getvalue(), nl=False)
+    elif sys.stdout.isatty():
+        click.echo("\n".join(fitted(cells, shutil.get_terminal_size().columns)))
+    else:
+        click.echo("\n".join(map("\t".join, cells)))
+
+
+#: Blanks between two columns, and characters that a column keeps however narrow the terminal is.
+GAP, WIDTH_MIN = 2, 6
+
+
+def fitted(cells: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Return lines of columns side by side; the widest columns are cut until the lines fit."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    over = sum(widths) + GAP * (len(widths) - 1) - width
+    while over > 0:
+        widest = max(widths)
+        if widest <= WIDTH_MIN:
+            break
+        next_ = max((each for each in widths if each < widest), default=0)
+        wide = [index for index, each in enumerate(widths) if each == widest]
+        less = min(widest - max(next_, WIDTH_MIN), -(-over // len(wide)))
+        for index in wide:
+            widths[index] -= less
+        over -= less * len(wide)
+    return [
+        (" " * GAP).join(_cut(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    ]
+
+
+def _cut(cell: str, width: int) -> str:
+    return cell.ljust(width) if len(cell) <= width else cell[: width - 1] + "…"
 
 
 def text(value: object) -> str:

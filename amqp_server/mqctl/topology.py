@@ -115,6 +115,15 @@ def declare_exchange(
     invocation.client.put("exchanges", vhost, name, body=body | {"arguments": pairs(arguments)})
 
 
+@mqctl.command("add_partitions", help="Makes so many more partitions of a super stream.")
+@in_vhost
+@click.argument("name")
+@click.argument("count", type=click.IntRange(min=1))
+@pass_invocation
+def add_partitions(invocation: Invocation, vhost: str, name: str, count: int) -> None:
+    invocation.client.post("exchanges", vhost, name, "partitions", body={"add": count})
+
+
 @mqctl.command("delete_exchange", help="Deletes an exchange.")
 @in_vhost
 @click.argument("name")

@@ -8,6 +8,7 @@ numbers are written over all of them at once by slices with a step. So no messag
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
 from collections.abc import Iterable
 from itertools import chain, repeat
 from typing import Final
@@ -37,8 +38,16 @@ class BatchReader:
 
     @property
     def offset(self) -> int:
-        """The offset of the next message."""
-        return self.batch.base + self.index
+        """The offset of the next message; behind the last one that of the next batch."""
+        batch = self.batch
+        if batch.offsets is None:
+            return batch.base + self.index
+        return batch.base + batch.offsets[self.index] if self.left else batch.stop
+
+    def skip_to(self, offset: int) -> None:
+        """Pass over messages before this offset."""
+        offsets, low = self.batch.offsets, offset - self.batch.base
+        self.skip((low if offsets is None else bisect_left(offsets, low)) - self.index)
 
     def skip(self, count: int) -> None:
         """Pass over so many messages, which are there."""

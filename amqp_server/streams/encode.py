@@ -7,14 +7,17 @@ one. So a run of items of one size is delivered by one `join` (see deliver.py).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain, repeat
 from operator import itemgetter
 from typing import Final
 
+from amqp_server.streams.taken import last_names
 from amqp_server.wire import content, tables
 from amqp_server.wire.content import Properties
 from persistence.streams import batch as batches
 from persistence.streams.batch import COUNT_MAX, FILTER_BYTES_MAX, Batch, Shape
+from quorum_queue.machine.dedup import Names
 from quorum_queue.machine.run import Run
 
 #: A batch is closed when it has so many bytes.
@@ -24,7 +27,31 @@ LAYOUTS_MAX: Final = 1024
 LAYOUT_BYTES_MAX: Final = 1024
 OFFSET: Final = b"x-stream-offset"
 FILTER: Final = b"x-stream-filter-value"
+#: Content encodings of what need not be compressed once more.
+COMPRESSIONS: Final = frozenset(
+    [
+        "gzip",
+        "x-gzip",
+        "deflate",
+        "zip",
+        "zlib",
+        "br",
+        "brotli",
+        "compress",
+        "x-compress",
+        "zstd",
+        "lz4",
+        "snappy",
+        "bzip2",
+        "bz2",
+        "xz",
+        "lzma",
+        "lzo",
+    ]
+)
 _LOW: Final = [bytes((value,)) for value in range(256)]
+#: Runs of so many messages are encoded together with others.
+SHORT_RUN: Final = 64
 _HEADERS_FLAG: Final = 0x2000
 _flatten = chain.from_iterable
 
@@ -32,14 +59,16 @@ _flatten = chain.from_iterable
 class Layout:
     """How the properties of a message are written around its offset."""
 
-    __slots__ = ("after", "before", "value")
+    __slots__ = ("after", "before", "dense", "value")
 
-    def __init__(self, before: bytes, after: bytes, value: bytes | None) -> None:
+    def __init__(self, before: bytes, after: bytes, value: bytes | None, dense: bool) -> None:
         #: From the property flags to the offset.
         self.before = before
         self.after = after
         #: Its filter value.
         self.value = value
+        #: Its publisher has compressed it.
+        self.dense = dense
 
 
 class Layouts:
@@ -71,6 +100,12 @@ def _alike(contents: list[bytes], front: bytes) -> bool:
     return list(map(itemgetter(slice(len(front))), contents)).count(front) == count
 
 
+def _in_one_frame(first: bytes, front: bytes) -> bool:
+    """Return whether a message, which begins with this content header, has one body frame at most."""
+    at = len(front)
+    return len(first) == at or int.from_bytes(first[at + 3 : at + 7], "big") + 8 == len(first) - at
+
+
 def _largest(framed: bytes, at: int) -> int:
     """Return the bytes of the largest of the frames from here on."""
     largest = 0
@@ -95,7 +130,15 @@ def _layout(header: bytes) -> Layout:
             part = after
         elif name in properties.raw:
             part.append(properties.raw[name])
-    return Layout(b"".join(before), b"".join(after), _filter_value(table))
+    return Layout(b"".join(before), b"".join(after), _filter_value(table), _is_dense(properties))
+
+
+def _is_dense(properties: Properties) -> bool:
+    """Return whether the content encoding is a compression. Many clients write a character set there."""
+    encoding = properties.text("content_encoding")
+    # Spring has gzip:UTF-8, and others a list as HTTP has it.
+    words = [] if encoding is None else encoding.lower().replace(",", " ").replace(":", " ").split()
+    return any(word in COMPRESSIONS for word in words)
 
 
 def _filter_value(table: bytes) -> bytes | None:
@@ -111,11 +154,21 @@ def _filter_value(table: bytes) -> bytes | None:
 class Encoded:
     """A batch in memory, and the parts that are written of it."""
 
-    __slots__ = ("batch", "parts")
+    __slots__ = ("batch", "names", "parts", "stamps")
 
-    def __init__(self, batch: Batch, parts: list[bytes]) -> None:
+    def __init__(
+        self,
+        batch: Batch,
+        parts: list[bytes],
+        names: Sequence[bytes] = (),
+        stamps: list[tuple[int, int, int]] | None = None,
+    ) -> None:
         self.batch = batch
         self.parts = parts
+        #: By which duplicates of its messages are known.
+        self.names = names
+        #: Where the offsets stand, if that is wanted: neighbours, the size of each, and the place in it.
+        self.stamps = stamps
 
 
 class Encoder:
@@ -124,62 +177,105 @@ class Encoder:
     __slots__ = (
         "_base",
         "_count",
+        "_dense_bytes",
         "_done",
         "_filters",
         "_items",
         "_layouts",
+        "_named",
         "_shapes",
+        "_short",
+        "_short_channel",
+        "_short_heads",
         "_size",
+        "_stamps",
         "_time_ms",
         "_values",
     )
 
-    def __init__(self, layouts: Layouts, base: int, time_ms: int) -> None:
+    def __init__(self, layouts: Layouts, base: int, time_ms: int, *, stamped: bool = False) -> None:
+        """`stamped`: note where the offsets stand, because they are written later."""
         self._layouts = layouts
         self._base = base
         self._time_ms = time_ms
         self._done: list[Encoded] = []
-        self._count = self._size = 0
+        self._count = self._size = self._dense_bytes = 0
         self._items: list[bytes] = []
         self._shapes: list[Shape] = []
         #: Numbers of the filter values, and that of each message.
         self._values: dict[bytes | None, int] = {}
         self._filters: list[int] = []
+        #: Names of messages, by the offset of the first of them, as far as they are in no batch yet.
+        self._named: list[tuple[int, Names]] = []
+        #: Messages of short runs, which are encoded together: where keys alternate, as in a super stream, each message is a
+        #: run of its own. Their heads, and the channel that their frames carry.
+        self._short: list[bytes] = []
+        self._short_heads: list[bytes] = []
+        self._short_channel = 0
+        self._stamps: list[tuple[int, int, int]] | None = [] if stamped else None
 
     @property
     def next_offset(self) -> int:
         """The offset of the next message."""
-        return self._base + self._count
+        return self._base + self._count + len(self._short)
 
-    def add(self, run: Run) -> None:
+    def add(self, run: Run, names: Names | None = None) -> None:
         """Add messages behind the others."""
         contents = run.contents
         assert contents is not None
-        heads = run.heads
-        channel = run.attributes.channel
+        if names is not None:
+            self._named.append((self.next_offset, names))
+        heads, count, channel = run.heads, len(contents), run.attributes.channel
+        if heads is None and count > SHORT_RUN:
+            self._add_short()
+            self._add_run(contents, [run.head], channel)
+            return
+        if self._short and self._short_channel != channel:
+            self._add_short()
+        self._short_channel = channel
+        self._short += contents
+        self._short_heads += [run.head] * count if heads is None else heads
+
+    def _add_short(self) -> None:
+        """Add the messages of short runs that have gathered."""
+        if self._short:
+            contents, heads = self._short, self._short_heads
+            self._short, self._short_heads = [], []
+            if heads.count(heads[0]) == len(heads):
+                heads = heads[:1]
+            self._add_run(contents, heads, self._short_channel)
+
+    def _add_run(self, contents: list[bytes], heads: list[bytes], channel: int) -> None:
+        """Add messages with one head, or with one each."""
         count, start = len(contents), 0
-        if heads is None and count > 1:
+        if count > 1:
             front = contents[0][: 8 + int.from_bytes(contents[0][3:7], "big")]
-            if _alike(contents, front):
-                self._add_alike(contents, run.head, front, channel)
+            same = list(map(len, heads)).count(len(heads[0])) == len(heads)
+            if same and _alike(contents, front) and (len(heads) == 1 or _in_one_frame(contents[0], front)):
+                self._add_alike(contents, heads, front, channel)
                 return
+        one = len(heads) == 1
         while start < count:
             first = contents[start]
             size, front = len(first), first[: 8 + int.from_bytes(first[3:7], "big")]
-            head = run.head if heads is None else heads[start]
+            head = heads[0] if one else heads[start]
             stop = start + 1
             while stop < count:
                 each = contents[stop]
                 if len(each) != size or not each.startswith(front):
                     break
-                if heads is not None and heads[stop] != head:
+                if not one and heads[stop] != head:
                     break
                 stop += 1
-            self._add_alike(contents[start:stop], head, front, channel)
+            self._add_alike(contents[start:stop], [head], front, channel)
             start = stop
 
-    def _add_alike(self, contents: list[bytes], head: bytes, front: bytes, channel: int) -> None:
-        """Add messages with the same routing, the same content header, and bodies of the same length."""
+    def _add_alike(self, contents: list[bytes], heads: list[bytes], front: bytes, channel: int) -> None:
+        """Add messages with the same content header, and bodies of the same length.
+
+        They have the same routing, or each its own, of the same length; then their bodies have no second frame.
+        """
+        head = heads[0]
         layout = self._layouts.of(front[7:-1])
         payload_bytes = 20 + len(layout.before) + len(layout.after)
         pre = b"".join(
@@ -196,14 +292,14 @@ class Encoder:
         post = layout.after + b"\xce"
         if len(first) == at:
             shape = Shape(0, len(pre) + 8 + len(post), len(head), payload_bytes, 0)
-            self._add_shaped(contents, shape, pre, post, at, layout.value)
+            self._add_shaped(contents, heads, shape, pre, post, at, layout)
             return
         frame_bytes = int.from_bytes(first[at + 3 : at + 7], "big") + 8
         if frame_bytes == len(first) - at:
             post += b"\x03\x00\x01" + first[at + 3 : at + 7]
             size = len(pre) + 8 + len(post) + len(first) - at - 7
             shape = Shape(0, size, len(head), payload_bytes, frame_bytes)
-            self._add_shaped(contents, shape, pre, post, at + 7, layout.value)
+            self._add_shaped(contents, heads, shape, pre, post, at + 7, layout)
             return
         for each in contents:
             # Bodies of the same length may have been cut in different places.
@@ -211,10 +307,17 @@ class Encoder:
             shape = Shape(
                 0, len(pre) + 8 + len(post) + len(framed) - at, len(head), payload_bytes, _largest(framed, at)
             )
-            self._add_shaped([framed], shape, pre, post, at, layout.value)
+            self._add_shaped([framed], heads, shape, pre, post, at, layout)
 
     def _add_shaped(
-        self, contents: list[bytes], shape: Shape, pre: bytes, post: bytes, at: int, value: bytes | None
+        self,
+        contents: list[bytes],
+        heads: list[bytes],
+        shape: Shape,
+        pre: bytes,
+        post: bytes,
+        at: int,
+        layout: Layout,
     ) -> None:
         """Add messages of this shape, in as many batches as they take."""
         start, count = 0, len(contents)
@@ -226,8 +329,13 @@ class Encoder:
                     continue
                 room = 1
             part = contents[start : start + room]
-            self._put(part, pre, post, at)
-            self._note(shape._replace(count=len(part)), value)
+            if len(heads) == 1:
+                self._put(part, pre, post, at)
+            else:
+                self._put_headed(part, heads[start : start + room], pre, post, at)
+            if self._stamps is not None:
+                self._stamps.append((len(part), shape.size, len(pre)))
+            self._note(shape._replace(count=len(part)), layout)
             start += len(part)
 
     def _put(self, contents: list[bytes], pre: bytes, post: bytes, at: int) -> None:
@@ -246,7 +354,33 @@ class Encoder:
             offset += part
             done += part
 
-    def _note(self, shape: Shape, value: bytes | None) -> None:
+    def _put_headed(
+        self, contents: list[bytes], heads: list[bytes], pre: bytes, post: bytes, at: int
+    ) -> None:
+        """As `_put`, but the head in `pre` is that of one of the messages only."""
+        offset, count, done = self.next_offset, len(contents), 0
+        bodies = map(itemgetter(slice(at, None)), contents)
+        middle = pre[1 + len(heads[0]) :]
+        while done < count:
+            low = offset & 255
+            part = min(256 - low, count - done)
+            start = middle + (offset >> 8).to_bytes(7, "big")
+            each = zip(
+                repeat(b"\x00"),
+                heads[done : done + part],
+                repeat(start),
+                _LOW[low : low + part],
+                repeat(post),
+                bodies,
+            )
+            self._items.append(b"".join(_flatten(each)))
+            offset += part
+            done += part
+
+    def _note(self, shape: Shape, layout: Layout) -> None:
+        if layout.dense:
+            self._dense_bytes += shape.count * shape.size
+        value = layout.value
         self._count += shape.count
         self._size += shape.count * shape.size
         last = self._shapes[-1] if self._shapes else None
@@ -261,16 +395,37 @@ class Encoder:
         items = b"".join(self._items)
         values = list(self._values)
         filters = self._filters if len(values) > 1 else []
-        parts = batches.encode(self._base, self._time_ms, self._shapes, items, values, filters)
+        names = self._take_names() if self._named else []
+        dense = self._dense_bytes * 2 > self._size
+        parts = batches.encode(
+            self._base, self._time_ms, self._shapes, items, values, filters, names, dense=dense
+        )
         size = sum(map(len, parts))
         batch = Batch(self._base, self._time_ms, self._shapes, items, values, filters, size)
-        self._done.append(Encoded(batch, parts))
+        self._done.append(Encoded(batch, parts, names, self._stamps))
         self._base += self._count
-        self._count = self._size = 0
+        self._count = self._size = self._dense_bytes = 0
         self._items, self._shapes, self._values, self._filters = [], [], {}, []
+        if self._stamps is not None:
+            self._stamps = []
+
+    def _take_names(self) -> list[bytes]:
+        """Return the names of the messages of this batch."""
+        stop = self._base + self._count
+        found: list[bytes] = []
+        rest: list[tuple[int, Names]] = []
+        for first, names in self._named:
+            start, end = max(self._base - first, 0), min(stop - first, len(names))
+            if start < end:
+                found += last_names(names, start, end)
+            if first + len(names) > stop:
+                rest.append((first, names))
+        self._named = rest
+        return found
 
     def finish(self) -> list[Encoded]:
         """Return all batches."""
+        self._add_short()
         if self._count:
             self._close()
         return self._done

@@ -10,20 +10,25 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any, Protocol
 
 from outcome import Error, Outcome
 
+from amqp_server.streams.compacting import Compacting, Compaction
 from amqp_server.streams.deliver import BatchReader
 from amqp_server.streams.encode import Encoded, Encoder, Layouts
 from amqp_server.streams.start import Start
+from amqp_server.streams.taken import Taken
 from persistence.errors import CorruptRecord
 from persistence.streams import batch as batches
-from persistence.streams.batch import Batch, Damaged
+from persistence.streams.batch import HEAD_BYTES, Batch, Damaged
+from persistence.streams.compaction import Throttle
+from persistence.streams.compression import NONE
 from persistence.streams.log import Lost, Place, Read, Stored, StreamLog, Wanted
+from persistence.streams.names import Keeper
 from persistence.streams.retention import Limits, due_ms, outdated
 from quorum_queue.clock import Clock, QueueTime
 from quorum_queue.host import DELETED, Key, QueueHost, answer_publishes
@@ -59,17 +64,33 @@ class Journal(Protocol):
 class Store(Protocol):
     """See persistence.streams.store."""
 
-    def log(self, queue_id: int, segment_bytes: int) -> StreamLog: ...
+    def log(
+        self, queue_id: int, segment_bytes: int, *, keeper: Keeper | None = None, codec: str = NONE
+    ) -> StreamLog: ...
 
     def write(self, call: Callable[[], Any], done: Callable[[Any], None]) -> None: ...
 
+    def compact(self, call: Callable[[Throttle], Any], done: Callable[[Outcome[Any]], None]) -> None: ...
+
     def read(self, call: Callable[[], Any], done: Callable[[Outcome[Any]], None]) -> None: ...
+
+    def keep(self, queue_ids: Iterable[int], highest: int | None = None) -> None: ...
 
 
 class StreamOptions:
     """What the streams of a node are set to; see the fields of amqp_server.config of the same names."""
 
-    __slots__ = ("flush_bytes", "flush_ms", "limits", "read_bytes_max", "segment_bytes")
+    __slots__ = (
+        "codec",
+        "compaction_dirty_percent",
+        "compaction_memory_bytes",
+        "flush_bytes",
+        "flush_ms",
+        "limits",
+        "read_bytes_max",
+        "segment_bytes",
+        "tombstone_age_ms",
+    )
 
     def __init__(
         self,
@@ -79,13 +100,34 @@ class StreamOptions:
         flush_bytes: int = 1 << 20,
         flush_ms: int = 5_000,
         read_bytes_max: int = 256 << 20,
+        codec: str = NONE,
+        compaction_dirty_percent: int = 50,
+        compaction_memory_bytes: int = 64 << 20,
+        tombstone_age_ms: int = 86_400_000,
     ) -> None:
+        self.compaction_dirty_percent = compaction_dirty_percent
+        self.compaction_memory_bytes = compaction_memory_bytes
+        #: Of streams declared without x-stream-tombstone-age.
+        self.tombstone_age_ms = tombstone_age_ms
+        #: Of streams declared without x-stream-compression.
+        self.codec = codec
         self.segment_bytes = segment_bytes
         #: Of streams declared without limits.
         self.limits = limits or Limits()
         self.flush_bytes = flush_bytes
         self.flush_ms = flush_ms
         self.read_bytes_max = read_bytes_max
+
+    def compaction(self, by: str | None, tombstone_age_ms: int | None) -> Compaction | None:
+        """Return what is set for a stream that was declared so."""
+        if by is None:
+            return None
+        return Compaction(
+            by,
+            self.tombstone_age_ms if tombstone_age_ms is None else tombstone_age_ms,
+            self.compaction_memory_bytes,
+            self.compaction_dirty_percent,
+        )
 
 
 class StreamServices:
@@ -219,6 +261,8 @@ class StreamHost(QueueHost):
     """See quorum_queue.ports.Host."""
 
     shares_windows = False
+    #: Retention looks at segments.
+    counts_bytes = False
 
     def __init__(
         self,
@@ -228,13 +272,36 @@ class StreamHost(QueueHost):
         limits: Limits,
         segment_bytes: int | None,
         settings: Settings,
+        codec: str | None = None,
+        compaction: Compaction | None = None,
     ) -> None:
         super().__init__(queue, services.turn)
         self.queue_id = queue_id
         self._services = services
         self._settings = settings
+        self.codec = codec or services.options.codec
         self._limits = self._limits_of(limits)
-        self._log = services.store.log(queue_id, segment_bytes or services.options.segment_bytes)
+        #: What it has taken, where duplicates are dropped: of all that was published, and of what segments have.
+        self._taken = Taken(settings) if settings.deduplicates else None
+        self._stored_taken = Taken(settings) if settings.deduplicates else None
+        self._log = services.store.log(
+            queue_id,
+            segment_bytes or services.options.segment_bytes,
+            keeper=self._stored_taken,
+            codec=self.codec,
+        )
+        #: None if the stream keeps all messages of a key.
+        self.compacting: Compacting | None = None
+        if compaction is not None:
+            self.compacting = Compacting(
+                self._log,
+                services.store,
+                compaction,
+                segment_bytes or services.options.segment_bytes,
+                self.codec,
+                services.queue_time.now_ms,
+                f"stream '{queue.name}' in vhost '{queue.vhost.name}'",
+            )
         #: Batches that are not in a segment yet, in order.
         self._tail: list[Encoded] = []
         self._tail_bytes = 0
@@ -273,7 +340,9 @@ class StreamHost(QueueHost):
         stored_stop = int.from_bytes(state, "big") if state is not None else 0
         for lost in self._log.open(stored_stop):
             self._note_lost(lost)
-        log = self._log
+        log, taken = self._log, self._taken
+        if taken is not None and self._stored_taken is not None:
+            taken.copy_from(self._stored_taken)
         self.next_offset = log.stop
         if log.segments:
             self._last_ms = log.segments[-1].last_ms
@@ -285,13 +354,17 @@ class StreamHost(QueueHost):
                 continue
             try:
                 payload = record.payload
-                batch = batches.decode(batches.decode_head(payload), payload)
+                head = batches.decode_head(payload)
+                batch = batches.decode(head, payload)
+                names = batches.decode_names(head, payload[HEAD_BYTES : HEAD_BYTES + head.meta_bytes])
             except (CorruptRecord, Damaged) as error:
                 self._note_lost(Lost(first, stop, f"the journal: {error}"))
             else:
                 if first > self.next_offset:
                     self._note_lost(Lost(self.next_offset, first, "the journal has a hole"))
-                self._add(Encoded(batch, [payload]))
+                self._add(Encoded(batch, [payload], names))
+                if taken is not None:
+                    taken.apply(batch.time_ms, names)
             self.next_offset = max(self.next_offset, stop)
         if written >= 0 or log.stop > stored_stop:
             # The node ended before it could note that.
@@ -306,6 +379,9 @@ class StreamHost(QueueHost):
                 "stream '%s' in vhost '%s' lost messages %d to %d: %s",
                 *(self.queue.name, self.queue.vhost.name, lost.low, lost.stop - 1, lost.why),
             )
+
+    def look(self) -> None:
+        """An operator looks at what is told of it."""
 
     # -- what it holds ---------------------------------------------------------------------------------------------
 
@@ -486,9 +562,14 @@ class StreamHost(QueueHost):
         waiting: list[tuple[Any, int, int]] = []
         for command in commands:
             run, origin, first = command[1], command[2], command[3]
-            encoder.add(run)
             if origin is not None:
+                # Duplicates as well: the sync that is waited for covers the first one, too.
                 waiting.append((origin, first, first + len(run.seqs) - 1))
+            if command[0] == "enqueue_once" and self._taken is not None:
+                for fresh in self._taken.fresh(run, command[4], self._last_ms):
+                    encoder.add(fresh.run, fresh.names)
+            else:
+                encoder.add(run)
         for encoded in encoder.finish():
             batch = encoded.batch
             services.journal.append(self.queue_id, batch.base, batch.count, encoded.parts, 1)
@@ -532,6 +613,8 @@ class StreamHost(QueueHost):
                 self._flush()
             else:
                 services.timers.wake(self, services.clock.monotonic_ms() + services.options.flush_ms)
+        if self.compacting is not None:
+            self.compacting.look()
         due = due_ms(self._log.segments, self._limits)
         if due is not None and not self._writing:
             services.timers.wake(self, max(due - services.queue_time.ahead_ms, 0))
@@ -541,7 +624,9 @@ class StreamHost(QueueHost):
         if self._writing:
             return
         stored = [
-            Stored(each.batch.base, each.batch.stop, each.batch.time_ms, each.parts, each.batch.size)
+            Stored(
+                each.batch.base, each.batch.stop, each.batch.time_ms, each.parts, each.batch.size, each.names
+            )
             for each in self._tail[:FLUSH_BATCHES_MAX]
             if each.batch.stop <= self._synced
         ]
@@ -666,7 +751,7 @@ class StreamHost(QueueHost):
                     return
                 reader = consumer.reader = BatchReader(batch)
                 if batch.base < consumer.next_offset:
-                    reader.skip(consumer.next_offset - batch.base)
+                    reader.skip_to(consumer.next_offset)
             wanted = consumer.wanted
             count = min(consumer.credit, reader.left)
             if wanted is not None:

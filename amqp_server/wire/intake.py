@@ -64,6 +64,7 @@ class Route:
 
     __slots__ = (
         "channel",
+        "counted",
         "exchange",
         "head",
         "key",
@@ -86,6 +87,7 @@ class Route:
         mandatory: bool,
         targets: tuple[Any, ...] = (),
         resolve: Callable[[bytes], Route] | None = None,
+        counted: Any = None,
     ) -> None:
         #: The whole method frame.
         self.key = key
@@ -97,6 +99,8 @@ class Route:
         #: Exchange and routing key as two short strings, as a delivery carries them.
         self.head = head
         self.mandatory = mandatory
+        #: The exchange, opaque here, where messages are counted.
+        self.counted = counted
         #: The queues, opaque here. Their hosts are looked up when the messages are handed over.
         self.targets = targets
         #: Where routing depends on the message: from the content header's payload to its own route.
@@ -123,6 +127,7 @@ class Segment:
         return (
             self.attributes is attributes
             and mine.targets is route.targets
+            and mine.counted is route.counted
             and bool(route.targets)
             and mine.publisher is route.publisher
             # Those that are not may find no queue any more when they are handed over.

@@ -14,7 +14,7 @@ from .scenario import Scenario, at_least
 from .spark import SPARK_SCENARIOS
 from .spark_read import SPARK_READ_SCENARIOS
 from .startup import Startup
-from .stream import Replay
+from .stream import Replay, SuperStream
 from .throughput import Throughput
 
 CONFIRM_WINDOW = 1_000
@@ -68,6 +68,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     ManyQueues(),
     Backlog(),
     Replay(),
+    SuperStream(),
     Startup(),
     *CLUSTER_SCENARIOS,
     *SPARK_SCENARIOS,

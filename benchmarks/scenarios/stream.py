@@ -1,4 +1,7 @@
-"""A stream: appended to with confirms, then read from its first message by one consumer, and by ten at once."""
+"""A stream: appended to with confirms, then read from its first message by one consumer, and by ten at once.
+
+And a super stream that is appended to: mqd chooses the partition by the key; RabbitMQ 3.10 leaves that to the publisher.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,7 @@ BLOCK = 200
 WINDOW = 20_000
 PREFETCH = 10_000
 CONSUMERS = 10
+PARTITIONS = 3
 STREAM = "bench-stream"
 MIB = 1 << 20
 
@@ -64,9 +68,51 @@ class Replay(Scenario):
         }
 
 
-def _append(connection: Connection, settled: Settled, until: int) -> float:
+class SuperStream(Scenario):
+    name = "super-stream"
+    title = "super stream of three partitions, 128 B, 100 keys: appended with confirms"
+    figures = (Figure("append", "append msg/s", at_least(4)),)
+    fresh = True
+    quick = False
+
+    def run(self, broker: Broker, pace: Pace) -> Figures:
+        count = max(int(MESSAGES * pace.share) // BLOCK, 10) * BLOCK
+        chooses = broker.name.startswith("mqd")
+        keys = (
+            [f"{number:02}" for number in range(100)]
+            if chooses
+            else [str(each) for each in range(PARTITIONS)]
+        )
+        messages = [message(STREAM, key, b"b" * BODY_BYTES, properties()) for key in keys]
+        partitions = [f"{STREAM}-{number}" for number in range(PARTITIONS)]
+        with Connection(broker.port) as connection:
+            connection.exchange(STREAM, "x-super-stream" if chooses else "direct")
+            for number, partition in enumerate(partitions):
+                connection.queue(partition, durable=True, **{"x-queue-type": "stream"})
+                connection.bind(partition, STREAM, str(number), **{"x-stream-partition-order": number})
+            connection.confirms()
+            settled = Settled(count + WARM_MESSAGES)
+            _append(connection, settled, WARM_MESSAGES, messages)
+            cpu = broker.cpu_seconds()
+            append_s = _append(connection, settled, WARM_MESSAGES + count, messages)
+            cpu = broker.cpu_seconds() - cpu
+            rss = broker.rss_bytes()
+            stored = [connection.queued(partition) for partition in partitions]
+            if chooses and sum(stored) != settled.count:
+                # RabbitMQ tells the count of a stream when it next makes statistics.
+                raise Unexpected(f"{settled.count} were confirmed, there are {stored}")
+            connection.delete_exchange(STREAM)
+            for partition in partitions:
+                connection.delete_queue(partition)
+        return {"append": count / append_s, CPU_US: cpu / count * 1e6, RSS_MIB: rss / MIB}
+
+
+def _append(
+    connection: Connection, settled: Settled, until: int, messages: Sequence[bytes] | None = None
+) -> float:
     """Publish until so many are confirmed; return how long it took, s."""
-    blocks = repeated([message("", STREAM, b"b" * BODY_BYTES, properties())], BLOCK * 4)
+    messages = messages or [message("", STREAM, b"b" * BODY_BYTES, properties())]
+    blocks = repeated(messages, max(BLOCK, len(messages)) * 4)
     block = next(blocks)
     sent = settled.count
     began = time.perf_counter()

@@ -1,8 +1,9 @@
 """The format of a batch: messages with consecutive offsets, as they stand in the journal and in a segment file.
 
     head      48 bytes: see HEAD. Base offset, count, time, sizes, and three checksums.
-    meta      shapes of the messages, and their filter values. What can be judged without the messages is judged by it.
-    items     the messages, one behind the other, as the layer above has framed them.
+    meta      shapes of the messages, their filter values, and the names by which duplicates are known. What can be
+              judged without the messages is judged by it.
+    items     the messages, one behind the other, as the layer above has framed them; in a segment perhaps compressed.
 
 Head, meta and items have checksums of their own: a damaged message still tells where the next batch begins, and a batch
 that no filter matches need not be read to be passed over.
@@ -18,6 +19,8 @@ from sys import byteorder
 from typing import NamedTuple
 from zlib import crc32
 
+from persistence.streams import compression
+
 MAGIC = b"mqdS"
 VERSION = 1
 #: magic, version, flags, shapes, base offset, count, time in ms, bytes of meta and of items, crc of meta and of items
@@ -29,8 +32,21 @@ _SHAPE = struct.Struct(">IIHII")
 SHAPE_BYTES = _SHAPE.size
 #: Flag: some message has a filter value.
 FILTERED = 1
+#: Flag: the meta ends with names of messages, their bytes behind them.
+NAMED = 2
+#: Flags: by what the items are compressed.
+ZSTD, LZ4 = 4, 8
+#: Flag: most of the bytes were compressed by who has published them.
+DENSE = 16
+#: Flag: messages between the others were compacted away. The meta ends with the offsets of those that are there, from the
+#: batch's own one on; the count is that of all offsets.
+SPARSE = 32
+_CODECS = {ZSTD: compression.ZSTD, LZ4: compression.LZ4}
+_FLAGS = {codec: flag for flag, codec in _CODECS.items()}
 #: A batch has at most so many messages.
 COUNT_MAX = 8192
+#: And stands for so many offsets, if some of them were compacted away.
+SPAN_MAX = 1 << 31
 #: Longer filter values count as none.
 FILTER_BYTES_MAX = 255
 
@@ -74,7 +90,18 @@ class Head(NamedTuple):
 class Batch:
     """A batch in memory. `filters` has the number of each message's value in `values`; empty if all have the first."""
 
-    __slots__ = ("base", "count", "filters", "items", "shapes", "size", "time_ms", "values")
+    __slots__ = (
+        "base",
+        "count",
+        "filters",
+        "items",
+        "offsets",
+        "shapes",
+        "size",
+        "stop",
+        "time_ms",
+        "values",
+    )
 
     def __init__(
         self,
@@ -85,6 +112,8 @@ class Batch:
         values: list[bytes | None],
         filters: Sequence[int],
         size: int,
+        span: int | None = None,
+        offsets: Sequence[int] | None = None,
     ) -> None:
         self.base = base
         self.time_ms = time_ms
@@ -94,13 +123,12 @@ class Batch:
         #: [None] if no message has a filter value.
         self.values = values
         self.filters = filters
-        #: Bytes in the file.
+        #: Bytes of it all, uncompressed.
         self.size = size
-
-    @property
-    def stop(self) -> int:
-        """The offset after the last message."""
-        return self.base + self.count
+        #: The offset of the next batch.
+        self.stop = base + (self.count if span is None else span)
+        #: Offsets of the messages from `base` on, where they are no neighbours.
+        self.offsets = offsets
 
 
 def encode(
@@ -110,14 +138,27 @@ def encode(
     items: bytes,
     values: list[bytes | None],
     filters: Sequence[int],
+    names: Sequence[bytes] = (),
+    *,
+    dense: bool = False,
+    span: int | None = None,
+    offsets: Sequence[int] | None = None,
 ) -> list[bytes]:
-    """Return head, meta and items."""
+    """Return head, meta and items. With `offsets`, the batch has these messages of a `span` of them."""
     flags = FILTERED if values != [None] else 0
+    if dense:
+        flags |= DENSE
     parts = [_SHAPE.pack(*shape) for shape in shapes]
     if flags:
         parts.append(_encode_filters(values, filters))
+    if names:
+        flags |= NAMED
+        parts.append(_encode_names(names))
+    if offsets is not None:
+        flags |= SPARSE
+        parts.append(_numbers_out("I", offsets))
     meta = b"".join(parts)
-    count = sum([shape.count for shape in shapes])
+    count = sum([shape.count for shape in shapes]) if span is None else span
     front = _FRONT.pack(
         MAGIC,
         VERSION,
@@ -134,6 +175,40 @@ def encode(
     return [front + _CRC.pack(crc32(front)), meta, items]
 
 
+def compressed(parts: Sequence[bytes], codec: str) -> Sequence[bytes]:
+    """Return the parts of a batch with compressed items; the same ones if that is not worth it."""
+    front = parts[0][: _FRONT.size]
+    magic, version, *rest = _FRONT.unpack(front)
+    head = Head(*rest)
+    if head.flags & (DENSE | ZSTD | LZ4) or codec == compression.NONE:
+        return parts
+    if len(parts) == 3:
+        meta, items = parts[1], parts[2]
+    else:
+        whole = b"".join(parts)
+        start = HEAD_BYTES + head.meta_bytes
+        meta, items = whole[HEAD_BYTES:start], whole[start:]
+    done = compression.compress(codec, items)
+    if done is None:
+        return parts
+    head = head._replace(flags=head.flags | _FLAGS[codec], items_bytes=len(done), items_crc=crc32(done))
+    front = _FRONT.pack(magic, version, *head)
+    return front + _CRC.pack(crc32(front)), meta, done
+
+
+def pack_head(head: Head) -> bytes:
+    """Return the bytes of a head."""
+    front = _FRONT.pack(MAGIC, VERSION, *head)
+    return front + _CRC.pack(crc32(front))
+
+
+def trusted(head: Head, meta: bytes, items: bytes) -> Batch:
+    """Return the batch of these parts, which were just made. Raises Damaged."""
+    shapes = [Shape(*each) for each in _SHAPE.iter_unpack(meta[: head.shapes * SHAPE_BYTES])]
+    values, filters = _decode_filters(head, meta, head.count)
+    return Batch(head.base, head.time_ms, shapes, items, values, filters, head.size)
+
+
 def decode_head(data: bytes | memoryview, at: int = 0) -> Head:
     """Raises Damaged."""
     front = data[at : at + _FRONT.size]
@@ -144,7 +219,8 @@ def decode_head(data: bytes | memoryview, at: int = 0) -> Head:
     if magic != MAGIC or version != VERSION:
         raise Damaged(f"a batch has version {version}, this mqd reads version {VERSION}")
     head = Head(*rest)
-    if not 0 < head.count <= COUNT_MAX or head.meta_bytes < head.shapes * SHAPE_BYTES:
+    count_max = SPAN_MAX if head.flags & SPARSE else COUNT_MAX
+    if not 0 < head.count <= count_max or head.meta_bytes < head.shapes * SHAPE_BYTES:
         raise Damaged("the head of a batch contradicts itself")
     return head
 
@@ -153,7 +229,23 @@ def decode_values(head: Head, meta: bytes | memoryview) -> list[bytes | None]:
     """Return the filter values of a batch. Raises Damaged."""
     if crc32(meta) != head.meta_crc:
         raise Damaged(f"the shapes of the batch at {head.base} are damaged")
-    return _decode_filters(head, meta)[0]
+    return _decode_filters(head, meta, 0)[0]
+
+
+def decode_names(head: Head, meta: bytes | memoryview) -> list[bytes]:
+    """Return the names of a batch. Raises Damaged."""
+    if not head.flags & NAMED:
+        return []
+    if crc32(meta) != head.meta_crc:
+        raise Damaged(f"the shapes of the batch at {head.base} are damaged")
+    stop = len(meta) - 4
+    at = stop - int.from_bytes(meta[stop:], "big")
+    names: list[bytes] = []
+    while at < stop:
+        size = int.from_bytes(meta[at : at + 2], "big")
+        names.append(bytes(meta[at + 2 : at + 2 + size]))
+        at += 2 + size
+    return names
 
 
 def decode(head: Head, data: bytes | memoryview, at: int = 0) -> Batch:
@@ -167,14 +259,30 @@ def decode(head: Head, data: bytes | memoryview, at: int = 0) -> Batch:
     if len(items) != head.items_bytes or crc32(meta) != head.meta_crc or crc32(items) != head.items_crc:
         raise Damaged(f"the batch at {head.base} is damaged")
     shapes = [Shape(*each) for each in _SHAPE.iter_unpack(meta[: head.shapes * SHAPE_BYTES])]
-    values, filters = _decode_filters(head, meta)
+    count = sum([shape.count for shape in shapes])
+    values, filters = _decode_filters(head, meta, count)
+    size = sum([shape.count * shape.size for shape in shapes])
+    unpacked = _decompressed(head, items, size)
+    offsets = _numbers_in("I", meta[len(meta) - 4 * count :]) if head.flags & SPARSE else None
     if (
-        sum([shape.count for shape in shapes]) != head.count
-        or sum([shape.count * shape.size for shape in shapes]) != head.items_bytes
-        or len(filters) not in (0, head.count)
+        (count != head.count if offsets is None else len(offsets) != count or count > head.count)
+        or size != len(unpacked)
+        or len(filters) not in (0, count)
     ):
         raise Damaged(f"the batch at {head.base} contradicts itself")
-    return Batch(head.base, head.time_ms, shapes, items, values, filters, head.size)
+    bytes_all = HEAD_BYTES + head.meta_bytes + size
+    return Batch(head.base, head.time_ms, shapes, unpacked, values, filters, bytes_all, head.count, offsets)
+
+
+def _decompressed(head: Head, items: memoryview, size: int) -> bytes | memoryview:
+    """Return the items, whose shapes say how many bytes they are."""
+    codec = _CODECS.get(head.flags & (ZSTD | LZ4))
+    if codec is None:
+        return items
+    try:
+        return compression.decompress(codec, items, size)
+    except ValueError as error:
+        raise Damaged(f"the batch at {head.base} cannot be decompressed: {error}") from None
 
 
 def find_head(data: bytes | memoryview, at: int, base: int) -> int:
@@ -202,14 +310,33 @@ def _encode_filters(values: list[bytes | None], filters: Sequence[int]) -> bytes
     for value in values:
         parts.append(b"\xff\xff" if value is None else len(value).to_bytes(2, "big") + value)
     if filters:
-        numbers = array("H", filters)
-        if byteorder == "little":
-            numbers.byteswap()
-        parts.append(numbers.tobytes())
+        parts.append(_numbers_out("H", filters))
     return b"".join(parts)
 
 
-def _decode_filters(head: Head, meta: bytes | memoryview) -> tuple[list[bytes | None], Sequence[int]]:
+def _numbers_out(kind: str, numbers: Sequence[int]) -> bytes:
+    data = array(kind, numbers)
+    if byteorder == "little":
+        data.byteswap()
+    return data.tobytes()
+
+
+def _numbers_in(kind: str, data: bytes | memoryview) -> array[int]:
+    numbers = array(kind, bytes(data))
+    if byteorder == "little":
+        numbers.byteswap()
+    return numbers
+
+
+def _encode_names(names: Sequence[bytes]) -> bytes:
+    data = b"".join([len(name).to_bytes(2, "big") + name for name in names])
+    return data + len(data).to_bytes(4, "big")
+
+
+def _decode_filters(
+    head: Head, meta: bytes | memoryview, messages: int
+) -> tuple[list[bytes | None], Sequence[int]]:
+    """Return the values, and the number of the value of each message, of which there are so many."""
     if not head.flags & FILTERED:
         return [None], ()
     at = head.shapes * SHAPE_BYTES
@@ -226,10 +353,8 @@ def _decode_filters(head: Head, meta: bytes | memoryview) -> tuple[list[bytes | 
             at += size
     if not numbered:
         return values, ()
-    numbers = array("H", bytes(meta[at : at + 2 * head.count]))
-    if byteorder == "little":
-        numbers.byteswap()
-    if len(numbers) != head.count or (numbers and max(numbers) >= len(values)):
+    numbers = _numbers_in("H", meta[at : at + 2 * messages])
+    if len(numbers) != messages or (numbers and max(numbers) >= len(values)):
         raise Damaged(f"the filter values of the batch at {head.base} are damaged")
     return values, numbers
 

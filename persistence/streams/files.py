@@ -37,6 +37,9 @@ class Files(Protocol):
 
     def cut(self, path: Path, size: int) -> None: ...
 
+    def rename(self, path: Path, name: str) -> None:
+        """Give a file, which was synced, another name in its directory; one of that name is replaced."""
+
     def remove(self, path: Path) -> None:
         """A file that is not there is no error."""
 
@@ -108,6 +111,9 @@ class DiskFiles:
 
     def cut(self, path: Path, size: int) -> None:
         os.truncate(path, size)
+
+    def rename(self, path: Path, name: str) -> None:
+        path.replace(path.parent / name)
 
     def remove(self, path: Path) -> None:
         path.unlink(missing_ok=True)

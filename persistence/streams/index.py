@@ -10,7 +10,7 @@ import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, overload
 from zlib import crc32
 
 #: offset, time in ms, position in the file, kind
@@ -50,17 +50,55 @@ def decode(data: bytes) -> list[Entry]:
     return entries
 
 
+class DamagedEntry(Exception):
+    """A search came to an entry that is not what was written."""
+
+
+class Entries(Sequence[Entry]):
+    """The entries of an index, decoded only where a search looks: a large segment has thousands.
+
+    Looking at one that is damaged raises DamagedEntry; `decode` finds the sound ones.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._count = len(data) // ENTRY_BYTES
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, number: int) -> Entry: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> list[Entry]: ...
+
+    def __getitem__(self, number: int | slice) -> Entry | list[Entry]:
+        if isinstance(number, slice):
+            return [self[each] for each in range(*number.indices(self._count))]
+        at = range(self._count)[number] * ENTRY_BYTES
+        front = self._data[at : at + _ENTRY.size]
+        if _CRC.unpack_from(self._data, at + _ENTRY.size)[0] != crc32(front):
+            raise DamagedEntry
+        return Entry(*_ENTRY.unpack(front))
+
+
 def position_of(entries: Sequence[Entry], offset: int) -> int:
     """Return a place in the segment from which the batch with this offset is found going forward."""
-    at = bisect_right(entries, offset, key=attrgetter("offset")) - 1
-    while at >= 0 and entries[at].kind != BATCH:
-        at -= 1
-    return entries[at].position if at >= 0 else 0
+    return _position_at(entries, bisect_right(entries, offset, key=attrgetter("offset")) - 1)
 
 
 def position_before(entries: Sequence[Entry], time_ms: int) -> int:
     """Return a place from which the first batch at or after this time is found going forward."""
-    at = bisect_left(entries, time_ms, key=attrgetter("time_ms")) - 1
+    return _position_at(entries, bisect_left(entries, time_ms, key=attrgetter("time_ms")) - 1)
+
+
+def last_position(entries: Sequence[Entry]) -> int:
+    """Return the last place that an entry points at."""
+    return _position_at(entries, len(entries) - 1)
+
+
+def _position_at(entries: Sequence[Entry], at: int) -> int:
     while at >= 0 and entries[at].kind != BATCH:
         at -= 1
     return entries[at].position if at >= 0 else 0

@@ -6,6 +6,7 @@ read. The loop gives jobs, and is told of each in a turn when it is done. A log 
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -15,8 +16,11 @@ import trio
 from outcome import Outcome, Value, capture
 
 from persistence.errors import CommitFailed
+from persistence.streams.compaction import Throttle
+from persistence.streams.compression import NONE
 from persistence.streams.files import DiskFiles, Files
 from persistence.streams.log import FULL, StreamLog
+from persistence.streams.names import Keeper
 from persistence.worker import Worker
 
 #: Beside the journal, in the data directory.
@@ -73,6 +77,7 @@ class StreamStore:
         data_directory: Path,
         *,
         readers: int = 2,
+        compaction_bytes_per_s: int = 16 << 20,
         files: Files | None = None,
         on_full: Callable[[bool], None] = lambda full: None,
     ) -> None:
@@ -80,6 +85,9 @@ class StreamStore:
         self._files = files or DiskFiles()
         self._directory = data_directory / DIRECTORY
         self._readers_count = readers
+        self._compaction_bytes_per_s = compaction_bytes_per_s
+        self._compactor: _Thread | None = None
+        self._stopping = threading.Event()
         self._on_full = on_full
         self._writer: _Thread | None = None
         self._readers: list[_Thread] = []
@@ -89,15 +97,19 @@ class StreamStore:
         self._full = False
         self._called = trio.Event()
 
-    def log(self, queue_id: int, segment_bytes: int) -> StreamLog:
+    def log(
+        self, queue_id: int, segment_bytes: int, *, keeper: Keeper | None = None, codec: str = NONE
+    ) -> StreamLog:
         """Return a log that is to be opened."""
-        return StreamLog(self._files, self._directory / str(queue_id), segment_bytes)
+        return StreamLog(
+            self._files, self._directory / str(queue_id), segment_bytes, keeper=keeper, codec=codec
+        )
 
-    def keep(self, queue_ids: Iterable[int]) -> None:
-        """Delete the logs of all other queues. At start."""
+    def keep(self, queue_ids: Iterable[int], highest: int | None = None) -> None:
+        """Delete the logs of all other queues, of those up to a number. At start."""
         kept = {str(queue_id) for queue_id in queue_ids}
         for name in self._files.names(self._directory):
-            if name not in kept and name.isdecimal():
+            if name not in kept and name.isdecimal() and (highest is None or int(name) <= highest):
                 self._files.remove_all(self._directory / name)
 
     def write(self, call: Callable[[], T], done: Callable[[T], None]) -> None:
@@ -111,6 +123,16 @@ class StreamStore:
             done(job.outcome.unwrap())
         else:
             self._writer.give(job)
+
+    def compact(self, call: Callable[[Throttle], T], done: Callable[[Outcome[T]], None]) -> None:
+        """Have the thread that compacts do this, one after the other; `done` is told in a turn."""
+        throttle = Throttle(self._compaction_bytes_per_s, self._stopping)
+        job = _Job(lambda: call(throttle), done, writes=False)
+        if self._compactor is None:
+            job.run()
+            done(job.outcome)
+        else:
+            self._compactor.give(job)
 
     def read(self, call: Callable[[], T], done: Callable[[Outcome[T]], None]) -> None:
         """Have a thread that reads do this; `done` is told in a turn."""
@@ -128,7 +150,8 @@ class StreamStore:
         self._readers = [
             _Thread(f"stream-reader-{number}", loop, self._report) for number in range(self._readers_count)
         ]
-        threads = [self._writer, *self._readers]
+        self._compactor = _Thread("stream-compactor", loop, self._report)
+        threads = [self._writer, *self._readers, self._compactor]
         try:
             while True:
                 with trio.move_on_after(RETRY_SECONDS if self._waiting else float("inf")):
@@ -141,7 +164,8 @@ class StreamStore:
                 while self._finished:
                     self._finish(self._finished.popleft(), in_turn)
         finally:
-            self._writer, self._readers = None, []
+            self._writer, self._readers, self._compactor = None, [], None
+            self._stopping.set()
             for thread in threads:
                 thread.stop()
 

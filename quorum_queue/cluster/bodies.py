@@ -13,6 +13,8 @@ class BodyCache:
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._entries: OrderedDict[tuple[int, int], tuple[Bodies, int]] = OrderedDict()
+        #: The indexes of each group that has any.
+        self._indexes: dict[int, dict[int, None]] = {}
         self.bytes = 0
 
     def put(self, group: int, index: int, bodies: Bodies, size: int) -> None:
@@ -22,10 +24,10 @@ class BodyCache:
         if key in self._entries:
             return
         self._entries[key] = bodies, size
+        self._indexes.setdefault(group, {})[index] = None
         self.bytes += size
         while self.bytes > self._bytes_max:
-            _, (_, gone) = self._entries.popitem(last=False)
-            self.bytes -= gone
+            self.drop(*next(iter(self._entries)))
 
     def get(self, group: int, index: int) -> Bodies | None:
         found = self._entries.get((group, index))
@@ -36,7 +38,12 @@ class BodyCache:
         found = self._entries.pop((group, index), None)
         if found is not None:
             self.bytes -= found[1]
+            indexes = self._indexes[group]
+            del indexes[index]
+            if not indexes:
+                del self._indexes[group]
 
     def drop_group(self, group: int) -> None:
-        for key in [key for key in self._entries if key[0] == group]:
-            self.bytes -= self._entries.pop(key)[1]
+        """No entry of the group is needed; what others have is not looked at."""
+        for index in list(self._indexes.get(group, ())):
+            self.drop(group, index)

@@ -20,7 +20,7 @@ RELEASED_MAX = 256
 def go_on(group: Group) -> None:
     """Take a snapshot if one is due."""
     options = group.replicas.options
-    if group.snapshotting or group.sending or group.receiving is not None:
+    if group.snapshotting or _holds(group) or group.receiving is not None:
         return
     if len(group.released) >= RELEASED_MAX:
         _drop_released(group)
@@ -33,14 +33,16 @@ def go_on(group: Group) -> None:
 
 def take_snapshot(group: Group) -> None:
     """Write the present state; once it is durable, delete the entries that it covers and that are not needed."""
-    index = group.applied
+    index = group.machine.covered(group.applied)
     receiving = group.receiving
     if index <= group.snapshot_index or group.snapshotting or (receiving is not None and receiving.storing):
         return
     state = group.machine.snapshot()
     group.snapshotting = True
-    group.snapshot_log_bytes += group.since_bytes
-    group.snapshot_bytes, group.since_bytes = len(state), 0
+    # Bytes of the entries that it does not cover are estimated.
+    left = group.since_bytes * (group.applied - index) // max(group.applied - group.snapshot_index, 1)
+    group.snapshot_log_bytes += group.since_bytes - left
+    group.snapshot_bytes, group.since_bytes = len(state), left
     group.replicas.store.snapshot(
         group.id, index, group.core.log.term_at(index), pack_state(group.core.members_at(index), state)
     )
@@ -54,13 +56,17 @@ def take_snapshot(group: Group) -> None:
     group.replicas.commits.request(done)
 
 
+def _holds(group: Group) -> bool:
+    """Return whether a follower is being filled from the entries below the snapshot."""
+    return bool(group.sending) and not group.machine.fills_itself
+
+
 def compact(group: Group) -> None:
     """Delete the entries below the snapshot, except those that hold bodies of the queue.
 
     Entries that a follower in contact still lacks stay, unless it lags too far.
     """
-    if group.sending:
-        # A follower is being filled from these entries.
+    if _holds(group):
         return
     _drop_released(group)
     index, at = _least_needed(group), group.cleaned + 1

@@ -11,7 +11,8 @@ target that has taken one already only confirms it (see quorum_queue.machine.let
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from quorum_queue.cluster import contents
 from quorum_queue.dead_lettering import DEAD_LETTER_RETRY_MS
@@ -21,6 +22,8 @@ from quorum_queue.machine.letters import Letter
 from quorum_queue.machine.replicated import Applied
 from quorum_queue.machine.run import Run
 
+#: All targets of a dead letter have it.
+_SENT: Final = object()
 #: Each sending looks for the lowest position among at most so many held letters.
 LOOK_MAX = 1_000
 
@@ -96,7 +99,15 @@ def send_waiting(host: GroupHost, *, now: bool = False) -> None:
     """Send the dead letters whose bodies can be read without a wait; all of them if `now`, as the queue goes."""
     waiting = host.dead_letters_waiting
     waits = None if now else host.dead_letters_warming.waits
-    while waiting:
+    turn = host.services.turn
+    while waiting or host.dead_letter_parts is not None:
+        if not now and turn.overdue():
+            turn.later(host.dead_letters_warming, host.dead_letters_warming.go_on)
+            return
+        if host.dead_letter_parts is not None:
+            if next(host.dead_letter_parts, _SENT) is _SENT:
+                host.dead_letter_parts = None
+            continue
         run, places = waiting[0].run, waiting[0].places
         try:
             found = contents.find(host, places, lambda: _go_on(host), waits)
@@ -108,7 +119,7 @@ def send_waiting(host: GroupHost, *, now: bool = False) -> None:
         letter = waiting.pop(0)
         if found is not None:
             run.contents = found
-            _hand_over(host, letter)
+            host.dead_letter_parts = _hand_over(host, letter)
     host.dead_letters_warming.given = {}
 
 
@@ -117,11 +128,11 @@ def _go_on(host: GroupHost) -> None:
         send_waiting(host)
 
 
-def _hand_over(host: GroupHost, letter: Waiting) -> None:
+def _hand_over(host: GroupHost, letter: Waiting) -> Iterator[None] | None:
+    """Send it; return what is to be gone through if it has many targets."""
     run, reason, target = letter.run, letter.reason, host.services.dead_letters
     if not letter.held:
-        target.dead_letter(host.queue, run, reason, None)
-        return
+        return target.dead_letter(host.queue, run, reason, None)
     seq = run.seqs.start
 
     def done(taken: bool) -> None:
@@ -134,4 +145,4 @@ def _hand_over(host: GroupHost, letter: Waiting) -> None:
             host.dead_letters_sent.pop(seq, None)
             host.wake_at(host.services.clock.monotonic_ms() + DEAD_LETTER_RETRY_MS)
 
-    target.dead_letter(host.queue, run, reason, done, _letter(host, seq))
+    return target.dead_letter(host.queue, run, reason, done, _letter(host, seq))

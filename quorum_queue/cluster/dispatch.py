@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
+from quorum_queue.boundary import Unit
 from quorum_queue.cluster import events, frames
-from quorum_queue.cluster.group_host import GroupHost
+from quorum_queue.cluster.group import Group
 from quorum_queue.cluster.guests import Guests
 from quorum_queue.cluster.leaving import has_left
 from quorum_queue.cluster.ports import Links
 from quorum_queue.cluster.reach import Reach
-from quorum_queue.cluster.remote_host import RemoteHost
 from quorum_queue.cluster.replicas import Replicas
+
+
+class Elsewhere(Unit, Protocol):
+    """The host of a queue that is on other nodes."""
+
+    def received(self, found: list[tuple[Any, ...]]) -> None: ...
+
+
+class Member(Unit, Protocol):
+    """The host of a queue that this node is a member of."""
+
+    @property
+    def group(self) -> Group: ...
+
+    def let_go(self, node: str, incarnation: int) -> None: ...
 
 
 class QueueHosts(Protocol):
     """The hosts of this node's queues; see amqp_server.cluster.hosts."""
 
     @property
-    def remote(self) -> Mapping[int, RemoteHost]: ...
+    def remote(self) -> Mapping[int, Elsewhere]: ...
 
     @property
-    def grouped(self) -> Mapping[int, GroupHost]: ...
+    def grouped(self) -> Mapping[int, Member]: ...
 
     def left(self, queue_id: int) -> None:
         """This node is no longer a member of the queue's group."""

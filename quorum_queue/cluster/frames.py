@@ -13,8 +13,10 @@
     SEEK    ask for entries that this disk has lost    SOUGHT  such entries, or why there are none
     PASS    an operator gives up the entries that all members of a group have lost
     TIME    the sender's queue time, and its source
+    ASK     a question of the sender's management      ANSWER a part of the answer
+    QUERY   ask a member of a stream for messages, or for an offset        TOLD    its answer
 
-A node of another version may not know a kind, and then ends the session. So the last seven go only to nodes
+A node of another version may not know a kind, and then ends the session. So the last nine go only to nodes
 that have announced the feature for it (`REACH_FEATURE` …) in the handshake of the link.
 
 A link is authenticated, so only a broken node sends broken bytes: `FrameError` ends its session, and nothing
@@ -30,7 +32,7 @@ from typing import NamedTuple
 from quorum_queue.clock import KNOWN
 
 (RAFT, BATCH, STATE, FETCH, ENTRIES, ABOUT, QUEUE, EVENTS, APPLIED, REPLY, WRITTEN, LEAVING, LEFT,
- REACH, FURTHER, STOPPED, SEEK, SOUGHT, PASS, TIME) = range(1, 21)  # fmt: skip
+ REACH, FURTHER, STOPPED, SEEK, SOUGHT, PASS, TIME, ASK, ANSWER, QUERY, TOLD) = range(1, 25)  # fmt: skip
 
 #: A node that announces this feature understands REACH and FURTHER.
 REACH_FEATURE = "reach"
@@ -38,6 +40,8 @@ REACH_FEATURE = "reach"
 STOPPED_FEATURE = "stopped"
 #: A node that announces this feature understands SEEK, SOUGHT and PASS.
 LOSSES_FEATURE = "losses"
+#: A node that announces this feature understands ASK and ANSWER.
+MANAGEMENT_FEATURE = "management"
 #: A node that announces this feature understands TIME.
 TIME_FEATURE = "time"
 
@@ -51,6 +55,9 @@ _QUESTION = struct.Struct(">QQQQ")
 _SOUGHT = struct.Struct(">BQQ")
 _ANSWER = struct.Struct(">QBQQBI")
 _TIME = struct.Struct(">BBQ")
+_PART = struct.Struct(">BQB")
+_QUERY = struct.Struct(">BQQBQ")
+_TOLD = struct.Struct(">BQQBQQQQ")
 #: Flag of a REACH: the sender accepts leadership.
 _LEADS = 1
 #: Kind of an entry that the asked node does not hold; its data is this one byte.
@@ -120,6 +127,40 @@ class Question(NamedTuple):
     term: int
     anchor: int
     anchor_term: int
+
+
+# Questions to a member of a stream. The number that goes with them is an offset, or a time.
+#: The messages from an offset on; the same, and the answer comes when there are any; what offsets there are.
+ASK_READ, ASK_FOLLOW, ASK_OFFSETS = 0, 1, 2
+#: The offset at which a consumer begins: with the last batch, or with the first one from a time on.
+ASK_LAST, ASK_FIND = 3, 4
+# Answers. Only the first one brings something.
+#: Here it is; it is nothing if the offset is that of the next message.
+TOLD_FOUND = 0
+#: The asked node is no member, or cannot tell yet.
+TOLD_ABSENT = 1
+#: The messages at this offset are gone; the first one that is there has `value`.
+TOLD_GONE = 2
+#: They are damaged here, up to the offset `value`.
+TOLD_DAMAGED = 3
+#: There was no answer: the link broke. Never in a frame.
+TOLD_NOTHING = 4
+#: No member can read them, up to the offset `value`.
+TOLD_LOST = 5
+
+
+class StreamWord(NamedTuple):
+    """The answer of a member of a stream."""
+
+    what: int
+    #: The offset that was asked for.
+    value: int = 0
+    #: The first offset, the one after the last committed message, and the time of the oldest message, 0 for none.
+    first: int = 0
+    stop: int = 0
+    first_ms: int = 0
+    #: Whole batches.
+    data: bytes = b""
 
 
 class SoughtEntry(NamedTuple):
@@ -330,6 +371,51 @@ def parse_time(frame: memoryview) -> tuple[int, int]:
     if trust > KNOWN:
         raise FrameError(f"a queue time that rests on {trust}")
     return trust, queue_ms
+
+
+def ask(number: int, question: bytes) -> list[bytes]:
+    return [_GROUP.pack(ASK, number), question]
+
+
+def parse_ask(frame: memoryview) -> tuple[int, bytes]:
+    """Return the number of the question, and the question."""
+    return _group(frame), bytes(frame[_GROUP.size :])
+
+
+def answer(number: int, part: bytes, *, last_part: bool) -> list[bytes]:
+    return [_PART.pack(ANSWER, number, last_part), part]
+
+
+def parse_answer(frame: memoryview) -> tuple[int, bool, bytes]:
+    """Return the number of the question, whether this is the last part of its answer, and the part."""
+    if len(frame) < _PART.size:
+        raise FrameError(f"a frame of {len(frame)} bytes")
+    _, number, last = _PART.unpack_from(frame)
+    return number, bool(last), bytes(frame[_PART.size :])
+
+
+def query(queue_id: int, number: int, what: int, value: int) -> list[bytes]:
+    """`number` comes back with the answer."""
+    return [_QUERY.pack(QUERY, queue_id, number, what, value)]
+
+
+def parse_query(frame: memoryview) -> tuple[int, int, int, int]:
+    try:
+        _, queue_id, number, what, value = _QUERY.unpack(frame)
+    except struct.error as error:
+        raise FrameError(str(error)) from None
+    return queue_id, number, what, value
+
+
+def told(queue_id: int, number: int, word: StreamWord) -> list[bytes]:
+    return [_TOLD.pack(TOLD, queue_id, number, *word[:5]), word.data]
+
+
+def parse_told(frame: memoryview) -> tuple[int, int, StreamWord]:
+    if len(frame) < _TOLD.size:
+        raise FrameError(f"a frame of {len(frame)} bytes")
+    _, queue_id, number, what, value, first, stop, first_ms = _TOLD.unpack_from(frame)
+    return queue_id, number, StreamWord(what, value, first, stop, first_ms, bytes(frame[_TOLD.size :]))
 
 
 def further(node: str, index: int) -> list[bytes]:

@@ -8,6 +8,7 @@ reorders the commands of a client.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from quorum_queue.cluster import frames
@@ -61,7 +62,17 @@ class StateMachine(Protocol):
     def entries_applied(self) -> None:
         """Entries were applied, and there are no more for now."""
 
+    def covered(self, applied: int) -> int:
+        """Return the entry at which `snapshot` is: the last one applied, or the last one that is stored elsewhere."""
+
     def snapshot(self) -> bytes: ...
+
+    def fill(self, state: bytes, peer: str, wanted: Callable[[], bool], then: Callable[[], None]) -> None:
+        """Fetch what a state of `peer`'s refers to and this node lacks, as long as it is wanted; then call `then`."""
+
+    @property
+    def fills_itself(self) -> bool:
+        """True if a member that gets a snapshot needs no entries below it."""
 
     def restore(self, state: bytes) -> None: ...
 

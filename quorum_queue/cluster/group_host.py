@@ -10,7 +10,7 @@ other nodes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -49,6 +49,7 @@ class GroupHost(DeferredHost):
         "_released",
         "_wake_at",
         "_warming",
+        "dead_letter_parts",
         "dead_letters_sent",
         "dead_letters_waiting",
         "dead_letters_warming",
@@ -104,6 +105,8 @@ class GroupHost(DeferredHost):
         self._gone_after = 0
         #: Dead letters on their way to their targets, by position.
         self.dead_letters_sent: dict[int, None] = {}
+        #: What is to be gone through of one with many targets, before the next one.
+        self.dead_letter_parts: Iterator[None] | None = None
         #: Dead letters that wait for a body in the same way, and all later ones.
         self.dead_letters_waiting: list[dead_letters.Waiting] = []
         self.dead_letters_warming = Warming(
@@ -197,6 +200,7 @@ class GroupHost(DeferredHost):
         if self.ended != "failed":
             dead_letters.send_waiting(self, now=True)
         self.dead_letters_waiting.clear()
+        self.dead_letter_parts = None
         self.replicas.bodies.drop_group(self.queue_id)
         if self.ended == "failed":
             self.replicas.stop(self.group)
@@ -272,6 +276,16 @@ class GroupHost(DeferredHost):
         for index in indexes:
             for seqs in locations.positions(index):
                 self.submit(("lose", seqs[0], seqs[-1]))
+
+    def covered(self, applied: int) -> int:
+        return applied
+
+    def fill(self, state: bytes, peer: str, wanted: Callable[[], bool], then: Callable[[], None]) -> None:
+        then()
+
+    @property
+    def fills_itself(self) -> bool:
+        return False
 
     def snapshot(self) -> bytes:
         return self.replica.snapshot()

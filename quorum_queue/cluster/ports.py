@@ -36,7 +36,7 @@ class Store(Protocol):
 
 
 class Commits(Protocol):
-    def request(self, done: Callable[[], None] | None = None) -> None: ...
+    def request(self, done: Callable[[], None] | None = None, *, to_store: bool = False) -> None: ...
 
 
 class Links(Protocol):

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Collection, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+from typing import NamedTuple, Protocol
 
 from quorum_queue.boundary import Boundary
 from quorum_queue.clock import Clock
@@ -36,6 +37,14 @@ logger = logging.getLogger("mqd.replication")
 _RAFT = bytes((frames.RAFT,))
 #: A leader that this node heard from within this time stays leader, ms.
 OTHERS_HEARD_MS = 2_000
+
+
+class Turn(Protocol):
+    """See amqp_server.turn."""
+
+    def overdue(self) -> bool: ...
+
+    def later(self, unit: Group, call: Callable[[], object]) -> None: ...
 
 
 class Written(NamedTuple):
@@ -392,15 +401,17 @@ class Replicas:
         self.dirty.clear()
         return dirty
 
-    def carry_out(self, group: Group) -> None:
-        """Carry out what a dirty group asks for."""
+    def carry_out(self, group: Group, turn: Turn) -> None:
+        """Carry out what a dirty group asks for; entries are applied as far as the turn has time."""
         if self.groups.get(group.id) is not group:
             return
         core = group.core
         if group.inbox and not (group.is_leader and gathering.waits(group)):
             group.propose()
         while core.has_ready:
-            self._carry_out(group)
+            if self._carry_out(group) and group.applied < core.commit and turn.overdue():
+                core.applies_later = True
+                turn.later(group, partial(self._apply_more, group))
         group.watch_leader()
         compaction.go_on(group)
         core.patient = not group.flights and not group.machine.awaited
@@ -409,7 +420,12 @@ class Replicas:
         else:
             self.active[group] = None
 
-    def _carry_out(self, group: Group) -> None:
+    def _apply_more(self, group: Group) -> None:
+        group.core.applies_later = False
+        self.touch(group)
+
+    def _carry_out(self, group: Group) -> bool:
+        """Return whether entries were applied."""
         ready = group.core.ready()
         store, group_id = self.store, group.id
         if ready.hard is not None:
@@ -438,6 +454,7 @@ class Replicas:
             self.lost_entries.add(group, index)
         for low, high in ready.reads:
             self._ask(group, low, high)
+        return bool(ready.committed)
 
     def _ask(self, group: Group, low: int, high: int) -> None:
         """Have the disk give these entries of the log."""

@@ -106,7 +106,7 @@ def begin(group: Group, to: str) -> None:
     core = group.core
     if group.sending is None:
         group.sending = {}
-    index = group.applied
+    index = group.machine.covered(group.applied)
     group.replicas.post(group.id, core.snapshot_offer(to, index))
     group.sending[to] = Sending(
         index,
@@ -262,7 +262,17 @@ def receive_state(group: Group, peer: str, piece: frames.StatePiece) -> None:
         # A follower trusts only the committed part of its log; the rest may be another leader's.
         (receiving.wanted if index > group.applied else receiving.unchecked).append(index)
     replicas.store.begin_aside(group.id, receiving.index, receiving.log_term)
-    _check(group, receiving)
+    receiving.checking = True
+
+    def wanted() -> bool:
+        return group.receiving is receiving and replicas.groups.get(group.id) is group
+
+    def filled() -> None:
+        if wanted():
+            receiving.moved_at = replicas.clock.monotonic_ms()
+            _check(group, receiving)
+
+    group.machine.fill(bytes(receiving.state), peer, wanted, filled)
 
 
 def _check(group: Group, receiving: Receiving) -> None:

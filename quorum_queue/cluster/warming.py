@@ -48,11 +48,19 @@ class Warming:
             self._asked = wanted
         return True
 
+    def go_on(self) -> None:
+        """Go on in a later turn."""
+        if not self._host.ended:
+            self._host.replicas.contain(self._host.group, self._go_on)
+
+    def failed(self, error: Exception) -> None:
+        """See quorum_queue.boundary.Unit."""
+        self._host.failed(error)
+
     def _warmed(self) -> None:
         """The disk has given what was asked for."""
         self.given, self._asked = self._asked, {}
-        if not self._host.ended:
-            self._host.replicas.contain(self._host.group, self._go_on)
+        self.go_on()
 
 
 def spans(indexes: Iterable[int]) -> list[tuple[int, int]]:

@@ -11,6 +11,8 @@ node only begins with the newest.
         member can read leave the queue (("lose", …)); a message that comes back when its time is up expires;
         a queue that loses its dead-letter exchange drops the dead letters that it holds
 
+    3   mqd 0.2: nothing new for quorum queues; clusters have streams
+
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
 """
@@ -28,7 +30,7 @@ LOSSES = 2
 RETURNED = 2
 #: Held dead letters go when the queue is configured without a dead-letter exchange.
 UNHELD = 2
-NEWEST = 2
+NEWEST = 3
 
 #: The topology keeps the nodes on which a queue was declared.
 FOUNDERS = 2
@@ -38,6 +40,8 @@ REMOVED = 2
 ADMINISTRATOR = 2
 #: The topology has parameters, policies among them.
 PARAMETERS = 2
+#: The cluster has streams, and nodes ask each other for their messages.
+STREAMS = 3
 
 #: Features that a node announces in the handshake of a link for the versions that it can apply, beyond the
 #: first.
@@ -63,6 +67,7 @@ __all__ = [
     "PARAMETERS",
     "REMOVED",
     "RETURNED",
+    "STREAMS",
     "UNHELD",
     "newest_of",
 ]

@@ -49,6 +49,7 @@ class Raft:
         "_applied",
         "acked",
         "amnesiac",
+        "applies_later",
         "commit",
         "forgetful",
         "group",
@@ -118,6 +119,8 @@ class Raft:
         self.offer: Message | None = None
         #: No client of this node waits for commits; the driver sets this.
         self.patient = False
+        #: Committed entries are not handed out for now: the turn is too short for all of them.
+        self.applies_later = False
         self.elapsed = 0
         self.attempt = 0
         self.timeout = 0
@@ -487,6 +490,7 @@ class Raft:
             or self.hard != self._handed_hard
             or (
                 self._applied < self.commit
+                and not self.applies_later
                 and self._applied + 1 not in self.log.lost
                 and not self.log.waits(self._applied + 1)
             )
@@ -519,8 +523,9 @@ class Raft:
                 self._resting = None
         entries = log.take()
         committed: tuple[Entry, ...] = ()
-        if self._applied < self.commit:
-            committed = log.read(self._applied + 1, self.commit, self.options.apply_bytes_max)
+        if self._applied < self.commit and not self.applies_later:
+            last = min(self.commit, self._applied + self.options.apply_entries_max)
+            committed = log.read(self._applied + 1, last, self.options.apply_bytes_max)
             self._applied += len(committed)
         self._trim()
         ready = Ready(

@@ -23,6 +23,8 @@ class Options:
     inflight_bytes_max: int = 8 << 20
     #: Entry bytes handed out for applying in one Ready.
     apply_bytes_max: int = 4 << 20
+    #: Entries of one Ready; then the turn may be over.
+    apply_entries_max: int = 64
     #: Entries kept in memory for followers that are behind. Entries that are not yet durable or applied are
     #: always kept.
     cache_bytes_max: int = 4 << 20

@@ -1,4 +1,5 @@
 import itertools
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -318,9 +319,12 @@ def built(topology: tuple[list[str], list[str | None], list[tuple[str, str, str]
         router.declare(name, kind, arguments={"alternate-exchange": alternate} if alternate else {})
     for source, destination, key in edges:
         if destination in NAMES:
-            router.bind(to_exchange(source, destination, key, h=key))
+            binding = to_exchange(source, destination, key, h=key)
         else:
-            router.bind(to_queue(source, destination, key, h=key))
+            binding = to_queue(source, destination, key, h=key)
+        # A super stream has one binding with each key.
+        with suppress(InvalidArgument):
+            router.bind(binding)
     return router
 
 
@@ -330,7 +334,7 @@ def test_an_answer_changes_only_with_what_it_says_it_depends_on(
 ) -> None:
     router = built(topology)
     messages: list[dict[str, object] | None] = [None, {"headers": {"h": "1"}}, {"headers": {"h": "2"}}]
-    for name, key in itertools.product(NAMES, ("1", "2")):
+    for name, key in itertools.product(NAMES, ("1", "2", "")):
         routes = {
             (number, nonce): router.route(name, key, message, nonce)
             for (number, message), nonce in itertools.product(enumerate(messages), range(3))

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine
 
 from persistence.environment import Environment
 from persistence.memory import MemoryEnvironment
+from persistence.wal import BLOCK_BYTES
 
 COMMON = settings(
     deadline=None, stateful_step_count=40, suppress_health_check=[HealthCheck.too_slow], derandomize=True
@@ -32,6 +33,18 @@ class Histories(RuleBasedStateMachine):
 
     def crash_store(self) -> None:
         raise NotImplementedError
+
+    def log_all(self) -> bool:
+        """Make all durable that was submitted, in the write-ahead log; false if something has no room there."""
+        pending = self.environment.pending
+        while pending.unsynced:
+            layer = pending.take()
+            write = self.environment.log_record(layer)
+            if write is None:
+                return False
+            write()
+            pending.note_logged(layer)
+        return True
 
 
 class InMemory(Histories):
@@ -63,7 +76,10 @@ class InLmdb(Histories):
         self.directory.cleanup()
 
     def open(self) -> None:
-        self.environment = Environment.open(Path(self.directory.name) / "data", map_bytes=1 << 30)
+        # Few blocks, so that they are used again, and that there is no room left.
+        self.environment = Environment.open(
+            Path(self.directory.name) / "data", map_bytes=1 << 30, log_bytes=6 * BLOCK_BYTES
+        )
         self.begin_on(self.environment)
 
     def crash_store(self) -> None:

@@ -111,6 +111,44 @@ async def test_the_end_of_a_turn_begins_a_commit_and_its_end_the_next() -> None:
     assert store.messages() == {0, 1, 2, 3}
 
 
+async def test_submissions_of_several_turns_go_in_one_transaction() -> None:
+    store = Slow()
+    async with running(store) as turns:
+        granted: list[str] = []
+        turns.run(turns.commit.hold, lambda: granted.append("first"))
+        turns.run(turns.commit.hold, lambda: granted.append("second"))
+        turns.end(0)
+        await trio.testing.wait_all_tasks_blocked()
+        turns.end(1)
+        # Asked for outside of turns, too.
+        turns.append(2)
+        await trio.testing.wait_all_tasks_blocked()
+        assert (store.begun, turns.done, granted) == (0, [], ["first"])
+        turns.run(turns.commit.release)
+        await turns.until(3)
+        await trio.testing.wait_all_tasks_blocked()
+        assert (store.begun, granted) == (1, ["first", "second"])
+        turns.end(3)
+        await trio.testing.wait_all_tasks_blocked()
+        assert store.begun == 1
+        turns.run(turns.commit.release)
+        await turns.until(4)
+    assert store.messages() == {0, 1, 2, 3}
+
+
+async def test_the_last_commit_waits_for_submissions_of_several_turns() -> None:
+    store = Slow()
+    async with running(store) as turns:
+        turns.run(turns.commit.hold, lambda: None)
+        turns.end(0)
+        turns.commit.stop()
+        await trio.testing.wait_all_tasks_blocked()
+        assert store.messages() == set()
+        turns.end(1)
+        turns.run(turns.commit.release)
+    assert store.messages() == {0, 1}
+
+
 async def test_what_a_commit_leads_to_is_committed_with_no_other_turn() -> None:
     store = Slow()
     async with running(store) as turns:

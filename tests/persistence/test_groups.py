@@ -185,10 +185,17 @@ class Rules(Histories):
         pass
 
     @rule()
+    def commit_to_the_log(self) -> None:
+        """The store has it later, or at the next start."""
+        if not self.log_all():
+            self.commit()
+        self.durable = deepcopy(self.present)
+
+    @rule()
     def commit_merged(self) -> None:
         """All layers in one transaction, as after a full disk, and perhaps with an erasure left half done."""
         pending = self.environment.pending
-        layer = pending.take()
+        layer = pending.take_all()
         pending.merge(pending.behind())
         transaction = self.environment.transaction(layer)
         for _ in transaction.apply():
@@ -208,6 +215,8 @@ class Rules(Histories):
     def commit_erasures_ahead(self) -> None:
         """As on a full disk: the oldest layer does not fit, what only erases goes ahead of it."""
         pending = self.environment.pending
+        # That layer has what only the write-ahead log has.
+        logged = pending.take_all().sequence > 0
         erasing = pending.erasures(pending.behind(), self.environment.groups.snapshot_index)
         transaction = self.environment.transaction(erasing)
         for _ in transaction.apply():
@@ -215,11 +224,12 @@ class Rules(Histories):
         transaction.commit()
         transaction.finish()
         self.ahead = True
-        self.check_durable()
+        if not logged:
+            self.check_durable()
 
     @rule()
     def abort(self) -> None:
-        transaction = self.environment.transaction(self.environment.pending.take())
+        transaction = self.environment.transaction(self.environment.pending.take_all())
         for _ in transaction.apply():
             pass
         transaction.abort()

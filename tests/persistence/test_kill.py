@@ -13,6 +13,7 @@ import threading
 from functools import partial
 from pathlib import Path
 
+import pytest
 import trio
 import trio.lowlevel
 
@@ -35,7 +36,7 @@ def say(stop: int, settled: int) -> None:
     sys.stdout.flush()
 
 
-async def write(directory: str) -> None:
+async def write(directory: str, batches: int) -> None:
     environment = Environment.open(directory, map_bytes=1 << 32)
     journal = Journal(environment)
     marks = DeliveredMarks(environment.directory / "marks")
@@ -47,7 +48,7 @@ async def write(directory: str) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(commit.run)
         while True:
-            for _ in range(20):
+            for _ in range(batches):
                 journal.append(1, stop, BATCH, [body(seq) for seq in range(stop, stop + BATCH)])
                 stop += BATCH
             if stop - settled > KEPT:
@@ -60,10 +61,10 @@ async def write(directory: str) -> None:
                 await commit.barrier()
 
 
-def run_and_kill(directory: Path, seconds: float) -> tuple[int, int]:
+def run_and_kill(directory: Path, seconds: float, batches: int) -> tuple[int, int]:
     """Returns the end of the last durable batch and of the settled messages."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, __file__, str(directory)]
+    command = [sys.executable, __file__, str(directory), str(batches)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as writer:
         assert writer.stdout is not None
         first = writer.stdout.readline()
@@ -78,11 +79,13 @@ def run_and_kill(directory: Path, seconds: float) -> tuple[int, int]:
     return int(stop), int(settled)
 
 
-def test_what_is_durable_survives_kill(tmp_path: Path) -> None:
+# One batch goes to the write-ahead log, and 20 to LMDB.
+@pytest.mark.parametrize("batches", [1, 20])
+def test_what_is_durable_survives_kill(tmp_path: Path, batches: int) -> None:
     directory = tmp_path / "data"
     moments = random.Random(7)
-    for _ in range(6):
-        stop, settled = run_and_kill(directory, moments.uniform(0.0, 0.4))
+    for _ in range(4):
+        stop, settled = run_and_kill(directory, moments.uniform(0.0, 0.4), batches)
         environment = Environment.open(directory, map_bytes=1 << 32)
         try:
             left: set[int] = set()
@@ -109,4 +112,4 @@ def test_what_is_durable_survives_kill(tmp_path: Path) -> None:
 
 
 if __name__ == "__main__":
-    trio.run(write, sys.argv[1])
+    trio.run(write, sys.argv[1], int(sys.argv[2]))

@@ -131,9 +131,11 @@ class Rules(Histories):
         """A stretch of ordinary life: the rules alone seldom meet the same record several times."""
         for _ in range(20):
             left = sorted(self.present.left.get(queue_id, ()))
-            step = random.choice(["append", "settle", "settle", "settle", "annotate", "commit"])
+            step = random.choice(["append", "settle", "settle", "settle", "annotate", "commit", "log"])
             if step == "commit":
                 self.commit()
+            elif step == "log":
+                self.commit_to_the_log()
             elif step == "append" or not left:
                 self.append(queue_id, random.randint(1, 9), b"t" * random.randint(0, 1500), 0)
             elif step == "annotate":
@@ -179,10 +181,17 @@ class Rules(Histories):
         assert recovered(self.journal) == self.durable.recovered()
 
     @rule()
+    def commit_to_the_log(self) -> None:
+        """The store has it later, or at the next start."""
+        if not self.log_all():
+            self.commit()
+        self.durable = self.present.copy()
+
+    @rule()
     def commit_first_layer(self) -> None:
         """One transaction only, so that an erasure may be left half done."""
         store = self.environment
-        layer = store.pending.take()
+        layer = store.pending.take_all()
         store.pending.merge(store.pending.behind())
         transaction = store.transaction(layer)
         for _ in transaction.apply():
@@ -197,7 +206,7 @@ class Rules(Histories):
     def abort(self) -> None:
         """A transaction that is undone changes nothing, and its layer is still there."""
         store = self.environment
-        transaction = store.transaction(store.pending.take())
+        transaction = store.transaction(store.pending.take_all())
         for _ in transaction.apply():
             pass
         transaction.abort()

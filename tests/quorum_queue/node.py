@@ -9,6 +9,7 @@ from typing import Any
 from amqp_server.broker import recovery, stored_queues
 from amqp_server.broker.records import QueueRecord, encoded
 from amqp_server.broker.settings import effective_settings
+from persistence.holds import Holds
 from persistence.journal import Journal
 from persistence.memory import MemoryEnvironment, MemoryStore
 from quorum_queue.clock import QueueTime
@@ -72,6 +73,7 @@ class Requests:
 
     def __init__(self, environment: MemoryEnvironment) -> None:
         self._environment = environment
+        self._holds = Holds(environment.pending)
 
     @property
     def unsynced(self) -> bool:
@@ -82,7 +84,13 @@ class Requests:
 
     def turn_ends(self) -> None: ...
 
-    def request(self, done: Callable[[], None] | None = None) -> None:
+    def hold(self, granted: Callable[[], None]) -> None:
+        self._holds.hold(granted)
+
+    def release(self) -> None:
+        self._holds.release(self.request)
+
+    def request(self, done: Callable[[], None] | None = None, *, to_store: bool = False) -> None:
         if done is not None:
             self._environment.pending.open.done.append(done)
 

@@ -351,13 +351,21 @@ def test_what_a_full_queue_drops_waits_for_the_disk() -> None:
     assert [content for content, _ in node.letters.taken] == numbered(1, 2)
 
 
-def test_what_waits_is_dead_lettered_before_its_queue_goes() -> None:
+@pytest.mark.parametrize("journalled", [True, False])
+def test_what_waits_is_dead_lettered_though_its_queue_goes(journalled: bool) -> None:
+    """The disk keeps it for so long, and nobody waits for the disk."""
     node = ColdNode()
-    host = paged_out(node, 8, settings=Settings(dead_letter=True, max_length=8))
+    host = paged_out(node, 8, journalled=journalled, settings=Settings(dead_letter=True, max_length=8))
     publish(host, numbered(9, 10))
     host.close()
+    node.commit()
+    assert node.letters.taken == []
+    assert node.services.memory.used == 0
+    node.drain()
     assert [content for content, _ in node.letters.taken] == numbered(1, 2)
     assert node.services.memory.used == 0
+    node.commit()
+    assert node.environment.queues == {} and node.environment.spill.queues == {}
 
 
 def test_held_dead_letters_wait_for_the_disk() -> None:

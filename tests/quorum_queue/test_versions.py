@@ -116,7 +116,12 @@ def test_what_is_newer_is_refused_with_a_clear_text() -> None:
 
 @pytest.mark.parametrize(
     ("features", "version"),
-    [((), 1), (("machine/2",), 2), (("machine/3",), 1), (("machine/2", "machine/3", "reach"), 2)],
+    [
+        ((), 1),
+        (("machine/2",), 2),
+        (("machine/4",), 1),
+        (("machine/2", "machine/3", "machine/4", "reach"), 3),
+    ],
 )
 def test_what_a_node_knows_is_told_by_its_features(features: tuple[str, ...], version: int) -> None:
     assert versions.newest_of(features) == version

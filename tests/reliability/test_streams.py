@@ -6,8 +6,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import pika
@@ -106,11 +107,88 @@ def test_kill_9_while_streams_are_written(tmp_path: Path) -> None:
     assert "lost messages" not in node.log()
 
 
-def check_lists(node: Node, count: int) -> None:
+TABLE = "table"
+TABLE_ARGUMENTS = {
+    "x-queue-type": "stream",
+    "x-deduplication": True,
+    "x-stream-compression": "zstd",
+    "x-stream-compaction": "header:key",
+    "x-stream-max-segment-size-bytes": 20_000,
+}
+KEYS = 7
+
+
+def test_kill_9_while_a_table_is_compacted(tmp_path: Path) -> None:
+    """Numbers are the offsets, because none is taken twice; the latest of each key is always there."""
+    options = (*OPTIONS, "--stream-flush-bytes", "4096", "--stream-compaction-dirty-percent", "1")
+    confirmed = 0
+
+    def publish(port: int, first: int, until: Callable[[], bool]) -> None:
+        nonlocal confirmed
+        with suppress(pika.exceptions.AMQPError, OSError):
+            connection = open_connection(url(port))
+            channel = connection.channel()
+            channel.queue_declare(TABLE, durable=True, arguments=TABLE_ARGUMENTS)
+            channel.confirm_delivery()
+            for number in count(first):
+                headers = {"key": f"k{number % KEYS}", "x-producer": "p", "x-sequence": number}
+                properties = pika.BasicProperties(headers=headers)
+                channel.basic_publish("", TABLE, b"%d " % number + bytes(500), properties)
+                confirmed = max(confirmed, number + 1)
+                if until():
+                    break
+            connection.close()
+
+    with Node(tmp_path, *options) as node:
+        for _ in range(KILLS):
+            goal = confirmed + 300
+            # Some that it took already come again.
+            thread = threading.Thread(target=publish, args=(node.port, max(confirmed - 50, 0), lambda: False))
+            thread.start()
+            wait_until("it takes messages", lambda goal=goal: confirmed >= goal)
+            node.kill()
+            thread.join(PATIENCE_S)
+            node.start()
+            found = _table(node.port, confirmed - 1)
+            assert all(offset == number for offset, number in found)
+            offsets = [offset for offset, _ in found]
+            assert offsets == sorted(offsets)
+            # What is not confirmed may be there, too.
+            assert {offset % KEYS for offset in offsets if offset >= confirmed - KEYS} == set(range(KEYS))
+        publish(node.port, confirmed - 5, lambda: _compacted(node) > 300)
+        found = _table(node.port, confirmed - 1)
+        assert len(found) < confirmed // 2
+        assert found[-1] == (confirmed - 1, confirmed - 1)
+        assert {offset % KEYS for offset, _ in found} == set(range(KEYS))
+    assert "lost messages" not in node.log() and "is not compacted" not in node.log()
+
+
+def _table(port: int, last: int) -> list[tuple[int, int]]:
+    """Return offsets and numbers from the first one up to the last one that is confirmed, which no key replaces yet."""
+    connection = open_connection(url(port))
+    channel = connection.channel()
+    channel.basic_qos(prefetch_count=200)
+    found: list[tuple[int, int]] = []
+    consumed = channel.consume(TABLE, arguments={"x-stream-offset": "first"}, inactivity_timeout=PATIENCE_S)
+    for method, properties, body in consumed:
+        assert method is not None, f"nothing comes behind {found[-1:]}"
+        found.append((properties.headers["x-stream-offset"], int(body.split()[0])))
+        channel.basic_ack(method.delivery_tag)
+        if found[-1][0] >= last:
+            break
+    connection.close()
+    return found
+
+
+def _compacted(node: Node) -> int:
+    return int(node.mqctl("-q", "list_queues", "compacted_offset"))
+
+
+def check_lists(node: Node, messages: int) -> None:
     """What operators are shown of it, and what they are refused."""
     columns = ("name", "type", "messages", "first_offset", "next_offset", "lost_messages", "leader", "state")
     told = node.mqctl("-q", "list_queues", *columns).split("\n")[0].split("\t")
-    assert told == [STREAM, "stream", str(count), "0", str(count), "0", "n1", "running"]
+    assert told == [STREAM, "stream", str(messages), "0", str(messages), "0", "n1", "running"]
     connection = open_connection(url(node.port))
     channel = connection.channel()
     channel.basic_qos(prefetch_count=7)
@@ -119,12 +197,12 @@ def check_lists(node: Node, count: int) -> None:
         "it has its messages",
         lambda: (
             node.mqctl("-q", "list_consumers", "queue_name", "offset", "lag").split()
-            == [STREAM, "7", str(count - 7)]
+            == [STREAM, "7", str(messages - 7)]
         ),
     )
     told = node.mqctl("-q", "list_queues", "segments", "oldest_timestamp", "message_bytes").split()
     segments, oldest, size = map(int, told)
-    assert segments >= 1 and oldest > 1_700_000_000_000 and size > 2000 * count
+    assert segments >= 1 and oldest > 1_700_000_000_000 and size > 2000 * messages
     with pytest.raises(AssertionError, match="basic.get not supported by stream queues"):
         node.mqctl("get", STREAM)
     with pytest.raises(AssertionError, match="queue.purge not supported by stream queues"):

@@ -115,6 +115,20 @@ def test_the_queue_stops_and_comes_back_with_what_is_stored(
     assert [type(answer) for answer in publish(peer, ("bad", b"again"))] == [commands.Basic.Ack]
 
 
+def test_nobody_waits_for_the_disk_that_has_the_queue(node: MemoryNode, peer: Peer, plant: Plant) -> None:
+    publish(peer, ("bad", b"first"), ("good", b"one"))
+    publish(peer, ("bad", b"poison"))
+    reader = node.environment.reader
+    reader.waits = lambda: True
+    later(node, PAUSE_MS)
+    assert [each["name"] for each in stopped(node)] == ["bad"]
+    assert [type(answer) for answer in publish(peer, ("good", b"two"))] == [commands.Basic.Ack]
+    [given] = reader.waiting
+    reader.waits = lambda: False
+    node.turn.run(given)
+    assert stopped(node) == [] and ready(node, "bad") == 1
+
+
 def test_one_that_fails_each_time_is_set_aside_and_the_node_starts_with_it(
     node: MemoryNode, peer: Peer, plant: Plant
 ) -> None:
@@ -228,7 +242,7 @@ def test_a_timer_that_raises_stops_its_queue_and_nothing_else(
     def planted(*rest: Any) -> bool:
         raise Planted("letter")
 
-    monkeypatch.setattr(DeadLetterSender, "_send", planted)
+    monkeypatch.setattr(DeadLetterSender, "_made", planted)
     later(node, 2_000)
     assert [each["name"] for each in stopped(node)] == ["timed"]
     assert [type(answer) for answer in publish(peer, ("good", b"one"))] == [commands.Basic.Ack]

@@ -45,6 +45,11 @@ ALL: list[Operation] = [
     operations.SetTopicPermission(TopicPermission("ann", "/", "x", "^a", ".*")),
     operations.ClearTopicPermission("ann", "/", "x"),
     operations.ReplaceHash("ann", "old", "new"),
+    operations.DeclareSuperStream(
+        ExchangeRecord("/", "s", "x-super-stream", False, False, b"\0\0\0\0"),
+        1,
+        (QueueRecord("/", "s-1", 0, False, b"\0\0\0\0", type="stream"),),
+    ),
 ]
 
 

@@ -28,6 +28,7 @@ from amqp_server.cluster.membership import Directory, Founded, drop_copies
 from amqp_server.cluster.roster import Roster
 from amqp_server.cluster.store import GroupStore
 from amqp_server.config import Config
+from amqp_server.streams.replicated import decode_state
 from persistence.groups import Groups
 from persistence.journal import Journal
 from persistence.memory import MemoryEnvironment
@@ -44,7 +45,10 @@ from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.states import DedupState
 from quorum_queue.raft.members import Members
 from tests import turns
+from tests.amqp_server.cluster.simulation.node import SteppedJobs
 from tests.clocks import ManualClock
+from tests.persistence.streams import test_log as stream_log
+from tests.persistence.streams.crashing import CrashingFiles
 
 from ..connection.node import Commits, Marks, make_broker
 
@@ -98,6 +102,7 @@ class Disk:
     def __init__(self) -> None:
         self.environment = MemoryEnvironment()
         self.marks = Marks()
+        self.files = CrashingFiles()
 
     def broker(self, node: str = "n1") -> Broker:
         commits = Commits(self.environment)
@@ -117,6 +122,7 @@ class Disk:
             journal or Journal(environment),
             GroupStore(environment),
             Directory(environment, "d1", 1),
+            SteppedJobs(self.files),
             addresses=ADDRESSES,
             identities=IDENTITIES,
             free_bytes=free_bytes,
@@ -438,18 +444,75 @@ def test_room_is_looked_for_first() -> None:
     assert disk.alone() == before and disk.environment.groups.groups == groups
 
 
-def test_streams_are_not_left_behind() -> None:
+def with_stream() -> tuple[Disk, Journal]:
+    """A node with a stream of 30 messages: 20 are in segments, and from 15 on the journal has them."""
     disk = made(DEEDS)
     record = QueueRecord("/", "log", 99, False, encoded({"x-queue-type": "stream"}))
     disk.environment.put(QUEUES_TABLE, key("/", "log"), encode(record))
+    journal = Journal(disk.environment)
+    parts = [stream_log.stored(base, 5, 1000 + base) for base in range(0, 30, 5)]
+    log = SteppedJobs(disk.files).log(99, 200)
+    log.open(0)
+    log.append(parts[:4])
+    for each in parts[3:]:
+        journal.append(99, each.base, 5, list(each.parts), 1)
+    journal.state(99, (15).to_bytes(8, "big"))
     disk.environment.flush()
-    before, groups = dict(disk.environment.queues), dict(disk.environment.groups.groups)
+    return disk, journal
+
+
+def stream_of(disk: Disk) -> list[int]:
+    """Return the offsets in the segments of the stream."""
+    log = SteppedJobs(disk.files).log(99, 200)
+    log.open(0, mendable=True)
+    offsets, lost = stream_log.read_all(log)
+    assert not lost
+    return offsets
+
+
+def test_streams_are_brought_along() -> None:
+    disk, _ = with_stream()
+    list(disk.adoption().steps())
+    disk.environment.flush()
+    assert stream_of(disk) == [*range(30)]
+    found = GroupStore(disk.environment).read_state(99)
+    assert found is not None
+    members, state = unpack_state(found[2])
+    told = decode_state(state)
+    assert (members.voters, told.first_offset, told.next_offset, told.last_ms) == (("n1",), 0, 30, 1025)
+    assert Journal(disk.environment).recover_queue(99) is None
+
+
+def test_streams_that_no_cluster_can_have() -> None:
+    disk, _ = with_stream()
+    table: dict[str, Any] = {"x-queue-type": "stream", "x-stream-unheard-of": 1}
+    record = QueueRecord("/", "log", 99, False, encoded(table))
+    disk.environment.put(QUEUES_TABLE, key("/", "log"), encode(record))
+    disk.environment.flush()
     with pytest.raises(
-        ClusterError, match="queue 'log' in vhost '/' is a stream, and a cluster has no streams yet"
+        ClusterError, match="is a stream with 'x-stream-unheard-of', which streams of a cluster do not"
     ):
         list(disk.adoption().steps())
-    disk.environment.flush()
-    assert disk.environment.queues == before and disk.environment.groups.groups == groups
+    assert disk.founded is None
+
+
+def test_streams_survive_an_adoption_that_is_not_finished() -> None:
+    for done in range(30):
+        disk, _ = with_stream()
+        steps = disk.adoption().steps()
+        for _ in zip(range(done), steps, strict=False):
+            disk.environment.flush()
+        disk.environment.crash()
+        disk.files.crash()
+        if disk.founded is not None:
+            assert stream_of(disk) == [*range(30)]
+            return
+        recovered = Journal(disk.environment).recover_queue(99)
+        assert recovered is not None
+        rest = [record.first_seq for record in recovered.records]
+        assert rest == [15, 20, 25]
+        assert stream_of(disk)[:15] == [*range(15)]
+    raise AssertionError("the adoption does not come to an end")
 
 
 def test_messages_that_no_entry_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:

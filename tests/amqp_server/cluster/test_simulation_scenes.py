@@ -412,6 +412,38 @@ def test_the_founders_of_a_queue_come_with_a_snapshot_though_its_members_are_as_
     scene.finish()
 
 
+def test_a_founder_that_was_away_until_its_queue_had_moved_votes_for_its_first_leader() -> None:
+    """Of two founders each is needed, though one is to leave before it has heard of the queue."""
+    scene = Scene("abcd")
+    client = scene.client("a")
+    node = scene.nodes["d"]
+    scene.crash(node)
+    for each in scene.running:
+        # Nothing is kept for those that lag.
+        replicas = each.cluster.replicas
+        replicas.options = dataclasses.replace(replicas.options, log_bytes_max=1)
+    record = QueueRecord(
+        "/", "quorum", 0, False, encoded({"x-queue-type": "quorum"}), members=("a", "d"), leader="a"
+    )
+    scene.propose("a", operations.DeclareQueue(record))
+    queue_id = scene.nodes["a"].broker.vhost("/").queues["quorum"].queue_id
+    scene.propose("a", operations.SetMembers("/", "quorum", queue_id, ("a", "b"), "a"))
+    for _ in range(10):
+        scene.declare(client, "classic")
+        client.delete("classic")
+        scene.wait_for(client)
+    scene.ticks(20)
+    assert scene.leading(queue_id) is None
+    scene.start(node)
+    scene.connect_all()
+    restored = node.restored
+    scene.wait(lambda: node.restored > restored)
+    scene.wait(lambda: scene.leading(queue_id) is not None)
+    scene.finish()
+    leader = scene.leading(queue_id)
+    assert leader is None or sorted(leader.core.members.voters) == ["a", "b"]
+
+
 def removed_unheard(names: str = "abcd") -> tuple[Scene, SimulatedNode]:
     """Have d cut off, and removed by the others meanwhile."""
     scene = Scene(names)

@@ -19,6 +19,7 @@ from amqp_server.connection.session import Session
 from amqp_server.streams.host import StreamServices
 from amqp_server.turn import Turn
 from amqp_server.wire import frames
+from persistence.holds import Holds
 from persistence.journal import Journal
 from persistence.memory import MemoryEnvironment
 from quorum_queue.clock import Clock
@@ -63,6 +64,7 @@ class Commits:
 
     def __init__(self, environment: MemoryEnvironment) -> None:
         self._pending = environment.pending
+        self._holds = Holds(self._pending)
 
     @property
     def unsynced(self) -> bool:
@@ -72,7 +74,13 @@ class Commits:
 
     def turn_ends(self) -> None: ...
 
-    def request(self, done: Callable[[], None] | None = None) -> None:
+    def hold(self, granted: Callable[[], None]) -> None:
+        self._holds.hold(granted)
+
+    def release(self) -> None:
+        self._holds.release(self.request)
+
+    def request(self, done: Callable[[], None] | None = None, *, to_store: bool = False) -> None:
         if done is not None:
             self._pending.open.done.append(done)
 

@@ -72,9 +72,9 @@ def method(channel: int, *methods: base.Frame) -> bytes:
     return b"".join(frames.method_frame(channel, each) for each in methods)
 
 
-def message(exchange: str, routing_key: str, body: bytes = b"m") -> bytes:
+def message(exchange: str, routing_key: str, body: bytes = b"m", *, persistent: bool = False) -> bytes:
     head = commands.Basic.Publish(exchange=exchange, routing_key=routing_key)
-    header = b"\0\x3c\0\0" + len(body).to_bytes(8, "big") + b"\0\0"
+    header = b"\0\x3c\0\0" + len(body).to_bytes(8, "big") + (b"\x10\0\2" if persistent else b"\0\0")
     return (
         method(1, head) + frames.raw_frame(frames.HEADER, 1, header) + frames.raw_frame(frames.BODY, 1, body)
     )
@@ -272,6 +272,45 @@ def test_dead_letters_leave_in_parts(sliced: SlicedNode) -> None:
     assert max(sliced.turns) < 2 * TURN_MAX
 
 
+def test_a_dead_letter_to_many_queues_goes_in_parts(sliced: SlicedNode) -> None:
+    """The disk gets it at once with what it settles."""
+    peer = opened(sliced)
+    publish = bystander(sliced)
+    called(peer, commands.Queue.Declare(queue="first", durable=True))
+    called(peer, commands.Queue.Bind(queue="first", exchange="amq.fanout"))
+    names = declared(peer, 800)
+    called(peer, commands.Queue.Declare(queue="last", durable=True))
+    called(peer, commands.Queue.Bind(queue="last", exchange="amq.fanout"))
+    arguments: Any = {"x-dead-letter-exchange": "amq.fanout"}
+    called(peer, commands.Queue.Declare(queue="source", durable=True, arguments=arguments))
+    called(peer, commands.Basic.Consume(queue="source"))
+    # More than leave at once.
+    peer.send(message("", "source", persistent=True) * 10)
+    sliced.drive()
+    on_disk: list[tuple[int, ...]] = []
+    queues = sliced.broker.vhost("/").queues
+
+    def messages(queue_id: int) -> int:
+        found = sliced.environment.queues.get(queue_id)
+        if found is None:
+            return 0
+        return sum(count for count, *_ in found.records.values()) - sum(map(len, found.gone.values()))
+
+    def between() -> None:
+        publish()
+        sliced.turn.run(sliced.environment.flush)
+        on_disk.append(tuple(messages(queues[name].queue_id) for name in ("source", "first", "last")))
+
+    sliced.turns.clear()
+    sliced.feed(peer, method(1, commands.Basic.Nack(delivery_tag=0, multiple=True, requeue=False)))
+    while depths(sliced)["last"] < 10:
+        # Each waits until the disk has what went before.
+        assert sliced.drive(between=between) > 5
+    assert {depths(sliced)[name] for name in [*names, "first", "last"]} == {10}
+    assert set(on_disk) <= {(10 - sent, sent, sent) for sent in range(11)} and len(set(on_disk)) > 2
+    assert max(sliced.turns) < 2 * TURN_MAX
+
+
 def test_queues_that_dead_letter_to_each_other_do_it_in_parts(sliced: SlicedNode) -> None:
     peer = opened(sliced)
     publish = bystander(sliced)
@@ -307,6 +346,31 @@ def test_a_queue_that_is_deleted_has_sent_its_dead_letters(sliced: SlicedNode) -
     assert depths(sliced) == {"end": 200}
 
 
+@pytest.mark.parametrize("ready", [0, 1], ids=["not begun", "begun"])
+def test_a_queue_that_is_deleted_has_sent_a_dead_letter_to_all_of_many_queues(
+    sliced: SlicedNode, ready: int
+) -> None:
+    peer = opened(sliced)
+    names = declared(peer, 400)
+    arguments: Any = {"x-dead-letter-exchange": "amq.fanout"}
+    called(peer, commands.Queue.Declare(queue="source", durable=True, arguments=arguments))
+    called(peer, commands.Basic.Consume(queue="source"))
+    peer.send(message("", "source", persistent=True))
+    sliced.drive()
+    if not ready:
+        sliced.broker.services.commits.hold(lambda: None)
+    peer.send(method(1, commands.Basic.Nack(delivery_tag=0, multiple=True, requeue=False)))
+    source = sliced.broker.vhost("/").queues["source"]
+    sliced.turn.run(sliced.broker.propose, source.deletion)
+    if not ready:
+        sliced.broker.services.commits.release()
+    for _ in range(3):
+        sliced.drive()
+    assert depths(sliced) == dict.fromkeys(names, 1)
+    # Nobody keeps the store from its commits.
+    assert not sliced.environment.pending.held
+
+
 @pytest.mark.parametrize("order", [1, -1], ids=["rising", "falling"])
 def test_a_large_rollback_and_a_large_commit_are_short(sliced: SlicedNode, order: int) -> None:
     """However many deliveries were acked one by one."""
@@ -328,8 +392,92 @@ def test_a_large_rollback_and_a_large_commit_are_short(sliced: SlicedNode, order
     assert sliced.broker.vhost("/").queues["q"].host.unacked_count == 0
 
 
+def large_transaction(sliced: SlicedNode, peer: Peer) -> None:
+    """Open one with 300 acks of 600 messages, no two in a row, and 1,000 messages for 20 queues in turn."""
+    names = [f"q{number}" for number in range(20)]
+    called(peer, *(commands.Queue.Declare(queue=name, durable=True) for name in names))
+    called(peer, commands.Queue.Declare(queue="source"))
+    peer.send(message("", "source") * 600)
+    sliced.drive()
+    called(peer, commands.Basic.Consume(queue="source"))
+    called(peer, commands.Tx.Select())
+    peer.send(b"".join(method(1, commands.Basic.Ack(tag)) for tag in range(1, 601, 2)))
+    sliced.drive()
+    for _ in range(50):
+        peer.send(b"".join(message("", name, persistent=True) for name in names))
+        sliced.drive()
+
+
+def stored(sliced: SlicedNode) -> int:
+    """Messages on the disk."""
+    sliced.turn.run(sliced.environment.flush)
+    queues = sliced.environment.queues.values()
+    return sum(count for queue in queues for count, *_ in queue.records.values())
+
+
+def test_a_large_transaction_is_committed_in_parts_and_reaches_the_disk_at_once(sliced: SlicedNode) -> None:
+    peer = opened(sliced)
+    publish = bystander(sliced)
+    large_transaction(sliced, peer)
+    on_disk: list[int] = []
+
+    def between() -> None:
+        publish()
+        on_disk.append(stored(sliced))
+
+    sliced.turns.clear()
+    sliced.feed(peer, method(1, commands.Tx.Commit(), commands.Queue.Declare(queue="q7", passive=True)))
+    assert sliced.drive(between=between) > 3
+    assert set(on_disk[:-2]) == {0} and stored(sliced) == 1_000
+    commit_ok, counted = [answer for _, answer in peer.answers()]
+    assert isinstance(commit_ok, commands.Tx.CommitOk)
+    assert isinstance(counted, commands.Queue.DeclareOk) and counted.message_count == 50
+    assert sliced.broker.vhost("/").queues["source"].host.unacked_count == 300
+    assert max(sliced.turns) < 2 * TURN_MAX
+
+
+def test_a_large_transaction_is_committed_though_its_client_goes(sliced: SlicedNode) -> None:
+    peer = opened(sliced)
+    large_transaction(sliced, peer)
+    sliced.feed(peer, method(1, commands.Tx.Commit()))
+    sliced.turn.run(sliced.turn.catch_up)
+    assert sliced.turn.behind
+    sliced.turn.run(peer.session.lost)
+    sliced.drive()
+    assert stored(sliced) == 1_000
+    source = sliced.broker.vhost("/").queues["source"].host
+    assert (source.ready_count, source.unacked_count, source.consumer_count) == (300, 0, 0)
+
+
+def test_large_transactions_are_committed_one_after_the_other(sliced: SlicedNode) -> None:
+    first, second = opened(sliced), opened(sliced)
+    publish = bystander(sliced)
+    called(
+        first, *(commands.Queue.Declare(queue=f"{name}{n}", durable=True) for name in "ab" for n in range(20))
+    )
+    for peer, name in ((first, "a"), (second, "b")):
+        called(peer, commands.Tx.Select())
+        for _ in range(50):
+            peer.send(b"".join(message("", f"{name}{n}", persistent=True) for n in range(20)))
+            sliced.drive()
+    on_disk: list[int] = []
+
+    def between() -> None:
+        publish()
+        on_disk.append(stored(sliced))
+
+    first.send(method(1, commands.Tx.Commit()))
+    second.send(method(1, commands.Tx.Commit()))
+    while sliced.drive(between=between):
+        pass
+    assert sorted(set(on_disk)) in ([0, 1_000], [0, 1_000, 2_000])
+    assert stored(sliced) == 2_000
+    for peer in (first, second):
+        assert [type(answer).__name__ for _, answer in peer.answers()] == ["CommitOk"]
+
+
 def test_a_transaction_has_so_many_parts() -> None:
-    """It is committed without interruption."""
+    """Other commits wait for it."""
     sliced = SlicedNode(tx_parts_max=1_000)
     peer = opened(sliced)
     called(peer, commands.Queue.Declare(queue="q"))

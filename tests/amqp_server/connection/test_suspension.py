@@ -550,3 +550,19 @@ def test_a_cluster_has_no_streams(node: Cluster, peer: Peer) -> None:
     assert "a cluster has no streams yet, only a node that stands alone: queue 's'" in close.reply_text
     node.apply()
     assert "s" not in node.broker.vhost("/").queues
+
+
+@pytest.mark.parametrize("arguments", [{}, {"x-partitions": 2}])
+def test_a_cluster_has_no_super_streams(node: Cluster, peer: Peer, arguments: dict[str, Any]) -> None:
+    node.log.clustered = True
+    answers = peer.call(
+        1,
+        commands.Exchange.Declare(
+            exchange="s", exchange_type="x-super-stream", durable=True, arguments=arguments
+        ),
+    )
+    (close,) = [answer for _, answer in answers]
+    assert isinstance(close, commands.Connection.Close) and close.reply_code == 540
+    assert "only a node that stands alone: super stream 's'" in close.reply_text
+    node.apply()
+    assert node.broker.vhost("/").router.get("s") is None

@@ -5,6 +5,7 @@ import hashlib
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
@@ -15,8 +16,10 @@ from amqp_server.connection.password_checks import PasswordChecks
 from amqp_server.management.http import Api
 from amqp_server.management.managed_broker import ManagedBroker
 from amqp_server.resources import ResourceWatch
+from persistence.commit import Syncs
 
 from ..connection.node import MemoryNode
+from ..wire.published import message
 
 PASSWORDS = {
     "admin": ("administrator",),
@@ -32,8 +35,8 @@ BODY_BYTES_MAX = 64 * 1024
 class ManagedNode(MemoryNode):
     """What the HTTP API uses of amqp_server.app.Node. It is its own `commits`."""
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__(node="n1")
+    def __init__(self, directory: Path, node: str = "n1") -> None:
+        super().__init__(node=node)
         broker = self.broker
         broker.add_vhost("other")
         for user, tags in PASSWORDS.items():
@@ -42,7 +45,11 @@ class ManagedNode(MemoryNode):
             broker.permissions.set(user, "/", ".*", ".*", ".*")
         self.began = time.monotonic()
         self.amqp_address, self.amqps_address, self.http_address = "127.0.0.1:5672", "127.0.0.1:5671", ""
+        self.metrics_address = ""
         self.administration: Any = None
+        self.cluster: Any = None
+        self.syncs = Syncs()
+        self.backpressure = SimpleNamespace(waiting_bytes=0, high_bytes=1 << 20)
         self.password_checks = PasswordChecks(broker.users, broker.config)
         self.commits = self
         self.resources = ResourceWatch(broker.config, broker.alarms, directory)
@@ -60,6 +67,11 @@ class ManagedNode(MemoryNode):
     def ready(self, queue: str) -> int:
         """How many messages are ready in a queue of the vhost /."""
         return self.broker.vhost("/").queues[queue].host.ready_count
+
+
+def published(channel: int, exchange: str, key: str, body: bytes, **options: Any) -> bytes:
+    """A publish, as a client sends it."""
+    return message(exchange, key, body, **options).encode(channel)
 
 
 def sha256(password: str) -> str:

@@ -317,6 +317,40 @@ async def test_exchanges(connect: Connect) -> None:
     assert (await client.get("exchanges/%2F/x")).status_code == 404
 
 
+async def test_super_streams(connect: Connect, broker: ManagedBroker) -> None:
+    client, manager = connect("admin"), connect("manager")
+    asked: dict[str, Any] = {"type": "x-super-stream", "arguments": {"x-partitions": 2}}
+    # The test's node has no streams: what is refused is refused before that.
+    answer = await client.put("exchanges/%2F/s", json=asked | {"arguments": {"x-partitions": 0}})
+    assert answer.status_code == 400 and "invalid arg 'x-partitions'" in answer.json()["reason"]
+    broker.permissions.set("manager", "/", "^s$", "", "")
+    answer = await manager.put("exchanges/%2F/s", json=asked)
+    assert answer.status_code == 401 and "queue 's-0'" in answer.json()["reason"]
+    assert (await client.get("exchanges/%2F/s")).status_code == 404
+    # One that is bound by hand, and one as RabbitMQ's tools make it.
+    for name, type_, marks in (
+        ("hand", "x-super-stream", {}),
+        ("tool", "direct", {"x-super-stream": True}),
+    ):
+        declared = {"type": type_, "arguments": marks}
+        assert (await client.put(f"exchanges/%2F/{name}", json=declared)).status_code == 201
+        for number in (1, 0):
+            await client.put(f"queues/%2F/{name}-{number}", json={})
+            arguments = {"x-stream-partition-order": number}
+            bound = {"routing_key": str(number), "arguments": arguments}
+            answer = await client.post(f"bindings/%2F/e/{name}/q/{name}-{number}", json=bound)
+            assert answer.status_code == 201
+        row = (await client.get(f"exchanges/%2F/{name}")).json()
+        assert row["partitions"] == [f"{name}-0", f"{name}-1"]
+        answer = await client.post(f"exchanges/%2F/{name}/partitions", json={"add": 1})
+        assert answer.status_code == 400 and "'x-partitions'" in answer.json()["reason"]
+    assert "partitions" not in (await client.get("exchanges/%2F/amq.direct")).json()
+    wrong: list[dict[str, Any]] = [{"add": 0}, {"add": "1"}, {}]
+    for body in wrong:
+        assert (await client.post("exchanges/%2F/hand/partitions", json=body)).status_code == 400
+    assert (await client.post("exchanges/%2F/nope/partitions", json={"add": 1})).status_code == 404
+
+
 async def test_bindings(connect: Connect, broker: ManagedBroker) -> None:
     client = connect("admin")
     await client.put("queues/%2F/q", json={})
@@ -484,7 +518,7 @@ async def test_connections(connect: Connect, node: ManagedNode, broker: ManagedB
     assert (await watcher.delete("connections/a%20-%3E%20b")).status_code == 401
     assert (await manager.delete("connections/a%20-%3E%20b")).status_code == 204
     assert (await admin.delete("connections/c%20-%3E%20d?reason=enough%0A")).status_code == 204
-    assert "Closed via management API" in (closed(one) or "")
+    assert "Closed via management plugin" in (closed(one) or "")
     assert "enough" in (closed(other) or "")
     third = node.peer(user="manager", name="e -> f")
     assert (await watcher.delete("connections/username/manager")).status_code == 401

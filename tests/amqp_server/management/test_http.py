@@ -195,7 +195,7 @@ async def test_our_own_faults_are_logged_and_not_shown(
     def fails(vhost: str) -> Any:
         raise RuntimeError("inner canary")
 
-    monkeypatch.setattr(broker, "queues", fails)
+    monkeypatch.setattr(broker, "each_queue", fails)
     with caplog.at_level(logging.ERROR):
         answer = await connect("admin").get("queues")
     assert answer.status_code == 500

@@ -208,6 +208,30 @@ def test_topology_and_messages(mqctl: Mqctl) -> None:
     assert ok(mqctl("list_queues")).out == ""
 
 
+def test_super_streams(mqctl: Mqctl) -> None:
+    arguments = ("-a", "x-partitions=2", "-a", "x-stream-compression=zstd", "-a", "x-stream-compaction=key")
+    ok(mqctl("declare_exchange", "orders", "x-super-stream", *arguments))
+    columns = ("name", "type", "compression", "compacted_offset")
+    assert ok(mqctl("-q", "list_queues", *columns)).rows == [
+        [f"orders-{number}", "stream", "zstd", "0"] for number in range(2)
+    ]
+    ok(mqctl("add_partitions", "orders", "1"))
+    rows = ok(mqctl("-q", "list_exchanges", "name", "partitions")).rows
+    listed = dict(rows)
+    assert (listed["orders"], listed["amq.topic"]) == ("[orders-0, orders-1, orders-2]", "")
+    for args, why in (
+        (("add_partitions", "orders", "1000"), "{value_out_of_range,1003,1,1000}"),
+        (("add_partitions", "amq.direct", "1"), "was not declared with 'x-partitions'"),
+        (("delete_queue", "orders-1"), "is a partition of super stream 'orders'"),
+    ):
+        refused = mqctl(*args)
+        assert refused.code == 65 and why in refused.err
+    assert mqctl("add_partitions", "nope", "1").code == 69
+    assert mqctl("add_partitions", "orders", "0").code == 64
+    ok(mqctl("delete_exchange", "orders"))
+    assert ok(mqctl("list_queues")).out == ""
+
+
 def test_refusals_are_the_brokers_own(mqctl: Mqctl) -> None:
     assert "expected integer, got longstr" in mqctl("declare_queue", "bad", "-a", "x-message-ttl=abc").err
     assert "contains reserved prefix 'amq.*'" in mqctl("declare_queue", "amq.mine").err

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,10 @@ from amqp_server.streams.host import StreamHost, StreamOptions, StreamServices
 from amqp_server.wire import content, frames
 from persistence.journal import Journal
 from persistence.memory import MemoryEnvironment
+from persistence.streams.compaction import Throttle
+from persistence.streams.compression import NONE
 from persistence.streams.log import StreamLog
+from persistence.streams.names import Keeper
 from quorum_queue.local import NodeServices
 from tests.amqp_server.connection.node import Delivery, MemoryNode, Peer, make_broker
 from tests.persistence.streams.crashing import CrashingFiles
@@ -29,12 +32,24 @@ class Store:
         self.files = files
         self.writes: list[Callable[[], None]] = []
         self.reads: list[Callable[[], None]] = []
+        self.compactions: list[Callable[[], None]] = []
 
-    def log(self, queue_id: int, segment_bytes: int) -> StreamLog:
-        return StreamLog(self.files, Path("/streams") / str(queue_id), segment_bytes)
+    def log(
+        self, queue_id: int, segment_bytes: int, *, keeper: Keeper | None = None, codec: str = NONE
+    ) -> StreamLog:
+        return StreamLog(
+            self.files, Path("/streams") / str(queue_id), segment_bytes, keeper=keeper, codec=codec
+        )
+
+    def keep(self, queue_ids: Iterable[int], highest: int | None = None) -> None:
+        raise NotImplementedError
 
     def write(self, call: Callable[[], Any], done: Callable[[Any], None]) -> None:
         self.writes.append(lambda: done(call()))
+
+    def compact(self, call: Callable[[Throttle], Any], done: Callable[[Outcome[Any]], None]) -> None:
+        throttle = Throttle(1 << 40)
+        self.compactions.append(lambda: done(capture(call, throttle)))
 
     def read(self, call: Callable[[], Any], done: Callable[[Outcome[Any]], None]) -> None:
         self.reads.append(lambda: done(capture(call)))
@@ -81,9 +96,11 @@ class StreamNode(MemoryNode):
         """Have everything synced, written and read that is to be, and what comes of it."""
         for _ in range(1000):
             self.sync()
-            jobs = [*self.store.writes, *self.store.reads]
-            self.store.writes.clear()
-            self.store.reads.clear()
+            store = self.store
+            jobs = [*store.writes, *store.reads, *store.compactions]
+            store.writes.clear()
+            store.reads.clear()
+            store.compactions.clear()
             if not jobs and not self.environment.pending.open:
                 return
             for job in jobs:

@@ -19,12 +19,26 @@ class CrashingFiles:
         self.synced: dict[Path, bytes] = {}
         #: The names that a crash leaves for certain.
         self.names_synced: set[Path] = set()
+        #: Renames that a crash may undo, in order: old name, new name, and what the new one was before, on the disk.
+        self.renames: list[tuple[Path, Path, bytes | None]] = []
         #: Calls that change anything until the crash; None for never.
         self.left: int | None = None
         self.random = random.Random(0)
 
     def crash(self) -> None:
         """Leave what may be there after a crash."""
+        kept = self.random.randint(0, len(self.renames))
+        for old, new, before in reversed(self.renames[kept:]):
+            if new in self.now:
+                self.now[old], self.synced[old] = self.now.pop(new), self.synced.pop(new)
+                self.names_synced.add(old)
+            self.names_synced.discard(new)
+            if before is not None:
+                self.now[new], self.synced[new] = bytearray(before), before
+                self.names_synced.add(new)
+        for _, new, _ in self.renames[:kept]:
+            self.names_synced.add(new)
+        self.renames = []
         after: dict[Path, bytearray] = {}
         for path in sorted({*self.now, *self.synced}):
             named = path in self.names_synced
@@ -92,6 +106,7 @@ class CrashingFiles:
     def sync_names(self, directory: Path) -> None:
         if self._step():
             raise Crashed
+        self.renames = [each for each in self.renames if each[0].parent != directory]
         self.names_synced = {
             *(path for path in self.names_synced if path.parent != directory),
             *(path for path in self.now if path.parent == directory),
@@ -106,6 +121,16 @@ class CrashingFiles:
         data = self._file(path)
         del data[size:]
         data += bytes(size - len(data))
+
+    def rename(self, path: Path, name: str) -> None:
+        if self._step():
+            raise Crashed
+        new = path.parent / name
+        assert self.synced.get(path) == bytes(self._file(path)), "a file that is renamed was synced"
+        before = self.synced.get(new) if new in self.names_synced and new in self.now else None
+        self.renames.append((path, new, before))
+        self.now[new], self.synced[new] = self.now.pop(path), self.synced.pop(path)
+        self.names_synced.discard(path)
 
     def remove(self, path: Path) -> None:
         if self._step():

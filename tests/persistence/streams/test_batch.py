@@ -1,6 +1,7 @@
 """The format of a batch, the index, and what retention decides."""
 
 from typing import NamedTuple
+from zlib import crc32
 
 import pytest
 from hypothesis import given
@@ -143,3 +144,115 @@ def test_an_empty_segment_stays_and_is_never_due() -> None:
     assert due_ms(segments, Limits(1, 0)) is None
     assert due_ms([Segment(10, 70)], Limits(5)) == 75
     assert due_ms([Segment(10, 70)], Limits()) is None
+
+
+# -- compression ---------------------------------------------------------------------------------------------------
+
+TEXTS = st.lists(
+    st.tuples(st.sampled_from([b"abc" * 100, b"x", b"", b"0123456789" * 7]), st.none()), min_size=3
+)
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+@pytest.mark.parametrize("whole", [False, True], ids=["parts", "whole"])
+@given(messages=TEXTS)
+def test_a_compressed_batch_is_read_back(codec: str, whole: bool, messages: list[tuple[bytes, None]]) -> None:
+    data = encoded(list(messages))
+    head = batch.decode_head(data)
+    cut = (batch.HEAD_BYTES, batch.HEAD_BYTES + head.meta_bytes)
+    parts = [data] if whole else [data[: cut[0]], data[cut[0] : cut[1]], data[cut[1] :]]
+    packed = b"".join(batch.compressed(parts, codec))
+    assert len(packed) <= len(data)
+    assert (len(packed) < len(data) // 2) == (head.items_bytes >= 4096) or head.items_bytes < 4096
+    packed_head = batch.decode_head(packed)
+    assert (packed_head.base, packed_head.stop, packed_head.size) == (head.base, head.stop, len(packed))
+    found, plain = batch.decode(packed_head, packed), batch.decode(head, data)
+    assert bytes(found.items) == bytes(plain.items)
+    assert (found.shapes, found.values, found.size) == (plain.shapes, plain.values, len(data))
+    # What is compressed is not compressed once more.
+    assert b"".join(batch.compressed([packed], codec)) == packed or packed == data
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+def test_what_cannot_be_decompressed_is_damaged(codec: str) -> None:
+    packed = bytearray(b"".join(batch.compressed([encoded([(b"abc" * 1000, None)])], codec)))
+    head = batch.decode_head(bytes(packed))
+    assert head.size == len(packed) < 500
+    start = batch.HEAD_BYTES + head.meta_bytes
+    items = bytearray(packed[start:])
+    items[len(items) // 2 :] = bytes(len(items) - len(items) // 2)
+    forged = head._replace(items_crc=crc32(bytes(items)))
+    with pytest.raises(Damaged, match="at 5"):
+        batch.decode(forged, bytes(packed[:start] + items))
+    # A head that says less than what comes out: nothing is made of it that is larger.
+    with pytest.raises(Damaged, match="at 5"):
+        batch.decode(
+            *[
+                (batch.decode_head(each), each)
+                for each in [_with_shape(bytes(packed), Shape(1, 10, 1, 2, 3))]
+            ][0]
+        )
+
+
+def _with_shape(data: bytes, shape: Shape) -> bytes:
+    head = batch.decode_head(data)
+    meta = batch._SHAPE.pack(*shape)
+    head = head._replace(meta_crc=crc32(meta))
+    front = batch._FRONT.pack(batch.MAGIC, batch.VERSION, *head)
+    return front + batch._CRC.pack(crc32(front)) + meta + data[batch.HEAD_BYTES + head.meta_bytes :]
+
+
+def test_what_compression_does_not_make_smaller_stays() -> None:
+    for body in (b"abc" * 10, bytes(range(256)) + b"again" * 3):
+        data = encoded([(body, None)])
+        assert list(batch.compressed([data], "lz4")) == [data]
+    dense = batch.encode(5, 6, [Shape(1, 3000, 1, 2, 3)], b"abc" * 1000, [None], [], dense=True)
+    assert batch.compressed(dense, "zstd") is dense
+
+
+@given(MESSAGES, st.lists(st.binary(min_size=1, max_size=20)))
+def test_names_are_read_back(messages: list[tuple[bytes, bytes | None]], names: list[bytes]) -> None:
+    values = list(dict.fromkeys(name for _, name in messages))
+    filters = [values.index(name) for _, name in messages] if len(values) > 1 else []
+    shapes = [Shape(1, len(body), 1, 2, 3) for body, _ in messages]
+    parts = batch.encode(5, 6, shapes, b"".join(body for body, _ in messages), values, filters, names)
+    head = batch.decode_head(b"".join(parts))
+    assert batch.decode_names(head, parts[1]) == names
+    assert batch.decode_values(head, parts[1]) == values
+    assert batch.decode(head, b"".join(parts)).values == values
+    if names:
+        with pytest.raises(Damaged):
+            batch.decode_names(head, parts[1][:-1] + bytes((parts[1][-1] ^ 1,)))
+
+
+# -- searches in an index ------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=40), st.booleans(), st.data())
+def test_a_search_finds_the_same_without_decoding_all(
+    steps: list[tuple[int, int]], sealed: bool, data: st.DataObject
+) -> None:
+    entries, offset, time_ms = [], 0, 0
+    for number, (more, passed) in enumerate(steps):
+        entries.append(Entry(offset, time_ms, number * 100))
+        offset, time_ms = offset + more, time_ms + passed
+    if sealed:
+        entries.append(Entry(offset, time_ms, len(steps) * 100, SEAL))
+    raw = b"".join(map(index.encode, entries))
+    wanted = data.draw(st.integers(-1, offset + 2))
+    for search in (index.position_of, index.position_before):
+        assert search(index.Entries(raw), wanted) == search(entries, wanted)
+    assert index.last_position(index.Entries(raw)) == index.last_position(entries)
+
+
+def test_a_search_decodes_few_entries() -> None:
+    class Counting(index.Entries):
+        looked = 0
+
+        def __getitem__(self, number):  # type: ignore[no-untyped-def]
+            Counting.looked += 1
+            return super().__getitem__(number)
+
+    raw = b"".join([index.encode(Entry(number * 10, number, number * 100)) for number in range(8000)])
+    assert index.position_of(Counting(raw), 43_219) == 432_100
+    assert Counting.looked < 20

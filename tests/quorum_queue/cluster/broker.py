@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from amqp_server.broker.arguments import QueueArguments
+from amqp_server.broker.queue_types import QUORUM
 from amqp_server.broker.records import QueueRecord
 from amqp_server.cluster.hosts import ClusterHosts
 from quorum_queue.cluster.group_host import GroupHost
@@ -48,6 +49,7 @@ class SimulatedQueue:
     host: Any
     #: Only classic queues have these.
     marks: tuple[()] = ()
+    type = QUORUM
 
     def __init__(self, node: SimulatedNode, declared: Declared, version: int) -> None:
         self.declared = declared

@@ -81,8 +81,8 @@ class Peers:
     def take_dirty(self) -> list[Group]:
         return self._replicas.take_dirty()
 
-    def carry_out(self, group: Group) -> None:
-        self._replicas.carry_out(group)
+    def carry_out(self, group: Group, turn: Turn) -> None:
+        self._replicas.carry_out(group, turn)
 
     def write(self) -> None:
         self._replicas.write()
@@ -172,13 +172,26 @@ class SimulatedNode:
         roster.nodes = dict.fromkeys(self.names, "here")
         topology_progress: Any = SimpleNamespace(up=self.connected)
         self.hosts = WatchedHosts(
-            Config(), services, self.environment, self.groups, roster, topology_progress, self.reach
+            Config(),
+            services,
+            self.environment,
+            self.groups,
+            roster,
+            topology_progress,
+            self.reach,
+            nothing,
         )
         self.guests = Guests(self, self.turn, self.hosts.host_of)
         self.dispatch = Dispatch(self.replicas, self, self.guests, self.hosts, self.reach)
         replication: Any = Proposals(self._members_changed)
         self.maintenance = Maintenance(
-            self.replicas, roster, self.hosts, replication, self.reach, addresses=dict
+            self.replicas,
+            roster,
+            self.hosts,
+            replication,
+            self.reach,
+            addresses=dict,
+            propose=replication.propose,
         )
         self.broken_at = {name: self.now_ms for name in self.names if name != self.name}
         self.queues: dict[str, SimulatedQueue] = {}

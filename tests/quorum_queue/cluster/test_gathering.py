@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from itertools import pairwise
 
 from amqp_server.broker.timers import Timers
 from amqp_server.cluster.store import GroupLog, GroupStore
@@ -43,6 +44,16 @@ class Batches:
     def closed(self) -> None: ...
     def lose_bodies(self, indexes: list[int]) -> None: ...
     def entries_applied(self) -> None: ...
+    def covered(self, applied: int) -> int:
+        return applied
+
+    def fill(self, state: bytes, peer: str, wanted: Callable[[], bool], then: Callable[[], None]) -> None:
+        then()
+
+    @property
+    def fills_itself(self) -> bool:
+        return False
+
     def snapshot(self) -> bytes:
         return b""
 
@@ -70,12 +81,15 @@ class Batches:
 
 
 class Node:
-    """Its disk writes when the test says so."""
+    """Its disk writes when the test says so. It is its own turn, too."""
 
     def __init__(self, name: str, wire: list[tuple[str, str, bytes]]) -> None:
         self.name = name
         self._wire = wire
         self.clock = ManualClock(1_000)
+        self.busy = False
+        #: What a busy node has left for later.
+        self.left: list[Callable[[], object]] = []
         self.timers = Timers(lambda: None)
         environment = MemoryEnvironment()
         self.disk = SteppedCommit(environment)
@@ -116,10 +130,19 @@ class Node:
             self.disk.end()
         self.turn()
 
+    def overdue(self) -> bool:
+        return self.busy
+
+    def later(self, unit: Group, call: Callable[[], object]) -> None:
+        self.left.append(call)
+
     def turn(self) -> None:
+        left, self.left = self.left, []
+        for call in left:
+            call()
         while groups := self.replicas.take_dirty():
             for group in groups:
-                self.replicas.carry_out(group)
+                self.replicas.carry_out(group, self)
         self.replicas.write()
 
 
@@ -226,3 +249,29 @@ def test_large_batches_do_not_wait() -> None:
     for batch in (b"one", b"two", b"x" * SMALL_ENTRY_BYTES):
         cluster.take(batch)
     assert cluster.leader.group.core.last_index == last + 3
+
+
+def test_what_is_committed_is_applied_in_parts() -> None:
+    """However much comes at once, as after a pause."""
+    cluster = Cluster()
+    follower = cluster.nodes["b"]
+    before = len(follower.machine.entries)
+    for number in range(300):
+        # Too large to go together.
+        cluster.take(b"%d" % number + b"x" * SMALL_ENTRY_BYTES)
+    follower.busy = True
+    counts = [before]
+    while follower.left or counts[-1] < before + 300:
+        for node in cluster.nodes.values():
+            node.turn()
+            counts += [len(follower.machine.entries)] if node is follower else []
+            node.sync()
+            counts += [len(follower.machine.entries)] if node is follower else []
+        cluster.deliver()
+        counts.append(len(follower.machine.entries))
+        assert len(counts) < 1_000
+    parts = [after - earlier for earlier, after in pairwise(counts) if after > earlier]
+    assert len(parts) >= 5 and max(parts) <= Options().apply_entries_max
+    assert [entry[0][:3].rstrip(b"x") for entry in follower.machine.entries] == [
+        b"%d" % n for n in range(300)
+    ]

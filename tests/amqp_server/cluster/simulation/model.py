@@ -143,6 +143,8 @@ class Model:
                 for each in gone:
                     del self.topics[each]
                 return bool(gone)
+            case operations.DeclareSuperStream():
+                raise AssertionError("a cluster refuses super streams")
 
     def _leaves(self, node: str) -> bool:
         return self.nodes.get(node, "here") == ""

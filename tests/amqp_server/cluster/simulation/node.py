@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Coroutine
+from collections import deque
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+from outcome import Outcome, capture
 
 from amqp_server.broker import recovery, time_notes
 from amqp_server.broker.alarms import Alarms
@@ -23,12 +28,17 @@ from amqp_server.cluster.hosts import ClusterHosts
 from amqp_server.cluster.node import ClusterNode
 from amqp_server.cluster.parts import FEATURES
 from amqp_server.config import Config
+from amqp_server.streams.host import StreamOptions, StreamServices
 from amqp_server.turn import Turn
 from persistence.errors import StorageFull
 from persistence.journal import Journal
 from persistence.layer import Layer
 from persistence.memory import Faults, MemoryEnvironment, MemoryTransaction
 from persistence.stepped import SteppedCommit
+from persistence.streams.compaction import Throttle
+from persistence.streams.compression import NONE
+from persistence.streams.log import StreamLog
+from persistence.streams.names import Keeper
 from quorum_queue.cluster import frames
 from quorum_queue.links.handshake import Hello
 from quorum_queue.local import NodeServices
@@ -38,6 +48,7 @@ from tests.amqp_server.cluster.simulation.marks import Marks
 from tests.amqp_server.cluster.simulation.mesh import SimulatedMesh
 from tests.amqp_server.cluster.simulation.waiting import Task, sleep
 from tests.clocks import ManualClock
+from tests.persistence.streams.crashing import CrashingFiles
 from tests.quorum_queue.cluster.network import LinkSession, Network
 from tests.turns import StrictBoundary, Violation
 
@@ -61,6 +72,42 @@ LIMITS: dict[str, Any] = {
 
 
 SLOW_READS = 0.4
+
+
+#: Small segments, so that there are many, and a tail of a few messages.
+STREAMS: Final = StreamOptions(segment_bytes=900, flush_bytes=400, flush_ms=300)
+
+
+class SteppedJobs:
+    """What the threads of streams are given, done one by one. See persistence.streams.store.StreamStore."""
+
+    def __init__(self, files: CrashingFiles) -> None:
+        self._files = files
+        self.waiting: deque[Callable[[], None]] = deque()
+
+    def log(
+        self, queue_id: int, segment_bytes: int, *, keeper: Keeper | None = None, codec: str = NONE
+    ) -> StreamLog:
+        directory = Path("/streams") / str(queue_id)
+        return StreamLog(self._files, directory, segment_bytes, keeper=keeper, codec=codec)
+
+    def keep(self, queue_ids: Iterable[int], highest: int | None = None) -> None:
+        kept = {str(queue_id) for queue_id in queue_ids}
+        for directory in {path.parent for path in self._files.now}:
+            if directory.name not in kept and (highest is None or int(directory.name) <= highest):
+                self._files.remove_all(directory)
+
+    def write(self, call: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        self.waiting.append(lambda: done(call()))
+
+    def read(self, call: Callable[[], Any], done: Callable[[Outcome[Any]], None]) -> None:
+        self.waiting.append(lambda: done(capture(call)))
+
+    def compact(self, call: Callable[[Throttle], Any], done: Callable[[Outcome[Any]], None]) -> None:
+        raise NotImplementedError("streams of a cluster are not compacted")
+
+    def step(self) -> None:
+        self.waiting.popleft()()
 
 
 class Disk(MemoryEnvironment):
@@ -99,6 +146,8 @@ class SimulatedNode:
     ) -> None:
         self.name = name
         self.network = network
+        #: A snapshot is due after so many entries; 0 for what is configured.
+        self.snapshot_entries = 0
         self.ledger = ledger
         self.alive = self.serving = False
         #: It is to be stopped, and started again.
@@ -128,6 +177,8 @@ class SimulatedNode:
         reads = Random(self._seed)
         self.disk.reader.waits = lambda: reads.random() < SLOW_READS
         self.marks = Marks()
+        self.files = CrashingFiles()
+        self.files.random = Random(self._seed)
         self.out = ""
 
     @property
@@ -182,6 +233,8 @@ class SimulatedNode:
             mesh,
             boundary,
         )
+        if self.snapshot_entries:
+            made.replicas.options = replace(made.replicas.options, snapshot_entries=self.snapshot_entries)
         self.turn = Turn(commits, made.peers, lambda: None, boundary)
         services = NodeServices(
             clock=self.clock, queue_time=time_notes.restore(self.disk, self.clock), turn=self.turn, memory=MemoryBudget(1 << 30), timers=timers,
@@ -189,8 +242,9 @@ class SimulatedNode:
             spill=Journal(self.disk.spill), commits=commits, marks=self.marks,
         )  # fmt: skip
         hosts = ClusterHosts(
-            config, services, environment, made.groups, made.roster, made.topology_progress, made.reach
-        )
+            config, services, environment, made.groups, made.roster, made.topology_progress, made.reach,
+            self._streams(services, journal),
+        )  # fmt: skip
         self.broker = broker = Broker(
             config, environment, self.clock, turn=self.turn, timers=timers, alarms=Alarms(), services=services,
             hosts=hosts, replication=made.replication,
@@ -200,6 +254,20 @@ class SimulatedNode:
         self._identities[self.name, self.incarnation] = self.disk.node_id
         self.turn.run(self._begin, cluster, journal)
         return self.alive
+
+    def _streams(self, services: NodeServices, journal: Journal) -> StreamServices:
+        self.jobs = SteppedJobs(self.files)
+        return StreamServices(
+            clock=services.clock,
+            queue_time=services.queue_time,
+            turn=services.turn,
+            memory=services.memory,
+            timers=services.timers,
+            journal=journal,
+            commits=services.commits,
+            store=self.jobs,
+            options=STREAMS,
+        )
 
     def _begin(self, cluster: ClusterNode, journal: Journal) -> None:
         recovery.recover(self.broker, journal)
@@ -249,6 +317,7 @@ class SimulatedNode:
             with suppress(StorageFull):
                 self.commits.end()
         self.disk.crash()
+        self.files.crash()
         for client in self.clients:
             client.abandon()
         self.clients.clear()
@@ -339,7 +408,11 @@ class SimulatedNode:
         return True
 
     def step_read(self) -> bool:
-        """The disk has the pages that it was asked for first, if it was."""
+        """The disk has the pages that it was asked for first, if it was, or a thread has done what it was given."""
+        if self.jobs.waiting:
+            self.turn.run(self.jobs.step)
+            self.end_turn()
+            return True
         reader = self.disk.reader
         if reader.waiting:
             self.turn.run(reader.step())

@@ -1,0 +1,200 @@
+"""Super streams: an exchange of the type x-super-stream together with its partitions, which are streams.
+
+One operation makes all of it, or nothing. Each partition is bound with its number as key, and with the argument
+`x-stream-partition-order`, as the tools of RabbitMQ do it. Without `x-partitions` the exchange is one like others, to
+which clients bind what they want.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from amqp_server.broker.arguments import QueueArguments
+from amqp_server.broker.operations import DeclareSuperStream
+from amqp_server.broker.queue_types import STREAM
+from amqp_server.broker.records import BindingRecord, ExchangeRecord, QueueRecord, encoded
+from amqp_server.errors import NotFound, NotImplemented_, PreconditionFailed, ResourceError
+from amqp_server.wire import tables
+from amqp_server.wire.frames import SHORT_STRING_MAX
+from exchanges.field import erlang_term, type_name
+from exchanges.router import Exchange
+from exchanges.super_stream import SUPER_STREAM
+
+if TYPE_CHECKING:
+    from amqp_server.broker.vhost import VHost
+
+PARTITIONS = "x-partitions"
+ORDER = "x-stream-partition-order"
+#: RabbitMQ's tools mark the direct exchange of a super stream with this argument.
+MARK = "x-super-stream"
+#: Arguments that are the exchange's own, not those of its partitions.
+_OWN = (PARTITIONS, "alternate-exchange", MARK)
+#: What a second declare must repeat.
+COMPARED = (PARTITIONS, *STREAM.compared)
+
+#: A partition's id has this bit, the index of the operation that made it, and its place there.
+_PARTITION = 1 << 61
+_PLACE_BITS = 14
+#: Partitions that one operation can make.
+PLACES_MAX = 1 << _PLACE_BITS
+
+
+def partition_id(index: int, place: int) -> int:
+    """Return the id of a partition: unique as the index of its operation is."""
+    return _PARTITION | index << _PLACE_BITS | place
+
+
+def index_of(queue_id: int) -> int:
+    """Return the index of the operation that made the queue with this id."""
+    return (queue_id & ~_PARTITION) >> _PLACE_BITS if queue_id & _PARTITION else queue_id
+
+
+def has_partitions(exchange: Exchange | None) -> bool:
+    """Return whether its partitions were made with it, and go with it."""
+    return exchange is not None and exchange.type == SUPER_STREAM and PARTITIONS in exchange.arguments
+
+
+def partition_name(name: str, number: int) -> str:
+    return f"{name}-{number}"
+
+
+def partitions_of(vhost: VHost, exchange: Exchange) -> list[str] | None:
+    """Return the partitions in their order; None for an exchange that is no super stream."""
+    if exchange.type == SUPER_STREAM:
+        bindings = sorted(vhost.router.bindings(source=exchange.name), key=lambda each: int(each.routing_key))
+    elif exchange.arguments.get(MARK) is True:
+        bindings = vhost.router.bindings(source=exchange.name)
+        bindings = [each for each in bindings if isinstance(each.arguments.get(ORDER), int)]
+        bindings.sort(key=lambda each: each.arguments[ORDER])  # type: ignore[arg-type, return-value]
+    else:
+        return None
+    return [each.destination for each in bindings]
+
+
+def super_stream_of(vhost: VHost, queue: str) -> str | None:
+    """Return the super stream that a queue is a partition of, and goes with."""
+    for binding in vhost.router.bindings(destination=queue, kind="queue"):
+        if has_partitions(vhost.router.get(binding.source)):
+            return binding.source
+    return None
+
+
+def binding_record(record: QueueRecord, name: str, number: int) -> BindingRecord:
+    """Return the record of the binding of a partition."""
+    return BindingRecord(record.vhost, name, record.name, "queue", str(number), encoded({ORDER: number}))
+
+
+def check_count(vhost: VHost, name: str, count: object, types: Mapping[str, str]) -> int:
+    """Return x-partitions. Raises PreconditionFailed."""
+    most = vhost.broker.config.super_stream_partitions_max
+    kind = types.get(PARTITIONS) or type_name(count)
+    place = f"exchange '{name}' in vhost '{vhost.name}'"
+    if not isinstance(count, int) or isinstance(count, bool) or kind == "timestamp":
+        raise PreconditionFailed(f"invalid arg '{PARTITIONS}' for {place}: \"expected integer, got {kind}\"")
+    if not 0 < count <= most:
+        raise PreconditionFailed(
+            f"invalid arg '{PARTITIONS}' for {place}: {{value_out_of_range,{count},1,{most}}}"
+        )
+    return count
+
+
+def check_alone(vhost: VHost, name: str) -> None:
+    """Raises NotImplemented_ in a cluster, which may have nodes that do not know the exchange type."""
+    if vhost.broker.replication.clustered:
+        raise NotImplemented_(
+            f"a cluster has no streams yet, only a node that stands alone: super stream '{name}' in vhost '{vhost.name}'"
+        )
+
+
+def declaration(
+    vhost: VHost, exchange: ExchangeRecord, arguments: Mapping[str, object], types: Mapping[str, str]
+) -> DeclareSuperStream:
+    """Return what makes a super stream. Raises PreconditionFailed, ResourceError, NotImplemented_."""
+    place = f"exchange '{exchange.name}' in vhost '{vhost.name}'"
+    count = check_count(vhost, exchange.name, arguments[PARTITIONS], types)
+    for refused, holds in (("non-durable", not exchange.durable), ("auto-delete", exchange.auto_delete)):
+        if holds:
+            raise PreconditionFailed(f"invalid property '{refused}' for {place}")
+    queue_type = arguments.get("x-queue-type", STREAM.name)
+    if queue_type != STREAM.name:
+        raise PreconditionFailed(
+            f"invalid arg 'x-queue-type' for {place}: partitions are streams, not {erlang_term(queue_type)}"
+        )
+    return _operation(vhost, exchange, arguments, types, range(count))
+
+
+def growth(vhost: VHost, name: str, more: int) -> DeclareSuperStream:
+    """Return what makes more partitions of a super stream. Raises NotFound, PreconditionFailed, ResourceError."""
+    exchange = vhost.router.get(name)
+    if exchange is None:
+        raise NotFound(f"no exchange '{name}' in vhost '{vhost.name}'")
+    if not has_partitions(exchange):
+        raise PreconditionFailed(
+            f"exchange '{name}' in vhost '{vhost.name}' was not declared with '{PARTITIONS}'"
+        )
+    present = len(partitions_of(vhost, exchange) or ())
+    if more < 1:
+        raise PreconditionFailed(f"there must be 1 partition more at least, not {more}")
+    check_count(vhost, name, present + more, {})
+    record = next(each for each in vhost.exchange_records() if each.name == name)
+    return _operation(vhost, record, exchange.arguments, {}, range(present, present + more))
+
+
+def _operation(
+    vhost: VHost,
+    exchange: ExchangeRecord,
+    arguments: Mapping[str, object],
+    types: Mapping[str, str],
+    numbers: range,
+) -> DeclareSuperStream:
+    broker, name = vhost.broker, exchange.name
+    check_alone(vhost, name)
+    if len(partition_name(name, numbers[-1]).encode()) > SHORT_STRING_MAX:
+        raise PreconditionFailed(
+            f"exchange '{name[:100]}…' in vhost '{vhost.name}': the names of its partitions would be too long"
+        )
+    told = {"x-queue-type": STREAM.name} | {key: value for key, value in arguments.items() if key not in _OWN}
+    parsed: QueueArguments = vhost.check_arguments(
+        partition_name(name, numbers[0]),
+        told,
+        durable=True,
+        exclusive=False,
+        auto_delete=False,
+        types=types,
+        default_type=STREAM.name,
+    )
+    taken = first_taken(vhost, name, numbers)
+    if taken is not None:
+        raise PreconditionFailed(taken)
+    vhost.check_queue(len(numbers))
+    if broker.counts.bindings + len(numbers) > broker.config.bindings_max:
+        raise ResourceError(
+            f"there are {broker.counts.bindings} bindings, {len(numbers)} more are not allowed (bindings_max)"
+        )
+    table = tables.encode(told)
+    records = tuple(
+        QueueRecord(
+            vhost.name,
+            partition_name(name, number),
+            0,
+            False,
+            table,
+            type=parsed.queue_type,
+            node=broker.replication.node,
+            deduplication_producers=broker.config.deduplication_producers_max,
+        )
+        for number in numbers
+    )
+    return DeclareSuperStream(exchange, numbers.start, records)
+
+
+def first_taken(vhost: VHost, name: str, numbers: range) -> str | None:
+    """Return what is wrong if a queue has the name of a partition already."""
+    for number in numbers:
+        if partition_name(name, number) in vhost.queues:
+            return (
+                f"queue '{partition_name(name, number)}' in vhost '{vhost.name}' is there already: "
+                f"super stream '{name}' cannot have it as a partition"
+            )
+    return None

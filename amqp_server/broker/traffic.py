@@ -1,0 +1,119 @@
+"""What has passed: counted where a run of messages is handled, once for the run, and never once for a message.
+
+Each node counts what its own clients do. A channel's counts are added to those of its vhost and of the node when it
+closes, so that totals never fall.
+"""
+
+from __future__ import annotations
+
+#: Names of the counters of a Traffic, as RabbitMQ's management API has them.
+COUNTERS = (
+    "publish",
+    "return_unroutable",
+    "drop_unroutable",
+    "confirm",
+    "deliver",
+    "deliver_no_ack",
+    "redeliver",
+    "ack",
+    "get",
+    "get_no_ack",
+    "get_empty",
+)
+
+
+class Traffic:
+    """Messages of a channel, a queue, a vhost, or a node since they began."""
+
+    __slots__ = (
+        "ack",
+        "confirm",
+        "deliver",
+        "deliver_no_ack",
+        "drop_unroutable",
+        "get",
+        "get_empty",
+        "get_no_ack",
+        "publish",
+        "redeliver",
+        "return_unroutable",
+    )
+
+    def __init__(self) -> None:
+        self.publish = 0
+        self.return_unroutable = 0
+        self.drop_unroutable = 0
+        self.confirm = 0
+        self.deliver = 0
+        self.deliver_no_ack = 0
+        self.redeliver = 0
+        self.ack = 0
+        self.get = 0
+        self.get_no_ack = 0
+        self.get_empty = 0
+
+    def add(self, other: Traffic) -> None:
+        self.publish += other.publish
+        self.return_unroutable += other.return_unroutable
+        self.drop_unroutable += other.drop_unroutable
+        self.confirm += other.confirm
+        self.deliver += other.deliver
+        self.deliver_no_ack += other.deliver_no_ack
+        self.redeliver += other.redeliver
+        self.ack += other.ack
+        self.get += other.get
+        self.get_no_ack += other.get_no_ack
+        self.get_empty += other.get_empty
+
+    def values(self) -> tuple[int, ...]:
+        """Return the counters in the order of COUNTERS."""
+        return (
+            self.publish,
+            self.return_unroutable,
+            self.drop_unroutable,
+            self.confirm,
+            self.deliver,
+            self.deliver_no_ack,
+            self.redeliver,
+            self.ack,
+            self.get,
+            self.get_no_ack,
+            self.get_empty,
+        )
+
+
+class Ended:
+    """What those did that are gone, by node and for its life."""
+
+    __slots__ = (
+        "by_type",
+        "channels_closed",
+        "channels_created",
+        "connections_closed",
+        "connections_created",
+        "expecting",
+        "logins_accepted",
+        "logins_refused",
+        "published",
+        "queues_created",
+        "queues_declared",
+        "queues_deleted",
+        "received_bytes",
+        "sent_bytes",
+        "traffic",
+    )
+
+    def __init__(self) -> None:
+        #: Of channels that are closed.
+        self.traffic = Traffic()
+        #: Of queues that are deleted, by the names of their types.
+        self.by_type: dict[str, Traffic] = {}
+        #: Messages that were handed to queues that are deleted.
+        self.published = 0
+        self.received_bytes = self.sent_bytes = 0
+        #: Published in confirm mode.
+        self.expecting = 0
+        self.logins_accepted = self.logins_refused = 0
+        self.connections_created = self.connections_closed = 0
+        self.channels_created = self.channels_closed = 0
+        self.queues_declared = self.queues_created = self.queues_deleted = 0

@@ -1,0 +1,142 @@
+"""One answer for the whole cluster: the same request, asked of the other nodes for what each of them has."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+import trio
+
+from amqp_server.errors import AMQPError
+from amqp_server.management.answer import Answer, Refusal, encode, refusal_of
+from amqp_server.management.listing import Rows
+
+if TYPE_CHECKING:
+    from amqp_server.management.call import Call
+
+log = logging.getLogger("mqd.management")
+
+Row = dict[str, Any]
+#: Of the query, these go to the others; sorting, filtering and paging is for the node that was asked.
+PASSED_ON = tuple(
+    f"{name}_{part}"
+    for name in ("lengths", "msg_rates", "data_rates", "node_stats")
+    for part in ("age", "incr")
+)
+#: Bytes of rows in one part of an answer: it is decoded at a stretch.
+PART_BYTES = 16_384
+
+
+class Question(msgspec.Struct):
+    method: str
+    #: As routes.ROUTES has it.
+    path: str
+    parts: dict[str, str]
+    query: dict[str, str]
+    user: str
+    reason: str = ""
+
+
+class Told(msgspec.Struct):
+    """The last part of an answer; those before it are arrays of rows."""
+
+    status: int
+    body: Any = None
+
+
+class Others(Protocol):
+    """The other nodes; see amqp_server.cluster.questions."""
+
+    def names(self) -> Sequence[str]:
+        """Return the nodes of the cluster but this one, whether they are up or not."""
+
+    async def ask(self, node: str, question: bytes) -> list[bytes] | None:
+        """Return the parts of its answer, None if there is none."""
+
+
+class Answers:
+    """What the others have told, and who of them has told nothing."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, list[Row]] = {}
+        self.bodies: dict[str, Any] = {}
+        self.missing: list[str] = []
+
+    def all_rows(self) -> list[Row]:
+        return [row for rows in self.rows.values() for row in rows]
+
+
+async def ask_others(call: Call, nodes: Sequence[str] | None = None) -> Answers:
+    """Ask the other nodes, or some of them, what was asked of this one, for their own part."""
+    answers = Answers()
+    others = call.broker.others
+    if call.local or others is None:
+        return answers
+    question = encode(
+        Question(
+            method=call.method,
+            path=call.route,
+            parts=dict(call.path),
+            query={name: call.query[name] for name in PASSED_ON if name in call.query},
+            user=call.user.name,
+            reason=call.reason,
+        )
+    )
+
+    async def ask(node: str) -> None:
+        parts = await others.ask(node, question)
+        if parts is None:
+            answers.missing.append(node)
+            return
+        rows: list[Row] = []
+        for part in parts[:-1]:
+            await call.slices.rest()
+            rows += msgspec.json.decode(part)
+        told = msgspec.json.decode(parts[-1], type=Told)
+        answers.rows[node] = rows
+        if told.status < 300 and told.body is not None:
+            answers.bodies[node] = told.body
+        elif told.status in (200, 204):
+            answers.bodies.setdefault(node, None)
+
+    async with trio.open_nursery() as nursery:
+        for node in others.names() if nodes is None else nodes:
+            nursery.start_soon(ask, node)
+    answers.missing.sort()
+    call.missing = sorted({*call.missing, *answers.missing})
+    return answers
+
+
+Handler = Callable[["Call"], Awaitable[Any]]
+
+
+async def answer(
+    question: bytes, make: Callable[[Question], tuple[Handler, Call]]
+) -> AsyncGenerator[bytes, None]:
+    """Yield the parts of this node's answer."""
+    status, body = 200, None
+    try:
+        handler, call = make(msgspec.json.decode(question, type=Question))
+        told = await handler(call)
+        if isinstance(told, Answer):
+            status, body = told.status, told.body
+        elif isinstance(told, Rows):
+            async for part in told.parts(PART_BYTES):
+                yield part
+        else:
+            body = told
+    except Refusal as refusal:
+        status, body = refusal.status, refusal.body
+    except AMQPError as error:
+        refused = refusal_of(error)
+        status, body = refused.status, refused.body
+    yield encode(Told(status, body))
+
+
+def route_of(question: Question, routes: Mapping[tuple[str, str], Handler]) -> Handler:
+    handler = routes.get((question.method, question.path))
+    if handler is None:
+        raise Refusal(404, "Object Not Found", "Not Found")
+    return handler

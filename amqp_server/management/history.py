@@ -1,0 +1,231 @@
+"""Samples of counters and lengths, for rates and charts: each object's last ten minutes, and a day of the node's totals.
+
+Nothing is kept of objects that have never counted anything, and all histories together have a bound in bytes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+#: Retention of all objects, and of the node's totals, as RabbitMQ has them: (age in s, between two samples in s).
+DETAILED = ((600, 5),)
+GLOBAL = ((600, 5), (3_600, 60), (28_800, 600), (86_400, 1_800))
+#: What a history takes up beside its samples, bytes.
+SERIES_BYTES = 800
+
+Details = dict[str, Any]
+
+
+class Range(NamedTuple):
+    """What a query asks for: samples of so many seconds, one for each `incr_s`."""
+
+    age_s: int
+    incr_s: int
+
+
+class Timeline:
+    """When samples were taken. Tick t is at the place t modulo `length`, here and in each Series."""
+
+    def __init__(self, age_s: int, incr_s: float) -> None:
+        self.age_s = age_s
+        self.incr_s = incr_s
+        self.length = int(age_s / incr_s) + 2
+        self._times_ms = array("q", bytes(8 * self.length))
+        #: The last tick, -1 before the first.
+        self.tick = -1
+
+    def advance(self, now_ms: int) -> None:
+        self.tick += 1
+        self._times_ms[self.tick % self.length] = now_ms
+
+    def due(self, now_ms: int) -> bool:
+        """True if a new step has begun."""
+        step_ms = int(self.incr_s * 1000)
+        return self.tick < 0 or now_ms // step_ms != self.time_ms(self.tick) // step_ms
+
+    def time_ms(self, tick: int) -> int:
+        return self._times_ms[tick % self.length]
+
+    def places(self, asked: Range) -> list[tuple[int, int]]:
+        """Return (timestamp in ms, tick), the newest first; tick -1 for times before the first."""
+        if self.tick < 0:
+            return []
+        incr_s = max(asked.incr_s, self.incr_s)
+        count = int(min(asked.age_s, self.age_s) / incr_s) + 1
+        step_ms = int(incr_s * 1000)
+        newest = self.time_ms(self.tick) // step_ms * step_ms
+        oldest_tick = max(0, self.tick - self.length + 1)
+        found: list[tuple[int, int]] = []
+        tick = self.tick
+        for index in range(count):
+            stamp = newest - index * step_ms
+            # The sample that belongs to a time was taken within the step that begins there.
+            while tick > oldest_tick and self.time_ms(tick) >= stamp + step_ms:
+                tick -= 1
+            found.append((stamp, tick if self.time_ms(tick) < stamp + step_ms else -1))
+        return found
+
+
+class Series:
+    """Samples of one object: all its fields at each tick."""
+
+    __slots__ = ("_rates", "_rates_of", "_ring", "_timeline", "_width", "first", "last")
+
+    def __init__(self, timeline: Timeline, width: int) -> None:
+        self._timeline = timeline
+        self._width = width
+        self._ring = array("q", bytes(8 * width * timeline.length))
+        self.first = self.last = timeline.tick
+        #: Of all fields, made when one is first asked for after a sample; and that sample's tick.
+        self._rates: list[float] = []
+        self._rates_of = -1
+
+    @property
+    def size(self) -> int:
+        return SERIES_BYTES + 8 * len(self._ring)
+
+    def record(self, values: Sequence[int]) -> None:
+        tick = self._timeline.tick
+        start = tick % self._timeline.length * self._width
+        self._ring[start : start + self._width] = array("q", values)
+        self.last = tick
+
+    def value(self, tick: int, field: int) -> int:
+        """Return what a field was; 0 before the first sample."""
+        oldest = max(self.first, self.last - self._timeline.length + 1)
+        if tick < oldest:
+            return 0 if self.first > self.last - self._timeline.length else self.value(oldest, field)
+        return self._ring[min(tick, self.last) % self._timeline.length * self._width + field]
+
+    def rate(self, field: int) -> float:
+        """Return the change per second between the last two samples."""
+        tick, timeline = self.last, self._timeline
+        # While the next sample is taken, objects that it has not met yet have the rate of the last one.
+        if tick <= self.first or tick < timeline.tick - 1:
+            return 0.0
+        if self._rates_of != tick:
+            self._rates_of = tick
+            elapsed_ms = max(1, timeline.time_ms(tick) - timeline.time_ms(tick - 1))
+            now, before = self._sample(tick), self._sample(tick - 1)
+            self._rates = [(new - old) * 1000 / elapsed_ms for new, old in zip(now, before, strict=True)]
+        return self._rates[field]
+
+    def _sample(self, tick: int) -> Sequence[int]:
+        start = tick % self._timeline.length * self._width
+        return self._ring[start : start + self._width]
+
+    def samples(self, field: int, places: Sequence[tuple[int, int]]) -> list[dict[str, int]]:
+        return [
+            {"sample": 0 if tick < 0 else self.value(tick, field), "timestamp": stamp}
+            for stamp, tick in places
+        ]
+
+
+class Chart:
+    """How one answer shows fields of one kind: with their rates, and with samples where the query asks for them."""
+
+    def __init__(self, places: Sequence[tuple[int, int]] | None) -> None:
+        self._places = places
+
+    def details(self, series: Series | None, field: int) -> Details:
+        if series is None:
+            if self._places is None:
+                return {"rate": 0.0}
+            zeros = [{"sample": 0, "timestamp": stamp} for stamp, _ in self._places]
+            return {"avg": 0.0, "avg_rate": 0.0, "rate": 0.0, "samples": zeros}
+        rate = series.rate(field)
+        if self._places is None:
+            return {"rate": rate}
+        samples = series.samples(field, self._places)
+        return {"avg": _mean(samples), "avg_rate": _slope(samples), "rate": rate, "samples": samples}
+
+
+def _mean(samples: list[dict[str, int]]) -> float:
+    return sum(each["sample"] for each in samples) / len(samples) if samples else 0.0
+
+
+def _slope(samples: list[dict[str, int]]) -> float:
+    if len(samples) < 2:
+        return 0.0
+    newest, oldest = samples[0], samples[-1]
+    return (newest["sample"] - oldest["sample"]) * 1000 / (newest["timestamp"] - oldest["timestamp"])
+
+
+def asked(query: Mapping[str, str], name: str) -> Range | None:
+    """Return the range of `lengths`, `msg_rates`, `data_rates` or `node_stats`. As RabbitMQ, what is no number, or is
+    one of the two alone, is as if it were not there."""
+    age, incr = query.get(f"{name}_age", ""), query.get(f"{name}_incr", "")
+    if not (age.isascii() and age.isdigit() and incr.isascii() and incr.isdigit()):
+        return None
+    if len(age) > 9 or len(incr) > 9 or not int(incr):
+        return None
+    return Range(int(age), int(incr))
+
+
+class Histories:
+    """Histories of many objects of one node, by the objects themselves."""
+
+    def __init__(self, bytes_max: int, interval_s: float) -> None:
+        self._bytes_max = bytes_max
+        self.timeline = Timeline(DETAILED[0][0], interval_s)
+        self._series: dict[object, Series] = {}
+        self.used_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._series)
+
+    def get(self, of: object) -> Series | None:
+        return self._series.get(of)
+
+    def record(self, of: object, values: Sequence[int]) -> None:
+        series = self._series.get(of)
+        if series is None:
+            if not any(values):
+                return
+            series = Series(self.timeline, len(values))
+            if self.used_bytes + series.size > self._bytes_max:
+                return
+            self._series[of] = series
+            self.used_bytes += series.size
+        series.record(values)
+
+    def forget_gone(self) -> None:
+        """Forget objects that were not met in this tick."""
+        tick = self.timeline.tick
+        for of in [of for of, series in self._series.items() if series.last != tick]:
+            self.used_bytes -= self._series.pop(of).size
+
+
+class Totals:
+    """The history of one thing that is there as long as the node: coarser samples are kept for a day."""
+
+    def __init__(self, interval_s: float, width: int) -> None:
+        self._timelines = [Timeline(age_s, max(interval_s, incr_s)) for age_s, incr_s in GLOBAL]
+        self._width = width
+        self._series: list[Series] = []
+        #: As sampled last.
+        self.values: tuple[int, ...] = (0,) * width
+
+    def record(self, now_ms: int, values: tuple[int, ...]) -> None:
+        self.values = values
+        for index, timeline in enumerate(self._timelines):
+            if index and not timeline.due(now_ms):
+                continue
+            timeline.advance(now_ms)
+            if index == len(self._series):
+                self._series.append(Series(timeline, self._width))
+            self._series[index].record(values)
+
+    def details(self, field: int, asked: Range | None) -> Details:
+        if not self._series:
+            return Chart(None if asked is None else []).details(None, field)
+        series = self._series[0]
+        if asked is None:
+            return Chart(None).details(series, field)
+        for index, timeline in enumerate(self._timelines):
+            if timeline.age_s >= asked.age_s or index == len(self._timelines) - 1:
+                told = Chart(timeline.places(asked)).details(self._series[index], field)
+                return told | {"rate": series.rate(field)}
+        raise AssertionError

@@ -1,0 +1,168 @@
+"""The OpenAPI description of the management API: `python -m amqp_server.management.openapi > docs/openapi.json`.
+
+It is made from the routes: paths and methods, the tag that a user needs, and the bodies that handlers read.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import re
+from collections.abc import Iterator
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+from amqp_server.config import VERSION
+from amqp_server.management import listing
+from amqp_server.management.routes import ROUTES, Handler, Route
+
+_READ = re.compile(r"\bcall\.read\((\w+)\)")
+_PART = re.compile(r"\{(\w+)\}")
+
+REFUSALS = {
+    400: "The request is wrong.",
+    401: "The login is missing or wrong, or the user may not do that.",
+    404: "There is no such thing.",
+    413: "The body is too large.",
+    414: "The path or the query is too long.",
+    415: "Another page made a browser send this.",
+    429: "Too many logins of this address wait.",
+    500: "A defect of the broker.",
+    503: "Too many requests at a time, or no majority of the cluster; of a health check: not healthy.",
+}
+ANSWERS = {
+    "GET": {200: "What was asked for."},
+    "PUT": {201: "It is new.", 204: "It was there; it is as asked for now.", 200: "What was done."},
+    "POST": {
+        200: "What was done.",
+        201: "It is there now.",
+        202: "It is being done.",
+        204: "It is done.",
+    },
+    "DELETE": {204: "It is gone.", 200: "What was done."},
+}
+LISTING = {
+    "page": ("integer", "Page to return, from 1 on."),
+    "page_size": ("integer", f"Rows of a page, 1 to {listing.PAGE_SIZE_MAX}."),
+    "name": ("string", "Rows whose name contains this."),
+    "use_regex": ("boolean", "`name` is a regular expression."),
+    "sort": ("string", "Column to sort by."),
+    "sort_reverse": ("boolean", "From the last to the first."),
+    "columns": ("string", "Columns to return, with commas between."),
+}
+
+
+def body_of(handler: Handler) -> type[msgspec.Struct] | None:
+    """Return what a handler reads of the body."""
+    found = _READ.search(inspect.getsource(handler))
+    if found is None:
+        return None
+    kind: type[msgspec.Struct] = getattr(importlib.import_module(handler.__module__), found[1])
+    return kind
+
+
+def lists(route: Route) -> bool:
+    """True if the handler lists rows, which the query can filter, sort and page."""
+    return route.method == "GET" and "listing(" in inspect.getsource(route.handler).replace(
+        "_listed(", "listing("
+    )
+
+
+def document() -> dict[str, Any]:
+    bodies = {kind for kind in (body_of(route.handler) for route in ROUTES) if kind is not None}
+    ordered = sorted(bodies, key=lambda kind: kind.__name__)
+    schemas, components = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
+    body_schemas = dict(zip(ordered, schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for route in ROUTES:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, body_schemas)
+    error = {
+        "type": "object",
+        "required": ["error", "reason"],
+        "properties": {"error": {"type": "string"}, "reason": {}},
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "mqd management API",
+            "version": VERSION,
+            "description": "The paths and answers of RabbitMQ's management API, as far as mqd has them.",
+        },
+        "servers": [{"url": "http://127.0.0.1:15672"}],
+        "security": [{"basic": []}],
+        "paths": paths,
+        "components": {
+            "securitySchemes": {"basic": {"type": "http", "scheme": "basic"}},
+            "schemas": components | {"Error": error},
+            "parameters": {
+                name: {"name": name, "in": "query", "description": text, "schema": {"type": type_}}
+                for name, (type_, text) in LISTING.items()
+            },
+            "responses": {_REFUSED[status]: told for status, told in _refusals()},
+        },
+    }
+
+
+def _operation(route: Route, schemas: dict[type[msgspec.Struct], dict[str, Any]]) -> dict[str, Any]:
+    module = route.handler.__module__.rpartition(".")[2]
+    vhost = "_in_vhost" if "{vhost}" in route.path else ""
+    told: dict[str, Any] = {
+        "operationId": f"{module}_{route.handler.__name__}{vhost}",
+        "description": f"For users with the tag {route.who}, or one that includes it.",
+        "tags": [module],
+        "parameters": list(_parameters(route)),
+        "responses": dict(_responses(route.method)),
+    }
+    kind = body_of(route.handler)
+    if kind is not None:
+        told["requestBody"] = {
+            "required": bool(kind.__struct_fields__) and not _all_optional(kind),
+            "content": {"application/json": {"schema": schemas[kind]}},
+        }
+    return told
+
+
+def _all_optional(kind: type[msgspec.Struct]) -> bool:
+    return all(not field.required for field in msgspec.structs.fields(kind))
+
+
+def _parameters(route: Route) -> Iterator[dict[str, Any]]:
+    for name in _PART.findall(route.path):
+        schema: dict[str, Any] = {"type": "string", "minLength": 1}
+        if name == "kind":
+            schema = {"enum": ["q", "e"]}
+        yield {"name": name, "in": "path", "required": True, "schema": schema}
+    if lists(route):
+        yield from ({"$ref": f"#/components/parameters/{name}"} for name in LISTING)
+
+
+def _responses(method: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for status, text in sorted(ANSWERS[method].items()):
+        told: dict[str, Any] = {"description": text}
+        if status == 200:
+            told["content"] = {"application/json": {}}
+        yield str(status), told
+    for status in REFUSALS:
+        yield str(status), {"$ref": f"#/components/responses/{_REFUSED[status]}"}
+
+
+def _refusals() -> Iterator[tuple[int, dict[str, Any]]]:
+    for status, text in REFUSALS.items():
+        refusal = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+        yield status, {"description": text, "content": refusal}
+
+
+_REFUSED = {
+    status: HTTPStatus(status).phrase.title().replace(" ", "").replace("-", "") for status in REFUSALS
+}
+
+
+def text() -> str:
+    return json.dumps(document(), indent=1, sort_keys=False) + "\n"
+
+
+if __name__ == "__main__":
+    print(text(), end="")

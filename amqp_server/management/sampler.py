@@ -1,0 +1,210 @@
+"""Takes the samples: now and then it looks at every connection, channel, queue and exchange of this node, in slices."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import trio
+
+from amqp_server.broker.traffic import COUNTERS, Traffic
+from amqp_server.connection.session import Session
+from amqp_server.management.history import Histories, Totals
+from amqp_server.management.slices import Slices
+
+if TYPE_CHECKING:
+    from amqp_server.broker.broker import Broker
+    from amqp_server.broker.queue import Queue
+    from amqp_server.channel.channel import Channel
+    from exchanges.router import Exchange
+
+log = logging.getLogger("mqd.management")
+
+LENGTHS = ("messages", "messages_ready", "messages_unacknowledged")
+OCTETS = ("recv_oct", "send_oct")
+#: In the order of Traffic.values, and the sum of all deliveries.
+TRAFFIC = (*COUNTERS, "deliver_get")
+CHURN = (
+    "connection_created",
+    "connection_closed",
+    "channel_created",
+    "channel_closed",
+    "queue_declared",
+    "queue_created",
+    "queue_deleted",
+)
+FIGURES = ("mem_used", "disk_free", "fd_used", "sockets_used", "io_sync_count", "io_write_count")
+
+CONNECTION_FIELDS = OCTETS
+CHANNEL_FIELDS = TRAFFIC
+EXCHANGE_FIELDS = ("publish_in", "publish_out")
+QUEUE_FIELDS = (*LENGTHS, *TRAFFIC)
+VHOST_FIELDS = (*LENGTHS, *OCTETS, *TRAFFIC)
+NODE_FIELDS = (*LENGTHS, *OCTETS, *TRAFFIC, *CHURN, *FIGURES)
+
+#: A sample of everything takes at most this share of the time between two of them; else it is taken more seldom.
+SHARE_MAX = 0.01
+_NO_TRAFFIC = Traffic()
+_ZEROS = (0,) * len(TRAFFIC)
+
+
+def traffic_values(traffic: Traffic) -> tuple[int, ...]:
+    """Return the values of TRAFFIC."""
+    delivered = traffic.deliver + traffic.deliver_no_ack + traffic.get + traffic.get_no_ack
+    return (*traffic.values(), delivered)
+
+
+def channel_values(channel: Channel) -> tuple[int, ...]:
+    return traffic_values(channel.counted())
+
+
+def queue_values(queue: Queue) -> tuple[int, ...]:
+    """Return the values of QUEUE_FIELDS: lengths of the whole queue, and what clients of this node did."""
+    host = queue.host
+    ready, unacked, traffic = host.ready_count, host.unacked_count, queue.traffic
+    counted = _ZEROS if traffic is None else traffic_values(traffic)
+    return (ready + unacked, ready, unacked, queue.published, *counted[1:])
+
+
+def exchange_values(exchange: Exchange) -> tuple[int, ...]:
+    return (exchange.published_in, exchange.published_out)
+
+
+class Sum:
+    """Adds up values, and never falls where it counts: between two looks a channel may have gone."""
+
+    def __init__(self, width: int) -> None:
+        self.values = [0] * width
+
+    def add(self, at: int, values: tuple[int, ...]) -> None:
+        own = self.values
+        for index, value in enumerate(values, at):
+            if value:
+                own[index] += value
+
+
+class Sampler:
+    """What it has is empty until its first sample."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        slices: Slices,
+        figures: Callable[[], tuple[int, ...]],
+        *,
+        interval_s: float,
+        bytes_max: int,
+    ) -> None:
+        """`figures` returns what FIGURES names."""
+        self._broker = broker
+        self._slices = slices
+        self._figures = figures
+        self.interval_s = interval_s
+        self.histories = Histories(bytes_max, interval_s)
+        #: Values of VHOST_FIELDS as sampled last; their histories are kept under the names.
+        self.vhosts: dict[str, tuple[int, ...]] = {}
+        self.node = Totals(interval_s, len(NODE_FIELDS))
+        #: What the last sample took, s of the loop's thread.
+        self.took_s = 0.0
+
+    async def run(self) -> None:
+        while True:
+            await self.sample()
+            await trio.sleep(max(self.interval_s, self.took_s / SHARE_MAX))
+
+    async def sample(self) -> None:
+        """Look at everything once."""
+        now_ms = int(time.time() * 1000)
+        self.took_s = 0.0
+        histories = self.histories
+        histories.timeline.advance(now_ms)
+        # First what has ended: who ends meanwhile counts once, and not twice.
+        sums = {name: self._ended_of(name) for name in list(self._broker.vhosts)}
+        node = Sum(len(NODE_FIELDS))
+        ended = self._broker.ended
+        node.add(len(LENGTHS), (ended.received_bytes, ended.sent_bytes, *traffic_values(ended.traffic)))
+        for step in self._steps(sums, node):
+            del step
+            await self._slices.rest()
+        before, zeros = self.vhosts, (0,) * len(VHOST_FIELDS)
+        self.vhosts = {
+            name: _risen(before.get(name, zeros), sum_.values, len(LENGTHS))
+            for name, sum_ in sums.items()
+            if any(sum_.values)
+        }
+        for name, values in self.vhosts.items():
+            histories.record(name, values)
+        histories.forget_gone()
+        churn = (
+            ended.connections_created,
+            ended.connections_closed,
+            ended.channels_created,
+            ended.channels_closed,
+            ended.queues_declared,
+            ended.queues_created,
+            ended.queues_deleted,
+        )
+        node.add(len(NODE_FIELDS) - len(CHURN) - len(FIGURES), churn)
+        node.add(len(NODE_FIELDS) - len(FIGURES), self._figures())
+        stop = len(NODE_FIELDS) - len(FIGURES)
+        self.node.record(now_ms, _risen(self.node.values, node.values, len(LENGTHS), stop))
+
+    def _ended_of(self, name: str) -> Sum:
+        vhost, sum_ = self._broker.vhosts[name], Sum(len(VHOST_FIELDS))
+        octets = (vhost.received_bytes, vhost.sent_bytes)
+        sum_.add(len(LENGTHS), (*octets, *traffic_values(vhost.traffic)))
+        return sum_
+
+    def _steps(self, sums: dict[str, Sum], node: Sum) -> Iterator[None]:
+        """Yield between two objects."""
+        began = time.perf_counter()
+        for _ in self._objects(sums, node):
+            self.took_s += time.perf_counter() - began
+            yield
+            began = time.perf_counter()
+
+    def _objects(self, sums: dict[str, Sum], node: Sum) -> Iterator[None]:
+        record = self.histories.record
+        at = len(LENGTHS)
+        for session in self._broker.sessions:
+            if not isinstance(session, Session) or session.vhost is None or not session.is_open:
+                continue
+            vhost = sums.get(session.vhost.name)
+            octets = (session.incoming.received_bytes, session.outbox.sent_bytes)
+            record(session, octets)
+            node.add(at, octets)
+            if vhost is not None:
+                vhost.add(at, octets)
+            for channel in list(session.channels.values()):
+                if channel.closed:
+                    continue
+                values = channel_values(channel)
+                record(channel, values)
+                node.add(at + len(OCTETS), values)
+                if vhost is not None:
+                    vhost.add(at + len(OCTETS), values)
+                yield
+            yield
+        for name, sum_ in sums.items():
+            topology = self._broker.vhosts.get(name)
+            if topology is None:
+                continue
+            for queue in list(topology.queues.values()):
+                if queue.deleted:
+                    continue
+                values = queue_values(queue)
+                record(queue, values)
+                sum_.add(0, values[:at])
+                node.add(0, values[:at])
+                yield
+            for exchange in list(topology.router.exchanges()):
+                record(exchange, exchange_values(exchange))
+                yield
+
+
+def _risen(before: tuple[int, ...], now: list[int], start: int, stop: int | None = None) -> tuple[int, ...]:
+    """Return these values, where they count (from `start` to `stop`) at least as high as before."""
+    counts = [max(old, new) for old, new in zip(before[start:stop], now[start:stop], strict=True)]
+    return (*now[:start], *counts, *(now[stop:] if stop is not None else ()))

@@ -1,0 +1,115 @@
+"""The metrics as an ASGI application: without a login, and a few scrapes at a time."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from amqp_server.management.http import Gate, unrouted
+from amqp_server.management.metrics import CONTENT_TYPE, Scrape
+from amqp_server.management.slices import Slices
+
+if TYPE_CHECKING:
+    from amqp_server.management.measures import Measures
+
+#: Scrapes at a time; one more is told to come later.
+SCRAPES_MAX = 4
+#: Bytes that leave at a time.
+CHUNK_BYTES = 1 << 16
+
+
+class Scraped(Response):
+    """A scrape that is made while it is sent."""
+
+    def __init__(self, scrape: Scrape) -> None:
+        super().__init__(None, 200, {"cache-control": "no-cache"}, CONTENT_TYPE)
+        del self.headers["content-length"]
+        self.headers["content-type"] = CONTENT_TYPE
+        self._scrape = scrape
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        chunk = bytearray()
+        async with aclosing(self._scrape.text()) as parts:
+            async for part in parts:
+                chunk += part
+                if len(chunk) >= CHUNK_BYTES:
+                    await send({"type": "http.response.body", "body": bytes(chunk), "more_body": True})
+                    chunk.clear()
+        await send({"type": "http.response.body", "body": bytes(chunk), "more_body": False})
+
+
+class Metrics:
+    """See https://www.rabbitmq.com/docs/prometheus for the paths."""
+
+    def __init__(self, measures: Measures, slices: Slices, objects_max: int) -> None:
+        self._measures = measures
+        self._slices = slices
+        self._objects_max = objects_max
+        self._scrapes = 0
+
+    def app(self) -> ASGIApp:
+        routes = [
+            Route("/metrics", self._aggregated),
+            Route("/metrics/per-object", self._per_object),
+            Route("/metrics/detailed", self._detailed),
+            Route("/metrics/{registry}", _unknown),
+        ]
+        starlette = Starlette(routes=routes, exception_handlers={HTTPException: unrouted})
+        starlette.router.redirect_slashes = False
+        return Gate(starlette)
+
+    async def _aggregated(self, request: Request) -> Response:
+        return self._answer(Scrape(self._measures, self._slices, objects_max=self._objects_max))
+
+    async def _per_object(self, request: Request) -> Response:
+        return self._answer(
+            Scrape(self._measures, self._slices, objects_max=self._objects_max, per_object=True)
+        )
+
+    async def _detailed(self, request: Request) -> Response:
+        query = request.query_params
+        return self._answer(
+            Scrape(
+                self._measures,
+                self._slices,
+                objects_max=self._objects_max,
+                families=frozenset(query.getlist("family")),
+                vhosts=frozenset(query.getlist("vhost")),
+            )
+        )
+
+    def _answer(self, scrape: Scrape) -> Response:
+        if self._scrapes >= SCRAPES_MAX:
+            return Response("too many scrapes at a time\n", 503, {"retry-after": "5"}, "text/plain")
+        return _Counted(self, scrape)
+
+    def begin(self) -> None:
+        self._scrapes += 1
+
+    def end(self) -> None:
+        self._scrapes -= 1
+
+
+class _Counted(Scraped):
+    def __init__(self, metrics: Metrics, scrape: Scrape) -> None:
+        super().__init__(scrape)
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._metrics.begin()
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._metrics.end()
+
+
+async def _unknown(request: Request) -> Response:
+    return Response("Unknown registry", 404, None, "text/plain")

@@ -1,0 +1,376 @@
+"""A stream on a node that is none of its members.
+
+What this node's clients publish goes to a member, as it does for a quorum queue that is elsewhere. Consumers have their places
+here: this node asks a member for the messages at an offset, and asks another one when there is no answer. So a consumer
+neither goes back nor skips when a member goes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from amqp_server.streams.asks import NOTHING, Asks
+from amqp_server.streams.encode import Encoded
+from amqp_server.streams.group_host import take_over
+from amqp_server.streams.host import StreamConsumer, StreamHost, StreamServices
+from amqp_server.streams.start import Start
+from persistence.streams import batch as batches
+from persistence.streams.batch import Batch, Damaged
+from persistence.streams.log import READ_BYTES, Lost, heads_of
+from persistence.streams.retention import Limits
+from quorum_queue.cluster import frames
+from quorum_queue.cluster.frames import StreamWord
+from quorum_queue.cluster.remote_host import RemoteHost
+from quorum_queue.host import MOVED
+from quorum_queue.machine.machine import ENQUEUES, Command
+from quorum_queue.machine.settings import Settings
+from quorum_queue.ports import Hosted, Refused
+
+logger = logging.getLogger("mqd.streams")
+
+#: Time until another member is asked, ms.
+RETRY_MS = 500
+#: Messages at the end of the stream that are kept for consumers who follow it, bytes.
+TAIL_BYTES_MAX = 4 * READ_BYTES
+#: What is told of a stream to operators is asked for again when it is so old, ms.
+FRESH_MS = 1_000
+
+
+class Publisher(RemoteHost):
+    """The way of what is published to a member."""
+
+    def _lose_consumers(self) -> None:
+        """It has none."""
+
+
+class StreamRemoteHost(StreamHost):
+    """See quorum_queue.ports.Host."""
+
+    def __init__(
+        self,
+        queue: Hosted,
+        queue_id: int,
+        services: StreamServices,
+        settings: Settings,
+        publisher: Publisher,
+        asks: Asks,
+        home: Callable[[str], str],
+        members: Callable[[], tuple[str, ...]],
+    ) -> None:
+        """`home` returns the member to ask, if possible another one than its argument."""
+        self._members = members
+        self.publisher = publisher
+        self._asks = asks
+        self._home = home
+        self._pending_barriers: list[Callable[..., None]] = []
+        self._following = self._caught_up = False
+        #: The member that could not answer, and those that have what is asked for damaged.
+        self._avoid = ""
+        self._damaged_at: dict[str, None] = {}
+        #: What a member has told of the stream, and when it was asked.
+        self._word = NOTHING
+        self._asked_ms = -FRESH_MS
+        #: Consumers whose begin is being looked up, or is to be again.
+        self._beginning: dict[StreamConsumer, Start] = {}
+        super().__init__(queue, queue_id, services, Limits(), None, settings)
+
+    def _recover(self) -> None:
+        """Nothing is here."""
+
+    # -- what it holds, as far as a member has told ----------------------------------------------------------------
+
+    def look(self) -> None:
+        """Have what is told of the stream be fresh soon."""
+        now = self._services.clock.monotonic_ms()
+        if now - self._asked_ms >= FRESH_MS and not self.ended:
+            self._asked_ms = now
+            self._ask(frames.ASK_OFFSETS, 0, self._heard_offsets)
+
+    def _heard_offsets(self, word: StreamWord) -> None:
+        if word.what == frames.TOLD_FOUND:
+            self._note(word)
+
+    def _note(self, word: StreamWord) -> None:
+        self._word = word
+        self.next_offset = max(self.next_offset, word.stop)
+
+    @property
+    def first_offset(self) -> int:
+        return self._word.first
+
+    @property
+    def first_ms(self) -> int | None:
+        return self._word.first_ms or None
+
+    @property
+    def ready_count(self) -> int:
+        return max(self.publisher.ready_count, self.next_offset - self._word.first)
+
+    @property
+    def ready_bytes(self) -> int:
+        return self.publisher.ready_bytes
+
+    # -- commands --------------------------------------------------------------------------------------------------
+
+    def apply_pending(self) -> None:
+        while self.pending:
+            if self.ended:
+                self._refuse_pending()
+                break
+            commands, self.pending = self.pending, []
+            self._apply(commands)
+        if self._to_serve:
+            self._serve_all()
+        self._follow()
+        barriers, self._pending_barriers = self._pending_barriers, []
+        for done in barriers:
+            self.publisher.barrier(done)
+
+    def barrier(self, done: Callable[..., None]) -> None:
+        if self.ended:
+            done()
+            return
+        self._pending_barriers.append(done)
+        self._turn.schedule(self)
+
+    def _enqueue(self, commands: list[Command]) -> None:
+        self.publisher.submit(*commands)
+
+    # -- the way to the members ------------------------------------------------------------------------------------
+
+    def received(self, found: list[tuple[Any, ...]]) -> None:
+        """Take events about what was published."""
+        self.publisher.received(found)
+
+    def link_down(self, node: str) -> None:
+        self.publisher.link_down(node)
+
+    def drain(self, then: Callable[[], None]) -> None:
+        self.publisher.drain(then)
+
+    def resume(self) -> None:
+        self.publisher.resume()
+
+    def hand_over(self, to: Any, *, failed: bool = False) -> None:
+        """This node's own member serves its clients from now on."""
+        self.ended = "moved"
+        take_over(self, to)
+        publisher = self.publisher
+        to.pending += [command for command in publisher.pending if command[0] in ENQUEUES]
+        to.pending += self.pending
+        barriers = publisher._pending_barriers + self._pending_barriers
+        publisher.pending, publisher._pending_barriers = [], []
+        self.pending, self._pending_barriers = [], []
+        for done in barriers:
+            to.barrier(done)
+        publisher.ended = "moved"
+        publisher._end(MOVED)
+        self._refuse_askers(MOVED)
+        self._release()
+        self._turn.schedule(to)
+
+    def close(self) -> None:
+        """The queue is deleted."""
+        if self.ended:
+            return
+        self.ended = "deleted"
+        self._release()
+        self._refuse_pending()
+        self.publisher.close()
+        barriers, self._pending_barriers = self._pending_barriers, []
+        for done in barriers:
+            done()
+        self._refuse_askers(Refused("the queue was deleted"))
+
+    def _ask(self, what: int, value: int, done: Callable[[StreamWord], None]) -> None:
+        peer = self._home(self._avoid)
+        if not peer:
+            self._wait()
+            done(NOTHING)
+            return
+        self._asks.ask(peer, self.queue_id, what, value, self, partial(self._told, peer, done))
+
+    def _told(self, peer: str, done: Callable[[StreamWord], None], word: StreamWord) -> None:
+        if self.ended:
+            return
+        if word.what in (frames.TOLD_FOUND, frames.TOLD_GONE, frames.TOLD_LOST):
+            self._note(word)
+            self._damaged_at.clear()
+        else:
+            self._avoid = peer
+            if word.what == frames.TOLD_DAMAGED:
+                self._damaged_at[peer] = None
+        done(word)
+
+    def _wait(self) -> None:
+        self._services.timers.wake(self, self._services.clock.monotonic_ms() + RETRY_MS)
+
+    def wake(self) -> None:
+        if self.ended:
+            return
+        for consumer, start in list(self._beginning.items()):
+            if not consumer.reading:
+                self._begin(consumer, start)
+        self._to_serve.update(dict.fromkeys(self._consumers.values()))
+        self._serve_all()
+        self._follow()
+
+    def _schedule_upkeep(self) -> None:
+        """Nothing is written here."""
+
+    # -- consuming -------------------------------------------------------------------------------------------------
+
+    def _begin(self, consumer: StreamConsumer, start: Start) -> None:
+        if start.offset is not None:
+            self._begins(consumer, start.offset)
+            self._follow()
+            return
+        self._beginning[consumer] = start
+        consumer.reading = True
+        what, value = frames.ASK_OFFSETS, 0
+        if start.name == "last":
+            what = frames.ASK_LAST
+        elif not start.name:
+            what, value = frames.ASK_FIND, max(self._time_of(start), 0)
+        self._ask(what, value, partial(self._found, consumer, start))
+
+    def _found(self, consumer: StreamConsumer, start: Start, word: StreamWord) -> None:
+        if self.ended or consumer.detached:
+            self._beginning.pop(consumer, None)
+            return
+        consumer.reading = False
+        if word.what != frames.TOLD_FOUND:
+            self._wait()
+            return
+        self._beginning.pop(consumer, None)
+        named = {"first": word.first, "next": word.stop}
+        self._begins(consumer, named.get(start.name, word.value))
+        self._follow()
+
+    def _detach(self, key: Any) -> None:
+        consumer = self._consumers.get(key)
+        if consumer is not None:
+            self._beginning.pop(consumer, None)
+        super()._detach(key)
+
+    def _follow(self) -> None:
+        """Ask for what comes at the end of the stream, as long as there is anybody to have it."""
+        if self._following or self.ended or not self._consumers:
+            return
+        self._following = True
+        if not self._caught_up:
+            self._ask(frames.ASK_OFFSETS, 0, self._followed_first)
+        else:
+            self._ask(frames.ASK_FOLLOW, self._synced, self._followed)
+
+    def _followed_first(self, word: StreamWord) -> None:
+        self._following = False
+        if word.what == frames.TOLD_FOUND and word.stop >= self._synced:
+            self._caught_up = True
+            self._comes_to(word.stop)
+        else:
+            self._wait()
+
+    def _comes_to(self, stop: int) -> None:
+        """The stream has come to this offset."""
+        self._drop_tail()
+        self._synced = max(self._synced, stop)
+        self._served()
+
+    def _served(self) -> None:
+        if not self._consumers:
+            self._caught_up = False
+            self._drop_tail()
+            return
+        self._to_serve.update(dict.fromkeys(self._consumers.values()))
+        self._serve_all()
+        self._follow()
+
+    def _followed(self, word: StreamWord) -> None:
+        self._following = False
+        if word.what == frames.TOLD_GONE:
+            self._comes_to(word.value)
+            return
+        found = self._batches_of(word) if word.what == frames.TOLD_FOUND else []
+        found = [batch for batch in found if batch.stop > self._synced]
+        if not found or found[0].base > self._synced:
+            self._caught_up = False
+            self._wait()
+            return
+        for batch in found:
+            self._add(Encoded(batch, []))
+            self._synced = batch.stop
+        while self._tail_bytes > TAIL_BYTES_MAX:
+            self._forget_first()
+        self._served()
+
+    def _forget_first(self) -> None:
+        size = self._tail.pop(0).batch.size
+        self._tail_bytes -= size
+        self._services.tail_bytes -= size
+        self._services.memory.used -= size
+
+    def _drop_tail(self) -> None:
+        while self._tail:
+            self._forget_first()
+
+    def _batches_of(self, word: StreamWord) -> list[Batch]:
+        try:
+            return [batches.decode(head, word.data, at) for at, head in heads_of(word.data)]
+        except Damaged as error:
+            logger.error("stream '%s': a member has sent damaged messages: %s", self.queue.name, error)
+            return []
+
+    def _read(self, consumer: StreamConsumer, offset: int) -> None:
+        if consumer.reading:
+            return
+        consumer.reading = True
+        self._ask(frames.ASK_READ, offset, partial(self._has_got, consumer, consumer.reads, offset))
+
+    def _has_got(self, consumer: StreamConsumer, reads: int, offset: int, word: StreamWord) -> None:
+        if self.ended or consumer.detached:
+            return
+        consumer.reading = False
+        if reads != consumer.reads:
+            self._serve(consumer)
+            return
+        if word.what == frames.TOLD_GONE:
+            consumer.next_offset = max(consumer.next_offset, word.value)
+            self._serve(consumer)
+        elif word.what == frames.TOLD_LOST or (
+            word.what == frames.TOLD_DAMAGED and all(name in self._damaged_at for name in self._members())
+        ):
+            self._damaged_at.clear()
+            self._note_lost(Lost(offset, word.value, "no member of the stream can read them"))
+            consumer.next_offset = max(consumer.next_offset, word.value)
+            self._serve(consumer)
+        else:
+            found = self._batches_of(word) if word.what == frames.TOLD_FOUND else []
+            found = [batch for batch in found if batch.stop > offset]
+            if not found or found[0].base > offset:
+                self._wait()
+                return
+            self._give(consumer, found)
+
+    def _give(self, consumer: StreamConsumer, found: list[Batch]) -> None:
+        wanted = consumer.wanted
+        stop = found[-1].stop
+        if wanted is not None:
+            unfiltered = wanted.unfiltered
+            found = [
+                batch
+                for batch in found
+                if batches.matches(batch.values, wanted.values, unfiltered=unfiltered)
+            ]
+        if found:
+            consumer.ahead.extend(found)
+            self._services.hold(consumer, sum([batch.size for batch in found]))
+        else:
+            consumer.next_offset = max(consumer.next_offset, stop)
+        self._serve(consumer)
+
+
+__all__ = ["Publisher", "StreamRemoteHost"]

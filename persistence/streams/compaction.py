@@ -1,0 +1,301 @@
+"""Compaction: of sealed segments, only the latest message of each key stays. Run by a thread of its own.
+
+A pass goes through what came since the last one and notes where each key was seen last (`Latest`), as far as its memory
+reaches. Then it writes the segments up to there anew, from the oldest on, without the messages that a later one replaces:
+small neighbours become one. Each is put in the place of the old ones at once, when it is on the disk (StreamLog.replace). So
+a crash leaves the old ones or the new one, and the next pass begins anew with what was not noted as compacted.
+
+Offsets stay. A batch tells those of its messages, and up to where it has left none out, so what was compacted away is no
+hole. Whoever reads a segment that is replaced meanwhile looks up its offset in the new one.
+
+A message with an empty body is a tombstone: it says that there is nothing of this key. It goes when it is old enough, after
+what it replaces. Batches with tombstones are not put together with others: they would take the time of later ones.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from persistence.streams import batch as batches
+from persistence.streams.batch import COUNT_MAX, Batch, Shape
+from persistence.streams.log import Ended, Place, Segment, StreamLog
+
+#: A batch is closed when it has so many bytes; so many are written at once.
+BATCH_BYTES = 256 * 1024
+WRITE_BYTES = 1024 * 1024
+
+
+class Stopped(Exception):
+    """The node ends."""
+
+
+class Keys(Protocol):
+    """Knows what messages are, which is the upper layer's business."""
+
+    def keys(self, batch: Batch) -> Sequence[bytes | None]:
+        """Return the key of each message; None where it has none, and stays."""
+
+    def is_tombstone(self, shape: Shape) -> bool:
+        """Return whether messages of this shape have no body."""
+
+
+class Throttle:
+    """Bounds what a thread reads and writes, and lets others work in between."""
+
+    def __init__(self, bytes_per_s: int, stopping: threading.Event | None = None) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._stopping = stopping or threading.Event()
+
+    def spent(self, size: int) -> None:
+        """Wait as long as so many bytes may take. Raises Stopped."""
+        if self._stopping.wait(size / self._bytes_per_s):
+            raise Stopped
+
+
+class Latest:
+    """Offset of the latest message of each key, up to `stop`."""
+
+    def __init__(self, keys_max: int) -> None:
+        self._keys_max = keys_max
+        self.offsets: dict[bytes, int] = {}
+        self.stop = 0
+
+    def add(self, batch: Batch, keys: Sequence[bytes | None]) -> bool:
+        """Add a batch; return whether there is room for another one."""
+        base = batch.base
+        offsets = (
+            range(base, batch.stop) if batch.offsets is None else [base + each for each in batch.offsets]
+        )
+        self.offsets.update(zip(keys, offsets, strict=True))  # type: ignore[arg-type]
+        self.offsets.pop(None, None)  # type: ignore[call-overload]
+        self.stop = batch.stop
+        return len(self.offsets) < self._keys_max
+
+
+class Plan(NamedTuple):
+    """What one pass does: these segments are written anew, those of each group as one."""
+
+    latest: Latest
+    groups: list[tuple[Segment, ...]]
+
+
+def is_due(log: StreamLog, dirty_percent: int) -> bool:
+    """Return whether there is enough new in sealed segments."""
+    sealed = log.sealed
+    dirty = sum([segment.size for segment in sealed if segment.stop > log.clean_stop])
+    return bool(dirty) and dirty * 100 >= dirty_percent * sum([segment.size for segment in sealed])
+
+
+def plan(log: StreamLog, keys: Keys, keys_max: int, segment_bytes: int, throttle: Throttle) -> Plan:
+    """Look where each key was seen last. Raises Stopped, OSError."""
+    sealed = log.sealed
+    latest = Latest(keys_max)
+    latest.stop = log.clean_stop
+    stop = sealed[-1].stop if sealed else 0
+    place, offset = None, log.clean_stop
+    while offset < stop:
+        read = log.read(offset, place)
+        for batch in read.batches:
+            if batch.base >= stop:
+                break
+            if not latest.add(batch, keys.keys(batch)):
+                stop = latest.stop
+                break
+            throttle.spent(batch.size)
+        place, offset = read.place, read.place.offset
+        if place.base < 0:
+            break
+    if latest.stop < stop:
+        # Its end is damaged, or all of it was compacted away.
+        latest.stop = stop
+    return Plan(latest, _groups([each for each in sealed if each.base < latest.stop], segment_bytes))
+
+
+def _groups(segments: Sequence[Segment], segment_bytes: int) -> list[tuple[Segment, ...]]:
+    groups: list[list[Segment]] = []
+    size = 0
+    for segment in segments:
+        last = groups[-1] if groups else None
+        # What lies between two segments is lost, and that must show.
+        if last is not None and size + segment.size <= segment_bytes and last[-1].stop == segment.base:
+            last.append(segment)
+            size += segment.size
+        else:
+            groups.append([segment])
+            size = segment.size
+    return [tuple(group) for group in groups]
+
+
+def rewrite(
+    log: StreamLog,
+    group: Sequence[Segment],
+    latest: Latest,
+    keys: Keys,
+    tombstones_until_ms: int,
+    codec: str,
+    throttle: Throttle,
+) -> Segment | None:
+    """Write a group of segments anew; return what is to be put in their place, None if they are to stay.
+
+    Tombstones go that are as old as `tombstones_until_ms`. Raises Stopped, Ended, OSError.
+    """
+    base, stop = group[0].base, group[-1].stop
+    new = log.rewritten(base, stop)
+    writer = _Writer(base, codec, lambda parts: new.append(parts))
+    place: Place | None = None
+    offset, gone = base, 0
+    while offset < stop:
+        read = log.read(offset, place)
+        if read.lost or any(each not in log.segments for each in group):
+            # What is damaged has to show as such.
+            new.drop()
+            return None
+        for batch in read.batches:
+            if batch.base < stop:
+                kept, dead = _kept(batch, keys, latest, tombstones_until_ms)
+                gone += batch.count - len(kept)
+                writer.add(batch, kept, alone=dead)
+                throttle.spent(2 * batch.size)
+        place, offset = read.place, read.place.offset
+        if place.base < 0:
+            break
+    if len(group) == 1 and not gone:
+        new.drop()
+        return None
+    writer.close(stop)
+    return new.finish()
+
+
+def _kept(batch: Batch, keys: Keys, latest: Latest, tombstones_until_ms: int) -> tuple[list[int], bool]:
+    """Return which messages of a batch stay, and whether a tombstone is among them."""
+    offsets = range(batch.count) if batch.offsets is None else batch.offsets
+    newest, base = latest.offsets, batch.base
+    tombstones = _tombstones(batch, keys)
+    old = batch.time_ms <= tombstones_until_ms and batch.stop <= latest.stop
+    kept: list[int] = []
+    dead = False
+    for number, (key, offset) in enumerate(zip(keys.keys(batch), offsets, strict=True)):
+        if key is not None:
+            if newest.get(key, -1) > base + offset:
+                continue
+            if number in tombstones:
+                if old:
+                    continue
+                dead = True
+        kept.append(number)
+    return kept, dead
+
+
+def _tombstones(batch: Batch, keys: Keys) -> set[int]:
+    found: set[int] = set()
+    number = 0
+    for shape in batch.shapes:
+        if keys.is_tombstone(shape):
+            found.update(range(number, number + shape.count))
+        number += shape.count
+    return found
+
+
+class _Writer:
+    """Makes batches of what stays."""
+
+    def __init__(self, base: int, codec: str, write: Callable[[list[Sequence[bytes]]], None]) -> None:
+        self._base = base
+        self._codec = codec
+        self._write = write
+        self._done: list[Sequence[bytes]] = []
+        self._done_bytes = self._time_ms = 0
+        #: Nothing may come behind what was added in the same batch.
+        self._alone = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._items: list[bytes | memoryview] = []
+        self._shapes: list[Shape] = []
+        self._values: dict[bytes | None, int] = {}
+        self._filters: list[int] = []
+        self._offsets: list[int] = []
+        self._size = 0
+
+    def add(self, batch: Batch, kept: Sequence[int], *, alone: bool) -> None:
+        """Add these messages of a batch."""
+        if kept:
+            size = len(batch.items) * len(kept) // batch.count
+            full = self._size + size > BATCH_BYTES or len(self._offsets) + len(kept) > COUNT_MAX
+            if self._offsets and (full or alone or self._alone):
+                self._end(batch.base)
+            self._alone = alone
+            self._put(batch, kept)
+        if kept or not self._offsets:
+            self._time_ms = batch.time_ms
+
+    def _put(self, batch: Batch, kept: Sequence[int]) -> None:
+        items = memoryview(batch.items)
+        low = batch.base - self._base
+        numbers = [self._values.setdefault(value, len(self._values)) for value in batch.values]
+        at = number = place = 0
+        for shape in batch.shapes:
+            end, start = number + shape.count, place
+            while place < len(kept) and kept[place] < end:
+                first = at + (kept[place] - number) * shape.size
+                self._items.append(items[first : first + shape.size])
+                place += 1
+            count = place - start
+            if count:
+                last = self._shapes[-1] if self._shapes else None
+                if last is not None and last[1:] == shape[1:]:
+                    self._shapes[-1] = last._replace(count=last.count + count)
+                else:
+                    self._shapes.append(shape._replace(count=count))
+                self._size += count * shape.size
+            number, at = end, at + shape.count * shape.size
+        for each in kept:
+            self._filters.append(numbers[batch.filters[each] if batch.filters else 0])
+            self._offsets.append(low + (each if batch.offsets is None else batch.offsets[each]))
+
+    def _end(self, stop: int) -> None:
+        """Close a batch; the next one has the offsets from `stop` on."""
+        values = list(self._values) or [None]
+        parts = batches.encode(
+            self._base,
+            self._time_ms,
+            self._shapes,
+            b"".join(self._items),
+            values,
+            self._filters if len(values) > 1 else [],
+            span=stop - self._base,
+            offsets=self._offsets,
+        )
+        packed = batches.compressed(parts, self._codec)
+        self._done.append(packed)
+        self._done_bytes += sum(map(len, packed))
+        self._base, self._alone = stop, False
+        self._begin()
+        if self._done_bytes >= WRITE_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        done, self._done, self._done_bytes = self._done, [], 0
+        if done:
+            self._write(done)
+
+    def close(self, stop: int) -> None:
+        """Write the rest; the segment ends here."""
+        if stop > self._base:
+            self._end(stop)
+        self._flush()
+
+
+__all__ = [
+    "Ended",
+    "Keys",
+    "Latest",
+    "Plan",
+    "Stopped",
+    "Throttle",
+    "is_due",
+    "plan",
+    "rewrite",
+]

@@ -1,0 +1,63 @@
+"""Compression of batches: by which library, and what it does. Called by threads; both libraries let others work meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+NONE: Final = "none"
+ZSTD: Final = "zstd"
+LZ4: Final = "lz4"
+CODECS: Final = (ZSTD, LZ4, NONE)
+#: The fastest but one: the next ones take twice the time for some percent.
+LEVEL: Final = 1
+#: Fewer bytes are not worth it, and neither is to save less than so many percent.
+BYTES_MIN: Final = 256
+SAVES_PERCENT_MIN: Final = 10
+
+#: Zstandard keeps memory for reuse, which only one thread at a time may use.
+_own = threading.local()
+
+
+def compress(codec: str, data: bytes) -> bytes | None:
+    """Return the data compressed; None if that is not worth it."""
+    if len(data) < BYTES_MIN:
+        return None
+    if codec == ZSTD:
+        compressor = getattr(_own, "compressor", None)
+        if compressor is None:
+            from zstandard import ZstdCompressor
+
+            compressor = _own.compressor = ZstdCompressor(
+                LEVEL, write_checksum=False, write_content_size=False
+            )
+        done: bytes = compressor.compress(data)
+    else:
+        from lz4 import block
+
+        done = block.compress(data, store_size=False)
+    return done if len(done) * 100 <= len(data) * (100 - SAVES_PERCENT_MIN) else None
+
+
+def decompress(codec: str, data: bytes | memoryview, size: int) -> bytes:
+    """Return what was compressed, which has this size. Raises ValueError."""
+    if codec == ZSTD:
+        from zstandard import ZstdDecompressor, ZstdError
+
+        decompressor = getattr(_own, "decompressor", None)
+        if decompressor is None:
+            decompressor = _own.decompressor = ZstdDecompressor()
+        try:
+            done: bytes = decompressor.decompress(data, max_output_size=size)
+        except ZstdError as error:
+            raise ValueError(str(error)) from None
+    else:
+        from lz4 import block
+
+        try:
+            done = block.decompress(data, uncompressed_size=size)
+        except block.LZ4BlockError as error:
+            raise ValueError(str(error)) from None
+    if len(done) != size:
+        raise ValueError(f"{len(done)} bytes in place of {size}")
+    return done

@@ -1,0 +1,167 @@
+"""The write-ahead log: a file that small commits are written to, with one write each, before LMDB has them.
+
+A transaction of LMDB changes several pages and syncs twice, however little it says. A record of this log takes
+one write that is synced. LMDB gets many of them later, in one transaction, and never sees the messages that
+were acked meanwhile.
+
+The file is a ring of blocks behind a header. It is never written beyond its first size, so that a write
+changes nothing but its blocks. A record begins with a block, so a torn write harms no other record. Each has
+the next sequence number. Which of them LMDB has is noted in LMDB, by the transaction that brings them: it
+needs no order between the two files, and their blocks are used again.
+
+A restart reads all blocks. A record is written after the sync of the one before. So the last one may be torn,
+and a record that is missing before others was damaged by the disk. The salt in the header is part of each
+record: what clients publish cannot look like one.
+"""
+
+import errno
+import os
+from collections import deque
+from pathlib import Path
+from secrets import token_bytes
+from struct import Struct
+from zlib import crc32
+
+from persistence.errors import CommitFailed, DataDirectoryUnusable, StorageFull
+
+BLOCK_BYTES = 4096
+MAGIC = b"mqd-log1"
+SALT_BYTES = 16
+HEADER = Struct(f"<8s{SALT_BYTES}s")
+#: Salt, sequence number, bytes of the content, CRC-32 of all else.
+RECORD = Struct(f"<{SALT_BYTES}sQII")
+
+
+class LogDamaged(Exception):
+    """The text says what is missing. What was in there had been confirmed."""
+
+
+class WriteAheadLog:
+    """Made by `open`. Positions are counted in blocks. `write` is for a worker thread, all else for the loop's."""
+
+    def __init__(self, file: int, path: Path, salt: bytes, blocks: int) -> None:
+        self._file = file
+        self._path = path
+        self.salt = salt
+        self._blocks = blocks
+        #: Sequence number of the last record, and of the last that is on the disk.
+        self.sequence = self.synced = 0
+        #: Records that LMDB does not have: sequence number, first block, blocks.
+        self._used: deque[tuple[int, int, int]] = deque()
+        self._next = 1
+
+    @classmethod
+    def open(cls, path: Path, size: int) -> "WriteAheadLog":
+        """Open the log, or make one of this many bytes, at least. Raises OSError, and DataDirectoryUnusable."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DSYNC
+        file = os.open(path, flags, 0o600)
+        try:
+            header = os.pread(file, HEADER.size, 0)
+            if not header:
+                return cls(file, path, _make(file, size), size // BLOCK_BYTES)
+            magic, salt = HEADER.unpack(header) if len(header) == HEADER.size else (b"", b"")
+            if magic != MAGIC:
+                raise DataDirectoryUnusable(
+                    f"{path} is no log of mqd, or its beginning is damaged. Put it back from a backup, or, if that "
+                    f"cannot be done, empty it (: > {path}): what was confirmed last is lost then."
+                )
+            return cls(file, path, salt, os.fstat(file).st_size // BLOCK_BYTES)
+        except BaseException:
+            os.close(file)
+            raise
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return self._blocks * BLOCK_BYTES
+
+    def recover(self, stored: int) -> list[bytes]:
+        """Return the contents of the records that LMDB does not have, in order. `stored` is the last that it has.
+
+        Raises LogDamaged.
+        """
+        found = self._records()
+        self.sequence = self.synced = max([stored, *found])
+        contents = []
+        for sequence in range(stored + 1, self.sequence + 1):
+            if sequence not in found:
+                raise LogDamaged(f"record {sequence} is missing, and {self.sequence} is there")
+            contents.append(found[sequence])
+        return contents
+
+    def _records(self) -> dict[int, bytes]:
+        """All whole records, those that LMDB has too, by sequence number."""
+        data = memoryview(os.pread(self._file, self._blocks * BLOCK_BYTES, 0))
+        found = {}
+        for start in range(BLOCK_BYTES, len(data), BLOCK_BYTES):
+            salt, sequence, size, checksum = RECORD.unpack_from(data, start)
+            content = data[start + RECORD.size : start + RECORD.size + size]
+            if salt == self.salt and len(content) == size and checksum == _checksum(salt, sequence, content):
+                found[sequence] = bytes(content)
+        return found
+
+    def reserve(self, size: int) -> tuple[int, int] | None:
+        """Take the next sequence number, and blocks for a content of this size; None if there is no room."""
+        blocks = -(-(RECORD.size + size) // BLOCK_BYTES)
+        first = self._next
+        oldest = self._used[0][1] if self._used else self._blocks
+        # Free are the blocks from `first` to the oldest record, or to the end and then from the beginning.
+        if self._used and first <= oldest:
+            end = oldest
+        else:
+            end = self._blocks
+            if first + blocks > end:
+                first, end = 1, oldest
+        if first + blocks > end:
+            return None
+        self.sequence += 1
+        self._used.append((self.sequence, first, blocks))
+        self._next = first + blocks
+        return self.sequence, first
+
+    def write(self, sequence: int, first: int, content: bytes) -> None:
+        """Write a record, and wait for the disk. Raises StorageFull and CommitFailed."""
+        head = RECORD.pack(self.salt, sequence, len(content), _checksum(self.salt, sequence, content))
+        record = bytearray().join((head, content))
+        # The rest of the block, too: the kernel need not read it first.
+        record += bytes(-len(record) % BLOCK_BYTES)
+        try:
+            written = os.pwrite(self._file, record, first * BLOCK_BYTES)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                # Some file systems write to other blocks than those that the file has.
+                raise StorageFull(f"{self._path}: {error}") from error
+            raise CommitFailed(f"{self._path}: {error}") from error
+        if written != len(record):
+            raise CommitFailed(f"{self._path}: only {written} of {len(record)} bytes were written")
+        self.synced = sequence
+
+    def stored(self, sequence: int) -> None:
+        """LMDB has all records up to this one."""
+        while self._used and self._used[0][0] <= sequence:
+            self._used.popleft()
+
+    @property
+    def is_needed(self) -> bool:
+        """Return whether the log has records that LMDB does not have."""
+        return bool(self._used)
+
+    @property
+    def is_half_full(self) -> bool:
+        return 2 * sum(blocks for _, _, blocks in self._used) >= self._blocks
+
+
+def _make(file: int, size: int) -> bytes:
+    """Give an empty file its size and its header; return the salt. Raises OSError."""
+    salt = token_bytes(SALT_BYTES)
+    os.posix_fallocate(file, 0, size // BLOCK_BYTES * BLOCK_BYTES)
+    os.pwrite(file, HEADER.pack(MAGIC, salt).ljust(BLOCK_BYTES, b"\0"), 0)
+    os.fsync(file)
+    return salt
+
+
+def _checksum(salt: bytes, sequence: int, content: bytes | memoryview) -> int:
+    return crc32(content, crc32(b"%d %d" % (sequence, len(content)), crc32(salt)))

@@ -1,0 +1,101 @@
+"""Deletions of what has very much in it, on a node of a cluster: each part is an entry of the topology's log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from amqp_server.broker import operations
+from amqp_server.broker.dismantling import PROPOSED_MAX
+from amqp_server.broker.operations import Operation
+from amqp_server.broker.records import BindingRecord, ExchangeRecord, QueueRecord, encoded
+from amqp_server.broker.topology import Result
+from amqp_server.broker.vhosts import VhostRecord
+from quorum_queue.ports import Refused
+from tests.amqp_server.broker.test_topology import Member
+from tests.work import steps
+
+QUEUES, BINDINGS = 120, 700
+#: Instructions of the longest operation, whatever is deleted.
+OPERATION_MAX = 15_000
+
+
+def filled() -> tuple[Member, int]:
+    """A node with a vhost "v", and the index of its last operation. All of it goes with the node n2, too."""
+    member, index = Member("n1"), 0
+
+    def apply(operation: Operation) -> None:
+        nonlocal index
+        index += 1
+        member.topology.apply(index, operation)
+
+    apply(operations.PutVhost(VhostRecord("v")))
+    nothing = encoded({})
+    apply(operations.DeclareExchange(ExchangeRecord("v", "x", "direct", False, False, nothing, True)))
+    for number in range(QUEUES):
+        record = QueueRecord(
+            "v", f"q{number}", 0, auto_delete=False, arguments=nothing, durable=False, node="n2", incarnation=1
+        )  # fmt: skip
+        apply(operations.DeclareQueue(record))
+    for number in range(BINDINGS):
+        apply(operations.Bind(BindingRecord("v", "x", "q0", "queue", f"k{number}", nothing)))
+    return member, index
+
+
+@pytest.mark.parametrize(
+    "deletion",
+    [
+        lambda member: operations.DeleteVhost("v"),
+        lambda member: operations.DeleteExchange("v", "x"),
+        lambda member: member.broker.vhost("v").queues["q0"].deletion,
+        lambda member: operations.NodeDown("n2", 1),
+    ],
+    ids=["vhost", "exchange", "queue", "node"],
+)
+def test_what_has_very_much_in_it_is_deleted_in_parts(deletion: Callable[[Member], Operation]) -> None:
+    member, index = filled()
+    done: list[Result | Refused] = []
+    operation = deletion(member)
+    member.broker.turn.run(member.broker.propose, operation, done.append)
+    proposed = member.replication.proposed
+    longest = 0
+    while not done:
+        assert 0 < len(proposed) <= PROPOSED_MAX
+        index += 1
+        part, told = proposed.pop(0)
+        results: list[Result] = []
+
+        def apply(index: int = index, part: Operation = part, results: list[Result] = results) -> None:
+            results.append(member.topology.apply(index, part))
+
+        longest = max(longest, steps(apply))
+        if told is not None:
+            member.broker.turn.run(told, results[0])
+        member.broker.turn.run(member.broker.turn.catch_up)
+    assert done == [Result(True)] and not proposed
+    assert longest < OPERATION_MAX
+    vhost = member.broker.vhosts.get("v")
+    if isinstance(operation, operations.DeleteVhost):
+        assert vhost is None
+    elif isinstance(operation, operations.NodeDown):
+        assert vhost is not None and not vhost.queues
+    elif isinstance(operation, operations.DeleteExchange):
+        assert vhost is not None and vhost.router.get("x") is None and len(vhost.queues) == QUEUES
+    else:
+        assert vhost is not None and list(vhost.queues) == [f"q{number}" for number in range(1, QUEUES)]
+
+
+def test_without_a_majority_who_waits_is_told_so() -> None:
+    member, _ = filled()
+    done: list[Result | Refused] = []
+    member.broker.turn.run(member.broker.propose, operations.DeleteVhost("v"), done.append)
+    proposed = list(member.replication.proposed)
+    refused = Refused("no majority")
+    for _, told in proposed:
+        assert told is not None
+        member.broker.turn.run(told, refused)
+    [(last, told)] = member.replication.proposed[len(proposed) :]
+    assert last == operations.DeleteVhost("v") and told is not None
+    member.broker.turn.run(told, refused)
+    assert done == [refused]

@@ -1,0 +1,527 @@
+"""Streams of whole nodes under seeded chance: publishers and readers, crashes, lost disks, damages, members that change.
+
+`python -m tests.amqp_server.cluster.simulation.streams --seed N` runs one and prints what it came to (`--trace` all that
+happened); `--seeds A:B` runs many. What must hold:
+
+- An offset has the same message on all members, and for every reader, for ever.
+- A reader gets one offset after the other, whatever happens to nodes; it passes over what retention has deleted, only.
+- What was confirmed is there, once; what was published and not confirmed is there once at most.
+- At rest all members have all messages from the first offset on, and the same state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from amqp_server.broker.operations import DeclareQueue, SetMembers
+from amqp_server.broker.queue import Queue
+from amqp_server.broker.records import QueueRecord, encoded
+from amqp_server.streams.deliver import BatchReader
+from amqp_server.streams.group_host import StreamGroupHost
+from amqp_server.streams.replicated import Applied
+from amqp_server.streams.start import Start
+from amqp_server.wire import content
+from persistence.streams import batch as batches
+from persistence.streams.batch import Batch
+from persistence.streams.log import heads_of
+from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.run import Attributes, Run
+from tests import seeds
+from tests.amqp_server.cluster.simulation.cluster import Cluster, by_hand
+from tests.amqp_server.cluster.simulation.node import SimulatedNode
+from tests.turns import Violation
+
+STEPS = 1200
+EPOCH = 300
+NAME = "s"
+BODY_BYTES = 12
+ATTRIBUTES = Attributes(persistent=True)
+#: Class 60, weight 0, then the size of the body, no properties.
+HEADER = b"\x00\x3c\x00\x00" + BODY_BYTES.to_bytes(8, "big") + b"\x00\x00"
+
+
+class StreamLedger:
+    """What there is in the stream."""
+
+    def __init__(self) -> None:
+        self.bodies: dict[int, bytes] = {}
+        self.offsets: dict[bytes, int] = {}
+        self.published: dict[bytes, None] = {}
+        self.confirmed: dict[bytes, None] = {}
+        #: Retention has deleted what is below.
+        self.first = 0
+        self.count: dict[str, int] = {}
+
+    def note(self, what: str, count: int = 1) -> None:
+        self.count[what] = self.count.get(what, 0) + count
+
+    def see(self, who: str, offset: int, body: bytes) -> None:
+        if body not in self.published:
+            raise Violation(f"{who}: offset {offset} has {body!r}, which nobody has published")
+        if self.bodies.setdefault(offset, body) != body:
+            raise Violation(f"{who}: offset {offset} has {body!r}, and had {self.bodies[offset]!r}")
+        if self.offsets.setdefault(body, offset) != offset:
+            raise Violation(f"{who}: {body!r} is at {offset} and at {self.offsets[body]}")
+
+
+class Origin:
+    """A publisher of one turn."""
+
+    def __init__(self, ledger: StreamLedger, bodies: list[bytes]) -> None:
+        self._ledger = ledger
+        self._bodies = bodies
+
+    def confirmed(self, first: int, last: int) -> None:
+        for number in range(first, last + 1):
+            self._ledger.confirmed[self._bodies[number]] = None
+        self._ledger.note("confirmed", last + 1 - first)
+
+    def refused(self, first: int, last: int) -> None:
+        self._ledger.note("refused", last + 1 - first)
+
+
+class Reader:
+    """A consumer at some node. See amqp_server.streams.host.Sink."""
+
+    wanted = None
+
+    def __init__(self, simulation: StreamSimulation, name: str, number: int, start: Start) -> None:
+        self._simulation = simulation
+        self.name = name
+        self.number = number
+        self.start = start
+        #: The next offset, once it is known.
+        self.next = start.offset
+        self.node: SimulatedNode | None = None
+        self.incarnation = 0
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return (self.number, 1, self.name, 1)
+
+    def attach(self, node: SimulatedNode, queue: Queue) -> None:
+        """Begin at a node, or go on there."""
+        self.node, self.incarnation = node, node.incarnation
+        if self.next is not None:
+            self.start = Start(offset=self.next)
+        consumer = Consumer(self.key, prefetch=5, sink=self)
+        node.turn.run(queue.host.attach, consumer, lambda refused: None)
+        node.end_turn()
+
+    @property
+    def is_attached(self) -> bool:
+        return self.node is not None and self.node.alive and self.node.incarnation == self.incarnation
+
+    def deliver_batch(self, consumer: Any, reader: BatchReader, count: int, first_id: int) -> None:
+        simulation = self._simulation
+        bodies = bodies_of(reader.batch)
+        for offset in range(reader.offset, reader.offset + count):
+            self._expect(offset)
+            simulation.stream.see(f"reader {self.name}", offset, bodies[offset - reader.batch.base])
+            self.next = offset + 1
+        reader.skip(count)
+        simulation.stream.note("delivered", count)
+        simulation.acks.append((self, self.incarnation, first_id, count))
+
+    def _expect(self, offset: int) -> None:
+        expected = self.next
+        if expected is None:
+            return
+        if offset < expected:
+            raise Violation(f"reader {self.name} goes back to {offset} from {expected}")
+        if offset > expected and offset > max(self._simulation.first_offset(), self._simulation.stream.first):
+            raise Violation(f"reader {self.name} skips from {expected} to {offset}")
+
+    def failed(self, error: Exception) -> None:
+        raise error
+
+
+def bodies_of(batch: Batch) -> list[bytes]:
+    """Return the bodies of a batch's messages, which stand at the end of their items."""
+    found: list[bytes] = []
+    items, at = bytes(batch.items), 0
+    for shape in batch.shapes:
+        for _ in range(shape.count):
+            at += shape.size
+            found.append(items[at - 1 - BODY_BYTES : at - 1])
+    return found
+
+
+class StreamSimulation(Cluster):
+    def __init__(self, seed: int, *, steps: int = STEPS, trace: Callable[[str], None] | None = None) -> None:
+        random = Random(seed)
+        names = "abcd"[: random.choice((3, 4, 4))]
+        rates = {name: random.choice((0.8, 1.0, 1.0, 1.2)) for name in names}
+        self.trouble = random.choice((0.0, 0.3, 1.0, 1.0))
+        super().__init__(names, names, random=random, rates=rates, trace=trace)
+        self.steps = steps
+        #: How likely a thread gets on that has something to write or to read.
+        self.threads = random.choice((1.0, 1.0, 0.3, 0.05))
+        self.stream = StreamLedger()
+        self.readers: list[Reader] = []
+        #: Deliveries that are yet to be acked: reader, start of its node, first one, count.
+        self.acks: list[tuple[Reader, int, int, int]] = []
+        self.number = 0
+        #: The node with a damaged file, until it is whole again.
+        self.damaged = ""
+        for node in self.nodes.values():
+            node.snapshot_entries = 3
+        self.mend()
+        self.settle()
+        limits: dict[str, object] = {"x-max-length-bytes": 4000} if random.random() < 0.4 else {}
+        self._declare({"x-queue-type": "stream"} | limits)
+
+    def _declare(self, arguments: dict[str, object]) -> None:
+        members = tuple(self.random.sample(self.names, 3))
+        node = self.serving[0]
+        record = QueueRecord(
+            "/", NAME, 0, False, encoded(arguments), type="stream", members=members, leader=members[0]
+        )
+        node.turn.run(node.broker.propose, DeclareQueue(record))
+        node.end_turn()
+        self.settle()
+        assert self.queue(node) is not None
+
+    # -- what there is ---------------------------------------------------------------------------------------------
+
+    def queue(self, node: SimulatedNode) -> Queue | None:
+        return node.broker.vhost("/").queues.get(NAME) if node.alive and node.serving else None
+
+    def members(self) -> list[tuple[SimulatedNode, StreamGroupHost]]:
+        found = []
+        for node in self.running:
+            for host in node.cluster.hosts.grouped.values():
+                if isinstance(host, StreamGroupHost):
+                    found.append((node, host))
+        return found
+
+    def first_offset(self) -> int:
+        """The highest offset that retention has deleted up to, as far as any member knows."""
+        first = max((host.replica.first_offset for _, host in self.members()), default=0)
+        self.stream.first = max(self.stream.first, first)
+        return self.stream.first
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    def one_step(self) -> None:
+        random = self.random
+        action = random.random()
+        node = self.nodes[random.choice(self.names)]
+        if action < 0.40:
+            for _ in range(random.choice((1, 2, 6))):
+                places = self.network.places()
+                if places:
+                    self.log(self.network.go_on(*random.choice(places), random.choice((1, 2, 4, 8))))
+        elif action < 0.56:
+            self.step_disk(node)
+            self.step_disk(self.nodes[random.choice(self.names)])
+        elif action < 0.66:
+            if random.random() < self.threads:
+                self.step_read(node)
+        elif action < 0.75:
+            self.tick(node)
+        elif action < 0.84:
+            self.publish(node)
+        elif action < 0.90:
+            self.read(node)
+        elif action < 0.93:
+            self.connect(*random.sample(self.names, 2))
+            if random.random() < 0.2:
+                self.unblock()
+        elif action < 0.955:
+            self.start(node)
+        elif action < 0.965:
+            self.change_members(node)
+        elif random.random() < self.trouble * 0.5:
+            self.make_trouble(random.random(), node)
+        self.ack()
+        self.first_offset()
+
+    def publish(self, node: SimulatedNode) -> None:
+        queue = self.queue(node)
+        if queue is None:
+            return
+        count = self.random.choice((1, 1, 2, 10, 40))
+        bodies = [b"%012d" % (self.number + each) for each in range(count)]
+        self.number += count
+        self.stream.published.update(dict.fromkeys(bodies))
+        contents = [content.build(HEADER, body, 1, 4096) for body in bodies]
+        run = Run(range(count), contents, b"\x00\x01s", ATTRIBUTES)
+        self.log(f"{node.name}: publishes {bodies[0]!r} and {count - 1} more")
+        node.turn.run(queue.host.submit, ("enqueue", run, Origin(self.stream, bodies), 0))
+        node.end_turn()
+
+    def read(self, node: SimulatedNode) -> None:
+        """A new reader, or one that goes on at another node."""
+        queue = self.queue(node)
+        if queue is None:
+            return
+        lost = [reader for reader in self.readers if not reader.is_attached]
+        if lost:
+            self.log(f"{node.name}: reader {lost[0].name} goes on at {lost[0].next}")
+            lost[0].attach(node, queue)
+        elif len(self.readers) < 5:
+            starts = (Start("first"), Start("next"), Start("last"), Start(offset=0), Start(ago_ms=2000))
+            reader = Reader(self, f"r{len(self.readers)}", len(self.readers), self.random.choice(starts))
+            self.readers.append(reader)
+            self.log(f"{node.name}: reader {reader.name} begins with {reader.start}")
+            reader.attach(node, queue)
+
+    def ack(self) -> None:
+        acks, self.acks = self.acks, []
+        for reader, incarnation, first_id, count in acks:
+            node = reader.node
+            if node is None or not node.alive or node.incarnation != incarnation:
+                continue
+            queue = self.queue(node)
+            if queue is not None:
+                node.turn.run(queue.host.submit, ("settle", reader.key, first_id, first_id + count - 1))
+                node.end_turn()
+
+    def change_members(self, node: SimulatedNode) -> None:
+        queue = self.queue(node)
+        if queue is None or self.wounded or self.damaged:
+            return
+        members = tuple(self.random.sample(self.names, self.random.choice((2, 3, 3))))
+        self.note("members change")
+        operation = SetMembers("/", NAME, queue.queue_id, members, members[0])
+        node.turn.run(node.broker.propose, operation)
+        node.end_turn()
+
+    def make_trouble(self, which: float, node: SimulatedNode) -> None:
+        random, network = self.random, self.network
+        if which < 0.22:
+            self.crash(node)
+        elif which < 0.35:
+            self.note("the power fails")
+            for each in self.running:
+                self.crash(each)
+            for each in self.nodes.values():
+                if random.random() < 0.7:
+                    self.start(each)
+            for one in self.names:
+                self.connect(one, random.choice([name for name in self.names if name != one]))
+        elif which < 0.5 and network.sessions:
+            session = random.choice(network.sessions)
+            self.note("links break")
+            network.close(session, random.choice(session.ends))
+        elif which < 0.65:
+            self.note("partitions")
+            for other in self.names:
+                if other != node.name and random.random() < 0.8:
+                    network.blocked[node.name, other] = network.blocked[other, node.name] = None
+        elif which < 0.8:
+            self.hand_over(node)
+        elif which < 0.9:
+            self.note("the disk is full")
+            node.disk.faults.full = random.choice((1, 2))
+        else:
+            self.flip(node)
+
+    def hand_over(self, node: SimulatedNode) -> None:
+        if not node.alive:
+            return
+        for group in [group for group in node.cluster.replicas.groups.values() if group.is_leader]:
+            to = self.random.choice(group.core.members.voters)
+            if to != node.name and node.cluster.maintenance.transfer(group, to):
+                self.note("leaders hand over")
+                node.end_turn()
+
+    def files(self, node: SimulatedNode) -> list[Path]:
+        return sorted(path for path, data in node.files.now.items() if path.suffix == ".segment" and data)
+
+    def flip(self, node: SimulatedNode) -> None:
+        """A bit of a segment flips; only one node is damaged at a time."""
+        if self.wounded or self.damaged or not node.alive or self.unrest():
+            return
+        files = self.files(node)
+        if not files:
+            return
+        path = self.random.choice(files)
+        data = node.files.now[path]
+        at = self.random.randrange(len(data))
+        data[at] ^= 1 << self.random.randrange(8)
+        node.files.synced[path] = bytes(data)
+        self.damaged = node.name
+        self.stream.note("bits flipped")
+        self.log(f"{node.name}: a bit of {path} flips at {at}")
+
+    def lose_files(self, node: SimulatedNode) -> None:
+        """A node that is down loses a segment, or its whole disk."""
+        if self.wounded or self.damaged or self.unrest():
+            return
+        queue = self.queue(node)
+        if queue is None or len(queue.members) < 3:
+            return
+        if self.random.random() < 0.3:
+            self.flip(node)
+            return
+        files = self.files(node)
+        self.crash(node)
+        if self.random.random() < 0.5:
+            self.stream.note("disks lost")
+            self.wounded = node.name
+            self.wiped[node.name] = None
+            node.replace_disk()
+        elif files:
+            path = self.random.choice(files)
+            node.files.now.pop(path, None)
+            node.files.synced.pop(path, None)
+            node.files.names_synced.discard(path)
+            self.damaged = node.name
+            self.stream.note("segments lost")
+            self.log(f"{node.name}: {path} is deleted")
+
+    # -- the run ---------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        """What any member applies is seen: retention may delete it before anybody has read it."""
+        place: Any = StreamGroupHost
+        take = place._take
+
+        def watched(host: StreamGroupHost, applied: Applied) -> None:
+            for each in applied.batches:
+                for index, body in enumerate(bodies_of(each.batch)):
+                    self.stream.see(host.replicas.node, each.batch.base + index, body)
+            take(host, applied)
+
+        place._take = watched
+        try:
+            yield
+        finally:
+            place._take = take
+
+    def run(self) -> None:
+        with by_hand(), self._watching():
+            for step in range(self.steps):
+                self.step = step
+                self.one_step()
+                if step % EPOCH == EPOCH - 1:
+                    self.come_to_rest()
+                    if self.trouble and self.random.random() < 0.7:
+                        self.lose_files(self.nodes[self.random.choice(self.names)])
+            self.come_to_rest()
+            for node in self.nodes.values():
+                node.end_tasks()
+
+    def come_to_rest(self) -> None:
+        self.log("everything works again")
+        self.mend()
+        self.settle()
+        self._read_all()
+        self.settle()
+        self.check()
+        self.wounded = self.damaged = ""
+
+    def _read_all(self) -> None:
+        """All readers come to the end; new ones read all that each node has, so that damages are found and mended."""
+        whole = [
+            Reader(self, f"all at {node.name} {self.step}", 100 + self.step * 10 + index, Start("first"))
+            for index, node in enumerate(self.serving)
+        ]
+        for node, reader in zip(self.serving, whole, strict=True):
+            queue = self.queue(node)
+            assert queue is not None
+            reader.attach(node, queue)
+        for reader in self.readers:
+            if not reader.is_attached:
+                node = self.random.choice(self.serving)
+                queue = self.queue(node)
+                assert queue is not None
+                reader.attach(node, queue)
+        for _ in range(400):
+            self.work_off()
+            self.ack()
+            for node in self.running:
+                self.tick(node)
+            self.work_off()
+            stop = max((host.replica.next_offset for _, host in self.members()), default=0)
+            behind = [reader.name for reader in (*whole, *self.readers) if (reader.next or 0) < stop]
+            late = [name for name in behind if not self._begins_later(name)]
+            if not late and not self.acks:
+                break
+        else:
+            raise Violation(f"readers do not come to the end at {stop}: {late}")
+        for reader in whole:
+            assert reader.node is not None
+            queue = self.queue(reader.node)
+            if reader.is_attached and queue is not None:
+                reader.node.turn.run(queue.host.submit, ("detach", reader.key, True))
+                reader.node.end_turn()
+
+    def _begins_later(self, name: str) -> bool:
+        """A reader that has got nothing yet has begun at the end, or nothing is there."""
+        found = [reader for reader in self.readers if reader.name == name]
+        if not found:
+            return not self.stream.bodies or max(self.stream.bodies) < self.first_offset()
+        reader = found[0]
+        return reader.next is None or (reader.start.offset is not None and not self.stream.bodies)
+
+    def check(self) -> None:
+        members = self.members()
+        queue = self.queue(self.serving[0])
+        assert queue is not None
+        if sorted(node.name for node, _ in members) != sorted(queue.members):
+            raise Violation(f"{[node.name for node, _ in members]} are members, not {queue.members}")
+        states = {(host.replica.next_offset, host.replica.digest()) for _, host in members}
+        if len(states) != 1:
+            raise Violation(f"members have come to different states: {states}")
+        for node, host in members:
+            self._check_member(node, host)
+        first, stop = self.first_offset(), members[0][1].replica.next_offset
+        for body in self.stream.confirmed:
+            offset = self.stream.offsets.get(body)
+            if offset is None or offset >= stop:
+                raise Violation(f"{body!r} was confirmed and is not there")
+        for offset in range(first, stop):
+            if offset not in self.stream.bodies:
+                raise Violation(f"nobody has seen offset {offset}")
+        self.stream.note("checked")
+
+    def _check_member(self, node: SimulatedNode, host: StreamGroupHost) -> None:
+        """It has all messages, whole."""
+        if host.missing_count or host.lost_count:
+            raise Violation(
+                f"{node.name} lacks {host.missing_count}, and has lost {host.lost_count} messages"
+            )
+        log, offset = host._log, host.first_offset
+        found: list[Batch] = []
+        while offset < host.stored_offset:
+            raw = log.read_raw(offset)
+            if raw.lost is not None:
+                raise Violation(f"{node.name}: {raw.lost}")
+            for at, head in heads_of(raw.data):
+                found.append(batches.decode(head, raw.data, at))
+            offset = raw.stop
+        found += [each.batch for each in host._tail]
+        expected = host.first_offset
+        for batch in found:
+            if batch.stop <= expected:
+                continue
+            if batch.base > expected:
+                raise Violation(f"{node.name} has a gap from {expected} to {batch.base}")
+            for index, body in enumerate(bodies_of(batch)):
+                self.stream.see(node.name, batch.base + index, body)
+            expected = batch.stop
+        if expected != host.replica.next_offset:
+            raise Violation(f"{node.name} ends at {expected}, not at {host.replica.next_offset}")
+
+
+def run(seed: int, *, steps: int = STEPS, trace: Callable[[str], None] | None = None) -> StreamSimulation:
+    with by_hand():
+        simulation = StreamSimulation(seed, steps=steps, trace=trace)
+    simulation.run()
+    return simulation
+
+
+def _told(simulation: StreamSimulation) -> list[str]:
+    return [f"{simulation.stream.count}", f"{simulation.ledger.count}"]
+
+
+if __name__ == "__main__":
+    seeds.main(run, _told, steps=STEPS)

@@ -1,0 +1,117 @@
+"""A fixed set of seeds of streams on whole nodes, proof that they exercise what they are there for, and bugs that they find."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from amqp_server.streams.group_host import StreamGroupHost
+from amqp_server.streams.replicated import NodeBatch, Replica
+from persistence.streams.log import Lost
+from quorum_queue.cluster.replicas import Replicas
+from tests.amqp_server.cluster.simulation import streams
+from tests.turns import Violation
+
+SEEDS = 16
+#: Seeds within which a bug must be found.
+MUTATION_SEEDS = 30
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Nodes have much to say of what is done to them here."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def test_seeds_and_what_they_reach() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        try:
+            run = streams.run(seed)
+        except Exception as error:
+            error.add_note(f"python -m tests.amqp_server.cluster.simulation.streams --seed {seed}")
+            raise
+        seen.update(run.stream.count)
+        seen.update(run.ledger.count)
+        seen["retention"] += bool(run.stream.first)
+    least = {
+        "confirmed": 5000, "delivered": 20_000, "checked": 80, "crashes": 40, "the power fails": 3, "partitions": 10, "links break": 10,
+        "leaders hand over": 3, "members change": 40, "bits flipped": 4, "segments lost": 4, "disks lost": 4, "retention": 3,
+    }  # fmt: skip
+    assert {name: seen[name] for name in least if seen[name] < least[name]} == {}, seen
+
+
+class Mutation(NamedTuple):
+    name: str
+    target: Any
+    attribute: str
+    mutant: Callable[..., Any]
+
+
+def to_the_end(self: StreamGroupHost, applied: int) -> int:
+    """A snapshot says that the segments have what is still in the tail."""
+    self._stable_index, self._stable_state = self.replica.applied, self.replica.snapshot()
+    return applied
+
+
+def any_batch(self: Replica, batch: NodeBatch) -> bool:
+    """What comes again is taken again."""
+    self.batches[batch.node] = (batch.incarnation, batch.number)
+    return True
+
+
+def as_it_is(self: StreamGroupHost, lost: Lost) -> None:
+    """What is damaged is passed over."""
+
+
+def own_retention(self: StreamGroupHost) -> None:
+    """Every member deletes what it thinks is too much, and tells nobody."""
+    if self._writing or self.ended:
+        return
+    count = len(self._log.segments) - 1
+    if count > 2 and self._limits.max_bytes is not None:
+        self._writing = True
+        self._services.store.write(lambda: self._log.trim(count), self._has_trimmed)
+
+
+def nothing_is_asked(self: StreamGroupHost, offset: int, stop: int, prefer: str, done: Any) -> None:
+    """What this disk lacks is not fetched."""
+
+
+_write: Any = Replicas.write
+
+
+def unsynced(self: Replicas) -> None:
+    """Entries count before they are on the disk."""
+    written = list(self._written)
+    _write(self)
+    for each in written:
+        if self.groups.get(each.group.id) is each.group:
+            self._after_sync(each)
+
+
+MUTATIONS = [
+    Mutation("a snapshot beyond the segments", StreamGroupHost, "covered", to_the_end),
+    Mutation("a batch is taken twice", Replica, "_is_next", any_batch),
+    Mutation("damages are passed over", StreamGroupHost, "_miss", as_it_is),
+    Mutation("retention of each member's own", StreamGroupHost, "_retain", own_retention),
+    Mutation("nothing is fetched from others", StreamGroupHost, "_ask", nothing_is_asked),
+    Mutation("an entry counts before it is synced", Replicas, "write", unsynced),
+]
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_bugs_are_found(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mutation.target, mutation.attribute, mutation.mutant)
+    for seed in range(MUTATION_SEEDS):
+        try:
+            streams.run(seed)
+        except (Exception, Violation):  # noqa: BLE001
+            return
+    raise AssertionError(f"{mutation.name}: nothing is amiss in {MUTATION_SEEDS} seeds")

@@ -1,0 +1,399 @@
+"""Streams on three real nodes: nodes that are killed, wiped or damaged, and clients that notice nothing of it."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pika
+import pytest
+from pika.exceptions import AMQPError, ConnectionClosedByBroker
+
+from conformance_tests.patience import PATIENCE_S
+from tests.amqp_server.cluster.conftest import OPTIONS
+from tests.amqp_server.cluster.ring import NAMES, PERSISTENT, QUORUM, Ring, publish
+from tests.reliability.node import Node, wait_until
+
+STREAM = {"x-queue-type": "stream", "x-stream-max-segment-size-bytes": 16_384}
+#: Small segments, which are written soon.
+SMALL = ("--stream-flush-ms", "50", "--stream-flush-bytes", "65536")
+PADDING = bytes(200)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
+    with Ring(tmp_path_factory.mktemp("streams"), *OPTIONS, *SMALL) as started:
+        yield started
+        for name, node in started.nodes.items():
+            assert "Traceback" not in node.log(), (name, node.log()[-6000:])
+
+
+@pytest.fixture
+def ring(small: Ring) -> Ring:
+    small.heal()
+    return small
+
+
+def declare(ring: Ring, name: str, at: str = "n1", **arguments: object) -> None:
+    table = STREAM | {key.replace("_", "-"): value for key, value in arguments.items()}
+    with ring.channel(at) as channel:
+        channel.queue_declare(name, durable=True, arguments=table)
+
+
+def numbers(low: int, stop: int) -> list[bytes]:
+    return [b"%d " % number + PADDING for number in range(low, stop)]
+
+
+def append(ring: Ring, at: str, stream: str, low: int, stop: int) -> None:
+    """Publish numbers in a few batches, each committed."""
+    with ring.channel(at, confirm=False) as channel:
+        channel.tx_select()
+        for first in range(low, stop, 20):
+            for body in numbers(first, min(first + 20, stop)):
+                channel.basic_publish("", stream, body, PERSISTENT)
+            channel.tx_commit()
+
+
+def replay(
+    ring: Ring, at: str, stream: str, count: int, offset: object = "first", **more: object
+) -> list[tuple[int, int]]:
+    """Return so many offsets and numbers, as a consumer of a node gets them."""
+    found: list[tuple[int, int]] = []
+    arguments = {"x-stream-offset": offset} | {key.replace("_", "-"): value for key, value in more.items()}
+    with ring.channel(at, confirm=False) as channel:
+        channel.basic_qos(prefetch_count=100)
+        for method, properties, body in channel.consume(
+            stream, arguments=arguments, inactivity_timeout=PATIENCE_S
+        ):
+            assert method is not None, f"{at} has given {len(found)} of {count} messages"
+            found.append((properties.headers["x-stream-offset"], int(body.split()[0])))
+            channel.basic_ack(method.delivery_tag)
+            if len(found) == count:
+                break
+        channel.cancel()
+    return found
+
+
+def pairs(low: int, stop: int) -> list[tuple[int, int]]:
+    return [(number, number) for number in range(low, stop)]
+
+
+def files(node: Node) -> list[Path]:
+    return sorted((node.data / "streams").glob("*/*.segment"))
+
+
+def row(ring: Ring, at: str, stream: str) -> dict[str, Any]:
+    told: dict[str, Any] = ring.get(at, f"/api/queues/%2F/{stream}")
+    return told
+
+
+def stored(ring: Ring, stream: str, names: tuple[str, ...] = NAMES) -> None:
+    """Until the segments of these nodes have all of a stream."""
+
+    def same() -> bool:
+        told = [ring.queue(name, stream) for name in names]
+        return len(
+            {(one.get("stored_offset"), one.get("next_offset"), one["leader"]) for one in told}
+        ) == 1 and (all(one["stored_offset"] == one["next_offset"] and not one["missing"] for one in told))
+
+    wait_until(
+        f"{stream} is in segments on {names}",
+        same,
+        state=lambda: str([ring.queue(name, stream) for name in names]),
+    )
+
+
+class Flow(threading.Thread):
+    """Publishes numbers at one node, each confirmed, and reads the stream from its first message on at another one."""
+
+    def __init__(self, ring: Ring, stream: str, to: str, at: str) -> None:
+        super().__init__(daemon=True)
+        self._ring, self._stream, self._to, self._at = ring, stream, to, at
+        self._end = threading.Event()
+        self.sent = 0
+        self.received: list[tuple[int, int]] = []
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            with self._ring.channel(self._to) as writer, self._ring.channel(self._at) as reader:
+                reader.basic_qos(prefetch_count=50)
+                reader.basic_consume(self._stream, self._take, arguments={"x-stream-offset": "first"})
+                while not self._end.is_set() or len(self.received) < self.sent:
+                    if not self._end.is_set():
+                        body = b"%d " % self.sent + PADDING
+                        writer.basic_publish("", self._stream, body, PERSISTENT, mandatory=True)
+                        self.sent += 1
+                    reader.connection.process_data_events(0)
+        except Exception as error:  # noqa: BLE001  # the test shows it
+            self.error = error
+
+    def _take(self, channel: object, method: object, properties: object, body: bytes) -> None:
+        self.received.append((properties.headers["x-stream-offset"], int(body.split()[0])))  # type: ignore[attr-defined]
+        channel.basic_ack(method.delivery_tag)  # type: ignore[attr-defined]
+
+    def __enter__(self) -> Flow:
+        self.start()
+        self.moved()
+        return self
+
+    def moved(self, count: int = 50) -> None:
+        """Until some more messages have come through."""
+        goal = len(self.received) + count
+        wait_until(
+            "messages flow",
+            lambda: self.error or len(self.received) >= goal,
+            state=lambda: f"{self.error} {self.sent} {len(self.received)}",
+        )
+        assert self.error is None, self.error
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self.join(60)
+        assert self.error is None, self.error
+        assert not self.is_alive(), (self.sent, len(self.received))
+        assert self.received == pairs(0, self.sent)
+
+
+def test_all_nodes_append_and_have_the_same(ring: Ring) -> None:
+    declare(ring, "all", x_max_length_bytes=10_000_000)
+    low = 0
+    for name in NAMES:
+        append(ring, name, "all", low, low + 20)
+        low += 20
+    for name in NAMES:
+        assert replay(ring, name, "all", 60) == pairs(0, 60)
+        assert replay(ring, name, "all", 5, 55) == pairs(55, 60)
+        assert replay(ring, name, "all", 20, "last") == pairs(40, 60)
+    stored(ring, "all")
+    for told in [row(ring, name, "all") for name in NAMES]:
+        assert (told["first_offset"], told["next_offset"]) == (0, 60)
+        assert (told["leader"], sorted(told["members"])) == (ring.leader("all"), [*NAMES])
+    one, two, three = ([path.read_bytes() for path in files(ring.nodes[name])] for name in NAMES)
+    assert one == two == three
+
+
+def test_a_node_that_is_no_member(ring: Ring) -> None:
+    declare(ring, "two", at="n1", x_initial_cluster_size=2)
+    (outside,) = {*NAMES} - {*ring.queue("n1", "two")["placed"]}
+    append(ring, outside, "two", 0, 200)
+    assert replay(ring, outside, "two", 200) == pairs(0, 200)
+    assert replay(ring, outside, "two", 20, "last") == pairs(180, 200)
+    assert replay(ring, outside, "two", 200, "1h") == pairs(0, 200)
+    wait_until(
+        "it shows how far the stream is",
+        lambda: row(ring, outside, "two")["next_offset"] == 200,
+        state=lambda: str(row(ring, outside, "two")),
+    )
+    # A node that has messages to read goes, and one that follows the end reads on.
+    with ring.channel(outside, confirm=False) as reader, ring.channel(outside) as writer:
+        reader.basic_qos(prefetch_count=10)
+        got: list[int] = []
+
+        def take(channel: object, method: object, properties: object, body: bytes) -> None:
+            got.append(int(body.split()[0]))
+            reader.basic_ack(method.delivery_tag)  # type: ignore[attr-defined]
+
+        reader.basic_consume("two", take, arguments={"x-stream-offset": "next"})
+        publish(writer, "two", *numbers(200, 230))
+        wait_until("they come", lambda: reader.connection.process_data_events(0) or got == [*range(200, 230)])
+        ring.mqctl("n1", "cluster", "grow", outside)
+        wait_until("it is a member", lambda: len(ring.queue("n1", "two")["placed"]) == 3)
+        stored(ring, "two")
+        publish(writer, "two", *numbers(230, 260))
+        wait_until("they come", lambda: reader.connection.process_data_events(0) or got == [*range(200, 260)])
+    assert replay(ring, outside, "two", 260) == pairs(0, 260)
+
+
+def test_the_leader_is_killed_and_consumers_do_not_notice(ring: Ring) -> None:
+    declare(ring, "led")
+    leader = ring.leader("led")
+    one, two = [name for name in NAMES if name != leader]
+    with Flow(ring, "led", one, two) as flow:
+        ring.nodes[leader].kill()
+        flow.moved()
+        ring.start(leader)
+        flow.moved()
+        sent = flow.sent
+        wait_until(
+            "it has caught up", lambda: int(str(ring.queue(leader, "led").get("next_offset", 0))) >= sent
+        )
+    assert replay(ring, leader, "led", sent) == pairs(0, sent)
+
+
+def test_all_nodes_are_killed(ring: Ring) -> None:
+    declare(ring, "killed")
+    confirmed = 0
+    with suppress(AMQPError), ring.channel("n1") as channel:
+        for number in range(300):
+            publish(channel, "killed", b"%d " % number + PADDING)
+            confirmed = number + 1
+            if number == 250:
+                break
+    for name in NAMES:
+        ring.nodes[name].kill()
+    ring.start(*NAMES)
+    for name in NAMES:
+        assert replay(ring, name, "killed", confirmed) == pairs(0, confirmed)
+
+
+def test_a_wiped_node_is_filled_while_the_stream_grows(ring: Ring) -> None:
+    declare(ring, "filled")
+    leader = ring.leader("filled")
+    wiped = next(name for name in NAMES if name != leader)
+    append(ring, leader, "filled", 0, 3000)
+    node = ring.nodes[wiped]
+    node.kill()
+    shutil.rmtree(node.data)
+    ring.start(wiped)
+    append(ring, leader, "filled", 3000, 3300)
+    stored(ring, "filled")
+    assert replay(ring, wiped, "filled", 3300) == pairs(0, 3300)
+    number = _id(ring, leader)
+    one, two = (
+        [path.read_bytes() for path in files(ring.nodes[name]) if path.parent.name == number]
+        for name in (wiped, leader)
+    )
+    assert one == two
+
+
+def test_damages_are_mended_from_other_nodes(ring: Ring) -> None:
+    declare(ring, "damaged")
+    append(ring, "n1", "damaged", 0, 400)
+    stored(ring, "damaged")
+    queue_id = max(int(path.parent.name) for path in files(ring.nodes["n2"]))
+    node = ring.nodes["n2"]
+    sound = [path for path in files(node) if path.parent.name == str(queue_id)]
+    assert len(sound) > 3
+    before = [path.read_bytes() for path in sound]
+    # While it runs a bit flips; nobody gets what is damaged, and nobody misses anything.
+    data = bytearray(before[1])
+    data[len(data) // 2] ^= 4
+    sound[1].write_bytes(data)
+    assert replay(ring, "n2", "damaged", 400) == pairs(0, 400)
+    wait_until("it is mended", lambda: sound[1].read_bytes() == before[1])
+    # While it is down a segment is lost, and another one is cut.
+    node.kill()
+    sound[2].unlink()
+    sound[-1].write_bytes(before[-1][: len(before[-1]) // 2])
+    ring.start("n2")
+    assert replay(ring, "n2", "damaged", 400) == pairs(0, 400)
+    stored(ring, "damaged")
+    assert row(ring, "n2", "damaged")["lost_messages"] == 0
+    assert "cannot be read, fetching them from another node" in node.log()
+
+
+def test_operators_move_streams(ring: Ring) -> None:
+    declare(ring, "moved")
+    leader = ring.leader("moved")
+    one, two = [name for name in NAMES if name != leader]
+    with Flow(ring, "moved", one, two) as flow:
+        ring.mqctl("n1", "cluster", "transfer-leader", "moved", one)
+        wait_until("it leads", lambda: ring.leader("moved") == one)
+        flow.moved()
+        ring.mqctl("n1", "cluster", "shrink", two)
+        wait_until("it is out", lambda: two not in ring.queue("n1", "moved")["placed"])
+        wait_until(
+            "its segments are gone",
+            lambda: not [path for path in files(ring.nodes[two]) if path.parent.name == _id(ring, one)],
+        )
+        flow.moved()
+        ring.mqctl("n1", "cluster", "grow", two)
+        wait_until("it is back", lambda: two in ring.queue("n1", "moved")["placed"])
+        flow.moved()
+    stored(ring, "moved")
+    number = _id(ring, one)
+    with ring.channel("n3") as channel:
+        channel.queue_delete("moved")
+    wait_until(
+        "the disks are free",
+        lambda: (
+            not [path for name in NAMES for path in files(ring.nodes[name]) if path.parent.name == number]
+        ),
+    )
+
+
+def _id(ring: Ring, at: str) -> str:
+    """Return the newest stream's directory."""
+    return str(max(int(path.parent.name) for path in files(ring.nodes[at])))
+
+
+def test_retention_is_the_same_on_all_nodes(ring: Ring) -> None:
+    declare(ring, "short", x_max_length_bytes=50_000)
+    append(ring, "n2", "short", 0, 600)
+    stored(ring, "short")
+
+    def firsts() -> list[object]:
+        return [row(ring, name, "short")["first_offset"] for name in NAMES]
+
+    wait_until(
+        "old segments are gone",
+        lambda: len({*firsts()}) == 1 and firsts()[0] != 0,
+        state=lambda: str(firsts()),
+    )
+    first = int(str(firsts()[0]))
+    for name in NAMES:
+        assert replay(ring, name, "short", 600 - first, 0) == pairs(first, 600)
+
+
+def test_transactions_and_dead_letters(ring: Ring) -> None:
+    declare(ring, "sink")
+    with ring.channel("n2", confirm=False) as channel:
+        channel.tx_select()
+        for body in numbers(0, 3):
+            channel.basic_publish("", "sink", body)
+        channel.tx_commit()
+        for body in numbers(90, 92):
+            channel.basic_publish("", "sink", body)
+        channel.tx_rollback()
+    dying = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "sink"}
+    with ring.channel("n3") as channel:
+        channel.queue_declare("dying", durable=True, arguments=QUORUM | dying)
+        publish(channel, "dying", *numbers(3, 4))
+        method, _, _ = channel.basic_get("dying")
+        channel.basic_nack(method.delivery_tag, requeue=False)
+    for name in NAMES:
+        assert replay(ring, name, "sink", 4) == pairs(0, 4)
+
+
+def test_what_streams_do_not_have_is_refused(ring: Ring) -> None:
+    declare(ring, "plain")
+    for what in ("get", "purge", "delete", "declare"):
+        with ring.channel("n2") as channel, pytest.raises(ConnectionClosedByBroker) as closed:
+            if what == "get":
+                channel.basic_get("plain")
+            elif what == "purge":
+                channel.queue_purge("plain")
+            elif what == "declare":
+                channel.queue_declare("other", durable=True, arguments=STREAM | {"x-stream-unheard-of": 1})
+            else:
+                channel.queue_delete("plain", if_unused=True)
+        assert closed.value.reply_code == 540
+
+
+def test_a_node_that_stood_alone_brings_its_streams(empty: Ring) -> None:
+    for name in NAMES:
+        empty.place(name, *SMALL)
+    with Node(empty.directory / "n1", "--disk-free-min-bytes", "1MiB", *SMALL) as alone:
+        where = pika.ConnectionParameters("127.0.0.1", alone.port, heartbeat=0)
+        connection = pika.BlockingConnection(where)
+        channel = connection.channel()
+        channel.queue_declare("brought", durable=True, arguments=STREAM)
+        channel.tx_select()
+        for body in numbers(0, 300):
+            channel.basic_publish("", "brought", body)
+        channel.tx_commit()
+        connection.close()
+        alone.kill()
+    empty.start(*NAMES)
+    with empty.channel("n2") as channel:
+        publish(channel, "brought", *numbers(300, 320))
+    wait_until("all keep it", lambda: len(empty.queue("n1", "brought")["placed"]) == 3)
+    stored(empty, "brought")
+    for name in NAMES:
+        assert replay(empty, name, "brought", 320) == pairs(0, 320)
+    assert all(PADDING in path.read_bytes() for path in files(empty.nodes["n3"]))

@@ -1,0 +1,292 @@
+"""Each node answers for the whole cluster, also while another one is down or does not answer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import pytest
+import trio
+from pamqp import commands
+
+from amqp_server.app import Node
+from amqp_server.cluster.questions import Questions, Unanswered
+from amqp_server.management.http import Api
+from amqp_server.management.managed_broker import ManagedBroker
+from quorum_queue.cluster import frames
+
+from .conftest import BODY_BYTES_MAX, ManagedNode, published
+
+pytestmark = pytest.mark.trio
+
+
+class Others:
+    """The other nodes, in the same process. See everywhere.Others."""
+
+    def __init__(self, nodes: dict[str, Api | None]) -> None:
+        self.nodes = nodes
+
+    def names(self) -> Sequence[str]:
+        return list(self.nodes)
+
+    async def ask(self, node: str, question: bytes) -> list[bytes] | None:
+        api = self.nodes[node]
+        if api is None:
+            await trio.lowlevel.checkpoint()
+            return None
+        return [part async for part in api.answer(question)]
+
+
+class Two:
+    """Two nodes with a client each, and a third one that is down."""
+
+    def __init__(self, path: Path) -> None:
+        self.nodes = {name: ManagedNode(path, node=name) for name in ("n1", "n2")}
+        self.brokers = {name: ManagedBroker(cast(Node, node)) for name, node in self.nodes.items()}
+        self.apis = {name: Api(broker, BODY_BYTES_MAX) for name, broker in self.brokers.items()}
+        self.peers = {
+            name: node.peer(name=f"127.0.0.1:{port} -> 127.0.0.1:5672")
+            for port, (name, node) in enumerate(self.nodes.items(), 1)
+        }
+        self.asked: dict[str, Any] = {}
+        for name, peer in self.peers.items():
+            peer.session.opened()
+            peer.call(1, commands.Channel.Open())
+            self.asked[name] = {other: api for other, api in self.apis.items() if other != name}
+            self.asked[name]["n3"] = None
+            self.brokers[name].others = Others(self.asked[name])
+
+    def declare(self, queue: str, home: str) -> None:
+        """As the topology has it on both nodes: the queue is on `home`."""
+        for name, node in self.nodes.items():
+            self.peers[name].call(1, commands.Queue.Declare(queue=queue, durable=True))
+            declared = node.broker.vhost("/").queues[queue]
+            declared.record = declared.record.__class__(
+                **{
+                    field: getattr(declared.record, field)
+                    for field in declared.record.__struct_fields__
+                    if field != "node"
+                },
+                node=home,
+            )
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Two:
+    return Two(tmp_path)
+
+
+@pytest.fixture
+async def ask(two: Two) -> AsyncIterator[Callable[..., httpx.AsyncClient]]:
+    clients: list[httpx.AsyncClient] = []
+    apps = {name: api.app(requests_max=8) for name, api in two.apis.items()}
+
+    def made(node: str, user: str = "admin") -> httpx.AsyncClient:
+        transport = httpx.ASGITransport(apps[node], client=("127.0.0.1", 12345))
+        clients.append(
+            httpx.AsyncClient(transport=transport, base_url="http://b/api/", auth=httpx.BasicAuth(user, user))
+        )
+        return clients[-1]
+
+    yield made
+    for client in clients:
+        await client.aclose()
+
+
+Ask = Callable[..., httpx.AsyncClient]
+
+
+async def test_connections_and_channels_of_all_nodes(ask: Ask) -> None:
+    for node in ("n1", "n2"):
+        for path in ("connections", "channels"):
+            answer = await ask(node).get(path)
+            assert sorted(row["node"] for row in answer.json()) == ["n1", "n2"], path
+            assert answer.headers["x-missing-nodes"] == "n3"
+    page = (await ask("n1").get("connections?page=1&page_size=1&sort=node&sort_reverse=true")).json()
+    assert (page["total_count"], [row["node"] for row in page["items"]]) == (2, ["n2"])
+
+
+async def test_one_connection_of_another_node(ask: Ask) -> None:
+    name = "127.0.0.1%3A2%20-%3E%20127.0.0.1%3A5672"
+    assert (await ask("n1").get(f"connections/{name}")).json()["node"] == "n2"
+    assert [row["number"] for row in (await ask("n1").get(f"connections/{name}/channels")).json()] == [1]
+    assert (await ask("n1").get(f"channels/{name}%20(1)")).json()["node"] == "n2"
+    for path in ("connections/x", "connections/x/channels", "channels/x%20(1)"):
+        assert (await ask("n1").get(path)).status_code == 404, path
+
+
+async def test_a_connection_of_another_node_is_closed(two: Two, ask: Ask) -> None:
+    name = "127.0.0.1%3A2%20-%3E%20127.0.0.1%3A5672"
+    answer = await ask("n1").delete(f"connections/{name}", headers={"x-reason": "moved"})
+    assert answer.status_code == 204
+    two.peers["n2"].collect()
+    (told,) = [each for _, each in two.peers["n2"].answers() if isinstance(each, commands.Connection.Close)]
+    assert told.reply_text == "CONNECTION_FORCED - moved"
+    assert (await ask("n1").delete(f"connections/{name}")).status_code == 404
+
+
+async def test_rights_hold_on_the_other_node(ask: Ask) -> None:
+    name = "127.0.0.1%3A2%20-%3E%20127.0.0.1%3A5672"
+    assert (await ask("n1", "manager").get("connections")).json() == []
+    assert (await ask("n1", "manager").get(f"connections/{name}")).status_code == 404
+    assert (await ask("n1", "watcher").delete(f"connections/{name}")).status_code in (401, 404)
+    assert len((await ask("n1", "watcher").get("connections")).json()) == 2
+
+
+async def test_overview_adds_up(two: Two, ask: Ask) -> None:
+    two.declare("q", "n2")
+    for peer in two.peers.values():
+        peer.send(*(published(1, "", "q", b"x") for _ in range(3)))
+    told = (await ask("n1").get("overview")).json()
+    assert told["object_totals"]["connections"] == told["object_totals"]["channels"] == 2
+    assert told["object_totals"]["queues"] == 1
+    # Of the queue's node only: the other one has a copy in this test.
+    assert told["queue_totals"]["messages"] == 3
+    assert told["message_stats"]["publish"] == 6
+    assert sorted(each["node"] for each in told["listeners"]) == ["n1", "n1", "n2", "n2"]
+    assert told["missing_nodes"] == ["n3"]
+    assert told["churn_rates"]["connection_created"] == 2
+
+
+async def test_nodes_are_listed_whether_they_are_up_or_not(ask: Ask) -> None:
+    rows = (await ask("n1").get("nodes")).json()
+    assert [(row["name"], row["running"]) for row in rows] == [("n1", True), ("n2", True), ("n3", False)]
+    assert (await ask("n1").get("nodes/n2")).json()["running"] is True
+    assert (await ask("n1").get("nodes/n3")).json()["running"] is False
+    assert (await ask("n1").get("nodes/n4")).status_code == 404
+
+
+async def test_a_queue_is_told_by_its_own_node_and_counted_by_all(two: Two, ask: Ask) -> None:
+    two.declare("q", "n2")
+    two.peers["n1"].send(published(1, "", "q", b"x"))
+    two.peers["n2"].send(*(published(1, "", "q", b"x") for _ in range(4)))
+    for node in ("n1", "n2"):
+        (row,) = (await ask(node).get("queues")).json()
+        one = (await ask(node).get("queues/%2F/q")).json()
+        for told in (row, one):
+            assert (told["node"], told["messages"], told["message_stats"]["publish"]) == ("n2", 4, 5)
+        assert (await ask(node).get("exchanges/%2F/amq.default")).json()["message_stats"]["publish_in"] == 5
+
+
+async def test_a_queue_of_a_node_that_is_down(two: Two, ask: Ask) -> None:
+    two.declare("q", "n3")
+    answer = await ask("n1").get("queues")
+    assert [(row["name"], row["state"]) for row in answer.json()] == [("q", "down")]
+
+
+async def test_consumers_are_told_by_their_clients_nodes(two: Two, ask: Ask) -> None:
+    two.declare("q", "n2")
+    for name, peer in two.peers.items():
+        peer.call(1, commands.Basic.Consume(queue="q", consumer_tag=name))
+    rows = (await ask("n1").get("consumers")).json()
+    assert sorted((row["consumer_tag"], row["channel_details"]["node"]) for row in rows) == [
+        ("n1", "n1"),
+        ("n2", "n2"),
+    ]
+    one = (await ask("n1").get("queues/%2F/q")).json()
+    assert sorted(each["consumer_tag"] for each in one["consumer_details"]) == ["n1", "n2"]
+
+
+async def test_vhosts_say_which_nodes_are_down(ask: Ask) -> None:
+    (row, _) = (await ask("n1").get("vhosts?sort=name")).json()
+    assert row["cluster_state"] == {"n1": "running", "n2": "running", "n3": "nodedown"}
+
+
+# -- questions over links ----------------------------------------------------------------------------------------------
+
+
+class Links:
+    """Two ends in one process."""
+
+    def __init__(self, features: tuple[str, ...] = (frames.MANAGEMENT_FEATURE,)) -> None:
+        self.other: Questions
+        self.features = features
+        self.up = True
+        self.mute = False
+
+    def send(self, peer: str, parts: list[bytes]) -> bool:
+        frame = memoryview(b"".join(parts))
+        if self.mute or not self.up:
+            return self.up
+        if frame[0] == frames.ASK:
+            self.other.asked("a", *frames.parse_ask(frame))
+        else:
+            number, last, part = frames.parse_answer(frame)
+            self.other.answered("b", number, last=last, part=part)
+        return True
+
+    def pending_bytes(self, peer: str) -> int:
+        return 0
+
+    def connected(self) -> list[str]:
+        return []
+
+    def features_of(self, peer: str) -> tuple[str, ...]:
+        return self.features if self.up else ()
+
+
+async def three_parts(question: bytes) -> AsyncGenerator[bytes, None]:
+    for number in range(3):
+        await trio.lowlevel.checkpoint()
+        yield question + b"%d" % number
+
+
+def pair(**options: Any) -> tuple[Questions, Questions, Links]:
+    one, other = Links(), Links()
+    wanted = {"timeout_s": 5.0, "bytes_max": 1_000} | options
+    asking, answering = Questions(one, **wanted), Questions(other, **wanted)
+    one.other, other.other = answering, asking
+    return asking, answering, one
+
+
+async def test_an_answer_in_parts(nursery: trio.Nursery) -> None:
+    asking, answering, _ = pair()
+    nursery.start_soon(answering.run, three_parts)
+    await trio.testing.wait_all_tasks_blocked()
+    assert await asking.ask("b", b"q") == [b"q0", b"q1", b"q2"]
+
+
+async def test_nobody_waits_for_ever(autojump_clock: trio.testing.MockClock, nursery: trio.Nursery) -> None:
+    asking, answering, links = pair()
+    links.mute = True
+    nursery.start_soon(answering.run, three_parts)
+    began = trio.current_time()
+    with pytest.raises(Unanswered):
+        await asking.ask("b", b"q")
+    assert trio.current_time() - began == 5.0
+
+
+async def test_a_link_that_breaks_ends_the_wait(nursery: trio.Nursery) -> None:
+    asking, _, links = pair()
+    links.mute = True
+
+    async def breaks() -> None:
+        await trio.testing.wait_all_tasks_blocked()
+        asking.link_down("b")
+
+    nursery.start_soon(breaks)
+    with pytest.raises(Unanswered):
+        await asking.ask("b", b"q")
+
+
+async def test_a_node_of_an_earlier_version_is_not_asked() -> None:
+    asking, _, links = pair()
+    links.features = ()
+    with pytest.raises(Unanswered):
+        await asking.ask("b", b"q")
+
+
+async def test_a_node_without_answers_says_so_at_once() -> None:
+    asking, _, _ = pair()
+    with pytest.raises(Unanswered):
+        await asking.ask("b", b"q")
+
+
+async def test_an_answer_is_bounded(nursery: trio.Nursery) -> None:
+    asking, answering, _ = pair(bytes_max=5)
+    nursery.start_soon(answering.run, three_parts)
+    await trio.testing.wait_all_tasks_blocked()
+    with pytest.raises(Unanswered):
+        await asking.ask("b", b"qqqq")

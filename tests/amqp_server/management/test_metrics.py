@@ -1,0 +1,162 @@
+"""What Prometheus scrapes, read by Prometheus' own parser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+import httpx
+import pytest
+from pamqp import commands
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from amqp_server.app import Node
+from amqp_server.management import metrics
+from amqp_server.management.measures import Measures
+from amqp_server.management.scraped import Metrics
+from amqp_server.management.slices import Slices
+
+from ..connection.node import Peer
+from .conftest import ManagedNode, published
+
+pytestmark = pytest.mark.trio
+
+
+@pytest.fixture
+def peer(node: ManagedNode) -> Peer:
+    found = node.peer(name="127.0.0.1:1 -> 127.0.0.1:5672")
+    found.session.opened()
+    found.call(1, commands.Channel.Open())
+    for queue in ("q", "r"):
+        found.call(1, commands.Queue.Declare(queue=queue))
+        found.send(*(published(1, "", queue, b"body") for _ in range(3)))
+    found.call(1, commands.Basic.Qos(prefetch_count=2), commands.Basic.Consume(queue="q"))
+    found.call(1, commands.Basic.Ack(1, False))
+    return found
+
+
+async def ask(node: ManagedNode, path: str, *, objects_max: int = 1_000) -> httpx.Response:
+    app = Metrics(Measures(cast(Node, node)), Slices(1_000), objects_max).app()
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://broker") as client:
+        return await client.get(path)
+
+
+async def scrape(node: ManagedNode, path: str, **options: Any) -> list[Metric]:
+    answer = await ask(node, path, **options)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == metrics.CONTENT_TYPE
+    return list(text_string_to_metric_families(answer.text))
+
+
+def values(families: Iterable[Metric], name: str) -> dict[tuple[tuple[str, str], ...], float]:
+    return {
+        tuple(sorted(sample.labels.items())): sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == name
+    }
+
+
+async def test_sums(node: ManagedNode, peer: Peer) -> None:
+    found = await scrape(node, "/metrics")
+    assert values(found, "rabbitmq_queue_messages_ready") == {(): 3 + 0}
+    assert values(found, "rabbitmq_queue_messages_unacked") == {(): 2}
+    assert values(found, "rabbitmq_queues") == {(): 2}
+    assert values(found, "rabbitmq_connections") == values(found, "rabbitmq_channels") == {(): 1}
+    assert values(found, "rabbitmq_channel_messages_published_total") == {(): 6}
+    assert values(found, "rabbitmq_queue_messages_published_total") == {(): 6}
+    assert values(found, "rabbitmq_global_messages_received_total") == {(("protocol", "amqp091"),): 6}
+    acknowledged = values(found, "rabbitmq_global_messages_acknowledged_total")
+    assert acknowledged[("protocol", "amqp091"), ("queue_type", "rabbit_classic_queue")] == 1
+    assert acknowledged[("protocol", "amqp091"), ("queue_type", "rabbit_stream_queue")] == 0
+    ((identity, value),) = values(found, "rabbitmq_identity_info").items()
+    assert value == 1 and {"rabbitmq_node", "rabbitmq_cluster"} <= dict(identity).keys()
+
+
+async def test_every_name_is_there(node: ManagedNode, peer: Peer) -> None:
+    """The board and the alerts are compared with this list."""
+    families = await scrape(node, "/metrics")
+    found = {sample.name for family in families for sample in family.samples}
+    # Of quorum queues in a cluster, and what cannot be added up.
+    absent = {name for name in metrics.names() if name.startswith("rabbitmq_raft_")}
+    absent |= {f"rabbitmq_{name}" for name in metrics.NOT_SUMMED}
+    assert set(metrics.names()) - absent <= found
+    assert {"mqd_commit_seconds_bucket", "mqd_body_memory_bytes", "mqd_streams"} <= found
+
+
+async def test_no_family_comes_twice(node: ManagedNode, peer: Peer) -> None:
+    for path in ("/metrics", "/metrics/per-object"):
+        heads = [line for line in (await ask(node, path)).text.splitlines() if line.startswith("# TYPE")]
+        assert len(heads) == len(set(heads)) > 50
+
+
+async def test_objects_one_by_one(node: ManagedNode, peer: Peer) -> None:
+    found = await scrape(node, "/metrics/per-object")
+    ready = values(found, "rabbitmq_queue_messages_ready")
+    assert ready == {
+        (("queue", "q"), ("vhost", "/")): 0,
+        (("queue", "r"), ("vhost", "/")): 3,
+    }
+    (unacked,) = values(found, "rabbitmq_channel_messages_unacked").items()
+    assert unacked == ((("channel", "127.0.0.1:1 -> 127.0.0.1:5672 (1)"),), 2)
+
+
+async def test_labels_are_escaped() -> None:
+    name = 'odd "name"\\ of\ntwo lines, {é}'
+    text = f"# TYPE x gauge\nx{metrics.labels(queue=name)} 1\n"
+    (family,) = text_string_to_metric_families(text)
+    assert family.samples[0].labels == {"queue": name}
+
+
+async def test_families_and_vhosts_that_are_asked_for(node: ManagedNode, peer: Peer) -> None:
+    found = await scrape(node, "/metrics/detailed?family=queue_coarse_metrics&family=vhost_status&vhost=/")
+    names = {family.name for family in found}
+    assert names == {
+        "rabbitmq_build_info",
+        "rabbitmq_identity_info",
+        "rabbitmq_detailed_queue_messages_ready",
+        "rabbitmq_detailed_queue_messages_unacked",
+        "rabbitmq_detailed_queue_messages",
+        "rabbitmq_cluster_vhost_status",
+    }
+    assert set(values(found, "rabbitmq_cluster_vhost_status")) == {(("vhost", "/"),)}
+    other = await scrape(node, "/metrics/detailed?family=queue_coarse_metrics&vhost=other")
+    assert values(other, "rabbitmq_detailed_queue_messages") == {}
+    alone = await scrape(node, "/metrics/detailed")
+    assert {family.name for family in alone} == {"rabbitmq_build_info", "rabbitmq_identity_info"}
+
+
+async def test_every_family_can_be_asked_for(node: ManagedNode, peer: Peer) -> None:
+    for family in metrics.FAMILIES - {"ra_metrics"}:
+        found = await scrape(node, f"/metrics/detailed?family={family}")
+        assert len(found) > 2, family
+
+
+async def test_the_number_of_objects_is_bounded(node: ManagedNode, peer: Peer) -> None:
+    found = await scrape(node, "/metrics/per-object", objects_max=1)
+    assert len(values(found, "rabbitmq_queue_messages_ready")) == 1
+    assert values(found, "mqd_metrics_objects_left_out")[()] >= 1
+    assert values(await scrape(node, "/metrics", objects_max=1), "rabbitmq_queue_messages_ready") == {(): 3}
+
+
+async def test_counters_do_not_fall_when_clients_go(node: ManagedNode, peer: Peer) -> None:
+    counted = [
+        "rabbitmq_channel_messages_published_total",
+        "rabbitmq_global_messages_received_total",
+        "rabbitmq_global_messages_delivered_total",
+        "rabbitmq_connection_incoming_bytes_total",
+    ]
+    before = await scrape(node, "/metrics")
+    node.turn.run(peer.session.lost)
+    for name in list(node.broker.vhost("/").queues):
+        node.broker.vhost("/").remove_queue(node.broker.vhost("/").queues[name])
+    after = await scrape(node, "/metrics")
+    for name in counted:
+        assert values(before, name) == values(after, name) != {}, name
+
+
+async def test_other_paths(node: ManagedNode) -> None:
+    answer = await ask(node, "/metrics/nosuch")
+    assert (answer.status_code, answer.text) == (404, "Unknown registry")
+    assert (await ask(node, "/api/overview")).status_code == 404

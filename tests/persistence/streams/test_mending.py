@@ -1,0 +1,156 @@
+"""The log of a stream that has peers: what is damaged or missing is put back, and the end of a log is filled."""
+
+from pathlib import Path
+
+import pytest
+
+from persistence.streams.batch import Damaged
+from persistence.streams.log import Stored, StreamLog, heads_of
+from tests.persistence.streams.crashing import CrashingFiles
+from tests.persistence.streams.test_log import HERE, filled, read_all, stored
+
+COUNT = 60
+
+
+def mendable(files: CrashingFiles, stop: int = COUNT) -> StreamLog:
+    log = StreamLog(files, HERE, 400)
+    log.open(stop, mendable=True)
+    return log
+
+
+def whole(offset: int = 0, stop: int = COUNT) -> bytes:
+    """Return the batches that another member has, from an offset on, up to a stop."""
+    return b"".join(part for base in range(offset, stop, 3) for part in stored(base, 3).parts)
+
+
+def mended(log: StreamLog, low: int, stop: int) -> None:
+    """Mend as a host does: with whole batches, a few at a time."""
+    low -= low % 3
+    while low < stop:
+        part = min(low + 6, stop + -stop % 3)
+        assert log.mend(whole(low, part))
+        low = part
+
+
+def same(files: CrashingFiles, other: CrashingFiles) -> bool:
+    def segments(found: CrashingFiles) -> dict[Path, bytes]:
+        return {path: bytes(data) for path, data in found.now.items() if path.suffix == ".segment"}
+
+    return segments(files) == segments(other)
+
+
+def test_raw_batches_fill_another_log_with_the_same_bytes() -> None:
+    files, others = CrashingFiles(), CrashingFiles()
+    log, other = filled(files), StreamLog(others, HERE, 400)
+    other.open(0, mendable=True)
+    while other.stop < COUNT:
+        raw = log.read_raw(other.stop)
+        assert raw.lost is None
+        parts = [
+            Stored(head.base, head.stop, head.time_ms, [raw.data[at : at + head.size]], head.size)
+            for at, head in heads_of(raw.data)
+            if head.base >= other.stop
+        ]
+        other.append(parts)
+    assert same(files, others)
+    assert log.read_raw(COUNT).data == b""
+    # In the middle of a batch: the whole batch comes.
+    assert next(heads_of(log.read_raw(31).data))[1].base == 30
+
+
+@pytest.mark.parametrize("lost_power", [False, True])
+def test_every_flipped_bit_is_mended(lost_power: bool) -> None:
+    sound = CrashingFiles()
+    filled(sound)
+    paths = sorted(path for path in sound.now if path.suffix == ".segment")
+    for path in paths:
+        for at in range(0, len(sound.now[path]), 7):
+            files = CrashingFiles()
+            log = filled(files)
+            files.now[path][at] ^= 1 << at % 8
+            if lost_power:
+                files.synced[path] = bytes(files.now[path])
+                files.crash()
+                log = mendable(files)
+                assert log.stop == COUNT or path == paths[-1]
+                for base in range(log.stop, COUNT, 3):
+                    log.append([stored(base, 3)])
+            _, lost = read_all(log)
+            for each in lost:
+                assert log.read_raw(each.low).lost is not None
+                mended(log, each.low, each.stop)
+            assert read_all(log) == ([*range(COUNT)], [])
+            assert same(files, sound)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_every_lost_segment_comes_back(restarts: bool) -> None:
+    sound = CrashingFiles()
+    bases = [segment.base for segment in filled(sound).segments]
+    assert len(bases) > 5
+    for number, base in enumerate(bases):
+        files = CrashingFiles()
+        log = filled(files)
+        path = HERE / f"{base:020}.segment"
+        del files.now[path], files.synced[path]
+        files.names_synced.discard(path)
+        if restarts:
+            log = mendable(files)
+        if restarts and number == len(bases) - 1:
+            # The end is filled, not mended.
+            assert log.stop == base
+            log.append([stored(each, 3) for each in range(base, COUNT, 3)])
+        elif restarts:
+            stop = bases[number + 1]
+            assert log.gaps(0) == [(base, stop)]
+            mended(log, base, stop)
+        else:
+            _, lost = read_all(log)
+            for each in lost:
+                mended(log, each.low, each.stop)
+        assert log.gaps(0) == []
+        assert read_all(log) == ([*range(COUNT)], [])
+        again = mendable(files)
+        assert again.gaps(0) == [] and again.stop == COUNT
+        assert read_all(again) == ([*range(COUNT)], [])
+        again.append([stored(COUNT, 3)])
+        assert read_all(again)[0] == [*range(COUNT + 3)]
+
+
+def test_a_gap_is_filled_across_a_crash() -> None:
+    files = CrashingFiles()
+    bases = [segment.base for segment in filled(files, 300, 2000).segments]
+    path = HERE / f"{bases[1]:020}.segment"
+    del files.now[path], files.synced[path]
+    log = mendable(files, 300)
+    ((low, stop),) = log.gaps(0)
+    mended(log, low, low + 6)
+    files.crash()
+    log = mendable(files, 300)
+    ((low, rest),) = log.gaps(0)
+    assert rest == stop and low > bases[1]
+    mended(log, low, stop)
+    assert read_all(log) == ([*range(300)], [])
+
+
+def test_a_reset_begins_anew_at_an_offset() -> None:
+    files = CrashingFiles()
+    log = filled(files)
+    log.reset(90)
+    assert (log.stop, log.gaps(90)) == (90, [])
+    files.crash()
+    log = mendable(files, 90)
+    assert log.stop == 90
+    log.append([stored(90, 3)])
+    assert read_all(log)[0] == [90, 91, 92]
+    assert [path.name for path in sorted(files.now) if path.suffix == ".segment"] == [f"{90:020}.segment"]
+
+
+def test_damaged_batches_are_not_taken() -> None:
+    log = filled(CrashingFiles())
+    data = bytearray(whole(0, 6))
+    data[-1] ^= 1
+    with pytest.raises(Damaged):
+        log.mend(bytes(data))
+    with pytest.raises(Damaged):
+        log.mend(whole(0, 3) + whole(6, 9))
