@@ -120,8 +120,6 @@ class NoPeers:
     def flush(self) -> None: ...
 
 
-#: Part of a whole turn that one may last which goes on with what was left.
-CATCH_UP_SHARE: Final = 0.5
 #: Turns after which there is a look for garbage among the objects that have come since.
 TIDY_TURNS: Final = 64
 
@@ -259,12 +257,7 @@ class Turn:
         return bool(self._left)
 
     def catch_up(self) -> None:
-        """Go on with what was left, until the turn is overdue. For a turn that begins with it.
-
-        It is a shorter one. A client that waits for each answer waits for such a turn each time, and what delays it by a
-        millisecond each time delays it ever more.
-        """
-        self.ends = min(self.ends, self.now() + self._lasts_s * CATCH_UP_SHARE)
+        """Go on with what was left, until the turn is overdue. For a turn that begins with it."""
         left, self._left = self._left, {}
         waiting = iter(left.items())
         for unit, call in waiting:

@@ -26,10 +26,10 @@ BEGIN, END = "<!-- figures: python -m benchmarks.publish -->", "<!-- end of figu
 README_ROWS = (
     ("transient-128", "deliveries/s", "transient messages, auto-ack, 128 B (msg/s)"),
     ("transient-1m", "deliveries/s", "the same, 1 MiB"),
-    ("confirms", "deliveries/s", "transient messages with confirms, window 1,000 (msg/s)"),
     ("durable", "deliveries/s", "durable, persistent, confirms, acks one by one (msg/s)"),
     ("fanout-10", "deliveries/s", "fanout to 10 queues (deliveries/s)"),
     ("latency-5000", "delivery p99 ms", "delivery at 5,000 msg/s, p99 (ms)"),
+    ("closed-loop-100-durable", "loops/s", "100 clients with one durable message each under way (loops/s)"),
     ("backlog", "B each", "a queued message (bytes of memory)"),
     ("cluster-one-queue", "deliveries/s", "three nodes, one quorum queue, confirms, acks (msg/s)"),
     ("cluster-latency", "confirm p99 ms", "three nodes, a confirm at 2,000 msg/s, p99 (ms)"),

@@ -97,7 +97,7 @@ def faultless(scene: Scene, look: Any) -> None:
         scene.go_on()
         try:
             last[0] = look()
-        except (AssertionError, IndexError, KeyError, TypeError) as error:
+        except (AssertionError, IndexError, KeyError, TypeError, ValueError) as error:
             last[0] = [repr(error)]
         return not last[0]
 

@@ -384,6 +384,9 @@ def test_a_stream_outlives_the_broker(
     queue = declare(ch, name)
     confirmed(connect, queue, *numbered(20))
     broker.restart()
+    # RabbitMQ confirms, and drops, what comes before its streams are up.
+    before = served(connect, queue).take(20)
+    assert [each.body for each in before] == numbered(20)
     confirmed(connect, queue, *numbered(5, 20))
     found = served(connect, queue).take(25)
     assert [each.body for each in found] == numbered(25)

@@ -52,7 +52,7 @@ def _shown(queue: QueueView) -> dict[str, Any]:
         row["single_active_consumer_ctag"] = row["single_active_consumer_tag"]
         del row["exclusive_consumer_tag"]
     elif queue.type == "stream":
-        for name in (*CLASSIC_ONLY, *NOT_OF_STREAMS, "leader"):
+        for name in (*CLASSIC_ONLY, *NOT_OF_STREAMS):
             del row[name]
     elif queue.type == "classic":
         for name in REPLICATED_ONLY:

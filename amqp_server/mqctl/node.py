@@ -91,7 +91,7 @@ def _limit(given: tuple[str, ...]) -> str:
 
 
 def _name(invocation: Invocation) -> str:
-    return str(invocation.client.get("cluster-name")["name"])
+    return str(invocation.client.get("overview")["node"])
 
 
 @mqctl.command("close_connection", help="Closes a connection, named as list_connections names it.")

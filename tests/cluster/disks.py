@@ -77,6 +77,11 @@ def used_bytes(place: Path) -> int:
     return sum(path.stat().st_blocks * 512 for path in place.rglob("*") if path.is_file())
 
 
+def in_store(place: Path, stored: bytes) -> bool:
+    """Return whether the data file has these bytes. Before, only the write-ahead log may have them."""
+    return any(stored in path.read_bytes() for path in place.rglob("data.mdb"))
+
+
 def flip(place: Path, stored: bytes, at: int) -> int:
     """Flip one bit, `at` bytes into each place where these bytes are stored; how many places there were."""
     found = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 
 from tests.cluster import disks
 from tests.cluster.links import Unsupported, deafen, isolate, mute, sever
@@ -184,6 +185,14 @@ def full_disk(scene: Scene) -> None:
         cluster.release(name)
 
 
+def in_data_files(scene: Scene, stored: dict[str, bytes]) -> None:
+    """Wait until the data files of these nodes have it; mqd writes it to another file first."""
+    if scene.cluster.broker == "mqd":
+        for name, content in stored.items():
+            there = partial(disks.in_store, scene.cluster.data(name), content)
+            wait_for(f"{name} has it in its data file", there)
+
+
 def flip_bit(scene: Scene) -> None:
     """In a message that is queued, on one node; then that node is asked to lead."""
     scene.strike()
@@ -192,8 +201,9 @@ def flip_bit(scene: Scene) -> None:
     name, ledger = scene.followers()[0], scene.ledgers[0]
     message = ledger.some_waiting()
     scene.damaged = True
+    stored = body(message, BODY_BYTES)
+    in_data_files(scene, {name: stored})
     with scene.killed(name):
-        stored = body(message, BODY_BYTES)
         assert disks.flip(scene.cluster.data(name), stored, BODY_BYTES // 2), (
             f"{message} is not on {name}'s disk"
         )
@@ -214,9 +224,10 @@ def flip_two(scene: Scene) -> None:
     damaged = ledger.some_waiting(), ledger.some_waiting(3)
     scene.damaged = True
     cluster = scene.cluster
+    places = {name: body(message, BODY_BYTES) for name, message in zip(cluster.names, damaged, strict=False)}
+    in_data_files(scene, places)
     with scene.killed(*cluster.names):
-        for name, message in zip(cluster.names, damaged, strict=False):
-            stored = body(message, BODY_BYTES)
+        for (name, stored), message in zip(places.items(), damaged, strict=False):
             assert disks.flip(cluster.data(name), stored, BODY_BYTES // 2), (
                 f"{message} is not on {name}'s disk"
             )

@@ -72,7 +72,8 @@ def test_a_classic_queue_goes_on_without_messages_that_are_damaged(tmp_path: Pat
         filled(node, 40)
         node.stop()
         for seq in (0, 7, 8, 39):
-            assert flip(node.data, body(seq, BODY_BYTES), BODY_BYTES // 2) == 1
+            # The write-ahead log may still have the bytes, too, which nobody reads.
+            assert flip(node.data, body(seq, BODY_BYTES), BODY_BYTES // 2)
         node.start()
         assert consumed(node, 36) == [seq for seq in range(40) if seq not in (0, 7, 8, 39)]
         said = [line for line in node.log().splitlines() if "has lost its messages" in line]

@@ -32,7 +32,12 @@ def fill(ring: Ring, queue: str) -> None:
 
 
 def damage(ring: Ring, where: dict[str, bytes]) -> None:
-    """While all are down."""
+    """While all are down, in the data files, which have all of it after a moment."""
+    for name, message in where.items():
+        place = ring.directory / name
+        wait_until(
+            "the data file has it", lambda place=place, message=message: disks.in_store(place, message)
+        )
     for name in NAMES:
         ring.nodes[name].kill()
     for name, message in where.items():

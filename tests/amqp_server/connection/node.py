@@ -209,9 +209,13 @@ class Peer:
             peer.collect()
 
     def call(self, channel: int, *methods: base.Frame) -> list[tuple[int, base.Frame | Delivery]]:
-        """Send methods as one read; return what comes back, on disk or not."""
+        """Send methods as one read; return what comes back, on disk or not, in as many turns as it takes."""
         self.send(*(frames.method_frame(channel, method) for method in methods))
         self.node.sync()
+        while self.node.turn.behind:
+            self.node.turn.run(self.node.turn.catch_up)
+            self.node.sync()
+            self.collect()
         return self.answers()
 
     def collect(self) -> None:

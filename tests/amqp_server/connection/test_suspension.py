@@ -539,19 +539,6 @@ def test_a_home_that_cannot_be_reached_is_an_error_of_the_channel(
     assert node.broker.vhost("/").queues["q"].subscriptions == {}
 
 
-def test_a_cluster_has_no_streams(node: Cluster, peer: Peer) -> None:
-    """It would be on one node only, and look as safe as a quorum queue."""
-    node.log.clustered = True
-    answers = peer.call(
-        1, commands.Queue.Declare(queue="s", durable=True, arguments={"x-queue-type": "stream"})
-    )
-    (close,) = [answer for _, answer in answers]
-    assert isinstance(close, commands.Connection.Close) and close.reply_code == 540
-    assert "a cluster has no streams yet, only a node that stands alone: queue 's'" in close.reply_text
-    node.apply()
-    assert "s" not in node.broker.vhost("/").queues
-
-
 @pytest.mark.parametrize("arguments", [{}, {"x-partitions": 2}])
 def test_a_cluster_has_no_super_streams(node: Cluster, peer: Peer, arguments: dict[str, Any]) -> None:
     node.log.clustered = True

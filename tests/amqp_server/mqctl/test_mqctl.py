@@ -458,8 +458,8 @@ def test_json(mqctl: Mqctl) -> None:
                 "messages": 0,
                 "durable": True,
                 "arguments": {"x-max-length": 5},
-                "leader": "",
-                "members": [],
+                "leader": None,
+                "members": None,
             },
             {
                 "name": "qq",
