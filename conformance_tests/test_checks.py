@@ -9,7 +9,7 @@ import pytest
 
 from conformance_tests.api import Api
 from conformance_tests.broker import Broker
-from conformance_tests.conftest import Name
+from conformance_tests.conftest import Connect, Name
 
 OK = [
     "alarms",
@@ -67,6 +67,21 @@ def test_what_pages_ask(api: Api) -> None:
     assert (answer.status, answer.json["reason"]) == (400, "unsupported")
     assert api.ask("POST", "rebalance/queues", {}).status == 204
     assert api.ask("DELETE", "reset").status == 204
+
+
+def test_the_name_of_the_cluster(api: Api, connect: Connect) -> None:
+    before = api.ask("GET", "cluster-name").json["name"]
+    answer = api.ask("PUT", "cluster-name", {"x": "n"})
+    assert (answer.status, answer.json["reason"]) == (400, "[{key_missing,name}]")
+    assert api.ask("PUT", "cluster-name", {"name": "lilliput"}).status == 204
+    try:
+        assert api.ask("GET", "cluster-name").json == {"name": "lilliput"}
+        assert api.ask("GET", "overview").json["cluster_name"] == "lilliput"
+        assert {"name": "cluster_name", "value": "lilliput"} in api.ask("GET", "global-parameters").json
+        told: Any = connect()
+        assert told._impl.server_properties["cluster_name"] == "lilliput"
+    finally:
+        assert api.ask("PUT", "cluster-name", {"name": before}).status == 204
 
 
 def test_bulk_delete(api: Api, name: Name) -> None:

@@ -14,7 +14,7 @@ from amqp_server.broker.limits import Limits
 from amqp_server.broker.memo import MemoBudget
 from amqp_server.broker.metadata import Metadata
 from amqp_server.broker.operations import DeleteVhost, Operation, PutVhost, ReplaceHash
-from amqp_server.broker.parameters import Parameters
+from amqp_server.broker.parameters import TRACING, Parameters
 from amqp_server.broker.permissions import Permissions
 from amqp_server.broker.policies import Policies
 from amqp_server.broker.queue import Queue
@@ -158,8 +158,11 @@ class Broker:
         self.generation += 1
 
     def _parameter_changed(self, vhost: str, component: str) -> None:
-        self.limits.changed()
+        self.limits.changed(component)
         self.policies.changed(vhost, component)
+        if component == TRACING:
+            for each in self.vhosts.values():
+                each.look_at_tracing()
 
     def _tell_sessions(self) -> None:
         """An alarm was raised or cleared."""

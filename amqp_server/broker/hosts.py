@@ -56,6 +56,11 @@ class Hosts(Protocol):
         """Begin a queue that was stopped anew from what is stored; call back when it serves."""
 
 
+def limits_of(queue: Queue) -> Limits:
+    """Return what a stream keeps."""
+    return Limits(queue.effective.max_age_ms, queue.effective.max_length_bytes)
+
+
 class LocalHosts:
     """A node that is alone runs them all."""
 
@@ -73,12 +78,11 @@ class LocalHosts:
     def _stream(self, queue: Queue) -> StreamHost:
         effective = queue.effective
         assert self._streams is not None
-        limits = Limits(effective.max_age_ms, effective.max_length_bytes)
         return StreamHost(
             queue,
             queue.queue_id,
             self._streams,
-            limits,
+            limits_of(queue),
             effective.segment_bytes,
             queue.settings,
             effective.compression,
@@ -109,11 +113,10 @@ class LocalHosts:
         pass
 
     def configure(self, queue: Queue) -> None:
-        host, effective = queue.host, queue.effective
+        host = queue.host
+        host.configure(queue.settings)
         if isinstance(host, StreamHost):
-            host.limit(Limits(effective.max_age_ms, effective.max_length_bytes), effective.segment_bytes)
-        else:
-            host.configure(queue.settings)
+            host.limit(limits_of(queue), queue.effective.segment_bytes)
 
     def gone(self, queue: Queue) -> None:
         """Forget what this node alone knew of the queue."""
@@ -189,4 +192,4 @@ def failure_text(queue: Queue) -> str:
     return f"queue '{queue.name}' in vhost '{queue.vhost.name}' has failed on this node and is stopped"
 
 
-__all__ = ["Hosts", "LocalHosts", "failure_text"]
+__all__ = ["Hosts", "LocalHosts", "failure_text", "limits_of"]

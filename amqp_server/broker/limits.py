@@ -1,14 +1,16 @@
 """Limits that operators set: of connections and queues in a vhost, and of connections and channels of a user.
 
-They are kept as parameters. Below zero is no limit. A node counts its own connections and channels.
+They are kept as parameters. Below zero is no limit. While there is any, the nodes of a cluster tell each other how many
+connections and channels they have; see amqp_server.cluster.client_counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from amqp_server.broker.parameters import GLOBAL, USER_LIMITS, VHOST_LIMITS, Parameters
+from amqp_server.broker.sessions import CHANNELS_OF, IN_VHOST, OF_USER
 from amqp_server.errors import NotAllowed, PreconditionFailed
 from exchanges.field import erlang_term
 
@@ -46,10 +48,26 @@ class Limits:
         self._sessions = sessions
         self._parameters = parameters
         self._known: dict[tuple[str, str, str], Values] = {}
+        self._any: bool | None = None
+        self._changed: Callable[[], None] = _nothing
 
-    def changed(self) -> None:
+    def changed(self, component: str) -> None:
         """A parameter was set or cleared."""
-        self._known.clear()
+        if component in (VHOST_LIMITS, USER_LIMITS):
+            self._known.clear()
+            self._any = None
+            self._changed()
+
+    def subscribe(self, changed: Callable[[], None]) -> None:
+        """Have `changed` called whenever a limit was set or cleared."""
+        self._changed = changed
+
+    @property
+    def any(self) -> bool:
+        """True if there may be a limit of connections or channels."""
+        if self._any is None:
+            self._any = _limited(self._parameters)
+        return self._any
 
     def of_vhost(self, name: str) -> Values:
         return self._values(name, VHOST_LIMITS, LIMITS)
@@ -68,19 +86,19 @@ class Limits:
     def check_connection(self, user: str, vhost: str) -> None:
         """May the user open one more connection to the vhost?"""
         limit = self.of_vhost(vhost).get(CONNECTIONS, -1)
-        if 0 <= limit <= self._sessions.in_vhost(vhost):
+        if 0 <= limit <= self._sessions.counted(IN_VHOST, vhost):
             raise NotAllowed(
                 f"access to vhost '{vhost}' refused for user '{user}': connection limit ({limit}) is reached"
             )
         limit = self.of_user(user).get(CONNECTIONS, -1)
-        if 0 <= limit <= self._sessions.of_user(user):
+        if 0 <= limit <= self._sessions.counted(OF_USER, user):
             raise NotAllowed(
                 f"connection refused for user '{user}': user connection limit ({limit}) is reached"
             )
 
     def check_channel(self, user: str) -> None:
         limit = self.of_user(user).get(CHANNELS, -1)
-        if 0 <= limit <= self._sessions.channels_of(user):
+        if 0 <= limit <= self._sessions.counted(CHANNELS_OF, user):
             raise NotAllowed(
                 f"number of channels opened for user '{user}' has reached the maximum allowed user limit of ({limit})"
             )
@@ -92,3 +110,15 @@ class Limits:
             raise PreconditionFailed(
                 f"cannot declare queue '{name}': queue limit in vhost '{vhost}' ({limit}) is reached"
             )
+
+
+def _limited(parameters: Parameters) -> bool:
+    for record in parameters:
+        if record.component in (VHOST_LIMITS, USER_LIMITS):
+            values = record.decoded
+            if values.get(CONNECTIONS, -1) >= 0 or values.get(CHANNELS, -1) >= 0:
+                return True
+    return False
+
+
+def _nothing() -> None: ...

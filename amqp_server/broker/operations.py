@@ -106,43 +106,7 @@ class NodeDown(msgspec.Struct, frozen=True, array_like=True, tag=14):
     incarnation: int
 
 
-class PutParameter(msgspec.Struct, frozen=True, array_like=True, tag=15):
-    """From version PARAMETERS on. See amqp_server.broker.parameters."""
-
-    record: ParameterRecord
-
-
-class ClearParameter(msgspec.Struct, frozen=True, array_like=True, tag=16):
-    """From version PARAMETERS on."""
-
-    vhost: str
-    component: str
-    name: str
-
-
-class SetTopicPermission(msgspec.Struct, frozen=True, array_like=True, tag=17):
-    """From version PARAMETERS on."""
-
-    permission: TopicPermission
-
-
-class ClearTopicPermission(msgspec.Struct, frozen=True, array_like=True, tag=18):
-    """From version PARAMETERS on. For all exchanges if none is given."""
-
-    user: str
-    vhost: str
-    exchange: str = ""
-
-
-class ReplaceHash(msgspec.Struct, frozen=True, array_like=True, tag=19):
-    """From version PARAMETERS on. Another hash of the same password, if the user still has the one before."""
-
-    user: str
-    before: str
-    after: str
-
-
-class DeclareSuperStream(msgspec.Struct, frozen=True, array_like=True, tag=20):
+class DeclareSuperStream(msgspec.Struct, frozen=True, array_like=True, tag=15):
     """An exchange with partitions, or more partitions of one: all of it or nothing. See broker.super_streams."""
 
     exchange: ExchangeRecord
@@ -150,6 +114,42 @@ class DeclareSuperStream(msgspec.Struct, frozen=True, array_like=True, tag=20):
     first: int
     #: Their ids are not looked at: they come from the operation's index.
     partitions: tuple[QueueRecord, ...]
+
+
+class PutParameter(msgspec.Struct, frozen=True, array_like=True, tag=16):
+    """From version PARAMETERS on. See amqp_server.broker.parameters."""
+
+    record: ParameterRecord
+
+
+class ClearParameter(msgspec.Struct, frozen=True, array_like=True, tag=17):
+    """From version PARAMETERS on."""
+
+    vhost: str
+    component: str
+    name: str
+
+
+class SetTopicPermission(msgspec.Struct, frozen=True, array_like=True, tag=18):
+    """From version PARAMETERS on."""
+
+    permission: TopicPermission
+
+
+class ClearTopicPermission(msgspec.Struct, frozen=True, array_like=True, tag=19):
+    """From version PARAMETERS on. For all exchanges if none is given."""
+
+    user: str
+    vhost: str
+    exchange: str = ""
+
+
+class ReplaceHash(msgspec.Struct, frozen=True, array_like=True, tag=20):
+    """From version PARAMETERS on. Another hash of the same password, if the user still has the one before."""
+
+    user: str
+    before: str
+    after: str
 
 
 Operation = (
@@ -167,12 +167,12 @@ Operation = (
     | SetPermission
     | ClearPermission
     | NodeDown
+    | DeclareSuperStream
     | PutParameter
     | ClearParameter
     | SetTopicPermission
     | ClearTopicPermission
     | ReplaceHash
-    | DeclareSuperStream
 )
 
 _decoder = msgspec.msgpack.Decoder(Operation)

@@ -1,7 +1,7 @@
 """Runtime parameters as RabbitMQ has them: JSON values with a name, of a component in a vhost.
 
 Policies, operator policies and limits of vhosts are parameters. Those without a component are global. The limits of
-users are kept here, too, though no client sees them as parameters.
+users are kept here, too, and which vhosts are traced, though no client sees them as parameters.
 """
 
 from __future__ import annotations
@@ -20,8 +20,13 @@ TABLE = "parameters"
 POLICY, OPERATOR_POLICY, VHOST_LIMITS = "policy", "operator_policy", "vhost-limits"
 #: Of no vhost, with the user's name as theirs.
 USER_LIMITS = "user-limits"
+#: The same, with the name of a vhost that is traced.
+TRACING = "tracing"
 #: The component and the vhost of global parameters.
 GLOBAL = ""
+
+#: A global parameter: what the cluster is called.
+CLUSTER_NAME = "cluster_name"
 
 NAME_BYTES_MAX = 255
 
@@ -75,6 +80,13 @@ class Parameters:
 
     def get(self, vhost: str, component: str, name: str) -> ParameterRecord | None:
         return self._records.get((vhost, component, name))
+
+    @property
+    def cluster_name(self) -> str:
+        """What an operator has called the cluster, or nothing."""
+        record = self._records.get((GLOBAL, GLOBAL, CLUSTER_NAME))
+        name = record.decoded if record is not None else ""
+        return name if isinstance(name, str) else ""
 
     def of(self, vhost: str, component: str) -> list[ParameterRecord]:
         return [record for record in self if record.vhost == vhost and record.component == component]

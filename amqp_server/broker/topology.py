@@ -15,7 +15,7 @@ import msgspec
 from amqp_server.broker import operations, super_streams
 from amqp_server.broker.metadata import Metadata, decode, encode
 from amqp_server.broker.operations import Operation
-from amqp_server.broker.parameters import GLOBAL, USER_LIMITS, ParameterRecord
+from amqp_server.broker.parameters import GLOBAL, TRACING, USER_LIMITS, ParameterRecord
 from amqp_server.broker.permissions import Permission, TopicPermission
 from amqp_server.broker.records import DEDUPLICATION_PRODUCERS, BindingRecord, ExchangeRecord, QueueRecord
 from amqp_server.broker.users import User, last_administrator
@@ -147,6 +147,7 @@ class Topology:
         if vhost is not None:
             vhost.close()
         broker.parameters.clear_vhost(name)
+        broker.parameters.clear(GLOBAL, TRACING, name)
         return Result(True)
 
     @property
@@ -502,10 +503,10 @@ _APPLY: dict[type, Callable[[Topology, int, Any], Result]] = {
     operations.SetPermission: Topology._set_permission,
     operations.ClearPermission: Topology._clear_permission,
     operations.NodeDown: Topology._node_down,
+    operations.DeclareSuperStream: Topology._declare_super_stream,
     operations.PutParameter: Topology._put_parameter,
     operations.ClearParameter: Topology._clear_parameter,
     operations.SetTopicPermission: Topology._set_topic_permission,
     operations.ClearTopicPermission: Topology._clear_topic_permission,
     operations.ReplaceHash: Topology._replace_hash,
-    operations.DeclareSuperStream: Topology._declare_super_stream,
 }

@@ -13,6 +13,7 @@ import msgspec
 
 from amqp_server.broker.arguments import QueueArguments, parse_queue_arguments
 from amqp_server.broker.metadata import encode
+from amqp_server.broker.parameters import GLOBAL, TRACING
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.records import (
     BINDINGS,
@@ -67,6 +68,13 @@ class VHost:
         self.received_bytes = self.sent_bytes = 0
         #: Counts up for exchanges that choose at random.
         self._nonce = 0
+        #: Copies of what clients publish and get go to amq.rabbitmq.trace.
+        self.tracing = False
+        self.look_at_tracing()
+
+    def look_at_tracing(self) -> None:
+        """It may have been turned on or off."""
+        self.tracing = self.broker.parameters.get(GLOBAL, TRACING, self.name) is not None
 
     @property
     def default_queue_type(self) -> str:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from amqp_server.broker.arguments import QueueArguments
-from amqp_server.broker.hosts import LocalHosts
+from amqp_server.broker.hosts import LocalHosts, limits_of
 from amqp_server.broker.metadata import Metadata
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.reply import home_of
@@ -20,7 +20,6 @@ from amqp_server.streams.asks import Asks
 from amqp_server.streams.group_host import StreamGroupHost
 from amqp_server.streams.host import StreamServices
 from amqp_server.streams.remote_host import Publisher, StreamRemoteHost
-from persistence.streams.retention import Limits
 from quorum_queue.cluster.deferred_host import DeferredHost
 from quorum_queue.cluster.group_host import GroupHost
 from quorum_queue.cluster.reach import Reach
@@ -122,6 +121,8 @@ class ClusterHosts:
             remote.configure(queue.settings)
         if grouped is not None:
             grouped.configure(queue.settings)
+            if isinstance(grouped, StreamGroupHost):
+                grouped.limit(limits_of(queue), queue.effective.segment_bytes)
         if remote is None and grouped is None:
             self._local.configure(queue)
 
@@ -185,13 +186,13 @@ class ClusterHosts:
         return host
 
     def _stream_group_host(self, queue: Queue, *, late: bool) -> StreamGroupHost:
-        parsed, groups = queue.parsed, self._groups
+        groups = self._groups
         host = StreamGroupHost(
             queue,
             queue.queue_id,
             self.streams,
-            Limits(parsed.max_age_ms, parsed.max_length_bytes),
-            parsed.segment_bytes,
+            limits_of(queue),
+            queue.effective.segment_bytes,
             queue.settings,
             groups.replicas,
             self.asks,

@@ -34,7 +34,7 @@ def server_properties(session: Session) -> dict[str, object]:
     config = session.config
     return {
         "capabilities": dict(CAPABILITIES),
-        "cluster_name": f"mqd@{config.node}",
+        "cluster_name": session.broker.parameters.cluster_name or f"mqd@{config.node}",
         "copyright": "The mqd authors",
         "information": "An AMQP 0-9-1 broker in Python",
         "platform": f"Python {platform.python_version()}",

@@ -12,6 +12,7 @@ import msgspec
 
 from amqp_server.broker.parameters import GLOBAL, POLICY, ParameterRecord
 from amqp_server.broker.password import to_rabbitmq
+from amqp_server.broker.super_streams import PARTITIONS
 from amqp_server.broker.users import User
 from amqp_server.broker.vhosts import VhostRecord
 from amqp_server.management import parameters, policies
@@ -125,6 +126,10 @@ def _queue(default: str, queue: QueueView) -> Row | None:
 def _exchange(exchange: ExchangeView) -> Row | None:
     if not exchange.name or exchange.name.startswith("amq."):
         return None
+    arguments = plain(exchange.arguments)
+    if PARTITIONS in arguments and exchange.partitions:
+        # A super stream may have got more since it was declared.
+        arguments = {**arguments, PARTITIONS: len(exchange.partitions)}
     return {
         "name": exchange.name,
         "vhost": exchange.vhost,
@@ -132,7 +137,7 @@ def _exchange(exchange: ExchangeView) -> Row | None:
         "durable": exchange.durable,
         "auto_delete": exchange.auto_delete,
         "internal": exchange.internal,
-        "arguments": plain(exchange.arguments),
+        "arguments": arguments,
     }
 
 

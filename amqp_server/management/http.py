@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from amqp_server.management.server import Connection
 
 log = logging.getLogger("mqd.management")
+audit = logging.getLogger("mqd.audit")
 
 # An API for tools and for a page of our own: nothing here may be framed, cached, guessed at or run.
 HEADERS = {
@@ -163,11 +164,16 @@ class Api:
     async def _respond(self, route: Route, request: Request, user: User) -> Response:
         try:
             call = await self._call(route, request, user)
-            return await _response(await self._answer(route, call), call.missing)
+            response = await _response(await self._answer(route, call), call.missing)
+            _note(route, request, user, response.status_code)
+            return response
         except Refusal as refusal:
+            _note(route, request, user, refusal.status)
             return _refuse(refusal)
         except AMQPError as error:
-            return _refuse(refusal_of(error))
+            refused = refusal_of(error)
+            _note(route, request, user, refused.status)
+            return _refuse(refused)
         except ClientDisconnect:
             return Response(status_code=400)
         except Exception:
@@ -324,6 +330,18 @@ def _is_of_another_page(request: Request) -> bool:
 
 async def _alive(request: Request) -> Response:
     return await _response({"status": "ok"})
+
+
+def _note(route: Route, request: Request, user: User, status: int) -> None:
+    """Log who has changed what, or tried to. Never a body, which may have a password in it."""
+    if route.method in READS or not route.audited:
+        return
+    peer = request.client.host if request.client else ""
+    audit.info(
+        "user '%s' from %s: %s %s: %d",
+        *(user.name, peer, route.method, request.scope["path"], status),
+        extra={"user": user.name, "peer": peer},
+    )
 
 
 def _decoded(part: str) -> str:

@@ -26,13 +26,15 @@ from amqp_server.broker.parameters import (
 from amqp_server.broker.password import InvalidPasswordHash, from_rabbitmq
 from amqp_server.broker.permissions import InvalidPermission
 from amqp_server.broker.policies import KEYS
-from amqp_server.broker.queue_types import QUEUE_TYPES
+from amqp_server.broker.queue_types import QUEUE_TYPES, not_replicated
+from amqp_server.broker.super_streams import PARTITIONS
 from amqp_server.broker.users import UserRefused, checked_name, checked_tags, hashed
 from amqp_server.broker.vhosts import VhostRefused
 from amqp_server.errors import AMQPError
 from amqp_server.management.answer import Refusal, bad_request
 from amqp_server.management.direct import Direct
 from amqp_server.wire import methods
+from exchanges.super_stream import SUPER_STREAM
 
 if TYPE_CHECKING:
     from amqp_server.management.managed_broker import ManagedBroker
@@ -282,6 +284,9 @@ class Import:
         if type_ not in [each["name"] for each in self._broker.exchange_types()]:
             self._skip("exchanges", item, f"exchange type {type_} is not known here")
             return None
+        if type_ == SUPER_STREAM and self._broker.cluster is not None:
+            self._skip("exchanges", item, "a cluster has no super streams")
+            return None
         return methods.make(
             commands.Exchange.Declare,
             exchange=name,
@@ -302,8 +307,11 @@ class Import:
         if isinstance(type_, str) and type_ not in QUEUE_TYPES:
             self._skip("queues", item, f"queue type {type_} is not known here")
             return None
-        if type_ == "stream" and self._broker.cluster is not None:
-            self._skip("queues", item, "a cluster has no streams yet")
+        unknown = (
+            not_replicated(arguments) if type_ == "stream" and self._broker.cluster is not None else None
+        )
+        if unknown is not None:
+            self._skip("queues", item, f"streams of a cluster do not have '{unknown}'")
             return None
         return methods.make(
             commands.Queue.Declare,
@@ -322,6 +330,10 @@ class Import:
             if self._broker.exchange(vhost, end) is None:
                 self._skip("bindings", item, f"there is no exchange '{end}'")
                 return None
+        found = self._broker.exchange(vhost, source)
+        if found is not None and found.type == SUPER_STREAM and PARTITIONS in found.arguments:
+            # They are bound since it was declared.
+            return None
         if kind == "queue":
             if self._broker.queue(vhost, destination) is None:
                 self._skip("bindings", item, f"there is no queue '{destination}'")

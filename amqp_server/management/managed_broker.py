@@ -31,7 +31,7 @@ from amqp_server.broker.operations import (
     SetPermission,
     SetTopicPermission,
 )
-from amqp_server.broker.parameters import ParameterRecord
+from amqp_server.broker.parameters import GLOBAL, TRACING, ParameterRecord
 from amqp_server.broker.permissions import ITSELF
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.super_streams import growth, partitions_of
@@ -279,8 +279,9 @@ class ManagedBroker:
         return self._broker.hosts.leader(queue) or queue.node or queue.record.leader or self.name
 
     def cluster_name(self) -> str:
-        """Return the name of the cluster's first node, which is the same on all nodes."""
-        return self.name if self.others is None else min([self.name, *self.others.names()])
+        """Return what an operator has called it, or the name of its first node, which is the same on all nodes."""
+        own = self.name if self.others is None else min([self.name, *self.others.names()])
+        return self.parameters.cluster_name or own
 
     def queue(self, vhost: str, name: str, stats: Stats | None = None) -> QueueView | None:
         queue = self._broker.vhost(vhost).queues.get(name)
@@ -642,6 +643,16 @@ class ManagedBroker:
         self._broker.turn.run(self._broker.policies.when_applied, applied.set)
         await applied.wait()
         return result.changed
+
+    def is_traced(self, vhost: str) -> bool:
+        return self.parameters.get(GLOBAL, TRACING, vhost) is not None
+
+    async def trace(self, vhost: str, *, on: bool) -> None:
+        """Turn the firehose of a vhost on or off. Raises ParameterRefused."""
+        if on and not self.is_traced(vhost):
+            await self.set_parameter(self.parameters.prepare(GLOBAL, TRACING, vhost, True))
+        elif not on and self.is_traced(vhost):
+            await self._change_parameter(ClearParameter(GLOBAL, TRACING, vhost))
 
     @property
     def takes_parameters(self) -> bool:

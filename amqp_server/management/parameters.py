@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from amqp_server.broker.limits import LIMITS, OF_VHOSTS, problem
 from amqp_server.broker.parameters import (
+    CLUSTER_NAME,
     GLOBAL,
     OPERATOR_POLICY,
     POLICY,
@@ -156,6 +157,18 @@ async def put_global_parameter(call: Call) -> Answer:
     except ParameterRefused as refused:
         raise bad_request(str(refused)) from None
     return created(await call.broker.set_parameter(record))
+
+
+async def put_cluster_name(call: Call) -> Answer:
+    name = require(call.table(), "name")
+    try:
+        record = call.broker.parameters.prepare(GLOBAL, GLOBAL, CLUSTER_NAME, name)
+    except ParameterRefused as refused:
+        raise bad_request(str(refused)) from None
+    if not isinstance(name, str) or not name:
+        raise bad_request("name must be a text")
+    await call.broker.set_parameter(record)
+    return NO_CONTENT
 
 
 async def delete_global_parameter(call: Call) -> Answer:

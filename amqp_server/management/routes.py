@@ -39,11 +39,14 @@ class Route(NamedTuple):
     handler: Handler
     #: Each node of a cluster answers with its own part; see everywhere.ask_others.
     everywhere: bool = False
+    #: A line in the log says who asked for it, if it may change something.
+    audited: bool = True
 
 
 ROUTES = (
     Route("GET", "/api/overview", MANAGEMENT, node.overview, everywhere=True),
     Route("GET", "/api/cluster-name", MANAGEMENT, node.cluster_name),
+    Route("PUT", "/api/cluster-name", ADMINISTRATOR, parameters.put_cluster_name),
     Route("GET", "/api/whoami", MANAGEMENT, node.whoami),
     Route("GET", "/api/nodes", MONITORING, node.nodes, everywhere=True),
     Route("GET", "/api/nodes/{node}", MONITORING, node.node, everywhere=True),
@@ -100,7 +103,7 @@ ROUTES = (
     Route("PUT", "/api/users/{user}", ADMINISTRATOR, users.put_user),
     Route("DELETE", "/api/users/{user}", ADMINISTRATOR, users.delete_user),
     Route("GET", "/api/users/{user}/permissions", ADMINISTRATOR, users.permissions_of_user),
-    Route("POST", "/api/users/{user}/authenticate", ADMINISTRATOR, users.authenticate),
+    Route("POST", "/api/users/{user}/authenticate", ADMINISTRATOR, users.authenticate, audited=False),
     Route("GET", "/api/permissions", ADMINISTRATOR, users.permissions),
     Route("GET", "/api/permissions/{vhost}/{user}", ADMINISTRATOR, users.permission),
     Route("PUT", "/api/permissions/{vhost}/{user}", ADMINISTRATOR, users.put_permission),
@@ -168,14 +171,14 @@ ROUTES = (
     Route("PUT", "/api/queues/{vhost}/{name}", MANAGEMENT, queues.put_queue),
     Route("DELETE", "/api/queues/{vhost}/{name}", MANAGEMENT, queues.delete_queue),
     Route("DELETE", "/api/queues/{vhost}/{name}/contents", MANAGEMENT, queues.purge_queue),
-    Route("POST", "/api/queues/{vhost}/{name}/get", MANAGEMENT, messages.get),
+    Route("POST", "/api/queues/{vhost}/{name}/get", MANAGEMENT, messages.get, audited=False),
     Route("GET", "/api/queues/{vhost}/{name}/bindings", MANAGEMENT, bindings.bindings_of_queue),
     Route("GET", "/api/exchanges", MANAGEMENT, exchanges.exchanges, everywhere=True),
     Route("GET", "/api/exchanges/{vhost}", MANAGEMENT, exchanges.exchanges, everywhere=True),
     Route("GET", "/api/exchanges/{vhost}/{name}", MANAGEMENT, exchanges.exchange, everywhere=True),
     Route("PUT", "/api/exchanges/{vhost}/{name}", MANAGEMENT, exchanges.put_exchange),
     Route("DELETE", "/api/exchanges/{vhost}/{name}", MANAGEMENT, exchanges.delete_exchange),
-    Route("POST", "/api/exchanges/{vhost}/{name}/publish", MANAGEMENT, messages.publish),
+    Route("POST", "/api/exchanges/{vhost}/{name}/publish", MANAGEMENT, messages.publish, audited=False),
     Route("POST", "/api/exchanges/{vhost}/{name}/partitions", MANAGEMENT, exchanges.add_partitions),
     Route(
         "GET", "/api/exchanges/{vhost}/{name}/bindings/source", MANAGEMENT, bindings.bindings_from_exchange

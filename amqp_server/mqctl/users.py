@@ -6,7 +6,9 @@ import click
 
 from amqp_server.mqctl.client import DATA_ERROR, NO_USER, SOFTWARE, UNAVAILABLE, Failure
 from amqp_server.mqctl.command import Invocation, in_vhost, mqctl, pass_invocation, password_argument
-from amqp_server.mqctl.table import show
+from amqp_server.mqctl.table import pick, show
+
+VHOST = {name: name for name in ("name", "description", "tags", "default_queue_type", "tracing")}
 
 
 def _exists(invocation: Invocation, *path: str) -> bool:
@@ -121,10 +123,35 @@ def delete_vhost(invocation: Invocation, vhost: str) -> None:
     invocation.client.delete("vhosts", vhost)
 
 
-@mqctl.command("list_vhosts", help="Lists virtual hosts.")
+@mqctl.command(
+    "list_vhosts", help="Lists virtual hosts; columns: name, description, tags, default_queue_type, tracing."
+)
+@click.argument("columns", nargs=-1)
 @pass_invocation
-def list_vhosts(invocation: Invocation) -> None:
-    show(("name",), [(vhost["name"],) for vhost in invocation.client.get("vhosts")], invocation)
+def list_vhosts(invocation: Invocation, columns: tuple[str, ...]) -> None:
+    wanted = columns or ("name",)
+    show(wanted, pick(invocation.client.get("vhosts"), wanted, VHOST), invocation)
+
+
+@mqctl.command("trace_on", help="Sends copies of all messages of a vhost to its exchange amq.rabbitmq.trace.")
+@in_vhost
+@pass_invocation
+def trace_on(invocation: Invocation, vhost: str) -> None:
+    _trace(invocation, vhost, on=True)
+
+
+@mqctl.command("trace_off", help="Ends what trace_on began.")
+@in_vhost
+@pass_invocation
+def trace_off(invocation: Invocation, vhost: str) -> None:
+    _trace(invocation, vhost, on=False)
+
+
+def _trace(invocation: Invocation, vhost: str, *, on: bool) -> None:
+    _require_vhost(invocation, vhost)
+    before = invocation.client.get("vhosts", vhost)
+    kept = {name: before[name] for name in ("description", "tags", "default_queue_type")}
+    invocation.client.put("vhosts", vhost, body=kept | {"tracing": on})
 
 
 @mqctl.command("set_permissions", help="Sets what a user may do: three regular expressions for names.")

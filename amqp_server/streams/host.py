@@ -323,10 +323,15 @@ class StreamHost(QueueHost):
             default.max_bytes if limits.max_bytes is None else limits.max_bytes,
         )
 
+    def configure(self, settings: Settings) -> None:
+        self._settings = settings
+
     def limit(self, limits: Limits, segment_bytes: int | None) -> None:
         """Keep so much from now on, and begin no segment that gets larger."""
         self._limits = self._limits_of(limits)
         self._log.segment_bytes = segment_bytes or self._services.options.segment_bytes
+        if self.compacting is not None:
+            self.compacting.segment_bytes = self._log.segment_bytes
         if not self.ended:
             self._retain()
             self._schedule_upkeep()

@@ -8,10 +8,12 @@ node only begins with the newest.
 
     1   mqd 0.1
     2   mqd 0.2: dead letters that come again are taken once (("enqueue_letter", …)), and messages whose bodies no
-        member can read leave the queue (("lose", …)); a message that comes back when its time is up expires;
-        a queue that loses its dead-letter exchange drops the dead letters that it holds
+        member can read leave the queue (("lose", …)); a message that comes back when its time is up expires
 
     3   mqd 0.2: nothing new for quorum queues; clusters have streams
+
+    4   mqd 0.2: a queue that loses its dead-letter exchange drops the dead letters that it holds; clusters have
+        policies
 
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
@@ -29,8 +31,8 @@ LOSSES = 2
 #: A message that was returned expires at its time, and not after it.
 RETURNED = 2
 #: Held dead letters go when the queue is configured without a dead-letter exchange.
-UNHELD = 2
-NEWEST = 3
+UNHELD = 4
+NEWEST = 4
 
 #: The topology keeps the nodes on which a queue was declared.
 FOUNDERS = 2
@@ -38,10 +40,10 @@ FOUNDERS = 2
 REMOVED = 2
 #: The topology keeps the last administrator.
 ADMINISTRATOR = 2
-#: The topology has parameters, policies among them.
-PARAMETERS = 2
 #: The cluster has streams, and nodes ask each other for their messages.
 STREAMS = 3
+#: The topology has parameters, policies among them.
+PARAMETERS = 4
 
 #: Features that a node announces in the handshake of a link for the versions that it can apply, beyond the
 #: first.

@@ -63,4 +63,32 @@ def test_limits(ring: Ring) -> None:
         here.channel().queue_declare("one")
         with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="queue limit in vhost 'narrow'"):
             there.channel().queue_declare("two")
+    ring.mqctl("n3", "set_vhost_limits", "-p", "narrow", '{"max-connections": 2}')
+    with ring.connection("n1", virtual_host="narrow"):
+        with ring.connection("n2", virtual_host="narrow"):
+            wait_until("one is too many", lambda: "connection limit (2) is reached" in refusal(ring, "n3"))
+            assert "connection limit (2) is reached" in refusal(ring, "n1")
+        wait_until("there is room again", lambda: not refusal(ring, "n3"))
+    ring.mqctl("n1", "set_vhost_limits", "-p", "narrow", '{"max-connections": -1}')
+    ring.mqctl("n1", "set_user_limits", "guest", '{"max-channels": 3}')
+    try:
+        with ring.connection("n1") as here, ring.connection("n2") as there:
+            first = here.channel()
+            opened = [here.channel(), there.channel()]
+            wait_until("one is too many", lambda: "user limit of (3)" in refusal(ring, "n3", "/"))
+            first.close()
+            wait_until("there is room again", lambda: not refusal(ring, "n3", "/"))
+            assert all(channel.is_open for channel in opened)
+    finally:
+        ring.mqctl("n2", "clear_user_limits", "guest", "all")
     ring.mqctl("n1", "delete_vhost", "narrow")
+
+
+def refusal(ring: Ring, at: str, vhost: str = "narrow") -> str:
+    """Return why a client gets no channel there; nothing if it does."""
+    try:
+        with ring.connection(at, virtual_host=vhost, connection_attempts=1) as connection:
+            connection.channel()
+    except pika.exceptions.AMQPError as error:
+        return str(error)
+    return ""

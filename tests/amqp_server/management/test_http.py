@@ -254,3 +254,22 @@ async def test_wrong_logins_of_one_address_leave_room_for_others(
     assert 429 in answers and set(answers) <= {401, 429, 503}
     assert "HTTP access denied: user 'admin' - invalid credentials, from 10.0.0.2" in caplog.text
     assert "guess" not in caplog.text
+
+
+async def test_changes_are_noted_and_secrets_are_not(
+    connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = connect("admin", peer="10.0.0.7")
+    with caplog.at_level(logging.INFO, "mqd.audit"):
+        assert (await client.put("users/ann", json={"password": "canary", "tags": ""})).status_code == 201
+        wrong = {"configure": "(", "write": "", "read": ""}
+        assert (await client.put("permissions/%2F/ann", json=wrong)).status_code == 400
+        assert (await client.post("users/ann/authenticate", json={"password": "canary"})).status_code < 500
+        assert (await client.get("users")).status_code == 200
+        assert (await connect("manager").delete("users/ann")).status_code == 401
+    lines = [record.getMessage() for record in caplog.records if record.name == "mqd.audit"]
+    assert lines == [
+        "user 'admin' from 10.0.0.7: PUT /api/users/ann: 201",
+        "user 'admin' from 10.0.0.7: PUT /api/permissions/%2F/ann: 400",
+    ]
+    assert "canary" not in caplog.text

@@ -208,7 +208,7 @@ def test_topology_and_messages(mqctl: Mqctl) -> None:
     assert ok(mqctl("list_queues")).out == ""
 
 
-def test_super_streams(mqctl: Mqctl) -> None:
+def test_super_streams(mqctl: Mqctl, tmp_path: Path) -> None:
     arguments = ("-a", "x-partitions=2", "-a", "x-stream-compression=zstd", "-a", "x-stream-compaction=key")
     ok(mqctl("declare_exchange", "orders", "x-super-stream", *arguments))
     columns = ("name", "type", "compression", "compacted_offset")
@@ -228,6 +228,14 @@ def test_super_streams(mqctl: Mqctl) -> None:
         assert refused.code == 65 and why in refused.err
     assert mqctl("add_partitions", "nope", "1").code == 69
     assert mqctl("add_partitions", "orders", "0").code == 64
+    # Definitions have those that it got later, too.
+    file = str(tmp_path / "definitions.json")
+    ok(mqctl("export_definitions", file))
+    ok(mqctl("delete_exchange", "orders"))
+    for _ in range(2):
+        ok(mqctl("import_definitions", file))
+    listed = dict(ok(mqctl("-q", "list_exchanges", "name", "partitions")).rows)
+    assert listed["orders"] == "[orders-0, orders-1, orders-2]"
     ok(mqctl("delete_exchange", "orders"))
     assert ok(mqctl("list_queues")).out == ""
 

@@ -166,6 +166,7 @@ class Model:
         self.queues = {at: each for at, each in self.queues.items() if at[0] != name}
         self.bindings = {each: None for each in self.bindings if each[0] != name}
         self.parameters = {at: each for at, each in self.parameters.items() if at[0] != name}
+        self.parameters.pop(("", "tracing", name), None)
         self.topics = {at: each for at, each in self.topics.items() if at[1] != name}
         return self.vhosts.pop(name, None) is not None
 
