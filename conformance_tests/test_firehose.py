@@ -11,10 +11,21 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from conformance_tests.api import Api
-from conformance_tests.conftest import Connect
+from conformance_tests.conftest import Connect, Name
 from conformance_tests.expect import eventually
 
+ALL = {"configure": ".*", "write": ".*", "read": ".*"}
+
 Trace = Callable[[bool], None]
+
+
+@pytest.fixture
+def vhost(api: Api, name: Name) -> Iterator[str]:
+    vhost = name("vhost")
+    assert api.ask("PUT", f"vhosts/{vhost}", {}).status == 201
+    assert api.ask("PUT", f"permissions/{vhost}/guest", ALL).status == 201
+    yield vhost
+    api.ask("DELETE", f"vhosts/{vhost}")
 
 
 @pytest.fixture

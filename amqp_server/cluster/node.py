@@ -163,7 +163,8 @@ class ClusterNode:
         )
         for _ in adoption.steps():
             durable = trio.Event()
-            parts.commits.request(durable.set)
+            # The groups are read from the store.
+            parts.commits.request(durable.set, to_store=True)
             await durable.wait()
         founded = self._founding.noted()
         parts.groups.found(parts.store.recovered())
