@@ -86,7 +86,7 @@ class ClusterNode:
         )
         self._hand_over = HandOver(self.replicas, self.reach)
         self._removed = RemovedNodes(self.mesh, self.roster, broker.clock)
-        self.administration = Administration(self, self._turn)
+        self.administration = Administration(self, self._turn, propose=broker.propose)
         self.questions = Questions(
             self.mesh,
             timeout_s=config.cluster_answer_ms / 1000,
