@@ -73,6 +73,7 @@ INTERPRETED = {
     "quorum_queue/machine/attributes.py",
     "quorum_queue/machine/settings.py",
     # Seldom run, and long.
+    "amqp_server/broker/policies.py",
     "quorum_queue/cluster/lost_entries.py",
     "quorum_queue/cluster/transfer.py",
     "quorum_queue/links/handshake.py",

@@ -397,6 +397,12 @@ class Config:
         high=128,
     )
     vhosts_max: int = option(1_000, "Virtual hosts.", low=1, high=1_000_000)
+    parameters_max: int = option(
+        10_000, "Runtime parameters, with policies and limits of vhosts and users.", low=1, high=1_000_000
+    )
+    parameter_bytes_max: int = option(
+        64 * KIB, "Largest value of a runtime parameter or a policy.", unit="bytes", low=KIB, high=MIB
+    )
     queues_max: int = option(100_000, "Queues of the node.", low=1, high=10_000_000)
     exchanges_max: int = option(100_000, "Exchanges of the node.", low=1, high=10_000_000)
     bindings_max: int = option(1_000_000, "Bindings of the node.", low=1, high=100_000_000)
@@ -601,6 +607,11 @@ class Config:
         low=0,
         high=1 << 62,
     )
+    load_definitions: str = option(
+        "",
+        "File with definitions, RabbitMQ's or mqd's, that are taken over at each start; then there is no default user.",
+        unit="file",
+    )
     default_vhost: str = option("/", "Virtual host made when there is none yet.", kind="text")
     loopback_users: tuple[str, ...] = option(
         ("guest",), "Users who may log in from this machine only.", unit="names, with commas between"
@@ -627,18 +638,18 @@ class Config:
         10_000, "Addresses whose failed logins are remembered.", low=1, high=1_000_000
     )
     permission_pattern_bytes_max: int = option(
-        4 * KIB, "Longest permission pattern.", unit="bytes", low=16, high=MIB
+        4 * KIB, "Longest pattern of a permission or a policy.", unit="bytes", low=16, high=MIB
     )
     permission_match_ms: int = option(
         10,
-        "Time that matching a permission pattern with look-around or back-references may take; past it, access is refused.",
+        "Time that matching a pattern with look-around or back-references may take; past it, it does not match.",
         unit="ms",
         low=1,
         high=10_000,
     )
     permission_match_total_ms: int = option(
         100,
-        "Time for which such a pattern may exceed this in all; then it permits no other name until it is set anew.",
+        "Time for which such a pattern may exceed this in all; then it matches no other name until it is set anew.",
         unit="ms",
         low=1,
         high=600_000,

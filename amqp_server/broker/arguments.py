@@ -41,10 +41,11 @@ class QueueArguments:
     expires_ms: int | None = None
     max_length: int | None = None
     max_length_bytes: int | None = None
-    overflow: Literal["drop-head", "reject-publish", "reject-publish-dlx"] = "drop-head"
+    # None is drop-head, unless a policy says otherwise; so with at-most-once below.
+    overflow: Literal["drop-head", "reject-publish", "reject-publish-dlx"] | None = None
     dead_letter_exchange: str | None = None
     dead_letter_routing_key: str | None = None
-    dead_letter_strategy: Literal["at-most-once", "at-least-once"] = "at-most-once"
+    dead_letter_strategy: Literal["at-most-once", "at-least-once"] | None = None
     max_priority: int | None = None
     single_active_consumer: bool = False
     # As declared; below zero is no limit at all, None is the default of the queue type.

@@ -34,6 +34,9 @@ class Hosts(Protocol):
     def changed(self, queue: Queue) -> None:
         """The queue's members are others now; it may need another host."""
 
+    def configure(self, queue: Queue) -> None:
+        """The queue is to do something else now; see Queue.effective."""
+
     def gone(self, queue: Queue) -> None:
         """The queue is deleted; its host has been closed."""
 
@@ -53,6 +56,11 @@ class Hosts(Protocol):
         """Begin a queue that was stopped anew from what is stored; call back when it serves."""
 
 
+def limits_of(queue: Queue) -> Limits:
+    """Return what a stream keeps."""
+    return Limits(queue.effective.max_age_ms, queue.effective.max_length_bytes)
+
+
 class LocalHosts:
     """A node that is alone runs them all."""
 
@@ -68,18 +76,17 @@ class LocalHosts:
         return self._stream(queue) if queue.type.is_stream else self.local(queue, machine)
 
     def _stream(self, queue: Queue) -> StreamHost:
-        parsed = queue.parsed
+        effective = queue.effective
         assert self._streams is not None
-        limits = Limits(parsed.max_age_ms, parsed.max_length_bytes)
         return StreamHost(
             queue,
             queue.queue_id,
             self._streams,
-            limits,
-            parsed.segment_bytes,
+            limits_of(queue),
+            effective.segment_bytes,
             queue.settings,
-            parsed.compression,
-            self._streams.options.compaction(parsed.compaction, parsed.tombstone_age_ms),
+            effective.compression,
+            self._streams.options.compaction(effective.compaction, effective.tombstone_age_ms),
         )
 
     def local(self, queue: Queue, machine: Machine | None = None) -> LocalHost:
@@ -104,6 +111,12 @@ class LocalHosts:
 
     def changed(self, queue: Queue) -> None:
         pass
+
+    def configure(self, queue: Queue) -> None:
+        host = queue.host
+        host.configure(queue.settings)
+        if isinstance(host, StreamHost):
+            host.limit(limits_of(queue), queue.effective.segment_bytes)
 
     def gone(self, queue: Queue) -> None:
         """Forget what this node alone knew of the queue."""
@@ -179,4 +192,4 @@ def failure_text(queue: Queue) -> str:
     return f"queue '{queue.name}' in vhost '{queue.vhost.name}' has failed on this node and is stopped"
 
 
-__all__ = ["Hosts", "LocalHosts", "failure_text"]
+__all__ = ["Hosts", "LocalHosts", "failure_text", "limits_of"]

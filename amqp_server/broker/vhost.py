@@ -13,6 +13,7 @@ import msgspec
 
 from amqp_server.broker.arguments import QueueArguments, parse_queue_arguments
 from amqp_server.broker.metadata import encode
+from amqp_server.broker.parameters import GLOBAL, TRACING
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.records import (
     BINDINGS,
@@ -58,6 +59,8 @@ class VHost:
             alternates_max=broker.config.alternates_max,
         )
         self.router.predeclare()
+        for exchange in list(self.router.exchanges()):
+            self._apply_policies(exchange.name)
         #: Node and incarnation that transient exchanges go with.
         self._exchange_homes: dict[str, tuple[str, int]] = {}
         #: Of channels that are closed.
@@ -65,6 +68,13 @@ class VHost:
         self.received_bytes = self.sent_bytes = 0
         #: Counts up for exchanges that choose at random.
         self._nonce = 0
+        #: Copies of what clients publish and get go to amq.rabbitmq.trace.
+        self.tracing = False
+        self.look_at_tracing()
+
+    def look_at_tracing(self) -> None:
+        """It may have been turned on or off."""
+        self.tracing = self.broker.parameters.get(GLOBAL, TRACING, self.name) is not None
 
     @property
     def default_queue_type(self) -> str:
@@ -119,6 +129,18 @@ class VHost:
         if record.node:
             self._exchange_homes[record.name] = record.node, record.incarnation
         self.broker.counts.exchanges += 1
+        self._apply_policies(record.name)
+
+    def apply_exchange_policies(self) -> None:
+        """Policies have changed."""
+        for exchange in list(self.router.exchanges()):
+            self._apply_policies(exchange.name)
+        self.broker.changed()
+
+    def _apply_policies(self, exchange: str) -> None:
+        """An exchange takes the alternate of its policy, if it was declared without one."""
+        definition = self.broker.policies.of_exchange(self.name, exchange).definition
+        self.router.set_alternate(exchange, definition.get("alternate-exchange"))
 
     def remove_exchange(self, name: str) -> bool:
         exchange = self.router.get(name)
@@ -324,7 +346,8 @@ class VHost:
             auto_delete=record.auto_delete,
             default_type=record.type,
         )
-        queue = Queue(self, record, parsed, arguments)
+        policies = self.broker.policies.of_queue(self.name, record.name, parsed.type)
+        queue = Queue(self, record, parsed, arguments, policies)
         queue.marks = marks or []
         queue.unknown = unknown
         self.queues[queue.name] = queue

@@ -248,6 +248,10 @@ def change_binding(channel: Channel, binding: Binding, answer: base.Frame | None
         raise AccessRefused(DEFAULT_REFUSED)
     permissions.check(connection.client.username, vhost.name, binding.kind, binding.destination, "write")
     permissions.check(connection.client.username, vhost.name, "exchange", binding.source, "read")
+    source = vhost.router.get(binding.source)
+    if source is not None and source.type == "topic":
+        username = connection.client.username
+        permissions.check_topic(username, vhost.name, source.name, binding.routing_key, "read")
     _check_ends(channel, binding, add=add)
     if has_partitions(vhost.router.get(binding.source)):
         raise PreconditionFailed(

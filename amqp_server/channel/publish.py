@@ -13,6 +13,7 @@ from amqp_server.broker.reply import PSEUDO_QUEUE
 from amqp_server.broker.vhost import routing_view
 from amqp_server.channel.confirms import Copies
 from amqp_server.channel.deduplication import enqueue_named
+from amqp_server.channel.tracing import trace_publish
 from amqp_server.errors import AccessRefused, NotFound, NotImplemented_, PreconditionFailed
 from amqp_server.wire import content, frames, methods, tables
 from amqp_server.wire.deliver import LARGE_BYTES
@@ -59,6 +60,9 @@ def make_route(channel: Channel, key: bytes, method: commands.Basic.Publish) -> 
     broker.permissions.check(connection.client.username, vhost.name, "exchange", exchange, "write")
     if declared.internal:
         raise AccessRefused(f"cannot publish to internal exchange '{exchange}' in vhost '{vhost.name}'")
+    if exchange and declared is not None and declared.type == "topic":
+        username = connection.client.username
+        broker.permissions.check_topic(username, vhost.name, exchange, routing_key, "write")
     if not exchange:
         route.targets = connection.incoming.targets(_named(channel, [routing_key]))
         return route
@@ -282,6 +286,8 @@ def begin_publish(segment: Segment, transaction: Transaction | None) -> tuple[li
     confirms = channel.confirms if transaction is None else transaction
     first = confirms.number(count) if confirms is not None else 0
     hosts = _hosts(channel, route, count)
+    if channel.vhost.tracing:
+        trace_publish(channel, segment)
     traffic, exchange = channel.traffic, route.counted
     traffic.publish += count
     exchange.published_in += count

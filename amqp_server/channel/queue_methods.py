@@ -155,6 +155,7 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
     if name in vhost.queues:
         declared()
         return
+    broker.limits.check_queue(vhost.name, name, len(vhost.queues))
     parsed = vhost.check_arguments(
         name,
         arguments,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from amqp_server.broker.queue import Queue
+from amqp_server.channel.tracing import trace_frames, trace_run
 from amqp_server.streams.deliver import BatchReader
 from amqp_server.streams.host import StreamConsumer
 from amqp_server.streams.start import NEXT, Start
@@ -78,6 +79,8 @@ class Subscription:
             self.traffic.redeliver += count
         if run.attempts and self.queue.type.counts_deliveries:
             count_deliveries(run, channel.connection.limits.frame_max)
+        if channel.vhost.tracing:
+            trace_run(channel, self.queue.name, run)
         outbox = channel.connection.outbox
         if run.size >= LARGE_BYTES * count:
             for part in self.template.parts(tag, run):
@@ -100,6 +103,8 @@ class Subscription:
         outbox = channel.connection.outbox
         parts: list[bytes | memoryview] = []
         reader.take(count, self.template, tag, parts)
+        if channel.vhost.tracing:
+            trace_frames(channel, self.queue.name, b"".join(parts))
         for part in parts:
             outbox.put(part)
         if outbox.size > outbox.high_bytes:
@@ -156,6 +161,8 @@ class Getter:
             self.traffic.redeliver += 1
         if run.attempts and self.queue.type.counts_deliveries:
             count_deliveries(run, channel.connection.limits.frame_max)
+        if channel.vhost.tracing:
+            trace_run(channel, self.queue.name, run)
         return tag
 
 

@@ -143,7 +143,7 @@ class Adoption:
                     )
                 streams.append((record, parsed))
             elif parsed.type.replicated:
-                machine = stored.machines.get(queue_id) or Machine(recovery.settings_of(record))
+                machine = stored.machines.get(queue_id) or Machine(recovery.settings_of(self._broker, record))
                 moving.append((record, parsed, machine))
         self._check([(record, machine) for record, _, machine in moving])
         logger.warning(

@@ -62,8 +62,12 @@ def source_of(peer: str) -> str:
 
 
 class PasswordChecks:
-    def __init__(self, users: Users, config: Config) -> None:
+    def __init__(
+        self, users: Users, config: Config, replace_hash: Callable[[str, str, str], None] | None = None
+    ) -> None:
+        """`replace_hash` is called with the name, the old and the new hash of a user who has logged in with RabbitMQ's."""
         self._users = users
+        self._replace_hash = replace_hash
         self._config = config
         self._limiter = trio.CapacityLimiter(config.password_checks_max or max(1, (os.cpu_count() or 1) // 2))
         #: Addresses with failed logins, or with logins that wait. Those that have failed last stand last.
@@ -104,6 +108,9 @@ class PasswordChecks:
                         verified = await self.run(self._users.verify, name, password)
                         if not verified:
                             self._failed(address, source)
+                        better = self._users.better_hash(name)
+                        if better is not None and self._replace_hash is not None:
+                            self._replace_hash(name, *better)
         finally:
             source.waiting -= 1
             if not source.waiting and not source.failures:

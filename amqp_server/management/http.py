@@ -19,21 +19,22 @@ from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from amqp_server.broker.users import User
 from amqp_server.errors import AMQPError
 from amqp_server.management import everywhere
 from amqp_server.management.answer import Answer, Refusal, encode, not_authorised, not_found, refusal_of
 from amqp_server.management.call import MAY, REASON_HEADER, Call
 from amqp_server.management.listing import Rows, picked
 from amqp_server.management.login import Login
-from amqp_server.management.routes import ROUTES, Route
+from amqp_server.management.routes import ANYBODY, ROUTES, Route
 from amqp_server.management.slices import Slices
 
 if TYPE_CHECKING:
-    from amqp_server.broker.users import User
     from amqp_server.management.managed_broker import ManagedBroker
     from amqp_server.management.server import Connection
 
 log = logging.getLogger("mqd.management")
+audit = logging.getLogger("mqd.audit")
 
 # An API for tools and for a page of our own: nothing here may be framed, cached, guessed at or run.
 HEADERS = {
@@ -44,6 +45,8 @@ HEADERS = {
     "x-frame-options": "DENY",
 }
 JSON = "application/json"
+#: Who asks for what anybody may see.
+NOBODY = User("", "")
 #: Nodes whose part of the answer is missing.
 MISSING_HEADER = "x-missing-nodes"
 READS = frozenset({"GET", "HEAD"})
@@ -147,6 +150,9 @@ class Api:
         async def respond(response: Response) -> None:
             await response(request.scope, request.receive, send)
 
+        if route.who == ANYBODY:
+            await respond(await self._respond(route, request, NOBODY))
+            return
         try:
             user = await self._user(route, request)
             with self._slots.hold(user.name), _protected(request):
@@ -158,11 +164,16 @@ class Api:
     async def _respond(self, route: Route, request: Request, user: User) -> Response:
         try:
             call = await self._call(route, request, user)
-            return await _response(await self._answer(route, call), call.missing)
+            response = await _response(await self._answer(route, call), call.missing)
+            _note(route, request, user, response.status_code)
+            return response
         except Refusal as refusal:
+            _note(route, request, user, refusal.status)
             return _refuse(refusal)
         except AMQPError as error:
-            return _refuse(refusal_of(error))
+            refused = refusal_of(error)
+            _note(route, request, user, refused.status)
+            return _refuse(refused)
         except ClientDisconnect:
             return Response(status_code=400)
         except Exception:
@@ -319,6 +330,18 @@ def _is_of_another_page(request: Request) -> bool:
 
 async def _alive(request: Request) -> Response:
     return await _response({"status": "ok"})
+
+
+def _note(route: Route, request: Request, user: User, status: int) -> None:
+    """Log who has changed what, or tried to. Never a body, which may have a password in it."""
+    if route.method in READS or not route.audited:
+        return
+    peer = request.client.host if request.client else ""
+    audit.info(
+        "user '%s' from %s: %s %s: %d",
+        *(user.name, peer, route.method, request.scope["path"], status),
+        extra={"user": user.name, "peer": peer},
+    )
 
 
 def _decoded(part: str) -> str:

@@ -280,11 +280,7 @@ class StreamHost(QueueHost):
         self._services = services
         self._settings = settings
         self.codec = codec or services.options.codec
-        default = services.options.limits
-        self._limits = Limits(
-            default.max_age_ms if limits.max_age_ms is None else limits.max_age_ms,
-            default.max_bytes if limits.max_bytes is None else limits.max_bytes,
-        )
+        self._limits = self._limits_of(limits)
         #: What it has taken, where duplicates are dropped: of all that was published, and of what segments have.
         self._taken = Taken(settings) if settings.deduplicates else None
         self._stored_taken = Taken(settings) if settings.deduplicates else None
@@ -319,6 +315,26 @@ class StreamHost(QueueHost):
         #: Messages that the disk has damaged, by their first offset.
         self._lost: dict[int, int] = {}
         self._recover()
+
+    def _limits_of(self, limits: Limits) -> Limits:
+        default = self._services.options.limits
+        return Limits(
+            default.max_age_ms if limits.max_age_ms is None else limits.max_age_ms,
+            default.max_bytes if limits.max_bytes is None else limits.max_bytes,
+        )
+
+    def configure(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def limit(self, limits: Limits, segment_bytes: int | None) -> None:
+        """Keep so much from now on, and begin no segment that gets larger."""
+        self._limits = self._limits_of(limits)
+        self._log.segment_bytes = segment_bytes or self._services.options.segment_bytes
+        if self.compacting is not None:
+            self.compacting.segment_bytes = self._log.segment_bytes
+        if not self.ended:
+            self._retain()
+            self._schedule_upkeep()
 
     # -- at start --------------------------------------------------------------------------------------------------
 

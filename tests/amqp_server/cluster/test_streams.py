@@ -340,6 +340,28 @@ def test_retention_is_the_same_on_all_nodes(ring: Ring) -> None:
         assert replay(ring, name, "short", 600 - first, 0) == pairs(first, 600)
 
 
+def test_a_policy_shortens_a_stream_on_all_nodes(ring: Ring) -> None:
+    declare(ring, "long")
+    append(ring, "n2", "long", 0, 600)
+    stored(ring, "long")
+
+    def firsts() -> list[object]:
+        return [row(ring, name, "long")["first_offset"] for name in NAMES]
+
+    assert firsts() == [0, 0, 0]
+    ring.mqctl("n3", "set_policy", "short", "^long$", '{"max-length-bytes": 50000}')
+    wait_until(
+        "old segments are gone",
+        lambda: len({*firsts()}) == 1 and firsts()[0] != 0,
+        state=lambda: str(firsts()),
+    )
+    ring.mqctl("n1", "clear_policy", "short")
+    first = firsts()
+    append(ring, "n1", "long", 600, 900)
+    stored(ring, "long")
+    assert firsts() == first
+
+
 def test_transactions_and_dead_letters(ring: Ring) -> None:
     declare(ring, "sink")
     with ring.channel("n2", confirm=False) as channel:
