@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from collections.abc import Iterator
@@ -124,6 +125,23 @@ class Config:
         high=86_400,
     )
     tls_client_certificate: bool = option(False, "Refuse TLS clients without a trusted certificate.")
+    tls_login_from: str = option(
+        "off",
+        "What of a trusted client certificate is the name of the user, for the mechanism EXTERNAL.",
+        choices=("off", "distinguished_name", "common_name", "subject_alternative_name"),
+    )
+    tls_login_san_type: str = option(
+        "dns", "Kind of alternative name that is the user's.", choices=("dns", "ip", "email", "uri")
+    )
+    tls_login_san_index: int = option(0, "Which one of them, counted from 0.", low=0, high=1_000)
+    proxy_sources: tuple[str, ...] = option(
+        (),
+        "Proxies that say for whom each connection is (PROXY protocol 1 or 2), on all listeners but that of metrics.",
+        unit="addresses and networks, with commas between",
+    )
+    proxy_header_bytes_max: int = option(
+        4 * KIB, "Largest header of such a proxy.", unit="bytes", low=232, high=65_551
+    )
     listen_backlog: int = option(1024, "Connections that wait to be accepted.", low=1, high=65_535)
 
     peers: tuple[str, ...] = option(
@@ -713,6 +731,13 @@ class Config:
             raise InvalidOption("amqps", self.amqps, "empty unless tls_cert_file and tls_key_file are given")
         if self.tls_client_certificate and not self.tls_ca_file:
             raise InvalidOption("tls_client_certificate", True, "off unless tls_ca_file is given")
+        if self.tls_login_from != "off" and not self.tls_ca_file:
+            raise InvalidOption("tls_login_from", self.tls_login_from, "off unless tls_ca_file is given")
+        for source in self.proxy_sources:
+            try:
+                ipaddress.ip_network(source, strict=False)
+            except ValueError:
+                raise InvalidOption("proxy_sources", source, "an address or a network") from None
         if self.reset_administrator and not self.default_password_file:
             raise InvalidOption(
                 "reset_administrator", self.reset_administrator, "empty unless default_password_file is given"

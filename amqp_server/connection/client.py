@@ -10,6 +10,7 @@ class Client:
 
     __slots__ = (
         "capabilities",
+        "certificate_name",
         "connected_at_ms",
         "ended",
         "given_name",
@@ -31,6 +32,8 @@ class Client:
         #: The log has told of the connection's end.
         self.ended = False
         self.username = ""
+        #: The user that the client's certificate stands for, empty if for none; None where certificates do not log in.
+        self.certificate_name: str | None = None
         self.mechanism = ""
         self.properties: dict[str, Any] = {}
         self.capabilities: dict[str, bool] = {}

@@ -46,8 +46,11 @@ def server_properties(session: Session) -> dict[str, object]:
 
 def start(session: Session) -> None:
     """Answer the protocol header."""
+    mechanisms: tuple[str, ...] = sasl.MECHANISMS
+    if session.client.certificate_name is not None:
+        mechanisms += (sasl.EXTERNAL,)
     session.send(
-        commands.Connection.Start(0, 9, server_properties(session), " ".join(sasl.MECHANISMS), "en_US")  # type: ignore[arg-type]
+        commands.Connection.Start(0, 9, server_properties(session), " ".join(mechanisms), "en_US")  # type: ignore[arg-type]
     )
 
 
@@ -60,6 +63,9 @@ def start_ok(session: Session, method: commands.Connection.StartOk, response: by
         session.client.capabilities = {str(name): bool(value) for name, value in capabilities.items()}
     session.client.mechanism = method.mechanism
     log.named(session)
+    name = session.client.certificate_name
+    if method.mechanism == sasl.EXTERNAL and name is not None:
+        return sasl.Credentials(name, "")
     return sasl.parse_response(method.mechanism, response)
 
 

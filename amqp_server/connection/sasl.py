@@ -1,6 +1,6 @@
 """The login mechanisms: bytes of a SASL response to a user's name and password.
 
-PLAIN is RFC 4616 without an authorization identity, AMQPLAIN a field table without its length, as RabbitMQ
+EXTERNAL has neither: the certificate says who the client is (`certificate_names`). PLAIN is RFC 4616 without an authorization identity, AMQPLAIN a field table without its length, as RabbitMQ
 reads both.
 """
 
@@ -13,6 +13,8 @@ from amqp_server.errors import CommandInvalid, SyntaxError_
 
 #: A client picks one of them; in this order they are offered.
 MECHANISMS = ("AMQPLAIN", "PLAIN")
+#: Offered beside them where certificates log in.
+EXTERNAL = "EXTERNAL"
 
 USER_BYTES_MAX = 255
 PASSWORD_BYTES_MAX = 1_024

@@ -309,19 +309,21 @@ class Transport:
 
     # -- the login -------------------------------------------------------------------------------------------------
 
-    def logged_in(self, outcome: Outcome) -> None:
-        """The password was checked. Within a turn."""
+    def logged_in(self, outcome: Outcome, reason: str = "") -> None:
+        """The login was checked; `reason` is that of a refusal, for the log. Within a turn."""
         self._logging_in = False
         if self._ended:
             return
-        self._turn.contain(self.session, self._login_done, outcome)
+        self._turn.contain(self.session, self._login_done, outcome, reason)
         self.resumed()
 
-    def _login_done(self, outcome: Outcome) -> None:
+    def _login_done(self, outcome: Outcome, reason: str) -> None:
         if outcome is Outcome.BUSY:
             self.session.login_done(accepted=False, reason=BUSY)
         else:
-            self.session.login_done(accepted=outcome is Outcome.ACCEPTED)
+            self.session.login_done(
+                accepted=outcome is Outcome.ACCEPTED, reason=reason or "invalid credentials"
+            )
 
     def opened(self) -> None:
         """The client has logged in, or it never will."""
