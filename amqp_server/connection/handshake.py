@@ -66,7 +66,9 @@ def start_ok(session: Session, method: commands.Connection.StartOk, response: by
     name = session.client.certificate_name
     if method.mechanism == sasl.EXTERNAL and name is not None:
         return sasl.Credentials(name, "")
-    return sasl.parse_response(method.mechanism, response)
+    config = session.config
+    token_bytes_max = config.oauth_token_bytes_max if config.oauth_resource_server_id else 0
+    return sasl.parse_response(method.mechanism, response, token_bytes_max)
 
 
 def tune(session: Session) -> None:
@@ -97,6 +99,6 @@ def open_vhost(session: Session, method: commands.Connection.Open) -> None:
     """Raises NotAllowed for a vhost that isn't there or that the user may not open."""
     broker = session.broker
     broker.vhost_records.check_open(method.virtual_host)
-    broker.permissions.check_open(session.client.username, method.virtual_host)
+    broker.permissions.check_open(session.client.access, method.virtual_host)
     session.vhost = broker.vhost(method.virtual_host)
     session.send(commands.Connection.OpenOk())

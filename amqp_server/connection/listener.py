@@ -12,6 +12,7 @@ from typing import Protocol
 import trio
 
 from amqp_server.broker.broker import Broker
+from amqp_server.broker.grants import Token
 from amqp_server.config import parse_address
 from amqp_server.connection import log
 from amqp_server.connection.certificate_names import login_name
@@ -24,6 +25,7 @@ from amqp_server.connection.proxy_reader import read_header, receiver
 from amqp_server.connection.sasl import EXTERNAL
 from amqp_server.connection.session import State
 from amqp_server.connection.tls import ListenerTLS
+from amqp_server.connection.tokens import KeysUnavailable, TokenRefused, Tokens, is_token
 from amqp_server.connection.transport import Backpressure, Transport
 from quorum_queue.links.wire import TlsWire
 
@@ -86,6 +88,7 @@ class Server:
         #: Those of them that have not logged in.
         self.half_opens = HalfOpens(self.config)
         self._proxies = Proxies(self.config.proxy_sources)
+        self.tokens = Tokens(self.config) if self.config.oauth_resource_server_id else None
         #: They have published, and are not read until the disk has caught up.
         self._wait_for_disk: list[Transport] = []
         self._disk_awaited = trio.Event()
@@ -255,10 +258,14 @@ class Server:
             return
         with trio.CancelScope() as scope:
             transport.cancel_login = scope.cancel
-            reason = ""
+            reason, token = "", None
             try:
                 if transport.session.client.mechanism == EXTERNAL:
                     outcome, reason = self._log_in_by_certificate(login.user)
+                elif self.tokens is not None and is_token(login.password):
+                    outcome, reason, token = await self._log_in_by_token(
+                        self.tokens, transport.session.client.peer, login.password
+                    )
                 else:
                     outcome = await self.password_checks.check(
                         transport.session.client.peer, login.user, login.password
@@ -267,7 +274,27 @@ class Server:
                 turn.run(turn.failed, transport.session, error)
                 transport.close()
                 return
-            turn.run(transport.logged_in, outcome, reason)
+            turn.run(transport.logged_in, outcome, reason, token)
+
+    async def _log_in_by_token(
+        self, tokens: Tokens, peer: str, secret: str
+    ) -> tuple[Outcome, str, Token | None]:
+        reason, token = "", None
+
+        async def verify() -> bool:
+            nonlocal reason, token
+            try:
+                token = await tokens.check(secret, self.password_checks.run)
+            except (TokenRefused, KeysUnavailable) as refused:
+                reason = f"token refused: {refused}"
+                # A server that does not answer is nobody's failed login.
+                return isinstance(refused, KeysUnavailable)
+            return True
+
+        outcome = await self.password_checks.check_otherwise(peer, verify)
+        if outcome is Outcome.ACCEPTED and token is None:
+            outcome = Outcome.REFUSED
+        return outcome, reason, token
 
     def _log_in_by_certificate(self, user: str) -> tuple[Outcome, str]:
         if not user:
@@ -337,6 +364,8 @@ class Server:
                 log.closing(session, log.HANDSHAKE_TIMEOUT)
                 transport.close()
             return
+        if session.client.expires_at_ms:
+            self.turn.run(session.check_expiry, self.broker.clock.wall_ms())
         self._check_heartbeats(transport, now)
 
     def _check_heartbeats(self, transport: Transport, now: float) -> None:
