@@ -12,7 +12,6 @@ from typing import Protocol
 import trio
 
 from amqp_server.broker.broker import Broker
-from amqp_server.broker.grants import Token
 from amqp_server.config import parse_address
 from amqp_server.connection import log
 from amqp_server.connection.certificate_names import login_name
@@ -25,7 +24,7 @@ from amqp_server.connection.proxy_reader import read_header, receiver
 from amqp_server.connection.sasl import EXTERNAL
 from amqp_server.connection.session import State
 from amqp_server.connection.tls import ListenerTLS
-from amqp_server.connection.tokens import KeysUnavailable, TokenRefused, Tokens, is_token
+from amqp_server.connection.tokens import Tokens, is_token
 from amqp_server.connection.transport import Backpressure, Transport
 from quorum_queue.links.wire import TlsWire
 
@@ -263,8 +262,8 @@ class Server:
                 if transport.session.client.mechanism == EXTERNAL:
                     outcome, reason = self._log_in_by_certificate(login.user)
                 elif self.tokens is not None and is_token(login.password):
-                    outcome, reason, token = await self._log_in_by_token(
-                        self.tokens, transport.session.client.peer, login.password
+                    outcome, reason, token = await self.tokens.log_in(
+                        self.password_checks, transport.session.client.peer, login.password
                     )
                 else:
                     outcome = await self.password_checks.check(
@@ -275,26 +274,6 @@ class Server:
                 transport.close()
                 return
             turn.run(transport.logged_in, outcome, reason, token)
-
-    async def _log_in_by_token(
-        self, tokens: Tokens, peer: str, secret: str
-    ) -> tuple[Outcome, str, Token | None]:
-        reason, token = "", None
-
-        async def verify() -> bool:
-            nonlocal reason, token
-            try:
-                token = await tokens.check(secret, self.password_checks.run)
-            except (TokenRefused, KeysUnavailable) as refused:
-                reason = f"token refused: {refused}"
-                # A server that does not answer is nobody's failed login.
-                return isinstance(refused, KeysUnavailable)
-            return True
-
-        outcome = await self.password_checks.check_otherwise(peer, verify)
-        if outcome is Outcome.ACCEPTED and token is None:
-            outcome = Outcome.REFUSED
-        return outcome, reason, token
 
     def _log_in_by_certificate(self, user: str) -> tuple[Outcome, str]:
         if not user:

@@ -88,9 +88,11 @@ class PasswordChecks:
             verified = await self._check_in_turn(source_of(peer), verify, recall, waiting_max)
         return _outcome(verified)
 
-    async def check_otherwise(self, peer: str, verify: Callable[[], Awaitable[bool]]) -> Outcome:
+    async def check_otherwise(
+        self, peer: str, verify: Callable[[], Awaitable[bool]], waiting_max: int | None = None
+    ) -> Outcome:
         """Check something else than a password, as often as an address may have passwords checked."""
-        return _outcome(await self._check_in_turn(source_of(peer), verify))
+        return _outcome(await self._check_in_turn(source_of(peer), verify, waiting_max=waiting_max))
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
         """Compute a hash, among the few at a time."""

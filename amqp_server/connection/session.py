@@ -129,13 +129,17 @@ class Session:
         name: str,
         peer: str = "",
         user: str,
+        access: str = "",
         vhost: VHost,
         frame_max: int,
         channel_max: int,
     ) -> Session:
-        """Return a session without a handshake, for a client within this process."""
+        """Return a session without a handshake, for a client within this process.
+
+        `access` is the key of a grant of somebody else's, if the user's own permissions are not what counts.
+        """
         session = cls(broker, outbox, edge, peer, name)
-        session.client.username = session.client.access = user
+        session.client.username, session.client.access = user, access or user
         session.vhost = vhost
         session.tuned(frame_max, channel_max, 0)
         session.state = State.RUNNING
@@ -605,7 +609,8 @@ class Session:
         # First it is no session any more: an exclusive queue whose declaration is still under way goes then,
         # too.
         self.broker.sessions.remove(self)
-        self.broker.permissions.drop_grant(self.client.access)
+        if self.client.expires_at_ms:
+            self.broker.permissions.drop_grant(self.client.access)
         self._add_up()
         queues, self.exclusive_queues = self.exclusive_queues, {}
         self.broker.deletions.add(queues)

@@ -6,9 +6,12 @@ but seldom: strangers choose what stands in a token. No part of a token is ever 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import ssl
+import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,6 +20,7 @@ import trio
 
 from amqp_server.broker.grants import SCOPES_MAX, Token
 from amqp_server.broker.users import UserRefused, checked_name
+from amqp_server.connection.password_checks import Outcome, PasswordChecks
 
 if TYPE_CHECKING:
     from amqp_server.config import Config
@@ -36,6 +40,10 @@ class KeysUnavailable(Exception):
     """The keys can't be had."""
 
 
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode()).digest()
+
+
 def is_token(password: str) -> bool:
     """True if it has the form of a token: three parts, of which the first is a JSON object in base64."""
     return password.startswith("eyJ") and password.count(".") == 2
@@ -52,6 +60,45 @@ class Tokens:
         self._keys: dict[str, Any] = {}
         self._fetched_at = self._tried_at = -1e9
         self._fetching = trio.Lock()
+        #: By their digests: tokens that were right, and until when they need no check.
+        self._checked: OrderedDict[bytes, tuple[Token, float]] = OrderedDict()
+
+    @property
+    def bytes_max(self) -> int:
+        return self._config.oauth_token_bytes_max
+
+    async def log_in(
+        self, checks: PasswordChecks, peer: str, secret: str, waiting_max: int | None = None
+    ) -> tuple[Outcome, str, Token | None]:
+        """Check a token when it is its address's turn. Return the reason of a refusal, too, for the log."""
+        reason, token = "", self._recall(secret)
+        if token is not None:
+            return Outcome.ACCEPTED, reason, token
+
+        async def verify() -> bool:
+            nonlocal reason, token
+            try:
+                token = await self.check(secret, checks.run)
+            except (TokenRefused, KeysUnavailable) as refused:
+                reason = f"token refused: {refused}"
+                # A server that does not answer is nobody's failed login.
+                return isinstance(refused, KeysUnavailable)
+            self._remember(secret, token)
+            return True
+
+        outcome = await checks.check_otherwise(peer, verify, waiting_max)
+        if outcome is Outcome.ACCEPTED and token is None:
+            outcome = Outcome.REFUSED
+        return outcome, reason, token
+
+    def _recall(self, secret: str) -> Token | None:
+        token, until = self._checked.get(_digest(secret), (None, 0.0))
+        return token if trio.current_time() < until and token and time.time() < token.expires_at_s else None
+
+    def _remember(self, secret: str, token: Token) -> None:
+        self._checked[_digest(secret)] = token, trio.current_time() + self._config.login_memory_s
+        while len(self._checked) > self._config.login_memory_entries_max:
+            self._checked.popitem(last=False)
 
     async def check(self, token: str, run: Run) -> Token:
         """Raises TokenRefused, KeysUnavailable."""
@@ -67,7 +114,9 @@ class Tokens:
 
     async def _key(self, kid: str) -> Any:
         now, config = trio.current_time(), self._config
-        if now - self._fetched_at > config.oauth_keys_age_s or self._find(kid) is None:
+        stale, known = now - self._fetched_at > config.oauth_keys_age_s, self._find(kid) is not None
+        # One waits for fresh keys, and the others go on with those that are known.
+        if not known or (stale and not self._fetching.locked()):
             async with self._fetching:
                 # Another one may have fetched them meanwhile.
                 stale = trio.current_time() - self._fetched_at > config.oauth_keys_age_s
@@ -89,7 +138,7 @@ class Tokens:
     async def _fetch(self) -> None:
         self._tried_at = trio.current_time()
         try:
-            self._keys = await trio.to_thread.run_sync(fetch_keys, self._config)
+            self._keys = await trio.to_thread.run_sync(fetch_keys, self._config, abandon_on_cancel=True)
         except KeysUnavailable as failure:
             # Those that are known go on: a server that is away for a while locks nobody out.
             logger.error("the keys of the authorization server were not fetched: %s", failure)

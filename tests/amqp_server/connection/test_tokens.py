@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import jwt
 import pytest
 import trio
@@ -231,6 +232,51 @@ async def test_tokens_that_are_refused(
         Config(oauth_resource_server_id="mqd", oauth_jwks_url="http://127.0.0.1/keys")
     with pytest.raises(InvalidOption, match="oauth_resource_server_id"):
         Config(oauth_resource_server_id="mqd")
+
+
+async def test_the_management_api_takes_tokens(
+    tmp_path: Path, issuer: Issuer, caplog: pytest.LogCaptureFixture
+) -> None:
+    scope = (
+        "mqd.tag:management mqd.configure:%2F/mine mqd.write:%2F/* mqd.read:%2F/amq.topic/eu.* mqd.read:%2F/q"
+    )
+    token = issuer.token(scope)
+    async with served(tmp_path, http="127.0.0.1:0", **issuer.options) as node:
+        async with httpx.AsyncClient(
+            base_url=f"http://{node.http_address}/api/", timeout=PATIENCE_S
+        ) as client:
+
+            async def ask(method: str, path: str, secret: str = token, **options: Any) -> Any:
+                headers = {"authorization": f"Bearer {secret}"}
+                return await client.request(method, path, headers=headers, **options)
+
+            told = (await ask("GET", "whoami")).json()
+            assert told == {"name": "anna", "tags": ["management"], "is_internal_user": False}
+            basic = await client.get("whoami", auth=("anyone", token))
+            assert basic.json() == told
+            assert (await client.get("whoami", auth=("guest", "guest"))).json()["name"] == "guest"
+            assert (await ask("PUT", "queues/%2F/mine", json={})).status_code == 201
+            assert (await ask("PUT", "queues/%2F/other", json={})).status_code == 401
+            bind = "bindings/%2F/e/amq.topic/q/mine"
+            assert (await ask("POST", bind, json={"routing_key": "eu.de"})).status_code == 201
+            refused = await ask("POST", bind, json={"routing_key": "us.ny"})
+            assert refused.status_code == 401 and "access to topic 'us.ny'" in refused.text
+            message = {
+                "properties": {},
+                "routing_key": "mine",
+                "payload": "tea",
+                "payload_encoding": "string",
+            }
+            sent = await ask("POST", "exchanges/%2F/amq.default/publish", json=message)
+            assert sent.json() == {"routed": True}
+            assert (await ask("GET", "users")).status_code == 401
+            assert (await ask("GET", "vhosts", issuer.token("mqd.tag:monitoring"))).status_code == 200
+            administrator = issuer.token("mqd.tag:administrator")
+            assert (await ask("GET", "users", administrator)).status_code == 200
+            for wrong in (issuer.token("mqd.read:*/*"), issuer.token(exp=time.time() - 1), "x", "."):
+                assert (await ask("GET", "whoami", wrong)).status_code == 401
+        assert not node.broker.permissions._grants
+        assert token not in caplog.text and "token refused: it has expired" in caplog.text
 
 
 async def test_keys_are_kept_and_change(tmp_path: Path, issuer: Issuer) -> None:
