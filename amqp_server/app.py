@@ -177,6 +177,7 @@ class Node:
         self._unfinished = UnfinishedWatch(self.broker, lambda: self.backpressure.ahead)
         self.password_checks = PasswordChecks(self.broker.users, config, self.broker.replace_hash)
         self.server = Server(self.broker, self.backpressure, self.password_checks)
+        self.tokens = self.server.tokens
         self.resources = ResourceWatch(config, alarms, Path(environment.directory), environment.free_bytes)
         self.reload = Reload(config, self.resources, self.broker.log_limit, reread)
         if parts is not None:

@@ -15,6 +15,7 @@ from typing import Literal
 
 import msgspec
 
+from amqp_server.broker.grants import KEY_MARK, Grant
 from amqp_server.broker.metadata import Metadata, decode, encode
 from amqp_server.broker.pattern import InvalidPattern, Matches, compile_permission
 from amqp_server.errors import AccessRefused, NotAllowed
@@ -74,6 +75,9 @@ class Permissions:
         self._permissions: dict[tuple[str, str], Permission] = {}
         self._matchers: dict[tuple[str, str, Access], Matches] = {}
         self._answers: dict[tuple[str, str, str, Access], bool] = {}
+        #: What tokens grant, by a key for each that is in the place of a user's name and is never used again.
+        self._grants: dict[str, Grant] = {}
+        self._last_grant = 0
         for key, value in metadata.items(TABLE):
             permission = decode(TABLE, key, value, Permission)
             self._permissions[permission.user, permission.vhost] = permission
@@ -133,13 +137,27 @@ class Permissions:
     def of_vhost(self, vhost: str) -> list[Permission]:
         return [permission for permission in self.all() if permission.vhost == vhost]
 
+    def add_grant(self, user: str, grant: Grant) -> str:
+        """Return a key for questions, in the place of the user's name: the answers are those of the grant."""
+        self._last_grant += 1
+        key = f"{user}{KEY_MARK}{self._last_grant}"
+        self._grants[key] = grant
+        return key
+
+    def drop_grant(self, key: str) -> None:
+        """Nothing happens if it is none."""
+        self._grants.pop(key, None)
+
     def may_open(self, user: str, vhost: str) -> bool:
+        grant = self._grants.get(user)
+        if grant is not None:
+            return grant.may_open(vhost)
         return (user, vhost) in self._permissions
 
     def check_open(self, user: str, vhost: str) -> None:
         """Raises NotAllowed unless the user may open the vhost, which exists."""
         if not self.may_open(user, vhost):
-            raise NotAllowed(f"access to vhost '{vhost}' refused for user '{user}'")
+            raise NotAllowed(f"access to vhost '{vhost}' refused for user '{_name(user)}'")
 
     def allows(self, user: str, vhost: str, name: str, access: Access) -> bool:
         if user == ITSELF:
@@ -158,7 +176,9 @@ class Permissions:
         if kind == "exchange":
             name = name or DEFAULT_EXCHANGE
         if not self.allows(user, vhost, name, access):
-            raise AccessRefused(f"access to {kind} '{name}' in vhost '{vhost}' refused for user '{user}'")
+            raise AccessRefused(
+                f"access to {kind} '{name}' in vhost '{vhost}' refused for user '{_name(user)}'"
+            )
 
     # -- topics ----------------------------------------------------------------------------------------------------
 
@@ -197,9 +217,19 @@ class Permissions:
 
     def check_topic(self, user: str, vhost: str, exchange: str, routing_key: str, access: Access) -> None:
         """Raises AccessRefused unless the user may use the key of a topic exchange; without a record for it, it may."""
+        if not self._allows_key(user, vhost, exchange, routing_key, access):
+            raise AccessRefused(
+                f"access to topic '{routing_key}' in exchange '{exchange}' in vhost '{vhost}' "
+                f"refused for user '{_name(user)}'"
+            )
+
+    def _allows_key(self, user: str, vhost: str, exchange: str, routing_key: str, access: Access) -> bool:
+        grant = self._grants.get(user)
+        if grant is not None:
+            return grant.allows_key(vhost, exchange, routing_key, access)
         permission = self._topics.get((user, vhost, exchange))
         if permission is None:
-            return
+            return True
         question = (user, vhost, exchange, access)
         matches = self._topic_matchers.get(question)
         if matches is None:
@@ -210,13 +240,12 @@ class Permissions:
                 # Set on a node with other limits.
                 matches = _nothing
             self._topic_matchers[question] = matches
-        if not matches(routing_key):
-            raise AccessRefused(
-                f"access to topic '{routing_key}' in exchange '{exchange}' in vhost '{vhost}' "
-                f"refused for user '{user}'"
-            )
+        return matches(routing_key)
 
     def _matches(self, user: str, vhost: str, name: str, access: Access) -> bool:
+        grant = self._grants.get(user)
+        if grant is not None:
+            return grant.allows(vhost, name, access)
         permission = self._permissions.get((user, vhost))
         if permission is None:
             return False
@@ -239,6 +268,11 @@ class Permissions:
         self._topic_matchers.clear()
         self._answers.clear()
         self._changed()
+
+
+def _name(user: str) -> str:
+    """The user's name, for a key as well."""
+    return user.partition(KEY_MARK)[0]
 
 
 def _nothing(name: str) -> bool:

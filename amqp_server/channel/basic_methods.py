@@ -62,7 +62,7 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
     name = resolve_name(channel, method.queue)
     if tag in channel.subscriptions:
         raise NotAllowed(f"attempt to reuse consumer tag '{tag}'")
-    channel.broker.permissions.check(connection.client.username, channel.vhost.name, "queue", name, "read")
+    channel.broker.permissions.check(connection.client.access, channel.vhost.name, "queue", name, "read")
     if len(channel.subscriptions) >= connection.config.consumers_per_channel_max:
         raise NotAllowed(f"{len(channel.subscriptions)} consumers on this channel, no more are allowed")
     queue = channel.vhost.queues.get(name)
@@ -213,8 +213,8 @@ def cancel(channel: Channel, method: commands.Basic.Cancel) -> None:
 
 def get(channel: Channel, method: commands.Basic.Get) -> None:
     name = resolve_name(channel, method.queue)
-    username = channel.connection.client.username
-    channel.broker.permissions.check(username, channel.vhost.name, "queue", name, "read")
+    access = channel.connection.client.access
+    channel.broker.permissions.check(access, channel.vhost.name, "queue", name, "read")
     queue = find(channel, name)
     if queue.type.is_stream:
         raise NotImplemented_(f"basic.get not supported by stream queues {place_of(queue)}")

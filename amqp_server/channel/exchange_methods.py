@@ -105,7 +105,7 @@ def _declared(channel: Channel, method: commands.Exchange.Declare) -> None:
 
 
 def _declare(channel: Channel, method: commands.Exchange.Declare, name: str) -> None:
-    vhost, user = channel.vhost, channel.connection.client.username
+    vhost, user = channel.vhost, channel.connection.client.access
     permissions = channel.broker.permissions
     arguments = dict(method.arguments or {})
     received = Declaration(
@@ -190,14 +190,14 @@ def delete(channel: Channel, method: commands.Exchange.Delete) -> None:
     if name.startswith("amq."):
         raise AccessRefused(f"deletion of system exchange '{name}' in vhost '{vhost.name}' not allowed")
     channel.broker.permissions.check(
-        channel.connection.client.username, vhost.name, "exchange", name, "configure"
+        channel.connection.client.access, vhost.name, "exchange", name, "configure"
     )
 
     exchange = vhost.router.get(name)
     if exchange is not None and has_partitions(exchange):
         for partition in partitions_of(vhost, exchange) or ():
             channel.broker.permissions.check(
-                channel.connection.client.username, vhost.name, "queue", partition, "configure"
+                channel.connection.client.access, vhost.name, "queue", partition, "configure"
             )
 
     def check() -> bool:
@@ -246,12 +246,12 @@ def change_binding(channel: Channel, binding: Binding, answer: base.Frame | None
     permissions = channel.broker.permissions
     if binding.source == "" or (binding.kind == "exchange" and binding.destination == ""):
         raise AccessRefused(DEFAULT_REFUSED)
-    permissions.check(connection.client.username, vhost.name, binding.kind, binding.destination, "write")
-    permissions.check(connection.client.username, vhost.name, "exchange", binding.source, "read")
+    permissions.check(connection.client.access, vhost.name, binding.kind, binding.destination, "write")
+    permissions.check(connection.client.access, vhost.name, "exchange", binding.source, "read")
     source = vhost.router.get(binding.source)
     if source is not None and source.type == "topic":
-        username = connection.client.username
-        permissions.check_topic(username, vhost.name, source.name, binding.routing_key, "read")
+        key = binding.routing_key
+        permissions.check_topic(connection.client.access, vhost.name, binding.source, key, "read")
     _check_ends(channel, binding, add=add)
     if has_partitions(vhost.router.get(binding.source)):
         raise PreconditionFailed(

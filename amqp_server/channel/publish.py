@@ -57,12 +57,11 @@ def make_route(channel: Channel, key: bytes, method: commands.Basic.Publish) -> 
     route.counted = declared
     if declared is None:
         raise NotFound(f"no exchange '{exchange}' in vhost '{vhost.name}'")
-    broker.permissions.check(connection.client.username, vhost.name, "exchange", exchange, "write")
+    broker.permissions.check(connection.client.access, vhost.name, "exchange", exchange, "write")
     if declared.internal:
         raise AccessRefused(f"cannot publish to internal exchange '{exchange}' in vhost '{vhost.name}'")
     if exchange and declared is not None and declared.type == "topic":
-        username = connection.client.username
-        broker.permissions.check_topic(username, vhost.name, exchange, routing_key, "write")
+        broker.permissions.check_topic(connection.client.access, vhost.name, exchange, routing_key, "write")
     if not exchange:
         route.targets = connection.incoming.targets(_named(channel, [routing_key]))
         return route

@@ -143,7 +143,7 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
     types = argument_types(channel)
     default_type = vhost.default_queue_type if durable and not auto_delete else "classic"
     received = Declaration(durable, auto_delete, arguments, types, queue_type=default_type)
-    permissions.check(connection.client.username, vhost.name, "queue", name, "configure")
+    permissions.check(connection.client.access, vhost.name, "queue", name, "configure")
 
     def declared() -> None:
         queue = _existing(channel, name)
@@ -166,9 +166,9 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
         default_type=default_type,
     )
     if parsed.dead_letter_exchange is not None:
-        permissions.check(connection.client.username, vhost.name, "queue", name, "read")
+        permissions.check(connection.client.access, vhost.name, "queue", name, "read")
         permissions.check(
-            connection.client.username, vhost.name, "exchange", parsed.dead_letter_exchange, "write"
+            connection.client.access, vhost.name, "exchange", parsed.dead_letter_exchange, "write"
         )
     vhost.check_queue()
     replication = broker.replication
@@ -256,8 +256,8 @@ def _change(
 
 def purge(channel: Channel, method: commands.Queue.Purge) -> None:
     name = resolve_name(channel, method.queue)
-    username = channel.connection.client.username
-    channel.broker.permissions.check(username, channel.vhost.name, "queue", name, "read")
+    access = channel.connection.client.access
+    channel.broker.permissions.check(access, channel.vhost.name, "queue", name, "read")
     queue = find(channel, name)
     if queue.type.is_stream:
         raise NotImplemented_(f"queue.purge not supported by stream queues {place_of(queue)}")
@@ -275,7 +275,7 @@ def purge(channel: Channel, method: commands.Queue.Purge) -> None:
 def delete(channel: Channel, method: commands.Queue.Delete) -> None:
     vhost, connection = channel.vhost, channel.connection
     name = resolve_name(channel, method.queue)
-    channel.broker.permissions.check(connection.client.username, vhost.name, "queue", name, "configure")
+    channel.broker.permissions.check(connection.client.access, vhost.name, "queue", name, "configure")
     queue = vhost.queues.get(name)
 
     def answer(count: int) -> None:

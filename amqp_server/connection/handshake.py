@@ -46,8 +46,11 @@ def server_properties(session: Session) -> dict[str, object]:
 
 def start(session: Session) -> None:
     """Answer the protocol header."""
+    mechanisms: tuple[str, ...] = sasl.MECHANISMS
+    if session.client.certificate_name is not None:
+        mechanisms += (sasl.EXTERNAL,)
     session.send(
-        commands.Connection.Start(0, 9, server_properties(session), " ".join(sasl.MECHANISMS), "en_US")  # type: ignore[arg-type]
+        commands.Connection.Start(0, 9, server_properties(session), " ".join(mechanisms), "en_US")  # type: ignore[arg-type]
     )
 
 
@@ -60,7 +63,12 @@ def start_ok(session: Session, method: commands.Connection.StartOk, response: by
         session.client.capabilities = {str(name): bool(value) for name, value in capabilities.items()}
     session.client.mechanism = method.mechanism
     log.named(session)
-    return sasl.parse_response(method.mechanism, response)
+    name = session.client.certificate_name
+    if method.mechanism == sasl.EXTERNAL and name is not None:
+        return sasl.Credentials(name, "")
+    config = session.config
+    token_bytes_max = config.oauth_token_bytes_max if config.oauth_resource_server_id else 0
+    return sasl.parse_response(method.mechanism, response, token_bytes_max)
 
 
 def tune(session: Session) -> None:
@@ -92,7 +100,7 @@ def open_vhost(session: Session, method: commands.Connection.Open) -> None:
     broker = session.broker
     broker.vhost_records.check_open(method.virtual_host)
     broker.limits.check_connection(session.client.username, method.virtual_host)
-    broker.permissions.check_open(session.client.username, method.virtual_host)
+    broker.permissions.check_open(session.client.access, method.virtual_host)
     session.vhost = broker.vhost(method.virtual_host)
     broker.sessions.opened(session)
     session.send(commands.Connection.OpenOk())

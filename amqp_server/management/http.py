@@ -25,7 +25,7 @@ from amqp_server.management import everywhere
 from amqp_server.management.answer import Answer, Refusal, encode, not_authorised, not_found, refusal_of
 from amqp_server.management.call import MAY, REASON_HEADER, Call
 from amqp_server.management.listing import Rows, picked
-from amqp_server.management.login import Login
+from amqp_server.management.login import Caller, Login
 from amqp_server.management.routes import ANYBODY, ROUTES, Route
 from amqp_server.management.slices import Slices
 
@@ -46,7 +46,7 @@ HEADERS = {
 }
 JSON = "application/json"
 #: Who asks for what anybody may see.
-NOBODY = User("", "")
+NOBODY = Caller(User("", ""))
 #: Nodes whose part of the answer is missing.
 MISSING_HEADER = "x-missing-nodes"
 READS = frozenset({"GET", "HEAD"})
@@ -154,25 +154,26 @@ class Api:
             await respond(await self._respond(route, request, NOBODY))
             return
         try:
-            user = await self._user(route, request)
-            with self._slots.hold(user.name), _protected(request):
-                await respond(await self._respond(route, request, user))
+            caller = await self._caller(route, request)
+            with self._slots.hold(caller.user.name), _protected(request):
+                await respond(await self._respond(route, request, caller))
         except Refusal as refusal:
             # Without a slot: it is small, and the client may take its time for it.
             await respond(_refuse(refusal))
 
-    async def _respond(self, route: Route, request: Request, user: User) -> Response:
+    async def _respond(self, route: Route, request: Request, caller: Caller) -> Response:
+        call: Call | None = None
         try:
-            call = await self._call(route, request, user)
+            call = await self._call(route, request, caller)
             response = await _response(await self._answer(route, call), call.missing)
-            _note(route, request, user, response.status_code)
+            _note(route, request, caller.user, response.status_code)
             return response
         except Refusal as refusal:
-            _note(route, request, user, refusal.status)
+            _note(route, request, caller.user, refusal.status)
             return _refuse(refusal)
         except AMQPError as error:
             refused = refusal_of(error)
-            _note(route, request, user, refused.status)
+            _note(route, request, caller.user, refused.status)
             return _refuse(refused)
         except ClientDisconnect:
             return Response(status_code=400)
@@ -180,15 +181,18 @@ class Api:
             # The client learns nothing of our insides; the log gets the path, never the headers.
             log.exception("%s %s failed", request.method, request.url.path)
             return _refuse(Refusal(500, "internal_server_error", "Internal Server Error"))
+        finally:
+            if call is not None:
+                call.end()
 
-    async def _user(self, route: Route, request: Request) -> User:
+    async def _caller(self, route: Route, request: Request) -> Caller:
         peer = request.client.host if request.client else ""
-        user = await self._login.user(request.headers.get("authorization", ""), peer)
-        if MAY[route.who].isdisjoint(user.tags):
+        caller = await self._login.caller(request.headers.get("authorization", ""), peer)
+        if MAY[route.who].isdisjoint(caller.user.tags):
             raise not_authorised(f"Not {route.who} user")
-        return user
+        return caller
 
-    async def _call(self, route: Route, request: Request, user: User) -> Call:
+    async def _call(self, route: Route, request: Request, caller: Caller) -> Call:
         if route.method not in READS and _is_of_another_page(request):
             raise Refusal(415, "bad_request", f"content-type must be {JSON} in a request of another page")
         body = await self._body(request)
@@ -196,7 +200,7 @@ class Api:
         query = dict(request.query_params)
         return Call(
             self._broker,
-            user,
+            caller.user,
             path,
             query,
             body,
@@ -205,6 +209,7 @@ class Api:
             request.headers,
             method=route.method,
             route=route.path,
+            scopes=caller.scopes,
         )
 
     async def _answer(self, route: Route, call: Call) -> object:
@@ -246,6 +251,8 @@ class Api:
             None,
         )
         user = self._broker.users.get(question.user)
+        if question.scopes is not None:
+            user = User(question.user, "", tuple(question.tags))
         if route is None or user is None or MAY[route.who].isdisjoint(user.tags):
             raise not_found()
         call = Call(
@@ -260,6 +267,7 @@ class Api:
             method=route.method,
             route=route.path,
             local=True,
+            scopes=question.scopes,
         )
         return route.handler, call
 

@@ -100,6 +100,7 @@ class ManagedBroker:
         self.policies = broker.policies
         self.limits = broker.limits
         self.password_checks = node.password_checks
+        self.tokens = node.tokens
         self.log_limit = broker.log_limit
         #: None before `sample`.
         self.sampler: Sampler | None = None
@@ -789,8 +790,9 @@ class ManagedBroker:
         properties: Mapping[str, object],
         body: bytes,
         user: str,
+        access: str = "",
     ) -> bool:
-        """Return True if it reached a queue.
+        """Return True if it reached a queue. `access`: see Session.logged_in.
 
         Properties have their AMQP names (`content_type`, `headers` …).
         """
@@ -799,7 +801,7 @@ class ManagedBroker:
         method = methods.make(
             commands.Basic.Publish, exchange=exchange, routing_key=routing_key, mandatory=True
         )
-        with Direct(self._broker, vhost, user) as direct:
+        with Direct(self._broker, vhost, user, access) as direct:
             return await direct.publish(method, properties, body)
 
     async def get(self, vhost: str, queue: str, count: int, fate: Fate) -> list[MessageView]:

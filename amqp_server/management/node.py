@@ -134,7 +134,7 @@ async def cluster_name(call: Call) -> Any:
 
 
 async def whoami(call: Call) -> Any:
-    return {"name": call.user.name, "tags": list(call.user.tags), "is_internal_user": True}
+    return {"name": call.user.name, "tags": list(call.user.tags), "is_internal_user": call.scopes is None}
 
 
 async def nodes(call: Call) -> Any:

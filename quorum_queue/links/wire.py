@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import trio
 
@@ -108,6 +108,10 @@ class TlsWire:
                 self._more = True
                 await self._send_all()
                 return
+
+    def certificate(self) -> dict[str, Any]:
+        """Return the other side's certificate, which was verified, as of `SSLObject.getpeercert`; empty: it has none."""
+        return self._tls.getpeercert() or {}
 
     @property
     def pending_bytes(self) -> int:
