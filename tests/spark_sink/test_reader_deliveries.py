@@ -42,8 +42,9 @@ messages = st.builds(Message, st.binary(max_size=200), names, texts, properties)
 
 def rows(runs: list[Run]) -> list[dict[str, Any]]:
     decoder = Decoder(source_schema(), "q")
-    found: list[dict[str, Any]] = decoder.batch(Run.joined(runs), 5).to_pylist() if runs else []
-    return found
+    if not runs:
+        return []
+    return [row for batch in decoder.batches(Run.joined(runs), 5) for row in batch.to_pylist()]
 
 
 @given(
@@ -148,7 +149,12 @@ def test_pieces_hold_all_messages_in_order() -> None:
         splitter.take(piece.run.data, 0, len(piece.run.data))
         [again] = splitter.runs
         assert (again.starts, again.heads) == (piece.run.starts, piece.run.heads)
-    found = [row for piece in pieces for row in decoder.batch(piece.run, piece.offset).to_pylist()]
+    found = [
+        row
+        for piece in pieces
+        for batch in decoder.batches(piece.run, piece.offset)
+        for row in batch.to_pylist()
+    ]
     assert [row["value"] for row in found] == bodies
     assert [row["offset"] for row in found] == list(range(100, 100 + len(bodies)))
 
@@ -227,7 +233,7 @@ def test_a_schema_may_leave_columns_out_but_not_change_them() -> None:
 
     some = StructType([source_schema()["routing_key"], source_schema()["value"]])
     check_schema(some)
-    batch = Decoder(some, "q").batch(run_of(b"x"), 0)
+    [batch] = Decoder(some, "q").batches(run_of(b"x"), 0)
     assert batch.to_pylist() == [{"routing_key": "q", "value": b"x"}]
     with pytest.raises(BadColumn, match="did you mean 'value'"):
         check_schema(StructType().add("valu", StringType()))
