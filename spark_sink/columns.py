@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from spark_sink.arrow import binaries
 from spark_sink.deliveries import BASIC_DELIVER, FLAGS_AT, HEAD_BYTES, OVERHEAD_BYTES, U32, U64, Run
 from spark_sink.options import nearest
 from spark_sink.packing import Messages, repeated, unpacked
@@ -72,7 +73,7 @@ class Decoder:
         """`rows` is what a packed message holds; then there is one."""
         count = len(messages) if rows is None else rows.num_rows
         columns: dict[str, Column] = {
-            "value": lambda kind: pa.array(messages.values, kind),
+            "value": lambda kind: binaries(messages.values, kind),
             "queue": lambda kind: pa.repeat(pa.scalar(self._queue, kind), count),
             "offset": lambda kind: pa.array(messages.offsets, kind),
             **{name: _repeated(value, count) for name, value in same.items()},

@@ -64,7 +64,8 @@ def _is_packed(properties: bytes) -> bool:
 
 def unpacked(messages: Messages) -> Iterator[tuple[Messages, RecordBatch | None]]:
     """Yield messages that are rows themselves, together, and those that hold rows, each with them. Raises BadMessage."""
-    packed = [index for index, properties in enumerate(messages.properties) if _is_packed(properties)]
+    marked = set(filter(_is_packed, set(messages.properties)))
+    packed = [index for index, each in enumerate(messages.properties) if each in marked] if marked else []
     done = 0
     for index in packed:
         batches = _rows(messages.values[index])

@@ -57,7 +57,10 @@ def without_offsets(properties: Sequence[bytes]) -> tuple[list[int], list[bytes]
     unpack = U64.unpack_from
     if all(each.startswith(before) for each in properties):
         rest = _without(before, properties[0])
-        return [unpack(each, at)[0] for each in properties], [rest + each[after:] for each in properties]
+        ends = [each[after:] for each in properties]
+        # Mostly there is one; then all are the same object, whose hash is known.
+        whole = {end: rest + end for end in set(ends)}
+        return [unpack(each, at)[0] for each in properties], list(map(whole.__getitem__, ends))
     offsets: list[int] = []
     found: list[bytes] = []
     known: dict[bytes, bytes] = {}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-TRIGGER_MESSAGES = 400
+TRIGGER_MESSAGES = 750
 
 
 class StreamDriver(Driver):
