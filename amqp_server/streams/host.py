@@ -402,6 +402,11 @@ class StreamHost(QueueHost):
             return segments[0].base
         return self._tail[0].batch.base if self._tail else self.next_offset
 
+    def offsets(self, done: Callable[[range | None], None]) -> None:
+        """Tell which offsets a consumer can have now; None if that is not known here."""
+        first = self.first_offset
+        done(range(first, max(first, self._synced)))
+
     @property
     def first_ms(self) -> int | None:
         """The time of the oldest message."""

@@ -107,6 +107,17 @@ def stored(ring: Ring, stream: str, names: tuple[str, ...] = NAMES) -> None:
     )
 
 
+def test_every_node_counts_from_an_offset_on(ring: Ring) -> None:
+    """Those that are no members ask one each time."""
+    declare(ring, "counted", x_initial_cluster_size=1)
+    for stop in (40, 100):
+        append(ring, "n1", "counted", stop - 40 if stop == 40 else 40, stop)
+        for name in NAMES:
+            with ring.channel(name, confirm=False) as channel:
+                declared = channel.queue_declare("counted", passive=True, arguments={"x-stream-offset": 30})
+                assert (name, declared.method.message_count) == (name, stop - 30)
+
+
 class Flow(threading.Thread):
     """Publishes numbers at one node, each confirmed, and reads the stream from its first message on at another one."""
 
