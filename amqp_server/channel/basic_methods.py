@@ -73,6 +73,8 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
     arguments: dict[str, object] = dict(method.arguments or {})
     if queue.type.is_stream:
         _check_stream_consumer(channel, method, queue, arguments)
+    elif queue.type.is_group:
+        _check_member(method, queue, arguments)
     priority = _consumer_priority(channel, queue.name, arguments)
     if "x-stream-offset" in arguments and not queue.type.is_stream:
         raise PreconditionFailed(
@@ -140,6 +142,19 @@ def _check_stream_consumer(
         )
     if not channel.prefetch:
         raise PreconditionFailed(f"consumer prefetch count is not set for '{place_of(queue)}'")
+
+
+def _check_member(method: commands.Basic.Consume, queue: Queue, arguments: dict[str, object]) -> None:
+    """Raises PreconditionFailed."""
+    if method.exclusive:
+        raise PreconditionFailed(
+            f"invalid property 'exclusive' for a consumer of {place_of(queue)}, which is a group"
+        )
+    for argument in arguments:
+        if argument == "x-priority" or argument.startswith("x-stream-") or argument == "x-group":
+            raise PreconditionFailed(
+                f"invalid arg '{argument}' for a consumer of {place_of(queue)}, which is a group"
+            )
 
 
 def in_exclusive_use(channel: Channel, queue: Queue) -> AccessRefused:

@@ -133,6 +133,11 @@ class Adoption:
                         "a cluster do not have. Start the node without --peers and delete it first"
                     )
                 streams.append((record, parsed))
+            elif parsed.type.is_group:
+                raise ClusterError(
+                    f"queue '{record.name}' in vhost '{record.vhost}' is a consumer group, which a cluster does not have. "
+                    "Start the node without --peers and delete it first"
+                )
             elif parsed.type.replicated:
                 machine = stored.machines.get(queue_id) or Machine(recovery.settings_of(record))
                 moving.append((record, parsed, machine))

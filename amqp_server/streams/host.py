@@ -20,6 +20,7 @@ from outcome import Error, Outcome
 from amqp_server.streams.compacting import Compacting, Compaction
 from amqp_server.streams.deliver import BatchReader
 from amqp_server.streams.encode import Encoded, Encoder, Layouts
+from amqp_server.streams.headed import below, cut
 from amqp_server.streams.start import Start
 from amqp_server.streams.taken import Taken
 from persistence.errors import CorruptRecord
@@ -43,6 +44,8 @@ logger = logging.getLogger("mqd.streams")
 NOT_FOR_STREAMS = Refused("not supported by stream queues")
 #: Batches that one job moves to the segments.
 FLUSH_BATCHES_MAX = 4096
+#: Credit of those who say themselves how much they take.
+BOUNDLESS = 1 << 40
 
 
 class Journal(Protocol):
@@ -194,9 +197,14 @@ class Sink(Protocol):
 
     start: Start
     wanted: Wanted | None
+    #: It reads for a group: nobody counts it as a consumer, it says itself how much it may have, and `began` is told where
+    #: it begins.
+    for_group: bool
 
     def deliver_batch(self, consumer: StreamConsumer, reader: BatchReader, count: int, first_id: int) -> None:
         """Send the next messages of the reader; pause the consumer if the way to the client is full."""
+
+    def began(self, offset: int) -> None: ...
 
     def failed(self, error: Exception) -> None: ...
 
@@ -209,6 +217,7 @@ class StreamConsumer:
         "ahead",
         "credit",
         "detached",
+        "for_group",
         "held_bytes",
         "key",
         "next_id",
@@ -231,6 +240,7 @@ class StreamConsumer:
         self.sink = sink
         self.prefetch = prefetch
         self.wanted = sink.wanted
+        self.for_group = sink.for_group
         #: Messages that it may have now.
         self.credit = prefetch
         self.paused = paused
@@ -313,6 +323,8 @@ class StreamHost(QueueHost):
         self.next_offset = self._synced = 0
         self._last_ms = 0
         self._consumers: dict[Key, StreamConsumer] = {}
+        #: How many of them read for groups.
+        self._group_count = 0
         #: Consumers that may be able to get more.
         self._to_serve: dict[StreamConsumer, None] = {}
         self._writing = False
@@ -413,11 +425,16 @@ class StreamHost(QueueHost):
 
     @property
     def unacked_count(self) -> int:
-        return sum([each.prefetch - each.credit for each in self._consumers.values()])
+        return sum([each.prefetch - each.credit for each in self._consumers.values() if not each.for_group])
 
     @property
     def consumer_count(self) -> int:
-        return len(self._consumers)
+        return len(self._consumers) - self._group_count
+
+    @property
+    def end_offset(self) -> int:
+        """The offset of the next message that consumers cannot have yet."""
+        return self._synced
 
     @property
     def resident_bytes(self) -> int:
@@ -425,7 +442,9 @@ class StreamHost(QueueHost):
 
     def consumers(self) -> list[ConsumerState]:
         return [
-            ConsumerState(each.key, False, False, each.prefetch, 0, True) for each in self._consumers.values()
+            ConsumerState(each.key, False, False, each.prefetch, 0, True)
+            for each in self._consumers.values()
+            if not each.for_group
         ]
 
     def offset_of(self, key: Key) -> int | None:
@@ -532,7 +551,7 @@ class StreamHost(QueueHost):
         for consumer in list(self._consumers.values()):
             consumer.detached = True
             consumer.let_go()
-        self._consumers = {}
+        self._consumers, self._group_count = {}, 0
         self._to_serve.clear()
 
     def _refuse_pending(self) -> None:
@@ -672,6 +691,7 @@ class StreamHost(QueueHost):
             self._services, given.key, given.sink, given.own_prefetch, paused=given.paused
         )
         self._consumers[given.key] = consumer
+        self._group_count += consumer.for_group
         self._attached(given.key, None)
         self._begin(consumer, given.sink.start)
 
@@ -680,7 +700,8 @@ class StreamHost(QueueHost):
         if consumer is not None:
             consumer.detached = True
             consumer.let_go()
-            self.queue.consumer_gone(len(self._consumers))
+            self._group_count -= consumer.for_group
+            self.queue.consumer_gone(self.consumer_count)
 
     def _begin(self, consumer: StreamConsumer, start: Start) -> None:
         """Find out where the consumer begins; what is in segments is looked up by a thread."""
@@ -728,7 +749,75 @@ class StreamHost(QueueHost):
 
     def _begins(self, consumer: StreamConsumer, offset: int) -> None:
         consumer.next_offset = offset
+        if consumer.for_group:
+            self._turn.contain(consumer.sink, consumer.sink.began, offset)
         self._serve(consumer)
+
+    # -- groups ----------------------------------------------------------------------------------------------------
+
+    def go_on(self, key: Key, offset: int) -> None:
+        """Have who reads for a group go on at this offset; it says itself how much it takes."""
+        consumer = self._consumers.get(key)
+        if consumer is None:
+            return
+        if consumer.next_offset != offset:
+            reader = consumer.reader
+            if reader is not None and reader.batch.base <= offset < reader.batch.stop:
+                consumer.reader = BatchReader(reader.batch)
+                consumer.reader.skip_to(offset)
+            else:
+                consumer.let_go()
+            consumer.next_offset = offset
+        consumer.credit = BOUNDLESS
+        self.submit(("pause", key, False))
+
+    def fetch(self, low: int, stop: int, most: int, done: Callable[[list[Batch]], None]) -> None:
+        """Look for messages from one offset up to another; `done` is told of them, each a batch of its own."""
+        self._fetch(low, stop, most, done, [])
+
+    def _fetch(
+        self, low: int, stop: int, most: int, done: Callable[[list[Batch]], None], found: list[Batch]
+    ) -> None:
+        stop = min(stop, self._synced)
+        tail = self._tail
+        if tail and low >= tail[0].batch.base:
+            for encoded in tail[max(bisect_right(tail, low, key=_base_of) - 1, 0) :]:
+                _cut_out(encoded.batch, low, stop, most, found)
+            done(found)
+        elif self.ended or low >= stop or len(found) >= most:
+            done(found)
+        else:
+
+            def has_read(outcome: Outcome[Read]) -> None:
+                if isinstance(outcome, Error):
+                    done(found)
+                    self._turn.contain(self, outcome.unwrap)
+                    return
+                read = outcome.unwrap()
+                for lost in read.lost:
+                    self._note_lost(lost)
+                for batch in read.batches:
+                    _cut_out(batch, low, stop, most, found)
+                following = read.place.offset
+                if read.place.base < 0:
+                    # The segments end here.
+                    following = self._tail[0].batch.base if self._tail else self._synced
+                self._fetch(max(following, low), stop, most, done, found)
+
+            self._services.store.read(partial(self._log.read, low), has_read)
+
+    def time_of(self, offset: int) -> int | None:
+        """Return the time of the first message at or behind an offset; None if there is none."""
+        tail = self._tail
+        if tail and offset >= tail[0].batch.base:
+            for encoded in tail[max(bisect_right(tail, offset, key=_base_of) - 1, 0) :]:
+                if encoded.batch.stop > offset:
+                    return encoded.batch.time_ms if encoded.batch.stop <= self._synced else None
+            return None
+        found = self._log.time_of(offset)
+        return found if found is not None or not tail else tail[0].batch.time_ms
+
+    # -- reading ---------------------------------------------------------------------------------------------------
 
     def _serve(self, consumer: StreamConsumer) -> None:
         """Hand out what the consumer may have and what is at hand; have more read if need be."""
@@ -825,6 +914,16 @@ class StreamHost(QueueHost):
                     first = self._tail[0].batch.base if self._tail else self._synced
                     consumer.next_offset = max(consumer.next_offset, min(first, self._synced))
         self._serve(consumer)
+
+
+def _cut_out(batch: Batch, low: int, stop: int, most: int, found: list[Batch]) -> None:
+    """Add the messages from one offset up to another, each as a batch of its own."""
+    if not batch.count:
+        return
+    reader = BatchReader(batch)
+    reader.skip(below(reader, low))
+    for _ in range(min(below(reader, stop), most - len(found))):
+        found.append(cut(reader, 1))
 
 
 def _next_wanted(reader: BatchReader, wanted: Wanted, most: int) -> int:
