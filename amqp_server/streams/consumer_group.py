@@ -272,7 +272,6 @@ class ConsumerGroupHost(QueueHost):
         self._readers: dict[int, Reader] = {}
         #: Partitions may be others than before.
         self._stale = True
-        self._storing = False
         self._timing = False
         #: Something was handed out, which may take its member too long.
         self._handed = False
@@ -668,9 +667,7 @@ class ConsumerGroupHost(QueueHost):
     # -- what is stored --------------------------------------------------------------------------------------------
 
     def _store(self) -> None:
-        """Have stored how far the group is; once at a time, with all that was acked until then."""
-        if self._storing or self.ended:
-            return
+        """Have stored how far the group is. The journal keeps the newest of what waits for its next commit."""
         changed, self.group.changed = self.group.changed, {}
         for partition in changed:
             if partition.cursor >= 0 and self.group.partitions.get(partition.stream_id) is partition:
@@ -679,13 +676,7 @@ class ConsumerGroupHost(QueueHost):
                 self._services.journal.annotate(
                     self.queue_id, partition.number, msgspec.msgpack.encode(place)
                 )
-        self._storing = True
-        self._services.commits.request(self._is_stored)
-
-    def _is_stored(self) -> None:
-        self._storing = False
-        if self.group.changed:
-            self._store()
+        self._services.commits.request()
 
     # -- dead letters ----------------------------------------------------------------------------------------------
 
