@@ -485,6 +485,14 @@ class Config:
         low=1,
         high=315_360_000_000,
     )
+    group_commit_ms: int = option(
+        50,
+        "The acks of a consumer group wait so long for others before they are written to the disk together, unless "
+        "something else is written meanwhile.",
+        unit="ms",
+        low=0,
+        high=60_000,
+    )
     group_gaps_max: int = option(
         4_096,
         "Runs of unacked messages of a partition that a consumer group remembers: with more of them, its member gets "

@@ -70,6 +70,7 @@ def options_of(queue: Queue) -> GroupOptions:
         dead_letters=parsed.dead_letter_exchange is not None,
         consumer_timeout_ms=config.group_consumer_timeout_ms if timeout_ms is None else timeout_ms,
         spans_max=config.group_gaps_max,
+        commit_ms=config.group_commit_ms,
     )
 
 

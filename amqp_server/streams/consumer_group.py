@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from amqp_server.streams.deliver import BatchReader
-from amqp_server.streams.headed import below, count_field, cut, headed, offsets_of, stream_field
+from amqp_server.streams.headed import below, count_field, cut, headed, offsets_of, reader_with, stream_field
 from amqp_server.streams.host import BOUNDLESS, StreamConsumer, StreamHost
 from amqp_server.streams.start import Start
 from persistence.streams.batch import Batch
@@ -56,7 +56,15 @@ class Stream(Protocol):
 class GroupOptions:
     """What a group was declared with."""
 
-    __slots__ = ("consumer_timeout_ms", "dead_letters", "delivery_limit", "spans_max", "start", "stream")
+    __slots__ = (
+        "commit_ms",
+        "consumer_timeout_ms",
+        "dead_letters",
+        "delivery_limit",
+        "spans_max",
+        "start",
+        "stream",
+    )
 
     def __init__(
         self,
@@ -67,6 +75,7 @@ class GroupOptions:
         dead_letters: bool,
         consumer_timeout_ms: int,
         spans_max: int,
+        commit_ms: int,
     ) -> None:
         #: Name of the stream or super stream.
         self.stream = stream
@@ -74,8 +83,9 @@ class GroupOptions:
         self.delivery_limit = delivery_limit
         self.dead_letters = dead_letters
         self.consumer_timeout_ms = consumer_timeout_ms
-        #: Gaps that are remembered of a partition; see the field of amqp_server.config of the same name.
+        #: Gaps that are remembered of a partition, and how long commits may wait for others; see amqp_server.config.
         self.spans_max = spans_max
+        self.commit_ms = commit_ms
 
 
 class Place(msgspec.Struct, array_like=True):
@@ -193,13 +203,17 @@ class Reader:
         count = min(below(reader, span.stop), member.room())
         offsets = offsets_of(reader, count)
         again = span.stop != ENDLESS
-        source = self._with_headers(reader)
-        reader.skip(count)
+        part: Batch | None = None
+        if again:
+            part = cut(reader, count, redelivered=True)
+        else:
+            source = self._with_headers(reader)
+            reader.skip(count)
         stop = min(reader.offset, span.stop)
         first = host.hand(partition, member, offsets, stop, span.attempts)
         self.position = reader.offset
-        if again:
-            source = BatchReader(_flagged(cut(source, count, redelivered=True), span.attempts))
+        if part is not None:
+            source = BatchReader(self.dressed(part, span.attempts))
         # The next one is that which was served longest ago.
         member.owned.pop(partition, None)
         member.owned[partition] = None
@@ -209,9 +223,9 @@ class Reader:
         """Return the same place in the batch with more headers."""
         if self._source is not reader.batch or self._headed is None:
             self._source = reader.batch
-            self._headed = BatchReader(headed(reader.batch, self._fields))
-        if self._headed.index > reader.index:
-            self._headed = BatchReader(self._headed.batch)
+            self._headed = None
+        if self._headed is None or self._headed.index > reader.index:
+            self._headed = reader_with(reader.batch, self._fields)
         self._headed.skip(reader.index - self._headed.index)
         return self._headed
 
@@ -272,11 +286,10 @@ class ConsumerGroupHost(QueueHost):
         self._readers: dict[int, Reader] = {}
         #: Partitions may be others than before.
         self._stale = True
-        self._timing = False
         #: Something was handed out, which may take its member too long.
         self._handed = False
-        #: A stream is to be tried again.
-        self._retrying = False
+        #: When members are looked after, a stream is tried again, and what was acked is committed; below zero if not.
+        self._watch_at = self._retry_at = self._commit_at = -1
         self._letters: deque[Dead] = deque()
         self._letters_left = 0
         #: Number of the partition that a message was got from last.
@@ -524,7 +537,7 @@ class ConsumerGroupHost(QueueHost):
         )
         if fresh:
             self._services.marks.mark(self._slots[partition.number], offsets[-1])
-        if not self._timing and not self._handed:
+        if self._watch_at < 0 and not self._handed:
             self._handed = True
             self.schedule()
         if member.no_ack:
@@ -539,15 +552,29 @@ class ConsumerGroupHost(QueueHost):
     def _watch(self) -> None:
         """Look after members that hold something for too long."""
         due = self.group.due_ms()
-        if due is not None and not self._timing:
-            self._timing = True
-            self._services.timers.wake(self, due + self.options.consumer_timeout_ms)
+        if due is not None and self._watch_at < 0:
+            self._watch_at = due + self.options.consumer_timeout_ms
+            self._services.timers.wake(self, self._watch_at)
 
     def wake(self) -> None:
-        self._timing = False
         if self.ended:
             return
-        now = self._services.clock.monotonic_ms()
+        now, timers = self._services.clock.monotonic_ms(), self._services.timers
+        if 0 <= self._commit_at <= now:
+            self._commit_at = -1
+            self._services.commits.request()
+        if 0 <= self._retry_at <= now:
+            self._retry_at = -1
+            self._stale = True
+            self.schedule()
+        if 0 <= self._watch_at <= now:
+            self._watch_at = -1
+            self._look_after_members(now)
+        for at_ms in (self._commit_at, self._retry_at, self._watch_at):
+            if at_ms >= 0:
+                timers.wake(self, at_ms)
+
+    def _look_after_members(self, now: int) -> None:
         for member in self.group.stuck(now - self.options.consumer_timeout_ms):
             logger.warning(
                 "%s: consumer '%s' has not acked for %d ms and is cancelled",
@@ -557,9 +584,6 @@ class ConsumerGroupHost(QueueHost):
             )
             self._detach(member.key, gone=True)
             self.queue.consumer_lost(member.key)
-        if self._retrying:
-            self._retrying = False
-            self._stale = True
         self._watch()
         self.schedule()
 
@@ -652,8 +676,8 @@ class ConsumerGroupHost(QueueHost):
 
     def _retry(self) -> None:
         if not self.ended:
-            self._retrying = True
-            self._services.timers.wake(self, self._services.clock.monotonic_ms() + RETRY_MS)
+            self._retry_at = self._services.clock.monotonic_ms() + RETRY_MS
+            self._services.timers.wake(self, self._retry_at)
 
     def began(self, reader: Reader, offset: int) -> None:
         """It is known where a reader begins."""
@@ -676,7 +700,10 @@ class ConsumerGroupHost(QueueHost):
                 self._services.journal.annotate(
                     self.queue_id, partition.number, msgspec.msgpack.encode(place)
                 )
-        self._services.commits.request()
+        if self._commit_at < 0:
+            # Whoever waits for the disk, as for the answer to tx.commit, has it committed at once.
+            self._commit_at = self._services.clock.monotonic_ms() + self.options.commit_ms
+            self._services.timers.wake(self, self._commit_at)
 
     # -- dead letters ----------------------------------------------------------------------------------------------
 
