@@ -130,6 +130,14 @@ class Reader:
         self._source: Batch | None = None
         self._headed: BatchReader | None = None
 
+    @property
+    def unread(self) -> int:
+        """How many messages of the partition are to be handed out."""
+        host = self.stream.host
+        if not isinstance(host, StreamHost):
+            return 0
+        return self.partition.unread(host.first_offset, host.end_offset)
+
     def began(self, offset: int) -> None:
         self.position = offset
         self.stalled = True
@@ -339,16 +347,9 @@ class ConsumerGroupHost(QueueHost):
     def readers(self) -> list[Reader]:
         return list(self._readers.values())
 
-    def unread_of(self, reader: Reader) -> int:
-        """Return how many messages of a partition are to be handed out."""
-        host = reader.stream.host
-        if not isinstance(host, StreamHost):
-            return 0
-        return reader.partition.unread(host.first_offset, host.end_offset)
-
     @property
     def ready_count(self) -> int:
-        return sum([self.unread_of(reader) for reader in self._readers.values()])
+        return sum([reader.unread for reader in self._readers.values()])
 
     @property
     def ready_bytes(self) -> int:

@@ -704,21 +704,32 @@ class StreamHost(QueueHost):
             self.queue.consumer_gone(self.consumer_count)
 
     def _begin(self, consumer: StreamConsumer, start: Start) -> None:
-        """Find out where the consumer begins; what is in segments is looked up by a thread."""
+        """Find out where the consumer begins."""
+        consumer.reading = True
+
+        def found(offset: int) -> None:
+            consumer.reading = False
+            if offset >= 0 and not (self.ended or consumer.detached):
+                self._begins(consumer, offset)
+
+        self.look_up(start, found)
+
+    def look_up(self, start: Start, found: Callable[[int], None]) -> None:
+        """Find out which offset is meant; what is in segments is looked up by a thread. Below zero: the stream has failed."""
         if start.offset is not None:
-            self._begins(consumer, start.offset)
+            found(start.offset)
         elif start.name == "first":
-            self._begins(consumer, 0)
+            found(0)
         elif start.name == "last":
             synced = [each.batch.base for each in self._tail if each.batch.stop <= self._synced]
             if synced:
-                self._begins(consumer, synced[-1])
+                found(synced[-1])
             else:
-                self._look_up(consumer, self._log.last)
+                self._look_up(self._log.last, found)
         elif start.name == "next":
-            self._begins(consumer, self._synced)
+            found(self._synced)
         else:
-            self._begin_at(consumer, self._time_of(start))
+            self._look_up_time(self._time_of(start), found)
 
     def _time_of(self, start: Start) -> int:
         """Return the time by the clock of the messages, which is near wall time; see quorum_queue.clock."""
@@ -727,25 +738,23 @@ class StreamHost(QueueHost):
         assert start.ago_ms is not None
         return self._services.queue_time.now_ms() - start.ago_ms
 
-    def _begin_at(self, consumer: StreamConsumer, time_ms: int) -> None:
+    def _look_up_time(self, time_ms: int, found: Callable[[int], None]) -> None:
         segments = self._log.segments
         if segments and segments[-1].size and segments[-1].last_ms >= time_ms:
-            self._look_up(consumer, partial(self._log.find, time_ms))
+            self._look_up(partial(self._log.find, time_ms), found)
             return
         later = [each.batch.base for each in self._tail if each.batch.time_ms >= time_ms]
-        self._begins(consumer, later[0] if later else self._synced)
+        found(later[0] if later else self._synced)
 
-    def _look_up(self, consumer: StreamConsumer, find: Callable[[], int]) -> None:
-        consumer.reading = True
-
-        def found(outcome: Outcome[int]) -> None:
-            consumer.reading = False
+    def _look_up(self, find: Callable[[], int], found: Callable[[int], None]) -> None:
+        def looked(outcome: Outcome[int]) -> None:
             if isinstance(outcome, Error):
+                found(-1)
                 self._turn.contain(self, outcome.unwrap)
-            elif not (self.ended or consumer.detached):
-                self._begins(consumer, outcome.unwrap())
+            else:
+                found(outcome.unwrap())
 
-        self._services.store.read(find, found)
+        self._services.store.read(find, looked)
 
     def _begins(self, consumer: StreamConsumer, offset: int) -> None:
         consumer.next_offset = offset

@@ -106,9 +106,9 @@ def hang_up(connection: Any) -> None:
 
 def lag(node: Node) -> int:
     connection = open_connection(url(node.port))
-    declared = connection.channel().queue_declare("billing", passive=True)
+    count: int = connection.channel().queue_declare("billing", passive=True).method.message_count
     connection.close()
-    return declared.method.message_count
+    return count
 
 
 def publish(node: Node, first: int, count: int) -> None:

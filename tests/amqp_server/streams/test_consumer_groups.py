@@ -551,6 +551,23 @@ def test_retention_takes_what_was_not_read(node: StreamNode, peer: Peer) -> None
     assert committed(node) == [first]
 
 
+def test_a_reset_begins_elsewhere_and_forgets_what_is_held(node: StreamNode, peer: Peer) -> None:
+    filled(node, peer, 10)
+    consume(node, peer, 6)
+    worked(node, peer)
+    group = host(node)
+    node.turn.run(group.move, [(group.readers[0], 3)])
+    assert offsets(worked(node, peer)[0]) == [3, 4, 5, 6, 7, 8]
+    # Acks of what was held before mean nothing any more.
+    tell(peer, commands.Basic.Ack(6, multiple=True))
+    assert worked(node, peer) == [[]] and committed(node) == [3]
+    node.restart()
+    again = opened(node)
+    consume(node, again)
+    (messages,) = worked(node, again)
+    assert [(each.offset, each.again) for each in messages] == [(each, each < 9) for each in range(3, 10)]
+
+
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
