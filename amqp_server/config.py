@@ -476,6 +476,12 @@ class Config:
         low=64 * KIB,
         high=64 * GIB,
     )
+    stream_names_max: int = option(
+        1_000,
+        "Offsets that a stream keeps by name (x-group); the name that was used longest ago is forgotten first.",
+        low=1,
+        high=1_000_000,
+    )
     super_stream_partitions_max: int = option(1_000, "Partitions of one super stream.", low=1, high=10_000)
     group_consumer_timeout_ms: int = option(
         1_800_000,

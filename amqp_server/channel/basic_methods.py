@@ -24,7 +24,7 @@ from amqp_server.errors import (
     PreconditionFailed,
     Unavailable,
 )
-from amqp_server.streams.start import parse_start, parse_wanted
+from amqp_server.streams.start import parse_consumer_start, parse_wanted
 from amqp_server.wire import content, frames, tables
 from amqp_server.wire.deliver import LARGE_BYTES, DeliverTemplate
 from quorum_queue.host import DELETED
@@ -94,7 +94,7 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
     subscription.arguments = arguments
     if queue.type.is_stream:
         types = argument_types(channel)
-        subscription.start = parse_start(arguments, types, place_of(queue))
+        subscription.start = parse_consumer_start(arguments, types, place_of(queue))
         subscription.wanted = parse_wanted(arguments, types, place_of(queue))
     consumer = Consumer(
         subscription.key,
@@ -139,6 +139,10 @@ def _check_stream_consumer(
     if "x-priority" in arguments:
         raise PreconditionFailed(
             f"invalid arg 'x-priority' for {place_of(queue)} of queue type rabbit_stream_queue"
+        )
+    if "x-group" in arguments and channel.broker.replication.clustered:
+        raise NotImplemented_(
+            f"streams of a cluster do not keep offsets by name ('x-group'): {place_of(queue)}"
         )
     if not channel.prefetch:
         raise PreconditionFailed(f"consumer prefetch count is not set for '{place_of(queue)}'")

@@ -20,8 +20,9 @@ from outcome import Error, Outcome
 from amqp_server.streams.compacting import Compacting, Compaction
 from amqp_server.streams.deliver import BatchReader
 from amqp_server.streams.encode import Encoded, Encoder, Layouts
-from amqp_server.streams.headed import below, cut
-from amqp_server.streams.start import Start
+from amqp_server.streams.headed import below, cut, offsets_of
+from amqp_server.streams.named import Names, Progress
+from amqp_server.streams.start import NEXT, Start
 from amqp_server.streams.taken import Taken
 from persistence.errors import CorruptRecord
 from persistence.streams import batch as batches
@@ -57,6 +58,8 @@ class Journal(Protocol):
 
     def settle(self, queue_id: int, seqs: range) -> None: ...
 
+    def annotate(self, queue_id: int, seq: int, value: bytes) -> None: ...
+
     def state(self, queue_id: int, value: bytes) -> None: ...
 
     def drop(self, queue_id: int) -> None: ...
@@ -90,6 +93,7 @@ class StreamOptions:
         "flush_bytes",
         "flush_ms",
         "limits",
+        "names_max",
         "read_bytes_max",
         "segment_bytes",
         "tombstone_age_ms",
@@ -107,7 +111,9 @@ class StreamOptions:
         compaction_dirty_percent: int = 50,
         compaction_memory_bytes: int = 64 << 20,
         tombstone_age_ms: int = 86_400_000,
+        names_max: int = 1_000,
     ) -> None:
+        self.names_max = names_max
         self.compaction_dirty_percent = compaction_dirty_percent
         self.compaction_memory_bytes = compaction_memory_bytes
         #: Of streams declared without x-stream-tombstone-age.
@@ -225,6 +231,7 @@ class StreamConsumer:
         "paused",
         "place",
         "prefetch",
+        "progress",
         "reader",
         "reading",
         "reads",
@@ -257,6 +264,8 @@ class StreamConsumer:
         self.reads = 0
         #: Bytes of batches that it has read.
         self.held_bytes = 0
+        #: Of one with a name: what it has acked.
+        self.progress: Progress | None = None
 
     def let_go(self) -> None:
         """Forget what was read; it is read again when it is wanted."""
@@ -328,6 +337,9 @@ class StreamHost(QueueHost):
         #: Consumers that may be able to get more.
         self._to_serve: dict[StreamConsumer, None] = {}
         self._writing = False
+        #: Offsets kept by name; and what consumers with a name have acked, also those that are cancelled and may still ack.
+        self._names = Names(services.options.names_max)
+        self._progress: dict[Key, Progress] = {}
         #: Messages that the disk has damaged, by their first offset.
         self._lost: dict[int, int] = {}
         self._recover()
@@ -339,6 +351,8 @@ class StreamHost(QueueHost):
         found = self._services.journal.recover_queue(self.queue_id)
         state = found.state if found is not None else None
         stored_stop = int.from_bytes(state, "big") if state is not None else 0
+        if found is not None:
+            self._names.restore(found.annotations)
         for lost in self._log.open(stored_stop):
             self._note_lost(lost)
         log, taken = self._log, self._taken
@@ -474,6 +488,8 @@ class StreamHost(QueueHost):
             if verb in ENQUEUES:
                 enqueues.append(command)
             elif verb in ("settle", "return", "discard"):
+                if self._progress:
+                    self._note_progress(verb, command[1], command[2], command[3])
                 consumer = self._consumers.get(command[1])
                 if consumer is not None:
                     # Whatever becomes of a delivery, it is room for another one.
@@ -483,6 +499,8 @@ class StreamHost(QueueHost):
                 self._attach(command[1])
             elif verb == "detach":
                 self._detach(command[1])
+                if command[2]:
+                    self._progress.pop(command[1], None)
             elif verb == "pause":
                 consumer = self._consumers.get(command[1])
                 if consumer is not None:
@@ -552,6 +570,7 @@ class StreamHost(QueueHost):
             consumer.detached = True
             consumer.let_go()
         self._consumers, self._group_count = {}, 0
+        self._progress.clear()
         self._to_serve.clear()
 
     def _refuse_pending(self) -> None:
@@ -693,7 +712,44 @@ class StreamHost(QueueHost):
         self._consumers[given.key] = consumer
         self._group_count += consumer.for_group
         self._attached(given.key, None)
-        self._begin(consumer, given.sink.start)
+        self._begin(consumer, self._resumed(given.key, given.sink.start))
+
+    # -- offsets by name -------------------------------------------------------------------------------------------
+
+    def _resumed(self, key: Key, start: Start) -> Start:
+        """Return where a consumer with a name goes on. Whoever had the name before loses it."""
+        if not start.group:
+            return start
+        for other, progress in list(self._progress.items()):
+            if progress.name == start.group:
+                del self._progress[other]
+                self._detach(other)
+                self.queue.consumer_lost(other)
+        self._progress[key] = Progress(start.group)
+        known = self._names.offsets.get(start.group)
+        return (start.otherwise or NEXT) if known is None else Start(offset=known)
+
+    def _note_progress(self, verb: str, key: Key, low: int, high: int) -> None:
+        progress = self._progress.get(key)
+        if progress is None:
+            return
+        if verb != "settle":
+            progress.refused(low, high)
+        else:
+            before = progress.committed
+            progress.acked(low, high)
+            if progress.committed != before:
+                self._keep(progress)
+        if not progress.holds and key not in self._consumers:
+            del self._progress[key]
+
+    def _keep(self, progress: Progress) -> None:
+        """Have noted where a name goes on."""
+        position, note = self._names.put(progress.name, progress.committed)
+        self._services.journal.annotate(self.queue_id, position, note)
+        self._services.commits.request()
+
+    # -- readers ---------------------------------------------------------------------------------------------------
 
     def _detach(self, key: Key) -> None:
         consumer = self._consumers.pop(key, None)
@@ -758,6 +814,10 @@ class StreamHost(QueueHost):
 
     def _begins(self, consumer: StreamConsumer, offset: int) -> None:
         consumer.next_offset = offset
+        progress = consumer.progress = self._progress.get(consumer.key) if self._progress else None
+        if progress is not None:
+            progress.begin(offset)
+            self._keep(progress)
         if consumer.for_group:
             self._turn.contain(consumer.sink, consumer.sink.began, offset)
         self._serve(consumer)
@@ -853,6 +913,8 @@ class StreamHost(QueueHost):
         first_id = consumer.next_id
         consumer.next_id = first_id + count
         consumer.credit -= count
+        if consumer.progress is not None:
+            consumer.progress.handed(offsets_of(reader, count), first_id)
         sink = consumer.sink
         # If that raises, the sink has failed and not the stream.
         self._turn.contain(sink, sink.deliver_batch, consumer, reader, count, first_id)
