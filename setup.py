@@ -54,6 +54,7 @@ COMPILED = (
     "persistence/settled.py",
     "quorum_queue/*.py",
     "quorum_queue/cluster/*.py",
+    "quorum_queue/consumer_groups/*.py",
     "quorum_queue/links/*.py",
     "quorum_queue/machine/*.py",
     "quorum_queue/raft/*.py",

@@ -214,6 +214,7 @@ class Node:
                 compaction_dirty_percent=config.stream_compaction_dirty_percent,
                 compaction_memory_bytes=config.stream_compaction_memory_bytes,
                 tombstone_age_ms=age_ms(config.stream_tombstone_age),
+                names_max=config.stream_names_max,
             ),
         )
 

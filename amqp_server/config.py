@@ -500,7 +500,36 @@ class Config:
         low=64 * KIB,
         high=64 * GIB,
     )
+    stream_names_max: int = option(
+        1_000,
+        "Offsets that a stream keeps by name (x-group); the name that was used longest ago is forgotten first.",
+        low=1,
+        high=1_000_000,
+    )
     super_stream_partitions_max: int = option(1_000, "Partitions of one super stream.", low=1, high=10_000)
+    group_consumer_timeout_ms: int = option(
+        1_800_000,
+        "A member of a consumer group that holds a message for so long without an ack loses its partitions, and is "
+        "cancelled, in groups declared without x-consumer-timeout.",
+        unit="ms",
+        low=1,
+        high=315_360_000_000,
+    )
+    group_commit_ms: int = option(
+        50,
+        "The acks of a consumer group wait so long for others before they are written to the disk together, unless "
+        "something else is written meanwhile.",
+        unit="ms",
+        low=0,
+        high=60_000,
+    )
+    group_gaps_max: int = option(
+        4_096,
+        "Runs of unacked messages of a partition that a consumer group remembers: with more of them, its member gets "
+        "nothing new until it has acked some.",
+        low=16,
+        high=1_000_000,
+    )
     consumers_per_channel_max: int = option(10_000, "Consumers of one channel.", low=1, high=1_000_000)
     deduplication_producers_max: int = option(
         100_000,

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from amqp_server.broker import stored_queues
+from amqp_server.broker import consumer_groups, stored_queues
 from amqp_server.broker.arguments import QueueArguments
 from amqp_server.broker.metadata import Metadata, encode
 from amqp_server.broker.records import MARKS, MarksRecord
+from amqp_server.streams.consumer_group import ConsumerGroupHost
 from amqp_server.streams.host import StreamHost, StreamServices
 from persistence.streams.retention import Limits
 from quorum_queue import names
@@ -73,7 +74,24 @@ class LocalHosts:
         self._streams = streams
 
     def make(self, queue: Queue, machine: Machine | None) -> Host:
+        if queue.type.is_group:
+            return self._group(queue)
         return self._stream(queue) if queue.type.is_stream else self.local(queue, machine)
+
+    def _group(self, queue: Queue) -> ConsumerGroupHost:
+        return ConsumerGroupHost(
+            queue,
+            queue.queue_id,
+            self._services,
+            consumer_groups.options_of(queue),
+            queue.settings,
+            streams=lambda: consumer_groups.streams_of(queue.vhost, queue.parsed.stream),
+            slots=queue.marks,
+            keep_slots=lambda: self._keep_marks(queue),
+        )
+
+    def _keep_marks(self, queue: Queue) -> None:
+        self._metadata.put(MARKS, str(queue.queue_id), encode(MarksRecord(queue.marks)))
 
     def _stream(self, queue: Queue) -> StreamHost:
         effective = queue.effective
@@ -95,7 +113,7 @@ class LocalHosts:
         journalled = queue.durable and not queue.exclusive
         if journalled and not queue.marks:
             queue.marks = [services.marks.allocate() for _ in range((queue.parsed.max_priority or 0) + 1)]
-            self._metadata.put(MARKS, str(queue.queue_id), encode(MarksRecord(queue.marks)))
+            self._keep_marks(queue)
         queue.renew()
         return LocalHost(
             queue,
@@ -144,7 +162,7 @@ class LocalHosts:
         queue.host = FailedHost(
             queue, self._services.turn, queue.settings, why, lambda: self._drop_stored(queue)
         )
-        if isinstance(before, LocalHost | StreamHost):
+        if isinstance(before, LocalHost | StreamHost | ConsumerGroupHost):
             before.stop(Refused(why))
         queue.consumers_lost()
 
@@ -180,6 +198,8 @@ class LocalHosts:
     def _begin_anew(self, queue: Queue, done: Callable[[], None]) -> None:
         if queue.type.is_stream:
             queue.host = self._stream(queue)
+        elif queue.type.is_group:
+            queue.host = self._group(queue)
         else:
             machine = stored_queues.read_queue(queue.record, queue.settings, queue.marks, self._services)
             queue.host = self.local(queue, machine)

@@ -133,7 +133,8 @@ def read_queues(broker: Broker, journal: RecoverableJournal) -> StoredQueues:
                 pass
             journal.drop(recovered.queue_id)
             continue
-        if parsed_of(found).type.is_stream:
+        found_type = parsed_of(found).type
+        if found_type.is_stream or found_type.is_group:
             # Its host reads it.
             for _ in recovered.records:
                 pass
@@ -141,7 +142,7 @@ def read_queues(broker: Broker, journal: RecoverableJournal) -> StoredQueues:
         broker.turn.contain(_Reading(found.queue_id, errors), read, found, recovered)
     for queue_id, record in queues.items():
         own = slots.get(queue_id, [])
-        if own and queue_id not in errors:
+        if own and queue_id not in errors and not parsed_of(record).type.is_group:
             machine = machines.get(queue_id)
             if machine is None:
                 machine = machines[queue_id] = Machine(settings_of(broker, record))

@@ -30,6 +30,7 @@ from amqp_server.broker.records import (
 from amqp_server.broker.super_streams import has_partitions, partitions_of
 from amqp_server.broker.traffic import Traffic
 from amqp_server.errors import PreconditionFailed, ResourceError
+from amqp_server.streams.consumer_group import ConsumerGroupHost
 from amqp_server.wire import tables
 from amqp_server.wire.content import Properties
 from amqp_server.wire.frames import SHORT_STRING_MAX
@@ -52,6 +53,8 @@ class VHost:
         self.broker = broker
         self.name = name
         self.queues: dict[str, Queue] = {}
+        #: Those of them that are consumer groups.
+        self.groups: dict[str, Queue] = {}
         self.router = Router(
             self.queues.__contains__,
             vhost=name,
@@ -233,6 +236,7 @@ class VHost:
         if not self.router.bind(binding):
             return None
         self.broker.counts.bindings += 1
+        self._streams_changed()
         return binding
 
     def remove_binding(self, record: BindingRecord) -> bool:
@@ -241,6 +245,7 @@ class VHost:
         if removed:
             self._forget_bindings(removed)
             self._exchanges_gone(also)
+            self._streams_changed()
             self.broker.changed()
         return bool(removed)
 
@@ -351,9 +356,20 @@ class VHost:
         queue.marks = marks or []
         queue.unknown = unknown
         self.queues[queue.name] = queue
+        if queue.type.is_group:
+            self.groups[queue.name] = queue
         self.broker.counts.queues += 1
         self.broker.turn.contain(queue, self._make_host, queue, machine)
+        self._streams_changed(queue)
         return queue
+
+    def _streams_changed(self, queue: Queue | None = None) -> None:
+        """A queue has come or gone, or a binding: groups may have other partitions."""
+        if queue is None or queue.type.is_stream:
+            for group in self.groups.values():
+                host = group.host
+                if isinstance(host, ConsumerGroupHost):
+                    host.partitions_changed()
 
     def _make_host(self, queue: Queue, machine: Machine | None) -> None:
         queue.host = self.broker.hosts.make(queue, machine)
@@ -381,6 +397,7 @@ class VHost:
         if queue.traffic is not None:
             broker.ended.by_type.setdefault(queue.type.name, Traffic()).add(queue.traffic)
         del self.queues[queue.name]
+        self.groups.pop(queue.name, None)
         broker.counts.queues -= 1
         removed, also = self.router.remove_queue(queue.name)
         self._forget_bindings(removed)
@@ -400,6 +417,7 @@ class VHost:
             broker.exclusive_gone(queue)
         # Its host refers to the queue: together they would stay, with all messages, until the collector comes.
         queue.host = broker.deleted_host
+        self._streams_changed(queue)
         broker.changed()
 
     def queue_records(self) -> Iterator[QueueRecord]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pamqp import commands
 
 from amqp_server.broker.arguments import TIME_MS_MAX
+from amqp_server.broker.consumer_groups import refuse_publish
 from amqp_server.broker.dead_letter import carbon_copies, parse_head
 from amqp_server.broker.reply import PSEUDO_QUEUE
 from amqp_server.broker.vhost import routing_view
@@ -63,6 +64,9 @@ def make_route(channel: Channel, key: bytes, method: commands.Basic.Publish) -> 
     if exchange and declared is not None and declared.type == "topic":
         broker.permissions.check_topic(connection.client.access, vhost.name, exchange, routing_key, "write")
     if not exchange:
+        named = vhost.queues.get(routing_key)
+        if named is not None and named.type.is_group:
+            raise refuse_publish(named)
         route.targets = connection.incoming.targets(_named(channel, [routing_key]))
         return route
     found = vhost.router.route(exchange, routing_key)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pamqp import base, commands
 
+from amqp_server.broker import consumer_groups
 from amqp_server.broker.arguments import Declaration, equivalence_error
 from amqp_server.broker.operations import DeclareQueue, DeleteQueue
 from amqp_server.broker.queue import Queue
@@ -214,6 +215,9 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
         permissions.check(
             connection.client.access, vhost.name, "exchange", parsed.dead_letter_exchange, "write"
         )
+    if parsed.type.is_group:
+        for stream in consumer_groups.check(vhost, name, parsed):
+            permissions.check(connection.client.access, vhost.name, "queue", stream.name, "read")
     vhost.check_queue()
     replication = broker.replication
     if parsed.type.is_stream and not replication.has_streams:

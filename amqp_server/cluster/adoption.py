@@ -41,6 +41,7 @@ from amqp_server.cluster.catalog import GROUP, first_state
 from amqp_server.cluster.errors import ClusterError
 from amqp_server.cluster.membership import Directory, Founded, drop_copies
 from amqp_server.cluster.zones import Zones
+from amqp_server.streams import named
 from amqp_server.streams.replicated import Replica as StreamReplica
 from exchanges.super_stream import SUPER_STREAM
 from persistence.errors import CorruptRecord
@@ -142,6 +143,11 @@ class Adoption:
                         "a cluster do not have. Start the node without --peers and delete it first"
                     )
                 streams.append((record, parsed))
+            elif parsed.type.is_group:
+                raise ClusterError(
+                    f"queue '{record.name}' in vhost '{record.vhost}' is a consumer group, which a cluster does not have. "
+                    "Start the node without --peers and delete it first"
+                )
             elif parsed.type.replicated:
                 machine = stored.machines.get(queue_id) or Machine(recovery.settings_of(self._broker, record))
                 moving.append((record, parsed, machine))
@@ -230,6 +236,12 @@ class Adoption:
         The journal stays valid until it is dropped: a start of the node alone leaves out what is in both.
         """
         found = self._journal.recover_queue(record.queue_id)
+        if found is not None and any(position >= named.FIRST for position in found.annotations):
+            logger.warning(
+                "stream '%s' in vhost '%s' keeps offsets by name (x-group), which streams of a cluster do not: they are "
+                "forgotten",
+                *(record.name, record.vhost),
+            )
         log = self._streams.log(record.queue_id, segment_bytes or self._broker.config.stream_segment_bytes)
         stored_stop = int.from_bytes(found.state, "big") if found is not None and found.state else 0
         lost = log.open(stored_stop)

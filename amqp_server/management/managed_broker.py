@@ -45,6 +45,7 @@ from amqp_server.connection.session import Session, State
 from amqp_server.errors import NotFound, PreconditionFailed, Unavailable
 from amqp_server.management.direct import Content, Direct
 from amqp_server.management.everywhere import Others
+from amqp_server.management.managed_groups import ManagedGroups
 from amqp_server.management.sampler import FIGURES, Sampler
 from amqp_server.management.slices import Slices
 from amqp_server.management.stats import Stats
@@ -102,6 +103,7 @@ class ManagedBroker:
         self.password_checks = node.password_checks
         self.tokens = node.tokens
         self.log_limit = broker.log_limit
+        self.groups = ManagedGroups(broker)
         #: None before `sample`.
         self.sampler: Sampler | None = None
         #: Held from looking whether an administrator is left to the change.

@@ -781,6 +781,18 @@ class StreamLog:
                 return head.base
         return self._behind(segment)
 
+    def time_of(self, offset: int) -> int | None:
+        """Return about when the message with this offset came, or the first one behind it; None behind the end.
+
+        It came when this says or, in a large segment, a little later: not every batch is in the index.
+        """
+        segment = self._segment_of(offset)
+        if segment is None or not segment.size:
+            return None
+        if offset <= segment.base:
+            return segment.first_ms
+        return self._search(segment.where, lambda entries: index.time_at(entries, offset)) or segment.first_ms
+
     def last(self) -> int:
         """Return the offset of the last batch; the end of the log if there is none."""
         for segment in reversed(self.segments):

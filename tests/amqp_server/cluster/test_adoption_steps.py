@@ -531,6 +531,17 @@ def test_streams_that_no_cluster_can_have() -> None:
     assert disk.founded is None
 
 
+def test_a_group_is_not_taken_into_a_cluster() -> None:
+    disk, _ = with_stream()
+    table: dict[str, Any] = {"x-queue-type": "stream-group", "x-stream": "log"}
+    record = QueueRecord("/", "readers", 98, False, encoded(table))
+    disk.environment.put(QUEUES_TABLE, key("/", "readers"), encode(record))
+    disk.environment.flush()
+    with pytest.raises(ClusterError, match="queue 'readers' in vhost '/' is a consumer group"):
+        list(disk.adoption().steps())
+    assert disk.founded is None
+
+
 def test_streams_survive_an_adoption_that_is_not_finished() -> None:
     for done in range(30):
         disk, _ = with_stream()

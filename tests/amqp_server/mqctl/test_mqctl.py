@@ -240,6 +240,53 @@ def test_super_streams(mqctl: Mqctl, tmp_path: Path) -> None:
     assert ok(mqctl("list_queues")).out == ""
 
 
+def test_groups(mqd: Addresses, mqctl: Mqctl) -> None:
+    ok(mqctl("declare_exchange", "orders", "x-super-stream", "-a", "x-partitions=2"))
+    arguments = ("-a", "x-queue-type=stream-group", "-a", "x-stream=orders", "-a", "x-stream-offset=first")
+    ok(mqctl("declare_queue", "billing", *arguments))
+    for number in range(10):
+        ok(mqctl("publish", "", f"orders-{number % 2}", "x"))
+    columns = ("name", "stream", "state", "members", "partitions", "messages", "messages_unacknowledged")
+    listed = ok(mqctl("-q", "list_groups", *columns)).rows
+    assert listed == [["billing", "orders", "running", "0", "2", "10", "0"]]
+    assert ["billing", "stream-group", "10"] in ok(
+        mqctl("-q", "list_queues", "name", "type", "messages")
+    ).rows
+    with channel(mqd) as member:
+        member.basic_qos(prefetch_count=4)
+        found = []
+        for method, properties, _ in member.consume("billing"):
+            found.append((properties.headers["x-stream"], properties.headers["x-stream-offset"]))
+            if method.delivery_tag == 3:
+                member.basic_ack(3, multiple=True)
+                break
+        (row,) = ok(mqctl("-q", "list_group_members", "billing")).rows
+        assert row[3:] == ["4", "4", "[orders-0, orders-1]"]
+        rows = ok(mqctl("-q", "list_group_partitions", "billing")).rows
+        assert [row[:2] for row in rows] == [["0", "orders-0"], ["1", "orders-1"]]
+        assert sum(int(row[4]) for row in rows) == 7 and all(int(row[6]) >= 0 for row in rows)
+        refused = mqctl("reset_group", "billing", "--to", "first")
+        assert refused.code == 65 and "has 1 members" in refused.err
+    rows = ok(mqctl("-q", "reset_group", "billing", "--to", "2", "--dry-run")).rows
+    assert [row[2] for row in rows] == ["2", "2"]
+    assert ok(mqctl("-q", "list_groups", "messages")).rows == [["7"]]
+    for place, left in (("first", 10), ("next", 0), ("-1h", 10), ("3", 4), ("2999-01-01", 0), ("last", 2)):
+        ok(mqctl("reset_group", "billing", "--to", place))
+        assert ok(mqctl("-q", "list_groups", "messages")).rows == [[str(left)]], place
+    rows = ok(mqctl("-q", "reset_group", "billing", "--to", "first", "--partition", "1")).rows
+    assert rows == [["orders-1", "4", "0"]]
+    assert ok(mqctl("-q", "list_groups", "messages")).rows == [["6"]]
+    for args, why in (
+        (("--to", "soon"), "expected first, last"),
+        (("--to", "first", "--partition", "2"), "no number 2"),
+    ):
+        refused = mqctl("reset_group", "billing", *args)
+        assert refused.code == 65 and why in refused.err
+    assert mqctl("reset_group", "nope", "--to", "first").code == 69
+    ok(mqctl("delete_queue", "billing"))
+    ok(mqctl("delete_exchange", "orders"))
+
+
 def test_refusals_are_the_brokers_own(mqctl: Mqctl) -> None:
     assert "expected integer, got longstr" in mqctl("declare_queue", "bad", "-a", "x-message-ttl=abc").err
     assert "contains reserved prefix 'amq.*'" in mqctl("declare_queue", "amq.mine").err
