@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from collections.abc import Iterator
@@ -124,6 +125,23 @@ class Config:
         high=86_400,
     )
     tls_client_certificate: bool = option(False, "Refuse TLS clients without a trusted certificate.")
+    tls_login_from: str = option(
+        "off",
+        "What of a trusted client certificate is the name of the user, for the mechanism EXTERNAL.",
+        choices=("off", "distinguished_name", "common_name", "subject_alternative_name"),
+    )
+    tls_login_san_type: str = option(
+        "dns", "Kind of alternative name that is the user's.", choices=("dns", "ip", "email", "uri")
+    )
+    tls_login_san_index: int = option(0, "Which one of them, counted from 0.", low=0, high=1_000)
+    proxy_sources: tuple[str, ...] = option(
+        (),
+        "Proxies that say for whom each connection is (PROXY protocol 1 or 2), on all listeners but that of metrics.",
+        unit="addresses and networks, with commas between",
+    )
+    proxy_header_bytes_max: int = option(
+        4 * KIB, "Largest header of such a proxy.", unit="bytes", low=232, high=65_551
+    )
     listen_backlog: int = option(1024, "Connections that wait to be accepted.", low=1, high=65_535)
 
     peers: tuple[str, ...] = option(
@@ -397,6 +415,12 @@ class Config:
         high=128,
     )
     vhosts_max: int = option(1_000, "Virtual hosts.", low=1, high=1_000_000)
+    parameters_max: int = option(
+        10_000, "Runtime parameters, with policies and limits of vhosts and users.", low=1, high=1_000_000
+    )
+    parameter_bytes_max: int = option(
+        64 * KIB, "Largest value of a runtime parameter or a policy.", unit="bytes", low=KIB, high=MIB
+    )
     queues_max: int = option(100_000, "Queues of the node.", low=1, high=10_000_000)
     exchanges_max: int = option(100_000, "Exchanges of the node.", low=1, high=10_000_000)
     bindings_max: int = option(1_000_000, "Bindings of the node.", low=1, high=100_000_000)
@@ -476,7 +500,36 @@ class Config:
         low=64 * KIB,
         high=64 * GIB,
     )
+    stream_names_max: int = option(
+        1_000,
+        "Offsets that a stream keeps by name (x-group); the name that was used longest ago is forgotten first.",
+        low=1,
+        high=1_000_000,
+    )
     super_stream_partitions_max: int = option(1_000, "Partitions of one super stream.", low=1, high=10_000)
+    group_consumer_timeout_ms: int = option(
+        1_800_000,
+        "A member of a consumer group that holds a message for so long without an ack loses its partitions, and is "
+        "cancelled, in groups declared without x-consumer-timeout.",
+        unit="ms",
+        low=1,
+        high=315_360_000_000,
+    )
+    group_commit_ms: int = option(
+        50,
+        "The acks of a consumer group wait so long for others before they are written to the disk together, unless "
+        "something else is written meanwhile.",
+        unit="ms",
+        low=0,
+        high=60_000,
+    )
+    group_gaps_max: int = option(
+        4_096,
+        "Runs of unacked messages of a partition that a consumer group remembers: with more of them, its member gets "
+        "nothing new until it has acked some.",
+        low=16,
+        high=1_000_000,
+    )
     consumers_per_channel_max: int = option(10_000, "Consumers of one channel.", low=1, high=1_000_000)
     deduplication_producers_max: int = option(
         100_000,
@@ -601,6 +654,11 @@ class Config:
         low=0,
         high=1 << 62,
     )
+    load_definitions: str = option(
+        "",
+        "File with definitions, RabbitMQ's or mqd's, that are taken over at each start; then there is no default user.",
+        unit="file",
+    )
     default_vhost: str = option("/", "Virtual host made when there is none yet.", kind="text")
     loopback_users: tuple[str, ...] = option(
         ("guest",), "Users who may log in from this machine only.", unit="names, with commas between"
@@ -627,21 +685,73 @@ class Config:
         10_000, "Addresses whose failed logins are remembered.", low=1, high=1_000_000
     )
     permission_pattern_bytes_max: int = option(
-        4 * KIB, "Longest permission pattern.", unit="bytes", low=16, high=MIB
+        4 * KIB, "Longest pattern of a permission or a policy.", unit="bytes", low=16, high=MIB
     )
     permission_match_ms: int = option(
         10,
-        "Time that matching a permission pattern with look-around or back-references may take; past it, access is refused.",
+        "Time that matching a pattern with look-around or back-references may take; past it, it does not match.",
         unit="ms",
         low=1,
         high=10_000,
     )
     permission_match_total_ms: int = option(
         100,
-        "Time for which such a pattern may exceed this in all; then it permits no other name until it is set anew.",
+        "Time for which such a pattern may exceed this in all; then it matches no other name until it is set anew.",
         unit="ms",
         low=1,
         high=600_000,
+    )
+    oauth_resource_server_id: str = option(
+        "",
+        "Name of this broker in tokens of OAuth 2: a token with it as audience is taken as a password; empty: none is.",
+        unit="name",
+    )
+    oauth_issuer: str = option(
+        "",
+        "Issuer that tokens must have; its configuration is asked for the keys where oauth_jwks_url is empty.",
+        unit="https URL",
+    )
+    oauth_jwks_url: str = option(
+        "", "Where the authorization server has the keys that it signs with.", unit="https URL"
+    )
+    oauth_ca_file: str = option(
+        "",
+        "Authorities of that server's certificate; empty: those of the system.",
+        unit="PEM file",
+    )
+    oauth_verify_audience: bool = option(True, "Take no token that has another audience.")
+    oauth_scope_prefix: str = option(
+        "", "What scopes for this broker begin with; empty: oauth_resource_server_id and a dot.", unit="text"
+    )
+    oauth_scope_claims: tuple[str, ...] = option(
+        ("scope",), "Claims in which scopes stand.", unit="names, with commas between"
+    )
+    oauth_username_claims: tuple[str, ...] = option(
+        ("sub", "client_id"),
+        "Claims in which the name of the user stands; the first that is there counts.",
+        unit="names, with commas between",
+    )
+    oauth_leeway_s: float = option(
+        0.0, "By how much the clocks may differ, for times in tokens.", unit="s", low=0, high=600
+    )
+    oauth_token_bytes_max: int = option(
+        4 * KIB,
+        "Longest token in a login; handshake_frame_bytes_max must hold it.",
+        unit="bytes",
+        low=256,
+        high=MIB,
+    )
+    oauth_keys_age_s: float = option(
+        3_600.0, "Time after which the keys are fetched again.", unit="s", low=1, high=31_536_000
+    )
+    oauth_keys_pause_s: float = option(
+        10.0, "Time between two fetches because of a token with an unknown key.", unit="s", low=0, high=86_400
+    )
+    oauth_fetch_timeout_s: float = option(
+        5.0, "Time that the authorization server has for an answer.", unit="s", low=0.1, high=600
+    )
+    oauth_answer_bytes_max: int = option(
+        MIB, "Largest answer of that server.", unit="bytes", low=KIB, high=64 * MIB
     )
     http_body_bytes_max: int = option(
         20 * MIB, "Largest body of a management request.", unit="bytes", low=KIB, high=GIB
@@ -713,6 +823,20 @@ class Config:
             raise InvalidOption("amqps", self.amqps, "empty unless tls_cert_file and tls_key_file are given")
         if self.tls_client_certificate and not self.tls_ca_file:
             raise InvalidOption("tls_client_certificate", True, "off unless tls_ca_file is given")
+        if self.tls_login_from != "off" and not self.tls_ca_file:
+            raise InvalidOption("tls_login_from", self.tls_login_from, "off unless tls_ca_file is given")
+        if self.oauth_resource_server_id and not (self.oauth_jwks_url or self.oauth_issuer):
+            allowed = "empty unless oauth_jwks_url or oauth_issuer is given"
+            raise InvalidOption("oauth_resource_server_id", self.oauth_resource_server_id, allowed)
+        for name in ("oauth_jwks_url", "oauth_issuer"):
+            url = getattr(self, name)
+            if url and not url.startswith("https://"):
+                raise InvalidOption(name, url, "a URL that begins with https://")
+        for source in self.proxy_sources:
+            try:
+                ipaddress.ip_network(source, strict=False)
+            except ValueError:
+                raise InvalidOption("proxy_sources", source, "an address or a network") from None
         if self.reset_administrator and not self.default_password_file:
             raise InvalidOption(
                 "reset_administrator", self.reset_administrator, "empty unless default_password_file is given"

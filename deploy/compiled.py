@@ -30,7 +30,7 @@ WHEELS_KEPT = 8
 #: Compiled C files: where one module has changed, the others' are taken from here if their C is the same.
 OBJECTS = ROOT / "build" / "objects"
 PACKAGES = ("amqp_server", "exchanges", "persistence", "quorum_queue", "spark_sink")
-FILES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "pyspark_amqp.py")
+FILES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "mqd.py", "pyspark_amqp.py")
 #: In the wheel for those who read its metadata: a change of them needs no new build.
 TEXTS = ("README.md", "LICENSE")
 

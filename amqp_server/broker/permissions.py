@@ -9,16 +9,19 @@ permissions.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable
 from typing import Literal
 
 import msgspec
 
+from amqp_server.broker.grants import KEY_MARK, Grant
 from amqp_server.broker.metadata import Metadata, decode, encode
 from amqp_server.broker.pattern import InvalidPattern, Matches, compile_permission
 from amqp_server.errors import AccessRefused, NotAllowed
 
 TABLE = "permissions"
+TOPIC_TABLE = "topic_permissions"
 #: The broker itself, which may do anything. No user can have this name, so nobody logs in with it.
 ITSELF = "\0mqd"
 #: Name of the default exchange in patterns and refusals; its own name is empty.
@@ -32,6 +35,16 @@ class Permission(msgspec.Struct, frozen=True):
     user: str
     vhost: str
     configure: str
+    write: str
+    read: str
+
+
+class TopicPermission(msgspec.Struct, frozen=True):
+    """What routing keys a user may publish with to a topic exchange, and bind with from it."""
+
+    user: str
+    vhost: str
+    exchange: str
     write: str
     read: str
 
@@ -62,9 +75,17 @@ class Permissions:
         self._permissions: dict[tuple[str, str], Permission] = {}
         self._matchers: dict[tuple[str, str, Access], Matches] = {}
         self._answers: dict[tuple[str, str, str, Access], bool] = {}
+        #: What tokens grant, by a key for each that is in the place of a user's name and is never used again.
+        self._grants: dict[str, Grant] = {}
+        self._last_grant = 0
         for key, value in metadata.items(TABLE):
             permission = decode(TABLE, key, value, Permission)
             self._permissions[permission.user, permission.vhost] = permission
+        self._topics: dict[tuple[str, str, str], TopicPermission] = {}
+        self._topic_matchers: dict[tuple[str, str, str, Access], Matches] = {}
+        for key, value in metadata.items(TOPIC_TABLE):
+            topic = decode(TOPIC_TABLE, key, value, TopicPermission)
+            self._topics[topic.user, topic.vhost, topic.exchange] = topic
 
     def prepare(self, user: str, vhost: str, configure: str, write: str, read: str) -> Permission:
         """Check permissions that are to be set. Raises InvalidPermission."""
@@ -95,10 +116,14 @@ class Permissions:
     def clear_user(self, user: str) -> None:
         for permission in self.of_user(user):
             self.clear(user, permission.vhost)
+        for topic in [topic for topic in self.topics() if topic.user == user]:
+            self.clear_topic(user, topic.vhost, topic.exchange)
 
     def clear_vhost(self, vhost: str) -> None:
         for permission in self.of_vhost(vhost):
             self.clear(permission.user, vhost)
+        for topic in [topic for topic in self.topics() if topic.vhost == vhost]:
+            self.clear_topic(topic.user, vhost, topic.exchange)
 
     def get(self, user: str, vhost: str) -> Permission | None:
         return self._permissions.get((user, vhost))
@@ -112,13 +137,27 @@ class Permissions:
     def of_vhost(self, vhost: str) -> list[Permission]:
         return [permission for permission in self.all() if permission.vhost == vhost]
 
+    def add_grant(self, user: str, grant: Grant) -> str:
+        """Return a key for questions, in the place of the user's name: the answers are those of the grant."""
+        self._last_grant += 1
+        key = f"{user}{KEY_MARK}{self._last_grant}"
+        self._grants[key] = grant
+        return key
+
+    def drop_grant(self, key: str) -> None:
+        """Nothing happens if it is none."""
+        self._grants.pop(key, None)
+
     def may_open(self, user: str, vhost: str) -> bool:
+        grant = self._grants.get(user)
+        if grant is not None:
+            return grant.may_open(vhost)
         return (user, vhost) in self._permissions
 
     def check_open(self, user: str, vhost: str) -> None:
         """Raises NotAllowed unless the user may open the vhost, which exists."""
         if not self.may_open(user, vhost):
-            raise NotAllowed(f"access to vhost '{vhost}' refused for user '{user}'")
+            raise NotAllowed(f"access to vhost '{vhost}' refused for user '{_name(user)}'")
 
     def allows(self, user: str, vhost: str, name: str, access: Access) -> bool:
         if user == ITSELF:
@@ -137,9 +176,76 @@ class Permissions:
         if kind == "exchange":
             name = name or DEFAULT_EXCHANGE
         if not self.allows(user, vhost, name, access):
-            raise AccessRefused(f"access to {kind} '{name}' in vhost '{vhost}' refused for user '{user}'")
+            raise AccessRefused(
+                f"access to {kind} '{name}' in vhost '{vhost}' refused for user '{_name(user)}'"
+            )
+
+    # -- topics ----------------------------------------------------------------------------------------------------
+
+    def prepare_topic(self, user: str, vhost: str, exchange: str, write: str, read: str) -> TopicPermission:
+        """Check a topic permission that is to be set. Raises InvalidPermission."""
+        permission = TopicPermission(user, vhost, exchange, write, read)
+        patterns: dict[Access, str] = {"write": write, "read": read}
+        for access, pattern in patterns.items():
+            try:
+                self._compile(_expanded(pattern, permission))
+            except InvalidPattern as failure:
+                raise InvalidPermission(access, pattern, str(failure)) from None
+        return permission
+
+    def store_topic(self, permission: TopicPermission) -> bool:
+        """Whether there was none."""
+        key = (permission.user, permission.vhost, permission.exchange)
+        new = key not in self._topics
+        self._topics[key] = permission
+        self._metadata.put(TOPIC_TABLE, _key(*key), encode(permission))
+        self._forget()
+        return new
+
+    def clear_topic(self, user: str, vhost: str, exchange: str = "") -> bool:
+        """For all exchanges if none is given; whether there was one."""
+        gone = [key for key in self._topics if key[:2] == (user, vhost) and exchange in ("", key[2])]
+        for key in gone:
+            del self._topics[key]
+            self._metadata.delete(TOPIC_TABLE, _key(*key))
+        if gone:
+            self._forget()
+        return bool(gone)
+
+    def topics(self) -> list[TopicPermission]:
+        return [self._topics[key] for key in sorted(self._topics)]
+
+    def check_topic(self, user: str, vhost: str, exchange: str, routing_key: str, access: Access) -> None:
+        """Raises AccessRefused unless the user may use the key of a topic exchange; without a record for it, it may."""
+        if not self._allows_key(user, vhost, exchange, routing_key, access):
+            raise AccessRefused(
+                f"access to topic '{routing_key}' in exchange '{exchange}' in vhost '{vhost}' "
+                f"refused for user '{_name(user)}'"
+            )
+
+    def _allows_key(self, user: str, vhost: str, exchange: str, routing_key: str, access: Access) -> bool:
+        grant = self._grants.get(user)
+        if grant is not None:
+            return grant.allows_key(vhost, exchange, routing_key, access)
+        permission = self._topics.get((user, vhost, exchange))
+        if permission is None:
+            return True
+        question = (user, vhost, exchange, access)
+        matches = self._topic_matchers.get(question)
+        if matches is None:
+            pattern: str = getattr(permission, access)
+            try:
+                matches = self._compile(_expanded(pattern, permission))
+            except InvalidPattern:
+                # Set on a node with other limits.
+                matches = _nothing
+            self._topic_matchers[question] = matches
+        return matches(routing_key)
 
     def _matches(self, user: str, vhost: str, name: str, access: Access) -> bool:
+        grant = self._grants.get(user)
+        if grant is not None:
+            return grant.allows(vhost, name, access)
         permission = self._permissions.get((user, vhost))
         if permission is None:
             return False
@@ -159,14 +265,30 @@ class Permissions:
 
     def _forget(self) -> None:
         self._matchers.clear()
+        self._topic_matchers.clear()
         self._answers.clear()
         self._changed()
+
+
+def _name(user: str) -> str:
+    """The user's name, for a key as well."""
+    return user.partition(KEY_MARK)[0]
 
 
 def _nothing(name: str) -> bool:
     return False
 
 
-def _key(user: str, vhost: str) -> str:
+def _expanded(pattern: str, permission: TopicPermission) -> str:
+    """Put in what a pattern may have a place for: the user and the vhost, as they are."""
+    for place, name in (("{username}", permission.user), ("{vhost}", permission.vhost)):
+        pattern = pattern.replace(place, re.escape(name))
+    return pattern
+
+
+def _key(user: str, vhost: str, exchange: str = "") -> str:
     """A digest, because two names of 255 bytes are longer than a key of LMDB may be."""
-    return hashlib.blake2b(f"{len(user)}:{user}{vhost}".encode(), digest_size=20).hexdigest()
+    told = f"{len(user)}:{user}{vhost}"
+    if exchange:
+        told = f"{len(user)}:{user}{len(vhost)}:{vhost}{exchange}"
+    return hashlib.blake2b(told.encode(), digest_size=20).hexdigest()

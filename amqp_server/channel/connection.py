@@ -22,6 +22,8 @@ class Client(Protocol):
     """The client at the other end; see amqp_server.connection.client."""
 
     username: str
+    #: By this its permissions are looked up: the user's name, or the key of a grant.
+    access: str
     name: str
 
     def can(self, capability: str) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from pamqp import base, commands
 
 from amqp_server.broker.arguments import Declaration, equivalence_error
+from amqp_server.broker.consumer_groups import refuse_publish
 from amqp_server.broker.operations import Bind, DeclareExchange, DeleteExchange, Operation, Unbind
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.records import ExchangeRecord, encoded
@@ -105,7 +106,7 @@ def _declared(channel: Channel, method: commands.Exchange.Declare) -> None:
 
 
 def _declare(channel: Channel, method: commands.Exchange.Declare, name: str) -> None:
-    vhost, user = channel.vhost, channel.connection.client.username
+    vhost, user = channel.vhost, channel.connection.client.access
     permissions = channel.broker.permissions
     arguments = dict(method.arguments or {})
     received = Declaration(
@@ -190,14 +191,14 @@ def delete(channel: Channel, method: commands.Exchange.Delete) -> None:
     if name.startswith("amq."):
         raise AccessRefused(f"deletion of system exchange '{name}' in vhost '{vhost.name}' not allowed")
     channel.broker.permissions.check(
-        channel.connection.client.username, vhost.name, "exchange", name, "configure"
+        channel.connection.client.access, vhost.name, "exchange", name, "configure"
     )
 
     exchange = vhost.router.get(name)
     if exchange is not None and has_partitions(exchange):
         for partition in partitions_of(vhost, exchange) or ():
             channel.broker.permissions.check(
-                channel.connection.client.username, vhost.name, "queue", partition, "configure"
+                channel.connection.client.access, vhost.name, "queue", partition, "configure"
             )
 
     def check() -> bool:
@@ -246,14 +247,21 @@ def change_binding(channel: Channel, binding: Binding, answer: base.Frame | None
     permissions = channel.broker.permissions
     if binding.source == "" or (binding.kind == "exchange" and binding.destination == ""):
         raise AccessRefused(DEFAULT_REFUSED)
-    permissions.check(connection.client.username, vhost.name, binding.kind, binding.destination, "write")
-    permissions.check(connection.client.username, vhost.name, "exchange", binding.source, "read")
+    permissions.check(connection.client.access, vhost.name, binding.kind, binding.destination, "write")
+    permissions.check(connection.client.access, vhost.name, "exchange", binding.source, "read")
+    source = vhost.router.get(binding.source)
+    if source is not None and source.type == "topic":
+        key = binding.routing_key
+        permissions.check_topic(connection.client.access, vhost.name, binding.source, key, "read")
     _check_ends(channel, binding, add=add)
     if has_partitions(vhost.router.get(binding.source)):
         raise PreconditionFailed(
             f"exchange '{binding.source}' in vhost '{vhost.name}' is a super stream that was declared with "
             f"'{PARTITIONS}': nothing but its partitions is bound to it"
         )
+    group = vhost.groups.get(binding.destination) if add and binding.kind == "queue" else None
+    if group is not None:
+        raise refuse_publish(group)
 
     def applied(error: str = "") -> None:
         if error:

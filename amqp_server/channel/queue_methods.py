@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pamqp import base, commands
 
+from amqp_server.broker import consumer_groups
 from amqp_server.broker.arguments import Declaration, equivalence_error
 from amqp_server.broker.operations import DeclareQueue, DeleteQueue
 from amqp_server.broker.queue import Queue
@@ -23,12 +24,18 @@ from amqp_server.channel.exchange_methods import (
     locked,
 )
 from amqp_server.errors import NotFound, NotImplemented_, PreconditionFailed, Unavailable
+from amqp_server.streams.host import StreamHost
+from amqp_server.streams.start import parse_start
 from amqp_server.wire import methods
 from exchanges.binding import Binding
 from quorum_queue.ports import Refused
 
 if TYPE_CHECKING:
     from amqp_server.channel.channel import Channel
+
+OFFSET = "x-stream-offset"
+#: What a count of messages in a reply can hold.
+LONG_MAX = 2**32 - 1
 
 
 def find(channel: Channel, name: str) -> Queue:
@@ -77,7 +84,10 @@ def declare(channel: Channel, method: commands.Queue.Declare) -> None:
         if queue.type.leased_by_passive_declare:
             # RabbitMQ does not ask the members of a quorum queue for a passive declare, so its lease runs on.
             queue.used()
-        _declared(channel, method, queue)
+        if OFFSET in (method.arguments or {}):
+            _count_from(channel, method, queue)
+        else:
+            _declared(channel, method, queue)
     else:
         _declare(channel, method)
 
@@ -113,6 +123,41 @@ def _declared(channel: Channel, method: commands.Queue.Declare, queue: Queue) ->
     channel.connection.after(queue.barrier, counted)
 
 
+def _count_from(channel: Channel, method: commands.Queue.Declare, queue: Queue) -> None:
+    """Count the messages of a stream from an offset on, those that consumers can have now (capability stream_offsets).
+
+    A reader that keeps its own place learns by it how far it may read, and whether retention was faster.
+    Raises PreconditionFailed.
+    """
+    host = queue.host
+    if not queue.type.is_stream or not isinstance(host, StreamHost):
+        raise PreconditionFailed(
+            f"invalid arg '{OFFSET}' for {place_of(queue)} of queue type rabbit_{queue.type.name}_queue"
+        )
+    types = argument_types(channel)
+    start = parse_start(dict(method.arguments or {}), types, place_of(queue))
+    if start.offset is None:
+        raise PreconditionFailed(
+            f"invalid arg '{OFFSET}' for {place_of(queue)}: a passive declare takes a number"
+        )
+    offset = start.offset
+    channel.last_queue = queue.name
+
+    def told(found: range | None) -> None:
+        if found is None:
+            raise PreconditionFailed(
+                f"offsets of {place_of(queue)} are not known on this node now: ask again"
+            )
+        if not found.start <= offset <= found.stop:
+            raise PreconditionFailed(
+                f"no offset {offset} in {place_of(queue)}: its first is {found.start} and its next is {found.stop}"
+            )
+        count = min(found.stop - offset, LONG_MAX)
+        _declare_ok(channel, method, queue.name, count, queue.host.consumer_count)
+
+    channel.connection.after(host.offsets, told)
+
+
 def _check_deduplication(channel: Channel, queue: Queue, arguments: dict[str, object]) -> None:
     """Compare the one argument that even a passive declare compares. Raises PreconditionFailed.
 
@@ -143,7 +188,7 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
     types = argument_types(channel)
     default_type = vhost.default_queue_type if durable and not auto_delete else "classic"
     received = Declaration(durable, auto_delete, arguments, types, queue_type=default_type)
-    permissions.check(connection.client.username, vhost.name, "queue", name, "configure")
+    permissions.check(connection.client.access, vhost.name, "queue", name, "configure")
 
     def declared() -> None:
         queue = _existing(channel, name)
@@ -155,6 +200,7 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
     if name in vhost.queues:
         declared()
         return
+    broker.limits.check_queue(vhost.name, name, len(vhost.queues))
     parsed = vhost.check_arguments(
         name,
         arguments,
@@ -165,10 +211,13 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
         default_type=default_type,
     )
     if parsed.dead_letter_exchange is not None:
-        permissions.check(connection.client.username, vhost.name, "queue", name, "read")
+        permissions.check(connection.client.access, vhost.name, "queue", name, "read")
         permissions.check(
-            connection.client.username, vhost.name, "exchange", parsed.dead_letter_exchange, "write"
+            connection.client.access, vhost.name, "exchange", parsed.dead_letter_exchange, "write"
         )
+    if parsed.type.is_group:
+        for stream in consumer_groups.check(vhost, name, parsed):
+            permissions.check(connection.client.access, vhost.name, "queue", stream.name, "read")
     vhost.check_queue()
     replication = broker.replication
     if parsed.type.is_stream and not replication.has_streams:
@@ -255,8 +304,8 @@ def _change(
 
 def purge(channel: Channel, method: commands.Queue.Purge) -> None:
     name = resolve_name(channel, method.queue)
-    username = channel.connection.client.username
-    channel.broker.permissions.check(username, channel.vhost.name, "queue", name, "read")
+    access = channel.connection.client.access
+    channel.broker.permissions.check(access, channel.vhost.name, "queue", name, "read")
     queue = find(channel, name)
     if queue.type.is_stream:
         raise NotImplemented_(f"queue.purge not supported by stream queues {place_of(queue)}")
@@ -274,7 +323,7 @@ def purge(channel: Channel, method: commands.Queue.Purge) -> None:
 def delete(channel: Channel, method: commands.Queue.Delete) -> None:
     vhost, connection = channel.vhost, channel.connection
     name = resolve_name(channel, method.queue)
-    channel.broker.permissions.check(connection.client.username, vhost.name, "queue", name, "configure")
+    channel.broker.permissions.check(connection.client.access, vhost.name, "queue", name, "configure")
     queue = vhost.queues.get(name)
 
     def answer(count: int) -> None:

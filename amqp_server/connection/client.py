@@ -9,9 +9,12 @@ class Client:
     """The client, as far as it is known; filled during the handshake."""
 
     __slots__ = (
+        "access",
         "capabilities",
+        "certificate_name",
         "connected_at_ms",
         "ended",
+        "expires_at_ms",
         "given_name",
         "mechanism",
         "name",
@@ -31,6 +34,12 @@ class Client:
         #: The log has told of the connection's end.
         self.ended = False
         self.username = ""
+        #: By this its permissions are looked up: the user's name, or the key of what a token grants.
+        self.access = ""
+        #: When its token expires, by the wall clock; 0: never.
+        self.expires_at_ms = 0
+        #: The user that the client's certificate stands for, empty if for none; None where certificates do not log in.
+        self.certificate_name: str | None = None
         self.mechanism = ""
         self.properties: dict[str, Any] = {}
         self.capabilities: dict[str, bool] = {}

@@ -40,7 +40,9 @@ def _open(session: Session, method: commands.Connection.Open, payload: bytes) ->
 
 
 def _update_secret(session: Session, method: commands.Connection.UpdateSecret, payload: bytes) -> None:
-    session.send(commands.Connection.UpdateSecretOk())
+    # As bytes, as the response of a login.
+    secret = payload[8 : 8 + int.from_bytes(payload[4:8], "big")]
+    session.update_secret(secret.decode(errors="replace"))
 
 
 def _close(session: Session, method: commands.Connection.Close, payload: bytes) -> None:

@@ -15,7 +15,7 @@ from amqp_server.wire.frames import FRAME_BYTES_MIN
 if TYPE_CHECKING:
     from amqp_server.connection.session import Session
 
-#: Those of RabbitMQ's capabilities that hold here, and one of our own.
+#: Those of RabbitMQ's capabilities that hold here, and two of our own.
 CAPABILITIES: dict[str, object] = {
     "publisher_confirms": True,
     "exchange_exchange_bindings": True,
@@ -27,6 +27,7 @@ CAPABILITIES: dict[str, object] = {
     "per_consumer_qos": True,
     "direct_reply_to": True,
     "publisher_deduplication": True,
+    "stream_offsets": True,
 }
 
 
@@ -34,7 +35,7 @@ def server_properties(session: Session) -> dict[str, object]:
     config = session.config
     return {
         "capabilities": dict(CAPABILITIES),
-        "cluster_name": f"mqd@{config.node}",
+        "cluster_name": session.broker.parameters.cluster_name or f"mqd@{config.node}",
         "copyright": "The mqd authors",
         "information": "An AMQP 0-9-1 broker in Python",
         "platform": f"Python {platform.python_version()}",
@@ -46,8 +47,11 @@ def server_properties(session: Session) -> dict[str, object]:
 
 def start(session: Session) -> None:
     """Answer the protocol header."""
+    mechanisms: tuple[str, ...] = sasl.MECHANISMS
+    if session.client.certificate_name is not None:
+        mechanisms += (sasl.EXTERNAL,)
     session.send(
-        commands.Connection.Start(0, 9, server_properties(session), " ".join(sasl.MECHANISMS), "en_US")  # type: ignore[arg-type]
+        commands.Connection.Start(0, 9, server_properties(session), " ".join(mechanisms), "en_US")  # type: ignore[arg-type]
     )
 
 
@@ -60,7 +64,12 @@ def start_ok(session: Session, method: commands.Connection.StartOk, response: by
         session.client.capabilities = {str(name): bool(value) for name, value in capabilities.items()}
     session.client.mechanism = method.mechanism
     log.named(session)
-    return sasl.parse_response(method.mechanism, response)
+    name = session.client.certificate_name
+    if method.mechanism == sasl.EXTERNAL and name is not None:
+        return sasl.Credentials(name, "")
+    config = session.config
+    token_bytes_max = config.oauth_token_bytes_max if config.oauth_resource_server_id else 0
+    return sasl.parse_response(method.mechanism, response, token_bytes_max)
 
 
 def tune(session: Session) -> None:
@@ -91,6 +100,8 @@ def open_vhost(session: Session, method: commands.Connection.Open) -> None:
     """Raises NotAllowed for a vhost that isn't there or that the user may not open."""
     broker = session.broker
     broker.vhost_records.check_open(method.virtual_host)
-    broker.permissions.check_open(session.client.username, method.virtual_host)
+    broker.limits.check_connection(session.client.username, method.virtual_host)
+    broker.permissions.check_open(session.client.access, method.virtual_host)
     session.vhost = broker.vhost(method.virtual_host)
+    broker.sessions.opened(session)
     session.send(commands.Connection.OpenOk())

@@ -14,12 +14,17 @@ import trio
 from amqp_server.broker.broker import Broker
 from amqp_server.config import parse_address
 from amqp_server.connection import log
+from amqp_server.connection.certificate_names import login_name
 from amqp_server.connection.client_wire import ClientWire, Wire
 from amqp_server.connection.half_open import HalfOpen, HalfOpens
-from amqp_server.connection.password_checks import PasswordChecks, source_of
+from amqp_server.connection.password_checks import Outcome, PasswordChecks, source_of
 from amqp_server.connection.poller import Poller
+from amqp_server.connection.proxy_protocol import BadProxyHeader, Proxies, ProxyHeader
+from amqp_server.connection.proxy_reader import read_header, receiver
+from amqp_server.connection.sasl import EXTERNAL
 from amqp_server.connection.session import State
 from amqp_server.connection.tls import ListenerTLS
+from amqp_server.connection.tokens import Tokens, is_token
 from amqp_server.connection.transport import Backpressure, Transport
 from quorum_queue.beat import now_ms, until_beat_s
 from quorum_queue.links.wire import TlsWire
@@ -30,6 +35,8 @@ logger = logging.getLogger("mqd.connection")
 ACCEPT_BATCH: Final = 8
 #: Between two looks at all connections, ms.
 WATCH_MS: Final = 1_000
+#: Of a connection that comes directly.
+NO_PROXY: Final = ProxyHeader(0)
 #: Time between two summaries of lines that were not logged one by one, s.
 LOG_SUMMARY_S: Final = 10.0
 
@@ -86,6 +93,8 @@ class Server:
         self._open = 0
         #: Those of them that have not logged in.
         self.half_opens = HalfOpens(self.config)
+        self._proxies = Proxies(self.config.proxy_sources)
+        self.tokens = Tokens(self.config) if self.config.oauth_resource_server_id else None
         #: They have published, and are not read until the disk has caught up.
         self._wait_for_disk: list[Transport] = []
         self._disk_awaited = trio.Event()
@@ -123,42 +132,64 @@ class Server:
     def _accept(
         self, nursery: trio.Nursery, sock: socket.socket, peer: str, tls: ssl.SSLContext | None
     ) -> None:
-        source = source_of(peer)
-        place = (
-            self.half_opens.admit(source, trio.current_time())
-            if self._open < self.config.connections_max
-            else None
-        )
+        place = self._admit(peer) if self._open < self.config.connections_max else None
         if place is None:
-            if self.broker.log_limit.allows("connection refused", source, 1):
-                logger.warning(
-                    "connection refused of %s: %d open, %d logging in, %d of them from there",
-                    peer,
-                    self._open,
-                    len(self.half_opens),
-                    self.half_opens.count_of(source),
-                    extra={"peer": peer},
-                )
+            self._say_refused(peer)
             sock.close()
             return
         self._open += 1
+        proxied = self._proxies.trusts(peer)
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if tls is None:
+            if tls is None and not proxied:
                 self._begin(sock, ClientWire(sock), place)
         except OSError:
             # The client has gone already.
             self._gone(sock, place)
             return
-        if tls is not None:
-            nursery.start_soon(self._handshake, sock, tls, place)
+        if tls is not None or proxied:
+            nursery.start_soon(self._prepare, sock, tls, place, proxied)
 
-    def _begin(self, sock: socket.socket, wire: Wire, place: HalfOpen) -> None:
+    def _admit(self, peer: str) -> HalfOpen | None:
+        """Return a place for a connection of this address, if there is one."""
+        return self.half_opens.admit(source_of(peer), trio.current_time())
+
+    def _say_refused(self, peer: str) -> None:
+        source = source_of(peer)
+        if self.broker.log_limit.allows("connection refused", source, 1):
+            logger.warning(
+                "connection refused of %s: %d open, %d logging in, %d of them from there",
+                peer,
+                self._open,
+                len(self.half_opens),
+                self.half_opens.count_of(source),
+                extra={"peer": peer},
+            )
+
+    def _certificate_name(self, wire: TlsWire) -> str | None:
+        """Return the user that the client's certificate stands for; None where certificates do not log in."""
+        config = self.config
+        if config.tls_login_from == "off":
+            return None
+        return login_name(
+            wire.certificate(), config.tls_login_from, config.tls_login_san_type, config.tls_login_san_index
+        )
+
+    def _begin(
+        self,
+        sock: socket.socket,
+        wire: Wire,
+        place: HalfOpen,
+        proxy: ProxyHeader = NO_PROXY,
+        certificate_name: str | None = None,
+    ) -> None:
         """Serve a connection from now on. Raises OSError."""
-        peer, here = sock.getpeername()[:2], sock.getsockname()[:2]
+        peer = proxy.client or sock.getpeername()[:2]
+        here = proxy.here or sock.getsockname()[:2]
         name = f"{peer[0]}:{peer[1]} -> {here[0]}:{here[1]}"
         transport = Transport(self, wire, peer[0], name, place)
+        transport.session.client.certificate_name = certificate_name
         place.drop = partial(self._give_way, transport)
         self.transports[transport] = None
         transport.contain(transport.start)
@@ -168,25 +199,42 @@ class Server:
         self._open -= 1
         self.half_opens.remove(place)
 
-    async def _handshake(self, sock: socket.socket, tls: ssl.SSLContext, place: HalfOpen) -> None:
-        """Serve a connection when its TLS stands, which may take a while."""
+    async def _prepare(
+        self, sock: socket.socket, tls: ssl.SSLContext | None, place: HalfOpen, proxied: bool
+    ) -> None:
+        """Serve a connection when its proxy has said whose it is, and when its TLS stands. Either may take a while."""
         begun = False
+        kind = "PROXY header" if proxied else "TLS handshake"
         try:
             with trio.CancelScope() as scope:
                 if place.gone:
                     return
                 place.drop = scope.cancel
-                wire = TlsWire(sock, tls, server_host=None)
+                proxy, certificate_name = NO_PROXY, None
+                wire: Wire = ClientWire(sock)
                 with trio.fail_after(self.config.handshake_timeout_s):
-                    await wire.handshake()
-                self._begin(sock, wire, place)
+                    if proxied:
+                        proxy = await read_header(receiver(sock), self.config.proxy_header_bytes_max)
+                        kind = "TLS handshake"
+                    if proxy.client is not None:
+                        # It counts for its own address from here on.
+                        self.half_opens.remove(place)
+                        client_place = self._admit(proxy.client.host)
+                        if client_place is None:
+                            self._say_refused(proxy.client.host)
+                            return
+                        place = client_place
+                        place.drop = scope.cancel
+                    if tls is not None:
+                        wire = through_tls = TlsWire(sock, tls, server_host=None)
+                        await through_tls.handshake()
+                        certificate_name = self._certificate_name(through_tls)
+                self._begin(sock, wire, place, proxy, certificate_name)
                 begun = True
-        except (ssl.SSLError, trio.TooSlowError, OSError) as error:
-            if self.broker.log_limit.allows("TLS handshake failed", place.source):
+        except (BadProxyHeader, ssl.SSLError, trio.TooSlowError, OSError) as error:
+            if self.broker.log_limit.allows(f"{kind} failed", place.source):
                 said = str(error) or "it took too long"
-                logger.info(
-                    "TLS handshake with %s failed: %s", place.source, said, extra={"peer": place.source}
-                )
+                logger.info("%s with %s failed: %s", kind, place.source, said, extra={"peer": place.source})
         finally:
             if not begun:
                 self._gone(sock, place)
@@ -208,15 +256,30 @@ class Server:
             return
         with trio.CancelScope() as scope:
             transport.cancel_login = scope.cancel
+            reason, token = "", None
             try:
-                outcome = await self.password_checks.check(
-                    transport.session.client.peer, login.user, login.password
-                )
+                if transport.session.client.mechanism == EXTERNAL:
+                    outcome, reason = self._log_in_by_certificate(login.user)
+                elif self.tokens is not None and is_token(login.password):
+                    outcome, reason, token = await self.tokens.log_in(
+                        self.password_checks, transport.session.client.peer, login.password
+                    )
+                else:
+                    outcome = await self.password_checks.check(
+                        transport.session.client.peer, login.user, login.password
+                    )
             except Exception as error:  # noqa: BLE001 - the turn decides what it ends
                 turn.run(turn.failed, transport.session, error)
                 transport.close()
                 return
-            turn.run(transport.logged_in, outcome)
+            turn.run(transport.logged_in, outcome, reason, token)
+
+    def _log_in_by_certificate(self, user: str) -> tuple[Outcome, str]:
+        if not user:
+            return Outcome.REFUSED, "no certificate that names a user"
+        if self.broker.users.get(user) is None:
+            return Outcome.REFUSED, "the user of the certificate does not exist"
+        return Outcome.ACCEPTED, ""
 
     def wait_for_disk(self, transport: Transport) -> None:
         """Call `caught_up` when the disk has caught up."""
@@ -279,6 +342,8 @@ class Server:
                 log.closing(session, log.HANDSHAKE_TIMEOUT)
                 transport.close()
             return
+        if session.client.expires_at_ms:
+            self.turn.run(session.check_expiry, self.broker.clock.wall_ms())
         self._check_heartbeats(transport, now)
 
     def _check_heartbeats(self, transport: Transport, now: float) -> None:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import ipaddress
 import os
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import trio
@@ -61,9 +62,19 @@ def source_of(peer: str) -> str:
     return str(address)
 
 
+def _outcome(verified: bool | None) -> Outcome:
+    if verified is None:
+        return Outcome.BUSY
+    return Outcome.ACCEPTED if verified else Outcome.REFUSED
+
+
 class PasswordChecks:
-    def __init__(self, users: Users, config: Config) -> None:
+    def __init__(
+        self, users: Users, config: Config, replace_hash: Callable[[str, str, str], None] | None = None
+    ) -> None:
+        """`replace_hash` is called with the name, the old and the new hash of a user who has logged in with RabbitMQ's."""
         self._users = users
+        self._replace_hash = replace_hash
         self._config = config
         self._limiter = trio.CapacityLimiter(config.password_checks_max or max(1, (os.cpu_count() or 1) // 2))
         #: Addresses with failed logins, or with logins that wait. Those that have failed last stand last.
@@ -74,19 +85,37 @@ class PasswordChecks:
 
         `waiting_max` is a lower limit than that of the configuration.
         """
-        verified = self._users.recall(name, password)
+        recall = partial(self._users.recall, name, password)
+        verified = recall()
         if verified is None:
-            verified = await self._check_in_turn(source_of(peer), name, password, waiting_max)
-        if verified is None:
-            return Outcome.BUSY
-        return Outcome.ACCEPTED if verified else Outcome.REFUSED
+            verified = await self._check_in_turn(
+                source_of(peer), partial(self._verify, name, password), recall, waiting_max
+            )
+        return _outcome(verified)
+
+    async def _verify(self, name: str, password: str) -> bool:
+        verified = await self.run(self._users.verify, name, password)
+        better = self._users.better_hash(name)
+        if better is not None and self._replace_hash is not None:
+            self._replace_hash(name, *better)
+        return verified
+
+    async def check_otherwise(
+        self, peer: str, verify: Callable[[], Awaitable[bool]], waiting_max: int | None = None
+    ) -> Outcome:
+        """Check something else than a password, as often as an address may have passwords checked."""
+        return _outcome(await self._check_in_turn(source_of(peer), verify, waiting_max=waiting_max))
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
         """Compute a hash, among the few at a time."""
         return await trio.to_thread.run_sync(function, *args, limiter=self._limiter)
 
     async def _check_in_turn(
-        self, address: str, name: str, password: str, waiting_max: int | None
+        self,
+        address: str,
+        verify: Callable[[], Awaitable[bool]],
+        recall: Callable[[], bool | None] = lambda: None,
+        waiting_max: int | None = None,
     ) -> bool | None:
         source = self._sources.setdefault(address, Source())
         limit = self._config.password_checks_waiting_max
@@ -99,9 +128,9 @@ class PasswordChecks:
                 async with source.turn:
                     await trio.sleep(self._back_off_s(source))
                     # Another login with the same password may have been checked meanwhile.
-                    verified = self._users.recall(name, password)
+                    verified = recall()
                     if verified is None:
-                        verified = await self.run(self._users.verify, name, password)
+                        verified = await verify()
                         if not verified:
                             self._failed(address, source)
         finally:

@@ -1,6 +1,6 @@
 """The login mechanisms: bytes of a SASL response to a user's name and password.
 
-PLAIN is RFC 4616 without an authorization identity, AMQPLAIN a field table without its length, as RabbitMQ
+EXTERNAL has neither: the certificate says who the client is (`certificate_names`). PLAIN is RFC 4616 without an authorization identity, AMQPLAIN a field table without its length, as RabbitMQ
 reads both.
 """
 
@@ -13,6 +13,8 @@ from amqp_server.errors import CommandInvalid, SyntaxError_
 
 #: A client picks one of them; in this order they are offered.
 MECHANISMS = ("AMQPLAIN", "PLAIN")
+#: Offered beside them where certificates log in.
+EXTERNAL = "EXTERNAL"
 
 USER_BYTES_MAX = 255
 PASSWORD_BYTES_MAX = 1_024
@@ -33,15 +35,18 @@ class Credentials(NamedTuple):
         return f"Credentials({self.user!r})"
 
 
-def parse_response(mechanism: str, response: bytes) -> Credentials:
-    """Raises CommandInvalid for a mechanism that isn't offered, SyntaxError_ for a bad response."""
+def parse_response(mechanism: str, response: bytes, token_bytes_max: int = 0) -> Credentials:
+    """`token_bytes_max` is how long a token may be that stands in the place of a password.
+
+    Raises CommandInvalid for a mechanism that isn't offered, SyntaxError_ for a bad response."""
     parse = _PARSERS.get(mechanism)
     if parse is None:
         raise CommandInvalid(f"unknown authentication mechanism '{mechanism[:64]}'")
-    if len(response) > RESPONSE_BYTES_MAX:
-        raise SyntaxError_(f"{mechanism} response longer than {RESPONSE_BYTES_MAX} bytes")
+    response_bytes_max = RESPONSE_BYTES_MAX + token_bytes_max
+    if len(response) > response_bytes_max:
+        raise SyntaxError_(f"{mechanism} response longer than {response_bytes_max} bytes")
     user, password = parse(response)
-    if len(user) > USER_BYTES_MAX or len(password) > PASSWORD_BYTES_MAX:
+    if len(user) > USER_BYTES_MAX or len(password) > max(PASSWORD_BYTES_MAX, token_bytes_max):
         raise SyntaxError_(f"{mechanism} response with a name or password that is too long")
     try:
         return Credentials(user.decode(), password.decode())

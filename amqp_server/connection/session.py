@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from pamqp import base, commands
 
+from amqp_server.broker.grants import Grant, Token
 from amqp_server.broker.memo import Memo
 from amqp_server.broker.topology import Result
 from amqp_server.channel import publish
@@ -128,13 +129,17 @@ class Session:
         name: str,
         peer: str = "",
         user: str,
+        access: str = "",
         vhost: VHost,
         frame_max: int,
         channel_max: int,
     ) -> Session:
-        """Return a session without a handshake, for a client within this process."""
+        """Return a session without a handshake, for a client within this process.
+
+        `access` is the key of a grant of somebody else's, if the user's own permissions are not what counts.
+        """
         session = cls(broker, outbox, edge, peer, name)
-        session.client.username = user
+        session.client.username, session.client.access = user, access or user
         session.vhost = vhost
         session.tuned(frame_max, channel_max, 0)
         session.state = State.RUNNING
@@ -274,14 +279,17 @@ class Session:
                 f"{self.broker.counts.channels} channels are open, no more are allowed (channels_max)"
             )
         assert self.vhost is not None
+        self.broker.limits.check_channel(self.client.username)
         self.channels[number] = channel = Channel(self, self.vhost, number)
         self.broker.counts.channels += 1
+        self.broker.sessions.channel_opened(self.client.username)
         self.broker.ended.channels_created += 1
         channel.send(methods.make(commands.Channel.OpenOk))
 
     def _drop_channel(self, channel: Channel) -> None:
         if self.channels.pop(channel.number, None) is not None:
             self.broker.counts.channels -= 1
+            self.broker.sessions.channel_gone(self.client.username)
         self._handling = None
         self.incoming.drop_channel(channel)
 
@@ -412,11 +420,16 @@ class Session:
         log.opened(self)
         self._edge.opened()
 
-    def login_done(self, *, accepted: bool, reason: str = "invalid credentials") -> None:
-        """The edge has verified `login`. The reason of a refusal is for the log."""
+    def login_done(
+        self, *, accepted: bool, reason: str = "invalid credentials", token: Token | None = None
+    ) -> None:
+        """The edge has verified `login`. The reason of a refusal is for the log. A token says who the user is."""
         assert self.login is not None
-        user = self.login.user
+        user = self.login.user if token is None else token.user
         self.login = None
+        if self.state is State.RUNNING:
+            self._renewed(token if accepted else None, reason)
+            return
         if self.state is not State.AUTHENTICATING:
             return
         if accepted and not self.broker.users.may_connect_from(user, self.client.peer):
@@ -435,10 +448,43 @@ class Session:
             else:
                 self._closed()
             return
-        self.client.username = user
+        self.client.username = self.client.access = user
+        if token is not None:
+            self._take(token)
         self.state = State.TUNING
         handshake.tune(self)
         self.incoming.go_on()
+
+    def _take(self, token: Token) -> None:
+        """From here on the client may do what this token grants, until it expires."""
+        permissions, client = self.broker.permissions, self.client
+        permissions.drop_grant(client.access)
+        client.access = permissions.add_grant(client.username, Grant(token.scopes))
+        client.expires_at_ms = int(token.expires_at_s * 1000)
+        # They stand for what the one before has granted.
+        self.incoming.forget_memos()
+
+    def update_secret(self, secret: str) -> None:
+        """The client has a new token, which the edge is to verify. Others have nothing that could be renewed."""
+        if self.client.expires_at_ms:
+            self.login = Credentials(self.client.username, secret)
+        else:
+            self.send(commands.Connection.UpdateSecretOk())
+
+    def _renewed(self, token: Token | None, reason: str) -> None:
+        if token is not None and token.user != self.client.username:
+            token, reason = None, "it is the token of another user"
+        if token is None:
+            log.login_refused(self, self.client.username, f"new secret: {reason}")
+            self.fail(NotAllowed("New secret was refused by one of the backends"), (10, 70))
+            return
+        self._take(token)
+        self.send(commands.Connection.UpdateSecretOk())
+
+    def check_expiry(self, now_ms: int) -> None:
+        """Close the connection if its token has expired by the wall clock."""
+        if self.client.expires_at_ms and now_ms >= self.client.expires_at_ms:
+            self.force_close("the token has expired")
 
     # -- end -------------------------------------------------------------------------------------------------------
 
@@ -566,6 +612,8 @@ class Session:
         # First it is no session any more: an exclusive queue whose declaration is still under way goes then,
         # too.
         self.broker.sessions.remove(self)
+        if self.client.expires_at_ms:
+            self.broker.permissions.drop_grant(self.client.access)
         self._add_up()
         queues, self.exclusive_queues = self.exclusive_queues, {}
         self.broker.deletions.add(queues)

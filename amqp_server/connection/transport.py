@@ -21,6 +21,7 @@ from amqp_server.connection.session import Session, State
 
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
+    from amqp_server.broker.grants import Token
     from amqp_server.config import Config
     from amqp_server.connection.half_open import HalfOpens
     from amqp_server.turn import Turn
@@ -309,19 +310,21 @@ class Transport:
 
     # -- the login -------------------------------------------------------------------------------------------------
 
-    def logged_in(self, outcome: Outcome) -> None:
-        """The password was checked. Within a turn."""
+    def logged_in(self, outcome: Outcome, reason: str = "", token: Token | None = None) -> None:
+        """The login was checked; `reason` is that of a refusal, for the log. Within a turn."""
         self._logging_in = False
         if self._ended:
             return
-        self._turn.contain(self.session, self._login_done, outcome)
+        self._turn.contain(self.session, self._login_done, outcome, reason, token)
         self.resumed()
 
-    def _login_done(self, outcome: Outcome) -> None:
+    def _login_done(self, outcome: Outcome, reason: str, token: Token | None) -> None:
         if outcome is Outcome.BUSY:
             self.session.login_done(accepted=False, reason=BUSY)
         else:
-            self.session.login_done(accepted=outcome is Outcome.ACCEPTED)
+            self.session.login_done(
+                accepted=outcome is Outcome.ACCEPTED, reason=reason or "invalid credentials", token=token
+            )
 
     def opened(self) -> None:
         """The client has logged in, or it never will."""

@@ -84,6 +84,7 @@ async def post_binding(call: Call) -> Answer:
     asked = call.read(BindingRequest)
     source, type_, destination = _ends(call)
     _require_ends(call, vhost)
+    _require_topic(call, vhost, asked.routing_key)
     await call.broker.bind(
         vhost,
         BindingView(
@@ -103,7 +104,9 @@ async def post_binding(call: Call) -> Answer:
 async def delete_binding(call: Call) -> Answer:
     vhost = call.own_vhost()
     _require_ends(call, vhost)
-    await call.broker.unbind(vhost, await _binding(call, vhost))
+    binding = await _binding(call, vhost)
+    _require_topic(call, vhost, binding.routing_key)
+    await call.broker.unbind(vhost, binding)
     return NO_CONTENT
 
 
@@ -119,6 +122,13 @@ def _require_ends(call: Call, vhost: str) -> None:
     source, type_, destination = _ends(call)
     call.require(vhost, "queue" if type_ == "queue" else "exchange", destination, "write")
     call.require(vhost, "exchange", source, "read")
+
+
+def _require_topic(call: Call, vhost: str, routing_key: str) -> None:
+    source, _, _ = _ends(call)
+    exchange = call.broker.exchange(vhost, source)
+    if exchange is not None and exchange.type == "topic":
+        call.require_topic(vhost, source, routing_key, "read")
 
 
 def _between(call: Call, vhost: str) -> Iterator[BindingView]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from amqp_server.broker.grants import Grant
 from amqp_server.broker.permissions import Access, Kind
 from amqp_server.broker.users import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER, User
 from amqp_server.broker.vhosts import VhostRecord
@@ -48,9 +49,14 @@ class Call:
         method: str = "GET",
         route: str = "",
         local: bool = False,
+        scopes: Sequence[str] | None = None,
     ) -> None:
+        """`scopes` are those of the user's token, where there is one. Then `end` has to be called."""
         self.broker = broker
         self.user = user
+        self.scopes = scopes
+        #: By this permissions are looked up.
+        self.access = user.name if scopes is None else broker.permissions.add_grant(user.name, Grant(scopes))
         self.path = path
         self.query = query
         self.body = body
@@ -66,6 +72,11 @@ class Call:
         #: Nodes whose part is missing in the answer.
         self.missing: list[str] = []
         self._stats: Stats | None = None
+
+    def end(self) -> None:
+        """It is answered, and what its token grants is forgotten."""
+        if self.scopes is not None:
+            self.broker.permissions.drop_grant(self.access)
 
     @property
     def stats(self) -> Stats:
@@ -86,6 +97,33 @@ class Call:
         except (msgspec.MsgspecError, UnicodeDecodeError) as failure:
             raise bad_request(f"body: {failure}") from None
 
+    def table(self) -> dict[str, Any]:
+        """The body, an object of whatever fields."""
+        try:
+            asked = msgspec.json.decode(self.body or b"{}")
+        except RecursionError:
+            raise bad_request("body: objects and arrays are nested too deeply") from None
+        except (msgspec.MsgspecError, UnicodeDecodeError) as failure:
+            raise bad_request(f"body: {failure}") from None
+        if not isinstance(asked, dict):
+            raise bad_request("not_json")
+        return asked
+
+    def require_policymaker(self) -> None:
+        """Refuses unless the user may set policies in the path's vhost; without one, unless in all."""
+        if self.may(ADMINISTRATOR):
+            return
+        vhost = self.path.get("vhost")
+        if self.may(POLICYMAKER) and (
+            vhost is None or self.broker.permissions.may_open(self.user.name, vhost)
+        ):
+            return
+        raise not_authorised("User not authorised to access object")
+
+    def require_administrator(self) -> None:
+        if not self.may(ADMINISTRATOR):
+            raise not_authorised("Not administrator user")
+
     @property
     def reason(self) -> str:
         """Why something is closed, in the operator's words."""
@@ -105,7 +143,7 @@ class Call:
 
     def sees(self, vhost: str) -> bool:
         """Whether the user may look into the vhost."""
-        return self.may(MONITORING) or self.broker.permissions.may_open(self.user.name, vhost)
+        return self.may(MONITORING) or self.broker.permissions.may_open(self.access, vhost)
 
     def visible_vhosts(self) -> list[VhostRecord]:
         return [vhost for vhost in self.broker.vhosts if self.sees(vhost.name)]
@@ -129,7 +167,7 @@ class Call:
         """The path's vhost, to change something in it. Administrators may in each: they could permit it to
         themselves."""
         name = self.path["vhost"]
-        if not (self.may(ADMINISTRATOR) or self.broker.permissions.may_open(self.user.name, name)):
+        if not (self.may(ADMINISTRATOR) or self.broker.permissions.may_open(self.access, name)):
             raise not_authorised("User not authorised to access virtual host")
         if name not in self.broker.vhosts:
             raise not_found()
@@ -143,7 +181,16 @@ class Call:
     def require_own(self, vhost: str, kind: Kind, name: str, access: Access) -> None:
         """Refuses unless the user has the permission: to messages, the tags give no right."""
         try:
-            self.broker.permissions.check(self.user.name, vhost, kind, name, access)
+            self.broker.permissions.check(self.access, vhost, kind, name, access)
+        except AMQPError as error:
+            raise refusal_of(error) from None
+
+    def require_topic(self, vhost: str, exchange: str, routing_key: str, access: Access) -> None:
+        """Refuses a routing key of a topic exchange unless the user may use it, or is an administrator."""
+        if self.may(ADMINISTRATOR):
+            return
+        try:
+            self.broker.permissions.check_topic(self.access, vhost, exchange, routing_key, access)
         except AMQPError as error:
             raise refusal_of(error) from None
 

@@ -35,7 +35,7 @@ class Direct:
     See connection.session.Edge, and amqp_server.turn.Sender.
     """
 
-    def __init__(self, broker: Broker, vhost: str, username: str) -> None:
+    def __init__(self, broker: Broker, vhost: str, username: str, access: str = "") -> None:
         self._turn = broker.turn
         self._frame_max = broker.config.frame_max_bytes
         self._depth = broker.config.table_depth_max
@@ -47,6 +47,7 @@ class Direct:
             self,
             name="management",
             user=username,
+            access=access,
             vhost=broker.vhost(vhost),
             frame_max=self._frame_max,
             channel_max=CHANNEL,

@@ -37,6 +37,9 @@ class Question(msgspec.Struct):
     query: dict[str, str]
     user: str
     reason: str = ""
+    #: Of a user's token, which the other node has not seen; tags count with scopes only.
+    scopes: list[str] | None = None
+    tags: list[str] = []
 
 
 class Told(msgspec.Struct):
@@ -82,6 +85,8 @@ async def ask_others(call: Call, nodes: Sequence[str] | None = None) -> Answers:
             query={name: call.query[name] for name in PASSED_ON if name in call.query},
             user=call.user.name,
             reason=call.reason,
+            scopes=None if call.scopes is None else list(call.scopes),
+            tags=list(call.user.tags),
         )
     )
 
@@ -117,6 +122,7 @@ async def answer(
 ) -> AsyncGenerator[bytes, None]:
     """Yield the parts of this node's answer."""
     status, body = 200, None
+    call: Call | None = None
     try:
         handler, call = make(msgspec.json.decode(question, type=Question))
         told = await handler(call)
@@ -132,6 +138,9 @@ async def answer(
     except AMQPError as error:
         refused = refusal_of(error)
         status, body = refused.status, refused.body
+    finally:
+        if call is not None:
+            call.end()
     yield encode(Told(status, body))
 
 

@@ -19,21 +19,22 @@ from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from amqp_server.broker.users import User
 from amqp_server.errors import AMQPError
 from amqp_server.management import everywhere
 from amqp_server.management.answer import Answer, Refusal, encode, not_authorised, not_found, refusal_of
 from amqp_server.management.call import MAY, REASON_HEADER, Call
 from amqp_server.management.listing import Rows, picked
-from amqp_server.management.login import Login
-from amqp_server.management.routes import ROUTES, Route
+from amqp_server.management.login import Caller, Login
+from amqp_server.management.routes import ANYBODY, ROUTES, Route
 from amqp_server.management.slices import Slices
 
 if TYPE_CHECKING:
-    from amqp_server.broker.users import User
     from amqp_server.management.managed_broker import ManagedBroker
     from amqp_server.management.server import Connection
 
 log = logging.getLogger("mqd.management")
+audit = logging.getLogger("mqd.audit")
 
 # An API for tools and for a page of our own: nothing here may be framed, cached, guessed at or run.
 HEADERS = {
@@ -44,6 +45,8 @@ HEADERS = {
     "x-frame-options": "DENY",
 }
 JSON = "application/json"
+#: Who asks for what anybody may see.
+NOBODY = Caller(User("", ""))
 #: Nodes whose part of the answer is missing.
 MISSING_HEADER = "x-missing-nodes"
 READS = frozenset({"GET", "HEAD"})
@@ -147,37 +150,49 @@ class Api:
         async def respond(response: Response) -> None:
             await response(request.scope, request.receive, send)
 
+        if route.who == ANYBODY:
+            await respond(await self._respond(route, request, NOBODY))
+            return
         try:
-            user = await self._user(route, request)
-            with self._slots.hold(user.name), _protected(request):
-                await respond(await self._respond(route, request, user))
+            caller = await self._caller(route, request)
+            with self._slots.hold(caller.user.name), _protected(request):
+                await respond(await self._respond(route, request, caller))
         except Refusal as refusal:
             # Without a slot: it is small, and the client may take its time for it.
             await respond(_refuse(refusal))
 
-    async def _respond(self, route: Route, request: Request, user: User) -> Response:
+    async def _respond(self, route: Route, request: Request, caller: Caller) -> Response:
+        call: Call | None = None
         try:
-            call = await self._call(route, request, user)
-            return await _response(await self._answer(route, call), call.missing)
+            call = await self._call(route, request, caller)
+            response = await _response(await self._answer(route, call), call.missing)
+            _note(route, request, caller.user, response.status_code)
+            return response
         except Refusal as refusal:
+            _note(route, request, caller.user, refusal.status)
             return _refuse(refusal)
         except AMQPError as error:
-            return _refuse(refusal_of(error))
+            refused = refusal_of(error)
+            _note(route, request, caller.user, refused.status)
+            return _refuse(refused)
         except ClientDisconnect:
             return Response(status_code=400)
         except Exception:
             # The client learns nothing of our insides; the log gets the path, never the headers.
             log.exception("%s %s failed", request.method, request.url.path)
             return _refuse(Refusal(500, "internal_server_error", "Internal Server Error"))
+        finally:
+            if call is not None:
+                call.end()
 
-    async def _user(self, route: Route, request: Request) -> User:
+    async def _caller(self, route: Route, request: Request) -> Caller:
         peer = request.client.host if request.client else ""
-        user = await self._login.user(request.headers.get("authorization", ""), peer)
-        if MAY[route.who].isdisjoint(user.tags):
+        caller = await self._login.caller(request.headers.get("authorization", ""), peer)
+        if MAY[route.who].isdisjoint(caller.user.tags):
             raise not_authorised(f"Not {route.who} user")
-        return user
+        return caller
 
-    async def _call(self, route: Route, request: Request, user: User) -> Call:
+    async def _call(self, route: Route, request: Request, caller: Caller) -> Call:
         if route.method not in READS and _is_of_another_page(request):
             raise Refusal(415, "bad_request", f"content-type must be {JSON} in a request of another page")
         body = await self._body(request)
@@ -185,7 +200,7 @@ class Api:
         query = dict(request.query_params)
         return Call(
             self._broker,
-            user,
+            caller.user,
             path,
             query,
             body,
@@ -194,6 +209,7 @@ class Api:
             request.headers,
             method=route.method,
             route=route.path,
+            scopes=caller.scopes,
         )
 
     async def _answer(self, route: Route, call: Call) -> object:
@@ -235,6 +251,8 @@ class Api:
             None,
         )
         user = self._broker.users.get(question.user)
+        if question.scopes is not None:
+            user = User(question.user, "", tuple(question.tags))
         if route is None or user is None or MAY[route.who].isdisjoint(user.tags):
             raise not_found()
         call = Call(
@@ -249,6 +267,7 @@ class Api:
             method=route.method,
             route=route.path,
             local=True,
+            scopes=question.scopes,
         )
         return route.handler, call
 
@@ -319,6 +338,18 @@ def _is_of_another_page(request: Request) -> bool:
 
 async def _alive(request: Request) -> Response:
     return await _response({"status": "ok"})
+
+
+def _note(route: Route, request: Request, user: User, status: int) -> None:
+    """Log who has changed what, or tried to. Never a body, which may have a password in it."""
+    if route.method in READS or not route.audited:
+        return
+    peer = request.client.host if request.client else ""
+    audit.info(
+        "user '%s' from %s: %s %s: %d",
+        *(user.name, peer, route.method, request.scope["path"], status),
+        extra={"user": user.name, "peer": peer},
+    )
 
 
 def _decoded(part: str) -> str:

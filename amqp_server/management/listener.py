@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from amqp_server.config import Config
+from amqp_server.connection.proxy_protocol import Proxies
 
 if TYPE_CHECKING:
     from amqp_server.app import Node
@@ -111,7 +112,8 @@ async def _serve(
 
     api, slices = _api(broker, config)
     sampler = broker.sample(slices)
-    server = Server(api.app(config.http_requests_max), Limits.of(config), slices)
+    proxies = Proxies(config.proxy_sources)
+    server = Server(api.app(config.http_requests_max), Limits.of(config), slices, proxies)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(sampler.run)
         if broker.cluster is not None:

@@ -1,14 +1,16 @@
-"""Finds the user who sent a request: HTTP's basic authentication against the broker's users."""
+"""Finds the user who sent a request: by HTTP's basic authentication, or by a token."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from amqp_server.broker.grants import Grant
 from amqp_server.broker.users import MANAGEMENT, User
 from amqp_server.connection.password_checks import Outcome, source_of
+from amqp_server.connection.tokens import Tokens, is_token
 from amqp_server.management.answer import Refusal, login_failed, not_authorised
 from amqp_server.management.call import MAY
 
@@ -21,32 +23,68 @@ HEADER_BYTES_MAX = 2_048
 NAME_CHARS_MAX = 255
 
 
+class Caller(NamedTuple):
+    user: User
+    #: Of the user's token; None: what it may do, the broker knows.
+    scopes: tuple[str, ...] | None = None
+
+
 class Login:
     def __init__(self, broker: ManagedBroker, waiting_max: int) -> None:
         """`waiting_max`: requests of one address that may wait for their password to be checked."""
         self._waiting_max = waiting_max
         self._users = broker.users
         self._checks = broker.password_checks
+        self._tokens = broker.tokens
         self._log_limit = broker.log_limit
 
-    async def user(self, authorization: str, peer: str) -> User:
+    async def caller(self, authorization: str, peer: str) -> Caller:
         """Raises the same refusal for an unknown user as for a wrong password."""
-        name, password = _parse(authorization)
+        tokens = self._tokens
+        if tokens is None:
+            return Caller(await self._user(*_parse(authorization), peer))
+        scheme, _, secret = authorization.partition(" ")
+        if scheme.lower() == "bearer":
+            return await self._by_token(tokens, secret.strip(), peer)
+        name, password = _parse(authorization, tokens.bytes_max)
+        if is_token(password):
+            return await self._by_token(tokens, password, peer)
+        return Caller(await self._user(name, password, peer))
+
+    async def _by_token(self, tokens: Tokens, secret: str, peer: str) -> Caller:
+        outcome, reason, token = await tokens.log_in(self._checks, peer, secret, self._waiting_max)
+        if outcome is Outcome.BUSY:
+            raise self._busy("", peer)
+        if token is None or outcome is Outcome.REFUSED:
+            self._log_refused("", peer, reason)
+            raise login_failed()
+        user = User(token.user, "", Grant(token.scopes).tags)
+        self._check(user, peer)
+        return Caller(user, token.scopes)
+
+    async def _user(self, name: str, password: str, peer: str) -> User:
         outcome = await self._checks.check(peer, name, password, self._waiting_max)
         if outcome is Outcome.BUSY:
-            self._log_refused(name, peer, "not checked, too many logins of this address have failed or wait")
-            raise Refusal(429, "too_many_requests", "too many logins of this address have failed or wait")
+            raise self._busy(name, peer)
         user = self._users.get(name)
         if outcome is Outcome.REFUSED or user is None:
             self._log_refused(name, peer, "invalid credentials")
             raise login_failed()
+        self._check(user, peer)
+        return user
+
+    def _check(self, user: User, peer: str) -> None:
+        name = user.name
         if not self._users.may_connect_from(name, peer):
             raise self._refused(
                 name, peer, "user can only connect via localhost", "User can only log in via localhost"
             )
         if MAY[MANAGEMENT].isdisjoint(user.tags):
             raise self._refused(name, peer, "not a management user", "Not management user")
-        return user
+
+    def _busy(self, name: str, peer: str) -> Refusal:
+        self._log_refused(name, peer, "not checked, too many logins of this address have failed or wait")
+        return Refusal(429, "too_many_requests", "too many logins of this address have failed or wait")
 
     def _refused(self, name: str, peer: str, reason: str, answer: str) -> Refusal:
         self._log_refused(name, peer, reason)
@@ -59,9 +97,9 @@ class Login:
             logger.warning(text, name[:NAME_CHARS_MAX], reason, peer, extra={"peer": peer})
 
 
-def _parse(authorization: str) -> tuple[str, str]:
+def _parse(authorization: str, token_bytes_max: int = 0) -> tuple[str, str]:
     scheme, _, encoded = authorization.partition(" ")
-    if scheme.lower() != "basic" or len(encoded) > HEADER_BYTES_MAX:
+    if scheme.lower() != "basic" or len(encoded) > HEADER_BYTES_MAX + 2 * token_bytes_max:
         raise login_failed()
     try:
         name, colon, password = base64.b64decode(encoded.strip(), validate=True).decode().partition(":")

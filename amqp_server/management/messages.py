@@ -57,7 +57,7 @@ async def publish(call: Call) -> Any:
             f"user_id property set to '{properties['user_id']}' but authenticated user was '{call.user.name}'"
         )
     routed = await call.broker.publish(
-        vhost, name, asked.routing_key, properties, _payload(asked), call.user.name
+        vhost, name, asked.routing_key, properties, _payload(asked), call.user.name, call.access
     )
     return {"routed": routed}
 

@@ -29,6 +29,8 @@ from hypercorn.utils import parse_socket_addr
 from starlette.types import ASGIApp
 
 from amqp_server.config import Config
+from amqp_server.connection.proxy_protocol import BadProxyHeader, Proxies, ProxyHeader
+from amqp_server.connection.proxy_reader import read_header
 from amqp_server.management.slices import Slices
 
 log = logging.getLogger("mqd.management")
@@ -50,10 +52,16 @@ class Limits:
     request_timeout_s: float
     #: For a client to take CHUNK_BYTES of an answer.
     send_timeout_s: float
+    proxy_header_bytes_max: int
 
     @classmethod
     def of(cls, config: Config) -> Limits:
-        return cls(config.http_connections_max, config.http_request_timeout_s, config.http_send_timeout_s)
+        return cls(
+            config.http_connections_max,
+            config.http_request_timeout_s,
+            config.http_send_timeout_s,
+            config.proxy_header_bytes_max,
+        )
 
 
 class Http1(H11Protocol):
@@ -134,9 +142,10 @@ class Server:
     When there is one too many, the oldest one goes that nobody is logged in on: a probe gets in whatever others do.
     """
 
-    def __init__(self, app: ASGIApp, limits: Limits, slices: Slices) -> None:
+    def __init__(self, app: ASGIApp, limits: Limits, slices: Slices, proxies: Proxies | None = None) -> None:
         self.app = ASGIWrapper(app)  # type: ignore[arg-type]
         self.limits = limits
+        self.proxies = proxies or Proxies(())
         self.slices = slices
         self.settings = HypercornConfig()
         self.settings.include_server_header = False
@@ -219,7 +228,13 @@ class Connection:
 
     async def _talk(self) -> None:
         server, socket = self._server, self._stream.socket
-        peer, here = socket.getpeername(), socket.getsockname()
+        peer = parse_socket_addr(socket.family, socket.getpeername())
+        here = parse_socket_addr(socket.family, socket.getsockname())
+        if server.proxies and server.proxies.trusts(socket.getpeername()[0]):
+            proxy = await self._proxy_header()
+            if proxy is None:
+                return
+            peer, here = proxy.client or peer, proxy.here or here
         async with _Handlers() as tasks:
             self._protocol = Http1(
                 server.app,
@@ -228,12 +243,21 @@ class Connection:
                 tasks,
                 ConnectionState({"connection": self}),
                 False,
-                parse_socket_addr(socket.family, peer),
-                parse_socket_addr(socket.family, here),
+                peer,
+                here,
                 self._handle,
             )
             self._wait_for_request()
             await self._read()
+
+    async def _proxy_header(self) -> ProxyHeader | None:
+        limits = self._server.limits
+        try:
+            with trio.fail_after(limits.request_timeout_s):
+                return await read_header(self._stream.socket.recv, limits.proxy_header_bytes_max)
+        except (BadProxyHeader, trio.TooSlowError) as error:
+            log.info("PROXY header of a management connection: %s", str(error) or "it took too long")
+            return None
 
     async def _linger(self) -> None:
         """Have the client read a refusal before its socket is reset because of what it goes on sending."""

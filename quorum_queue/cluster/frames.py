@@ -15,8 +15,9 @@
     TIME    the sender's queue time, and its source
     ASK     a question of the sender's management      ANSWER a part of the answer
     QUERY   ask a member of a stream for messages, or for an offset        TOLD    its answer
+    CLIENTS how many connections and channels the sender's clients have
 
-A node of another version may not know a kind, and then ends the session. So the last nine go only to nodes
+A node of another version may not know a kind, and then ends the session. So the last ten go only to nodes
 that have announced the feature for it (`REACH_FEATURE` …) in the handshake of the link.
 
 A link is authenticated, so only a broken node sends broken bytes: `FrameError` ends its session, and nothing
@@ -55,6 +56,7 @@ ASK: Final = 21
 ANSWER: Final = 22
 QUERY: Final = 23
 TOLD: Final = 24
+CLIENTS: Final = 25
 
 #: A node that announces this feature understands REACH and FURTHER.
 REACH_FEATURE: Final = "reach"
@@ -66,6 +68,8 @@ LOSSES_FEATURE: Final = "losses"
 MANAGEMENT_FEATURE: Final = "management"
 #: A node that announces this feature understands TIME.
 TIME_FEATURE: Final = "time"
+#: A node that announces this feature understands CLIENTS.
+CLIENTS_FEATURE: Final = "clients"
 
 _GROUP: Final = struct.Struct(">BQ")
 _STOPPED: Final = struct.Struct(">BQQ")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import socket
 import ssl
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import trio
 
@@ -56,6 +56,10 @@ class TlsWire:
                 self._more = True
                 await self._send_all()
                 return
+
+    def certificate(self) -> dict[str, Any]:
+        """Return the other side's certificate, which was verified, as of `SSLObject.getpeercert`; empty: it has none."""
+        return self._tls.getpeercert() or {}
 
     @property
     def pending_bytes(self) -> int:

@@ -45,7 +45,7 @@ class ProxiedLinks:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.cluster.proxy"],
+            [sys.executable, "-m", "amqp_server.testing.proxy"],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

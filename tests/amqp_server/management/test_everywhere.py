@@ -12,7 +12,9 @@ import trio
 from pamqp import commands
 
 from amqp_server.app import Node
+from amqp_server.broker.grants import Token
 from amqp_server.cluster.questions import Questions, Unanswered
+from amqp_server.connection.password_checks import Outcome
 from amqp_server.management.http import Api
 from amqp_server.management.managed_broker import ManagedBroker
 from quorum_queue.cluster import frames
@@ -133,6 +135,35 @@ async def test_rights_hold_on_the_other_node(ask: Ask) -> None:
     assert (await ask("n1", "manager").get(f"connections/{name}")).status_code == 404
     assert (await ask("n1", "watcher").delete(f"connections/{name}")).status_code in (401, 404)
     assert len((await ask("n1", "watcher").get("connections")).json()) == 2
+
+
+class AnyToken:
+    """Tokens whose text is a tag and a scope."""
+
+    bytes_max = 1_024
+
+    async def log_in(self, checks: Any, peer: str, secret: str, waiting_max: int) -> Any:
+        return Outcome.ACCEPTED, "", Token("anna", tuple(secret.split(" ")), 2e9)
+
+
+async def test_the_other_node_has_not_seen_the_token(two: Two) -> None:
+    two.brokers["n1"].tokens = cast(Any, AnyToken())
+    transport = httpx.ASGITransport(two.apis["n1"].app(requests_max=8), client=("127.0.0.1", 12345))
+    async with httpx.AsyncClient(transport=transport, base_url="http://b/api/") as client:
+
+        async def nodes(scopes: str) -> list[str]:
+            answer = await client.get("vhosts/%2F/connections", headers={"authorization": f"Bearer {scopes}"})
+            assert answer.status_code == 200, answer.text
+            return sorted(row["node"] for row in answer.json())
+
+        assert await nodes("tag:monitoring") == ["n1", "n2"]
+        # Another user's connections are not its own.
+        assert await nodes("tag:management read:*/*") == []
+        refused = await client.get(
+            "vhosts/%2F/connections", headers={"authorization": "Bearer tag:management"}
+        )
+        assert refused.status_code == 401
+    assert not any(node.broker.permissions._grants for node in two.nodes.values())
 
 
 async def test_overview_adds_up(two: Two, ask: Ask) -> None:

@@ -26,7 +26,7 @@ def node() -> Cluster:
 
 @pytest.fixture
 def managed(node: Cluster) -> ManagedBroker:
-    running: Any = SimpleNamespace(broker=node.broker, administration=None, password_checks=None)
+    running: Any = SimpleNamespace(broker=node.broker, administration=None, password_checks=None, tokens=None)
     return ManagedBroker(running)
 
 

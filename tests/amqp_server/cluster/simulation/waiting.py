@@ -9,8 +9,6 @@ from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
 from typing import Any
 
-#: A node's clock goes on in steps, of 50 ms at the usual rate. A sleep ends at the step that is nearest to its end.
-HALF_STEP_MS = 25
 #: The task that runs now; its scopes go by its clock.
 _running: list[Task] = []
 
@@ -64,7 +62,7 @@ def move_on_after(seconds: float) -> Scope:
 
 async def sleep(seconds: float) -> None:
     clock = _running[-1].clock
-    until = clock() + max(1, round(seconds * 1000) - HALF_STEP_MS)
+    until = clock() + max(1, round(seconds * 1000))
     while clock() < until:
         await _Pause()
 

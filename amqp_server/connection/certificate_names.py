@@ -1,0 +1,67 @@
+"""The user that a client's certificate stands for, by the mechanism EXTERNAL. As RabbitMQ's ssl_cert_login_from has it.
+
+The certificate was verified before; whether there is such a user is for others to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+#: OpenSSL's names of attributes, and those that RabbitMQ writes (RFC 4514, and what Erlang knows beside it).
+_SHORT: Final = {
+    "commonName": "CN",
+    "countryName": "C",
+    "domainComponent": "DC",
+    "emailAddress": "EMAILADDRESS",
+    "generationQualifier": "GENERATIONQUALIFIER",
+    "givenName": "GIVENNAME",
+    "initials": "INITIALS",
+    "localityName": "L",
+    "organizationName": "O",
+    "organizationalUnitName": "OU",
+    "pseudonym": "PSEUDONYM",
+    "serialNumber": "SERIALNUMBER",
+    "stateOrProvinceName": "ST",
+    "streetAddress": "STREET",
+    "surname": "SN",
+    "title": "TITLE",
+    "userId": "UID",
+}
+#: Types of alternative names, as the ssl module calls them.
+_SAN_TYPES: Final = {"dns": "DNS", "ip": "IP Address", "email": "email", "uri": "URI"}
+
+
+def login_name(certificate: dict[str, Any], source: str, san_type: str = "dns", san_index: int = 0) -> str:
+    """Return the user's name; nothing if the certificate, as of `SSLObject.getpeercert`, has none there."""
+    if source == "common_name":
+        return ",".join(value for name, value in _attributes(certificate) if name == "commonName")
+    if source == "subject_alternative_name":
+        kind = _SAN_TYPES[san_type]
+        names = [value for name, value in certificate.get("subjectAltName", ()) if name == kind]
+        return str(names[san_index]) if san_index < len(names) else ""
+    return distinguished_name(certificate)
+
+
+def distinguished_name(certificate: dict[str, Any]) -> str:
+    """The subject as RFC 4514 writes it, the most special attribute first: `CN=app,O=Example`."""
+    subject: tuple[tuple[tuple[str, str], ...], ...] = certificate.get("subject", ())
+    return ",".join(
+        "+".join(f"{_SHORT.get(name, name)}={_escaped(value)}" for name, value in part)
+        for part in reversed(subject)
+    )
+
+
+def _attributes(certificate: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for part in certificate.get("subject", ()):
+        yield from part
+
+
+def _escaped(value: str) -> str:
+    """RFC 4514, section 2.4."""
+    found = "".join("\\" + sign if sign in ',+"\\<>;' else sign for sign in value).replace("\0", "\\00")
+    if found.startswith(("#", " ")):
+        found = "\\" + found
+    if found.endswith(" ") and len(value) > 1:
+        found = found[:-1] + "\\ "
+    return found

@@ -1,0 +1,140 @@
+"""Whom a proxy speaks for: the header of the PROXY protocol, versions 1 and 2, with which it begins a connection.
+
+Anybody can send one, so only the proxies that the configuration names are asked. They have to send it: what a connection
+begins with is never guessed.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+SIGNATURE: Final = b"\r\n\r\n\x00\r\nQUIT\n"
+#: With its CRLF.
+_LINE_BYTES_MAX: Final = 107
+_FIXED_BYTES: Final = 16
+_PORT: Final = re.compile(r"0|[1-9][0-9]{0,4}", re.ASCII)
+#: Families of version 2 over streams: bytes of one address. Those of Unix sockets have no address of a client.
+_ADDRESS_BYTES: Final = {0x11: 4, 0x21: 16}
+_WITHOUT_ADDRESS: Final = (0x00, 0x31)
+
+
+class BadProxyHeader(Exception):
+    """What a proxy has sent is no header."""
+
+
+class Place(NamedTuple):
+    """An address and a port."""
+
+    host: str
+    port: int
+
+
+class ProxyHeader(NamedTuple):
+    #: Bytes of the header.
+    size: int
+    #: The client, and where it has connected to; None: the proxy speaks for itself or does not know.
+    client: Place | None = None
+    here: Place | None = None
+
+
+def parse_header(data: bytes, most: int) -> ProxyHeader | None:
+    """Return the header at the beginning of `data`; None if it is longer. Raises BadProxyHeader.
+
+    `most` is the largest header that is taken.
+    """
+    if data.startswith(SIGNATURE[: len(data)]):
+        return _version_2(data, most)
+    if data.startswith(b"PROXY "[: len(data)]):
+        return _version_1(data)
+    raise BadProxyHeader("does not begin with a header of the PROXY protocol")
+
+
+def _version_1(data: bytes) -> ProxyHeader | None:
+    end = data.find(b"\r\n", 0, _LINE_BYTES_MAX)
+    if end < 0:
+        if len(data) >= _LINE_BYTES_MAX:
+            raise BadProxyHeader(f"the line is longer than {_LINE_BYTES_MAX} bytes")
+        return None
+    try:
+        words = data[:end].decode("ascii").split(" ")
+    except UnicodeDecodeError:
+        raise BadProxyHeader("the line is not ASCII") from None
+    if words[1] == "UNKNOWN":
+        return ProxyHeader(end + 2)
+    if len(words) != 6 or words[1] not in ("TCP4", "TCP6"):
+        raise BadProxyHeader("the line does not name a protocol, two addresses and two ports")
+    version = 4 if words[1] == "TCP4" else 6
+    client = Place(_address(words[2], version), _port(words[4]))
+    return ProxyHeader(end + 2, client, Place(_address(words[3], version), _port(words[5])))
+
+
+def _address(text: str, version: int) -> str:
+    try:
+        found = ipaddress.ip_address(text)
+    except ValueError:
+        raise BadProxyHeader("an address is none") from None
+    # A zone belongs to one machine.
+    if found.version != version or "%" in text:
+        raise BadProxyHeader(f"an address is none of IPv{version}")
+    return str(found)
+
+
+def _port(text: str) -> int:
+    if not _PORT.fullmatch(text) or int(text) > 65_535:
+        raise BadProxyHeader("a port is none")
+    return int(text)
+
+
+def _version_2(data: bytes, most: int) -> ProxyHeader | None:
+    if len(data) < _FIXED_BYTES:
+        return None
+    version, command, family = data[12] >> 4, data[12] & 15, data[13]
+    size = _FIXED_BYTES + int.from_bytes(data[14:16], "big")
+    if version != 2 or command > 1:
+        raise BadProxyHeader(f"version {version} or command {command} is unknown")
+    if size > most:
+        raise BadProxyHeader(f"{size} bytes are too many")
+    if len(data) < size:
+        return None
+    if command == 0 or family in _WITHOUT_ADDRESS:
+        return ProxyHeader(size)
+    width = _ADDRESS_BYTES.get(family)
+    if width is None:
+        raise BadProxyHeader(f"address family {family:#04x} is none of a stream")
+    ports = _FIXED_BYTES + 2 * width
+    if size < ports + 4:
+        raise BadProxyHeader("too short for its addresses")
+    # What follows are details, of which nothing is asked here.
+    return ProxyHeader(
+        size,
+        Place(_from_bytes(data[16 : 16 + width]), int.from_bytes(data[ports : ports + 2], "big")),
+        Place(_from_bytes(data[16 + width : ports]), int.from_bytes(data[ports + 2 : ports + 4], "big")),
+    )
+
+
+def _from_bytes(packed: bytes) -> str:
+    return str(ipaddress.ip_address(packed))
+
+
+class Proxies:
+    """The proxies that are trusted."""
+
+    def __init__(self, sources: Iterable[str]) -> None:
+        """Addresses and networks. Raises ValueError."""
+        self._networks = [ipaddress.ip_network(source, strict=False) for source in sources]
+
+    def __bool__(self) -> bool:
+        return bool(self._networks)
+
+    def trusts(self, peer: str) -> bool:
+        """True if this is the address of a proxy."""
+        if not self._networks:
+            return False
+        address = ipaddress.ip_address(peer.partition("%")[0])
+        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
+            # As a listener on both families sees it.
+            address = address.ipv4_mapped
+        return any(address in network for network in self._networks)

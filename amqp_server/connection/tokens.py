@@ -1,0 +1,266 @@
+"""Tokens in the place of passwords: JSON Web Tokens that an OAuth 2 or OpenID Connect server has signed.
+
+The server's keys are fetched over TLS, in a thread, and kept. A token with a key that is not known has them fetched again,
+but seldom: strangers choose what stands in a token. No part of a token is ever logged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import ssl
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from amqp_server.broker.grants import SCOPES_MAX, Token
+from amqp_server.broker.users import UserRefused, checked_name
+from amqp_server.connection.password_checks import Outcome, PasswordChecks
+
+if TYPE_CHECKING:
+    from amqp_server.config import Config
+
+logger = logging.getLogger("mqd.connection")
+
+#: Signed by a key of which everybody may have the other half. What is signed by a shared secret is not taken.
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
+DISCOVERY = "/.well-known/openid-configuration"
+
+
+class TokenRefused(Exception):
+    """Why a token is none that counts here. Says nothing that stands in it."""
+
+
+class KeysUnavailable(Exception):
+    """The keys can't be had."""
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode()).digest()
+
+
+def is_token(password: str) -> bool:
+    """True if it has the form of a token: three parts, of which the first is a JSON object in base64."""
+    return password.startswith("eyJ") and password.count(".") == 2
+
+
+#: Runs a function in a thread.
+Run = Callable[..., Awaitable[Any]]
+
+
+class Tokens:
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        #: By their ids.
+        self._keys: dict[str, Any] = {}
+        self._fetched_at = self._tried_at = -1e9
+        self._fetching = trio.Lock()
+        #: By their digests: tokens that were right, and until when they need no check.
+        self._checked: OrderedDict[bytes, tuple[Token, float]] = OrderedDict()
+
+    @property
+    def bytes_max(self) -> int:
+        return self._config.oauth_token_bytes_max
+
+    async def log_in(
+        self, checks: PasswordChecks, peer: str, secret: str, waiting_max: int | None = None
+    ) -> tuple[Outcome, str, Token | None]:
+        """Check a token when it is its address's turn. Return the reason of a refusal, too, for the log."""
+        reason, token = "", self._recall(secret)
+        if token is not None:
+            return Outcome.ACCEPTED, reason, token
+
+        async def verify() -> bool:
+            nonlocal reason, token
+            try:
+                token = await self.check(secret, checks.run)
+            except (TokenRefused, KeysUnavailable) as refused:
+                reason = f"token refused: {refused}"
+                # A server that does not answer is nobody's failed login.
+                return isinstance(refused, KeysUnavailable)
+            self._remember(secret, token)
+            return True
+
+        outcome = await checks.check_otherwise(peer, verify, waiting_max)
+        if outcome is Outcome.ACCEPTED and token is None:
+            outcome = Outcome.REFUSED
+        return outcome, reason, token
+
+    def _recall(self, secret: str) -> Token | None:
+        token, until = self._checked.get(_digest(secret), (None, 0.0))
+        return token if trio.current_time() < until and token and time.time() < token.expires_at_s else None
+
+    def _remember(self, secret: str, token: Token) -> None:
+        self._checked[_digest(secret)] = token, trio.current_time() + self._config.login_memory_s
+        while len(self._checked) > self._config.login_memory_entries_max:
+            self._checked.popitem(last=False)
+
+    async def check(self, token: str, run: Run) -> Token:
+        """Raises TokenRefused, KeysUnavailable."""
+        if len(token) > self._config.oauth_token_bytes_max:
+            raise TokenRefused("it is too long")
+        header = await run(_header, token)
+        kid, algorithm = header.get("kid"), header.get("alg")
+        if algorithm not in ALGORITHMS:
+            raise TokenRefused("it is signed by an algorithm that is not taken")
+        key = await self._key(kid if isinstance(kid, str) else "")
+        claims: Mapping[str, Any] = await run(_verified, token, key, algorithm, self._config)
+        return token_of(claims, self._config)
+
+    async def _key(self, kid: str) -> Any:
+        now, config = trio.current_time(), self._config
+        stale, known = now - self._fetched_at > config.oauth_keys_age_s, self._find(kid) is not None
+        # One waits for fresh keys, and the others go on with those that are known.
+        if not known or (stale and not self._fetching.locked()):
+            async with self._fetching:
+                # Another one may have fetched them meanwhile.
+                stale = trio.current_time() - self._fetched_at > config.oauth_keys_age_s
+                soon = trio.current_time() - self._tried_at < config.oauth_keys_pause_s
+                if (stale or self._find(kid) is None) and not soon:
+                    await self._fetch()
+        key = self._find(kid)
+        if key is not None:
+            return key
+        if not self._keys:
+            raise KeysUnavailable("the keys of the authorization server can't be had")
+        raise TokenRefused("the authorization server has no such key")
+
+    def _find(self, kid: str) -> Any:
+        if not kid and len(self._keys) == 1:
+            return next(iter(self._keys.values()))
+        return self._keys.get(kid)
+
+    async def _fetch(self) -> None:
+        self._tried_at = trio.current_time()
+        try:
+            self._keys = await trio.to_thread.run_sync(fetch_keys, self._config, abandon_on_cancel=True)
+        except KeysUnavailable as failure:
+            # Those that are known go on: a server that is away for a while locks nobody out.
+            logger.error("the keys of the authorization server were not fetched: %s", failure)
+            return
+        self._fetched_at = trio.current_time()
+        logger.info("the authorization server has %d keys", len(self._keys))
+
+
+def _header(token: str) -> dict[str, Any]:
+    import jwt
+
+    try:
+        return dict(jwt.get_unverified_header(token))
+    except jwt.PyJWTError:
+        raise TokenRefused("it is malformed") from None
+
+
+def _verified(token: str, key: Any, algorithm: str, config: Config) -> Mapping[str, Any]:
+    import jwt
+
+    if key.key_type != _KEY_TYPES[algorithm[:2]]:
+        raise TokenRefused("its algorithm is not that of the key")
+    try:
+        claims: Mapping[str, Any] = jwt.decode(
+            token,
+            key.key,
+            algorithms=[algorithm],
+            audience=config.oauth_resource_server_id if config.oauth_verify_audience else None,
+            issuer=config.oauth_issuer or None,
+            leeway=config.oauth_leeway_s,
+            options={
+                "require": ["exp", *(["iss"] if config.oauth_issuer else [])],
+                "verify_aud": config.oauth_verify_audience,
+                "verify_iat": False,
+            },
+        )
+    except jwt.ExpiredSignatureError:
+        raise TokenRefused("it has expired") from None
+    except jwt.InvalidAudienceError:
+        raise TokenRefused("it is for another audience") from None
+    except jwt.InvalidIssuerError:
+        raise TokenRefused("it has another issuer") from None
+    except jwt.MissingRequiredClaimError as missing:
+        raise TokenRefused(f"it has no claim '{missing.claim}'") from None
+    except jwt.InvalidSignatureError:
+        raise TokenRefused("its signature is wrong") from None
+    except (jwt.PyJWTError, ValueError, TypeError, OverflowError):
+        raise TokenRefused("it is malformed") from None
+    return claims
+
+
+#: By the first letters of an algorithm: an RSA key checks no other signature.
+_KEY_TYPES = {"RS": "RSA", "PS": "RSA", "ES": "EC", "Ed": "OKP"}
+
+
+def token_of(claims: Mapping[str, Any], config: Config) -> Token:
+    """Raises TokenRefused."""
+    names = (claims.get(claim) for claim in config.oauth_username_claims)
+    name = next((name for name in names if isinstance(name, str) and name), "")
+    try:
+        checked_name(name)
+    except UserRefused:
+        raise TokenRefused("it names no user") from None
+    prefix = config.oauth_scope_prefix or f"{config.oauth_resource_server_id}."
+    found: dict[str, None] = {}
+    for claim in config.oauth_scope_claims:
+        value = claims.get(claim)
+        scopes = value.split() if isinstance(value, str) else value if isinstance(value, list) else ()
+        for scope in scopes:
+            if isinstance(scope, str) and scope.startswith(prefix):
+                found[scope[len(prefix) :]] = None
+    if len(found) > SCOPES_MAX:
+        raise TokenRefused(f"it has more than {SCOPES_MAX} scopes")
+    return Token(name, tuple(found), float(claims["exp"]) + config.oauth_leeway_s)
+
+
+def fetch_keys(config: Config) -> dict[str, Any]:
+    """Return the server's keys by their ids. Takes a while: run it in a thread. Raises KeysUnavailable."""
+    import httpx
+    import jwt
+
+    try:
+        tls = ssl.create_default_context(cafile=config.oauth_ca_file or None)
+        with httpx.Client(verify=tls, timeout=config.oauth_fetch_timeout_s, trust_env=False) as client:
+            get = partial(_get_json, client, config.oauth_answer_bytes_max)
+            told = get(config.oauth_jwks_url or _discovered(get, config.oauth_issuer)).get("keys")
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
+        raise KeysUnavailable(str(error) or type(error).__name__) from None
+    found: dict[str, Any] = {}
+    for each in told if isinstance(told, list) else ():
+        if not isinstance(each, dict) or each.get("kty") not in ("RSA", "EC", "OKP"):
+            continue
+        if each.get("use") not in (None, "sig"):
+            continue
+        try:
+            key = jwt.PyJWK(each)
+        except (jwt.PyJWTError, ValueError, TypeError):
+            continue
+        kid = each.get("kid")
+        found[kid if isinstance(kid, str) else ""] = key
+    if not found:
+        raise KeysUnavailable("there is no key for signatures among them")
+    return found
+
+
+def _discovered(get: Callable[[str], dict[str, Any]], issuer: str) -> str:
+    """Return where the issuer says that its keys are. Raises KeysUnavailable."""
+    url = get(issuer.rstrip("/") + DISCOVERY).get("jwks_uri")
+    if not isinstance(url, str) or not url.startswith("https://"):
+        raise KeysUnavailable("the issuer's configuration names no jwks_uri with https")
+    return url
+
+
+def _get_json(client: Any, most: int, url: str) -> dict[str, Any]:
+    with client.stream("GET", url) as answer:
+        answer.raise_for_status()
+        text = b""
+        for piece in answer.iter_bytes():
+            text += piece
+            if len(text) > most:
+                raise KeysUnavailable(f"the answer has more than {most} bytes")
+    told = json.loads(text)
+    if not isinstance(told, dict):
+        raise KeysUnavailable("the answer is no JSON object")
+    return told

@@ -1,0 +1,51 @@
+"""The wires between the nodes of a cluster, which tests may cut: see `proxy`, the process that they run through.
+
+No packet filter and no network namespace, which only root may have: each node knows the others by a port of the proxy.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import subprocess
+import sys
+from typing import Any
+
+ANSWER_TIMEOUT_S = 30.0
+
+
+class Relays:
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "amqp_server.testing.proxy"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            # Ctrl-C is for the tests only. The proxy ends with its stdin.
+            start_new_session=True,
+        )
+
+    def open(self, dialler: str, dialled: str, port: int) -> int:
+        """Return the port at which one node dials another one that listens on `port`."""
+        return int(self._ask("open", dialler, dialled, port))
+
+    def set(self, sender: str, receiver: str, **conditions: object) -> None:
+        """Conditions of `proxy.Conditions`, for one direction; those that are not named are as at the start."""
+        self._ask("set", sender, receiver, conditions)
+
+    def _ask(self, name: str, *arguments: object) -> Any:
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(json.dumps({name: arguments}) + "\n")
+        process.stdin.flush()
+        readable, _, _ = select.select([process.stdout], [], [], ANSWER_TIMEOUT_S)
+        if not readable:
+            raise TimeoutError("the proxy between the nodes does not answer")
+        return json.loads(process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for end in (self._process.stdin, self._process.stdout):
+            assert end is not None
+            end.close()

@@ -1,0 +1,32 @@
+"""The process of a broker that tests have started: `python -m amqp_server.testing.run DIRECTORY ARGUMENTS`.
+
+It is `mqd`, and ends with the process that started it, whatever ended that one: the kernel closes the pipe that is our
+stdin. Nobody needs what the broker has stored then, so DIRECTORY goes, too.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import threading
+
+
+def _end_with_parent(directory: str) -> None:
+    while os.read(0, 4096):
+        pass
+    shutil.rmtree(directory, ignore_errors=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    directory = sys.argv.pop(1)
+    threading.Thread(target=_end_with_parent, args=(directory,), daemon=True).start()
+    from amqp_server.start import main as mqd
+
+    mqd()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""mqd.testing: brokers that are there, and gone, and leave nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pika
+import pytest
+
+from amqp_server.testing import Broker, StartFailed, start
+from amqp_server.testing.api import ApiError
+from amqp_server.testing.process import held_port, port_of
+from conformance_tests.patience import PATIENCE_S, patient
+from tests.reliability.node import wait_until
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    with start() as started:
+        yield started
+
+
+def connect(url: str) -> pika.BlockingConnection:
+    return pika.BlockingConnection(patient(pika.URLParameters(url)))
+
+
+def homes() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob("mqd-testing-*"))
+
+
+def test_the_name_that_programs_import() -> None:
+    told = "import mqd.testing, amqp_server.testing as same; assert mqd.testing is same"
+    assert subprocess.run([sys.executable, "-P", "-c", told], timeout=PATIENCE_S, check=False).returncode == 0
+
+
+def test_a_virtual_host_is_empty_and_goes_with_its_connections(broker: Broker) -> None:
+    with broker.vhost("a name/with signs") as first:
+        connection = connect(first.amqp_url)
+        connection.channel().queue_declare("q")
+        assert [queue["name"] for queue in first.api("GET", "queues")] == ["q"]
+        with broker.vhost() as second, connect(second.amqp_url) as other:
+            assert second.api("GET", "queues") == []
+            other.channel().queue_declare("q")
+    with pytest.raises(pika.exceptions.AMQPError):
+        connection.process_data_events(PATIENCE_S)
+    assert [vhost["name"] for vhost in broker.api("GET", "/api/vhosts")] == ["/"]
+    with pytest.raises(ApiError, match="404") as refused:
+        first.api("GET", "queues")
+    assert refused.value.status == 404
+
+
+def test_port_and_messages_stay_over_a_crash(broker: Broker) -> None:
+    with broker.vhost() as vhost:
+        with connect(vhost.amqp_url) as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            channel.queue_declare("q", durable=True)
+            channel.basic_publish("", "q", b"kept", pika.BasicProperties(delivery_mode=2))
+            port = broker.port
+            broker.kill()
+            assert not broker.running
+            # Nobody gets the port while the broker is away.
+            with socket.socket() as stranger, pytest.raises(OSError):
+                stranger.bind((broker.host, port))
+            with pytest.raises(pika.exceptions.AMQPError):
+                connection.process_data_events(PATIENCE_S)
+        broker.start()
+        assert broker.port == port
+        with connect(vhost.amqp_url) as connection:
+            assert connection.channel().basic_get("q")[2] == b"kept"
+
+
+def test_options_and_the_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MQD_HEARTBEAT_S", "7")
+    monkeypatch.setenv("MQD_AMQP", "127.0.0.1:1")
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    with start(channel_max=17, tls_client_certificate=False, loopback_users=["guest", "anna"]) as other:
+        with connect(other.amqp_url) as connection:
+            assert connection._impl.params.channel_max == 17
+            assert connection._impl.params.heartbeat == 60
+        assert "warning" not in other.log().lower()
+
+
+def test_a_start_that_fails_says_why_and_leaves_nothing() -> None:
+    before = homes()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        where = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(StartFailed, match=f"cannot listen on {where}"):
+            start(amqp=where)
+    with pytest.raises(StartFailed, match="--heartbeat-s"):
+        start(heartbeat_s=-1)
+    assert homes() == before
+
+
+def test_close_leaves_nothing() -> None:
+    before = homes()
+    broker = start()
+    pid = broker.api("GET", "/api/nodes")[0]["os_pid"]
+    assert Path(f"/proc/{pid}").exists() and len(homes()) == len(before) + 1
+    broker.pause()
+    broker.close()
+    assert not Path(f"/proc/{pid}").exists() and homes() == before
+
+
+def test_it_ends_with_a_process_that_is_killed() -> None:
+    program = (
+        "import mqd.testing; broker = mqd.testing.start();"
+        "print(broker.api('GET', '/api/nodes')[0]['os_pid'], broker.process.log_file.parent, flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        pid, home = parent.stdout.readline().split()
+        assert Path(f"/proc/{pid}").exists() and Path(home).exists()
+        os.kill(parent.pid, signal.SIGKILL)
+    wait_until("the broker is gone", lambda: not running(int(pid)))
+    wait_until("its data is gone", lambda: not Path(home).exists())
+
+
+def running(pid: int) -> bool:
+    """False for one that has ended and that nobody has waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_held_port_can_be_listened_on_and_is_nobody_elses() -> None:
+    holder = held_port()
+    with holder, socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port_of(holder)))
+        listener.listen()
+        with socket.create_connection(("127.0.0.1", port_of(holder)), PATIENCE_S):
+            listener.accept()[0].close()
+        others = [held_port() for _ in range(200)]
+        assert port_of(holder) not in {port_of(other) for other in others}
+        for other in others:
+            other.close()
