@@ -89,7 +89,7 @@ class Client:
         assert place is not None
         self.transport = transport = Transport(node, self.wire, "127.0.0.1", name, place)
         session = transport.session
-        session.client.username = "guest"
+        session.client.username = session.client.access = "guest"
         session.client.capabilities = dict(CAPABILITIES)
         session.vhost = node.broker.vhost("/")
         session.tuned(131_072, 16, 0)
