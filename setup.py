@@ -54,6 +54,7 @@ COMPILED = (
     "persistence/settled.py",
     "quorum_queue/*.py",
     "quorum_queue/cluster/*.py",
+    "quorum_queue/consumer_groups/*.py",
     "quorum_queue/links/*.py",
     "quorum_queue/machine/*.py",
     "quorum_queue/raft/*.py",
@@ -73,6 +74,7 @@ INTERPRETED = {
     "quorum_queue/machine/attributes.py",
     "quorum_queue/machine/settings.py",
     # Seldom run, and long.
+    "amqp_server/broker/policies.py",
     "quorum_queue/cluster/lost_entries.py",
     "quorum_queue/cluster/transfer.py",
     "quorum_queue/links/handshake.py",

@@ -40,6 +40,7 @@ from amqp_server.connection.password_checks import PasswordChecks
 from amqp_server.connection.tls import ListenerTLS, TLSFileError
 from amqp_server.connection.unfinished import UnfinishedWatch
 from amqp_server.driver import Driver
+from amqp_server.load_definitions import DefinitionsError, load_definitions
 from amqp_server.options import Reread, command_line
 from amqp_server.reload import Reload, Reloaded
 from amqp_server.resources import ResourceWatch
@@ -174,7 +175,7 @@ class Node:
             ),
         )
         self._unfinished = UnfinishedWatch(self.broker, lambda: self.backpressure.ahead)
-        self.password_checks = PasswordChecks(self.broker.users, config)
+        self.password_checks = PasswordChecks(self.broker.users, config, self.broker.replace_hash)
         self.server = Server(self.broker, self.backpressure, self.password_checks)
         self.tokens = self.server.tokens
         self.resources = ResourceWatch(config, alarms, Path(environment.directory), environment.free_bytes)
@@ -213,6 +214,7 @@ class Node:
                 compaction_dirty_percent=config.stream_compaction_dirty_percent,
                 compaction_memory_bytes=config.stream_compaction_memory_bytes,
                 tombstone_age_ms=age_ms(config.stream_tombstone_age),
+                names_max=config.stream_names_max,
             ),
         )
 
@@ -313,7 +315,8 @@ class Node:
             turn.run(recovery.recover, self.broker, self._journal)
             streams = (queue for queue in self.broker.all_queues() if queue.type.is_stream)
             self.stream_store.keep(queue.queue_id for queue in streams)
-            self.first_start()
+            if not config.load_definitions:
+                self.first_start()
         else:
             self.cluster.check_directory()
             if not self.cluster.stood_alone:
@@ -354,7 +357,12 @@ class Node:
                     turn.run(self._go_on, self.cluster)
                     _settle_collector()
                 await self.cluster.joined()
+            if config.load_definitions:
+                await self._load_definitions(config.load_definitions)
+            if self.cluster is not None:
                 await self._first_start_of_cluster(self.cluster)
+            elif config.load_definitions and not len(self.broker.users):
+                turn.run(self._propose_first_user)
             if config.reset_administrator:
                 await reset_administrator(
                     self.broker, self.commits, config.reset_administrator, first_password(config)
@@ -391,6 +399,12 @@ class Node:
             with trio.move_on_after(STOP_TIMEOUT_S):
                 await self.commits.barrier()
             background.cancel_scope.cancel()
+
+    async def _load_definitions(self, path: str) -> None:
+        """Take over the definitions in a file before anybody is served. Raises DefinitionsError."""
+        from amqp_server.management.managed_broker import ManagedBroker
+
+        await load_definitions(ManagedBroker(self), path)
 
     def stop(self) -> None:
         """Begin to end in order, as on SIGTERM."""
@@ -498,7 +512,14 @@ def _serve(config: Config, reread: Reread | None) -> int:
     code, again = 0, False
     try:
         trio.run(run)
-    except* (ListenError, ClusterError, TLSFileError, SecretFileError, UserRefused) as group:
+    except* (
+        ListenError,
+        ClusterError,
+        TLSFileError,
+        SecretFileError,
+        UserRefused,
+        DefinitionsError,
+    ) as group:
         # The reason is the last line.
         logs.end()
         print(f"mqd: {_first(group)}", file=sys.stderr)

@@ -415,6 +415,12 @@ class Config:
         high=128,
     )
     vhosts_max: int = option(1_000, "Virtual hosts.", low=1, high=1_000_000)
+    parameters_max: int = option(
+        10_000, "Runtime parameters, with policies and limits of vhosts and users.", low=1, high=1_000_000
+    )
+    parameter_bytes_max: int = option(
+        64 * KIB, "Largest value of a runtime parameter or a policy.", unit="bytes", low=KIB, high=MIB
+    )
     queues_max: int = option(100_000, "Queues of the node.", low=1, high=10_000_000)
     exchanges_max: int = option(100_000, "Exchanges of the node.", low=1, high=10_000_000)
     bindings_max: int = option(1_000_000, "Bindings of the node.", low=1, high=100_000_000)
@@ -494,7 +500,36 @@ class Config:
         low=64 * KIB,
         high=64 * GIB,
     )
+    stream_names_max: int = option(
+        1_000,
+        "Offsets that a stream keeps by name (x-group); the name that was used longest ago is forgotten first.",
+        low=1,
+        high=1_000_000,
+    )
     super_stream_partitions_max: int = option(1_000, "Partitions of one super stream.", low=1, high=10_000)
+    group_consumer_timeout_ms: int = option(
+        1_800_000,
+        "A member of a consumer group that holds a message for so long without an ack loses its partitions, and is "
+        "cancelled, in groups declared without x-consumer-timeout.",
+        unit="ms",
+        low=1,
+        high=315_360_000_000,
+    )
+    group_commit_ms: int = option(
+        50,
+        "The acks of a consumer group wait so long for others before they are written to the disk together, unless "
+        "something else is written meanwhile.",
+        unit="ms",
+        low=0,
+        high=60_000,
+    )
+    group_gaps_max: int = option(
+        4_096,
+        "Runs of unacked messages of a partition that a consumer group remembers: with more of them, its member gets "
+        "nothing new until it has acked some.",
+        low=16,
+        high=1_000_000,
+    )
     consumers_per_channel_max: int = option(10_000, "Consumers of one channel.", low=1, high=1_000_000)
     deduplication_producers_max: int = option(
         100_000,
@@ -619,6 +654,11 @@ class Config:
         low=0,
         high=1 << 62,
     )
+    load_definitions: str = option(
+        "",
+        "File with definitions, RabbitMQ's or mqd's, that are taken over at each start; then there is no default user.",
+        unit="file",
+    )
     default_vhost: str = option("/", "Virtual host made when there is none yet.", kind="text")
     loopback_users: tuple[str, ...] = option(
         ("guest",), "Users who may log in from this machine only.", unit="names, with commas between"
@@ -645,18 +685,18 @@ class Config:
         10_000, "Addresses whose failed logins are remembered.", low=1, high=1_000_000
     )
     permission_pattern_bytes_max: int = option(
-        4 * KIB, "Longest permission pattern.", unit="bytes", low=16, high=MIB
+        4 * KIB, "Longest pattern of a permission or a policy.", unit="bytes", low=16, high=MIB
     )
     permission_match_ms: int = option(
         10,
-        "Time that matching a permission pattern with look-around or back-references may take; past it, access is refused.",
+        "Time that matching a pattern with look-around or back-references may take; past it, it does not match.",
         unit="ms",
         low=1,
         high=10_000,
     )
     permission_match_total_ms: int = option(
         100,
-        "Time for which such a pattern may exceed this in all; then it permits no other name until it is set anew.",
+        "Time for which such a pattern may exceed this in all; then it matches no other name until it is set anew.",
         unit="ms",
         low=1,
         high=600_000,

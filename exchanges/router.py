@@ -111,6 +111,13 @@ class Router:
         self._reachable_depends.clear()
         return exchange
 
+    def set_alternate(self, name: str, alternate: str | None) -> None:
+        """Give an exchange an alternate, or none; one that it was declared with stays."""
+        exchange = self._exchanges[name]
+        if "alternate-exchange" not in exchange.arguments and exchange.alternate != alternate:
+            exchange.alternate = alternate
+            self._reachable_depends.clear()
+
     @property
     def exchange_count(self) -> int:
         return len(self._exchanges)

@@ -6,9 +6,10 @@ LMDB with it. `crash` is a restart: uncommitted changes are lost.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
-from persistence import settled
+from persistence import layer_codec, settled
 from persistence.errors import CommitFailed, StorageFull
 from persistence.flush import flush
 from persistence.layer import Layer, Pending, QueueChanges
@@ -85,6 +86,10 @@ class MemoryStore(Metadata):
         self.groups = MemoryGroups(self.faults.random, self.reader.warm)
         self.entries: dict[bytes, tuple[str, bytes]] = {}
         self.writing = False
+        #: Records that the write-ahead log has room for; there is none without any.
+        self.log_records_max = 0
+        self._log: dict[int, bytes] = {}
+        self._log_sequence = 0
 
     def close(self) -> None:
         pass
@@ -95,6 +100,7 @@ class MemoryStore(Metadata):
         self.reader.waiting.clear()
         self.groups.crash()
         self.writing = False
+        self._replay()
 
     def flush(self) -> None:
         flush(self)
@@ -103,11 +109,28 @@ class MemoryStore(Metadata):
         return MemoryTransaction(self, layer)
 
     def log_record(self, layer: Layer) -> Callable[[], None] | None:
-        return None
+        if not self.log_records_max:
+            return None
+        self._log_sequence += 1
+        layer.sequence = self._log_sequence
+        return partial(self._log.__setitem__, layer.sequence, layer_codec.encode(layer))
 
     @property
     def log_is_half_full(self) -> bool:
-        return False
+        return len(self._log) >= self.log_records_max
+
+    def log_stored(self, sequence: int) -> None:
+        self._log = {at: content for at, content in self._log.items() if at > sequence}
+
+    def _replay(self) -> None:
+        layer = Layer()
+        for content in self._log.values():
+            layer.absorb(layer_codec.decode(content))
+        transaction = MemoryTransaction(self, layer)
+        for _ in transaction.apply():
+            pass
+        transaction.finish()
+        self._log.clear()
 
     def has_erasures(self) -> bool:
         return False
@@ -209,6 +232,8 @@ class MemoryTransaction:
         self._store.entries = self._entries
         self._store.groups.apply(self._layer)
         self._store.writing = False
+        if self._layer.sequence:
+            self._store.log_stored(self._layer.sequence)
 
     def abort(self) -> None:
         self._store.writing = False

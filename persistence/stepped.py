@@ -21,19 +21,25 @@ from persistence.ports import Store, Transaction
 class SteppedCommit:
     """Replaces commit.Commit where only `request` is needed."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, logs: bool = False) -> None:
+        """`logs`: what is small goes to the write-ahead log first, as with commit.Commit."""
         self._store = store
+        self._logs = logs
         self._pending = store.pending
         self._holds = Holds(store.pending)
         self._running: tuple[Layer, Transaction] | None = None
+        #: The layer that the log is given, and what writes it.
+        self._logging: tuple[Layer, Callable[[], None]] | None = None
 
     @property
     def running(self) -> bool:
-        return self._running is not None
+        return self._running is not None or self._logging is not None
 
     def request(self, done: Callable[[], None] | None = None, *, to_store: bool = False) -> None:
         if done is not None:
             self._pending.open.done.append(done)
+        if to_store:
+            self._pending.open.to_store = True
 
     def hold(self, granted: Callable[[], None]) -> None:
         """Submit over several turns what reaches the disk at once; see persistence.holds."""
@@ -60,12 +66,20 @@ class SteppedCommit:
         )
 
     def begin(self) -> bool:
-        """Fill a transaction with the oldest layer. False if one runs already or there is nothing to do.
+        """Fill a transaction, or a record of the log, with the oldest layer.
+
+        False if one runs already or there is nothing to do.
 
         Raises StorageFull; then the layer is still there, for another try.
         """
-        if self._running is not None or not self.waits():
+        if self.running or not self.waits():
             return False
+        if self._logs and self._pending.unsynced:
+            layer = self._pending.take()
+            record = self._log_record(layer)
+            if record is not None:
+                self._logging = layer, record
+                return True
         layer = self._pending.take_all()
         transaction = self._store.transaction(layer)
         try:
@@ -77,8 +91,17 @@ class SteppedCommit:
         self._running = layer, transaction
         return True
 
+    def _log_record(self, layer: Layer) -> Callable[[], None] | None:
+        # One that has a record already did not fit into the store when it was tried.
+        if layer.to_store or layer.sequence or self._store.has_erasures() or self._store.log_is_half_full:
+            return None
+        return self._store.log_record(layer)
+
     def end(self) -> None:
         """Make the transaction durable. Raises StorageFull, as `begin`, or CommitFailed."""
+        if self._logging is not None:
+            self._end_logging(*self._logging)
+            return
         assert self._running is not None
         layer, transaction = self._running
         self._running = None
@@ -90,4 +113,12 @@ class SteppedCommit:
         transaction.finish()
         self._pending.remove(layer)
         for done in layer.done:
+            done()
+
+    def _end_logging(self, layer: Layer, write: Callable[[], None]) -> None:
+        self._logging = None
+        write()
+        waiting = layer.done
+        self._pending.note_logged(layer)
+        for done in waiting:
             done()

@@ -34,6 +34,9 @@ class FailedHost(QueueHost):
     def settings(self) -> Settings:
         return self._settings
 
+    def configure(self, settings: Settings) -> None:
+        self._settings = settings
+
     def consumers(self) -> list[ConsumerState]:
         return []
 

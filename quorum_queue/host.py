@@ -66,6 +66,9 @@ class QueueHost:
     def settings(self) -> Settings:
         raise NotImplementedError
 
+    def configure(self, settings: Settings) -> None:
+        """See quorum_queue.ports.Host."""
+
     @property
     def counts_bytes(self) -> bool:
         """True if the queue has a limit in bytes: then it must be told how many bytes of a content count."""

@@ -19,7 +19,7 @@ from quorum_queue.machine.machine import Command, Machine, Meta
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.settings import Settings
 from quorum_queue.memory import MemoryBudget, ReadAhead
-from quorum_queue.names import NameJournal
+from quorum_queue.names import FIRST_POSITION, NameJournal
 from quorum_queue.pages import Pages
 from quorum_queue.paging import NOTHING_ASKED, RECORD_BYTES_MAX, parts_of
 from quorum_queue.ports import (
@@ -131,6 +131,8 @@ class LocalHost(DeadLettering):
         self._letters_waiting = deque()
         self._letters_asked = self._letters_cold = 0
         self._letters_under_way = False
+        #: Settings to take before the next batch.
+        self._wanted: Settings | None = None
         self._letter_wide = None
         dedup = machine.dedup
         self._names = (
@@ -192,6 +194,8 @@ class LocalHost(DeadLettering):
             self._send_waiting_letters()
             if self.ended and not self._has_letters:
                 self._drop_stored()
+        if self._wanted is not None and not self.ended:
+            self._take_settings(self._wanted)
         while self.pending:
             if self.ended:
                 self._refuse_pending()
@@ -221,6 +225,29 @@ class LocalHost(DeadLettering):
         why = (Refused(self._ended_text),) if self.ended == "failed" else ()
         for _, passed in barriers:
             passed(*why)
+
+    def configure(self, settings: Settings) -> None:
+        self._wanted = settings
+        self._turn.schedule(self)
+        # It may expire now, or earlier.
+        self.queue.renew()
+
+    def _take_settings(self, settings: Settings) -> None:
+        """Have the machine take them, in a batch of their own."""
+        self._wanted = None
+        machine, before = self.machine, self.machine.dedup
+        effects = Effects(in_memory=True, expires_max=EXPIRES_MAX, wants_acked=bool(self._lone))
+        now_ms = self.services.queue_time.now_ms()
+        machine.apply(Meta(now_ms), [("configure", settings)], effects)
+        if machine.dedup is not before and self.journalled:
+            if self._names is not None:
+                self._names.end()
+            self._names = None
+            if machine.dedup is not None:
+                # Behind all that were ever used: some may still lie in the journal.
+                machine.dedup.next_position = FIRST_POSITION + (now_ms << 16)
+                self._names = NameJournal(self.services.journal, self.queue_id, machine.dedup)
+        self._perform(effects, now_ms)
 
     def touch(self) -> None:
         self.queue.renew()

@@ -61,6 +61,13 @@ class NameJournal:
         for seqs in _ranges(gone):
             self._journal.settle(self._queue_id, seqs)
 
+    def end(self) -> None:
+        """The queue remembers nothing any more."""
+        dedup = self._dedup
+        for seqs in _ranges(list(dedup.positions.values())):
+            self._journal.settle(self._queue_id, seqs)
+        dedup.positions.clear()
+
 
 def restore(
     dedup: Dedup, first_position: int, count: int, payload: bytes | memoryview, settled: list[range]

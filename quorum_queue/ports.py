@@ -9,6 +9,7 @@ from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Reason
 from quorum_queue.machine.letters import Letter
 from quorum_queue.machine.run import Run
+from quorum_queue.machine.settings import Settings
 
 
 class Origin(Protocol):
@@ -74,6 +75,8 @@ class Journal(Protocol):
     def settle(self, queue_id: int, seqs: range) -> None: ...
 
     def annotate(self, queue_id: int, seq: int, value: bytes) -> None: ...
+
+    def state(self, queue_id: int, value: bytes) -> None: ...
 
     def drop(self, queue_id: int) -> None: ...
 
@@ -270,6 +273,9 @@ class Host(Recipient, Protocol):
         """Those that there are now; what each looks like is made as the caller goes through them."""
 
     def wake(self) -> None: ...
+
+    def configure(self, settings: Settings) -> None:
+        """The queue is to do this from now on."""
 
     def close(self) -> None:
         """The queue is deleted, with all that it holds."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 Array = Any
+#: What the offsets of a binary array can hold.
+BINARY_BYTES_MAX = 2**31 - 1
 
 
 def nulls(column: Array) -> list[int]:
@@ -36,6 +40,16 @@ def texts(column: Array) -> list[bytes]:
     if low:
         ends = [end - low for end in ends]
     return [values[start:end] for start, end in zip(ends, ends[1:], strict=False)]
+
+
+def binaries(values: Sequence[bytes], kind: Any) -> Array:
+    """The other way round: one copy of all bytes, which takes a fraction of what a look at each value takes."""
+    size = sum(map(len, values))
+    if not pa.types.is_binary(kind) or size > BINARY_BYTES_MAX:
+        return pa.array(values, kind)
+    ends = array("i", accumulate(map(len, values), initial=0))
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(values))]
+    return pa.Array.from_buffers(kind, len(values), buffers)
 
 
 def first_longer(column: Array, most_bytes: int) -> int | None:

@@ -6,7 +6,7 @@ are decoded, and a column is what they give, repeated; one that is the same in a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import sub
 from typing import Any
 
@@ -14,23 +14,29 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from spark_sink.arrow import binaries
 from spark_sink.deliveries import BASIC_DELIVER, FLAGS_AT, HEAD_BYTES, OVERHEAD_BYTES, U32, U64, Run
 from spark_sink.options import nearest
+from spark_sink.packing import Messages, repeated, unpacked
 from spark_sink.properties import COLUMNS, MESSAGE_ID, decode_properties, without_ids
 from spark_sink.rows import BadColumn, source_schema
+from spark_sink.streams.placed import without_offsets
 
 ROUTE_COLUMNS = ("redelivered", "exchange", "routing_key")
 #: Where more of a batch's properties differ, it is looked whether only their ids do.
 SIMILAR_MAX = 0.5
+
+#: What these say of a packed message is not true of its rows.
+ENVELOPE = frozenset({"content_type", "content_encoding"})
 
 Array = Any
 #: Arrow's type of a column, to the column.
 Column = Callable[[Any], Array]
 
 
-def check_schema(schema: StructType) -> None:
+def check_schema(schema: StructType, partitions: bool = False) -> None:
     """A query may ask for fewer columns than there are. Raises BadColumn."""
-    ours = source_schema()
+    ours = source_schema(partitions=partitions)
     for field in schema.fields:
         if field.name not in ours.fieldNames():
             raise BadColumn(f"a message has no column '{field.name}'{nearest(field.name, ours.fieldNames())}")
@@ -47,22 +53,65 @@ class Decoder:
         self._schema = to_arrow_schema(schema, timezone="UTC")
         self._queue = queue
 
-    def batch(self, run: Run, offset: int) -> pa.RecordBatch:
-        """One Arrow batch of the messages of a run; `offset` is the first row's. Raises BadMessage."""
-        count = len(run)
+    def batches(self, run: Run, offset: int) -> Iterator[pa.RecordBatch]:
+        """Arrow batches of the messages of a run; `offset` is the first one's. Raises BadMessage."""
         values, routes, properties = _parts(run)
+        offsets = range(offset, offset + len(run))
+        return self._batches(Messages(values, routes, properties, offsets), {})
+
+    def log_batches(self, run: Run, partition: int) -> Iterator[pa.RecordBatch]:
+        """As `batches`, for messages of a stream, which bring their offsets. Raises BadMessage."""
+        values, routes, properties = _parts(run)
+        offsets, properties = without_offsets(properties)
+        return self._batches(Messages(values, routes, properties, offsets), {"partition": partition})
+
+    def _batches(self, messages: Messages, same: Mapping[str, int]) -> Iterator[pa.RecordBatch]:
+        for part, rows in unpacked(messages):
+            yield self._batch(part, same, rows)
+
+    def _batch(self, messages: Messages, same: Mapping[str, int], rows: Any) -> pa.RecordBatch:
+        """`rows` is what a packed message holds; then there is one."""
+        count = len(messages) if rows is None else rows.num_rows
         columns: dict[str, Column] = {
-            "value": lambda kind: pa.array(values, kind),
+            "value": lambda kind: binaries(messages.values, kind),
             "queue": lambda kind: pa.repeat(pa.scalar(self._queue, kind), count),
-            "offset": lambda kind: pa.array(range(offset, offset + count), kind),
-            **_columns(ROUTE_COLUMNS, routes, _route),
+            "offset": lambda kind: pa.array(messages.offsets, kind),
+            **{name: _repeated(value, count) for name, value in same.items()},
+            **_columns(ROUTE_COLUMNS, messages.routes, _route),
         }
         # A query that asks for none of them does not pay for them.
         if any(name in COLUMNS for name in self._schema.names):
-            columns |= _property_columns(properties)
+            columns |= _property_columns(messages.properties)
+        if rows is not None:
+            columns = _of_packed(columns, rows)
         return pa.RecordBatch.from_arrays(
             [columns[field.name](field.type) for field in self._schema], schema=self._schema
         )
+
+
+def _repeated(value: int, count: int) -> Column:
+    return lambda kind: pa.repeat(pa.scalar(value, kind), count)
+
+
+def _of_packed(columns: Mapping[str, Column], rows: Any) -> dict[str, Column]:
+    """Columns of the rows of one message: what they brought, and for all else what the message has."""
+
+    def column(name: str, of_message: Column) -> Column:
+        def made(kind: Any) -> Array:
+            if name in rows.schema.names:
+                found = rows.column(name)
+                return found if found.type == kind else found.cast(kind)
+            if name in ENVELOPE:
+                return pa.nulls(rows.num_rows, kind)
+            found = of_message(kind)
+            # Those that stand for any number of rows have been made as long as they need to be.
+            return (
+                found if len(found) == rows.num_rows and len(found) != 1 else repeated(found, rows.num_rows)
+            )
+
+        return made
+
+    return {name: column(name, of_message) for name, of_message in columns.items()}
 
 
 def _parts(run: Run) -> tuple[list[bytes], list[bytes], list[bytes]]:

@@ -64,8 +64,8 @@ def refusal(error: ChannelClosed, queue: str) -> QueueRefused:
 
 def not_a_stream(queue: str) -> QueueRefused:
     return QueueRefused(
-        f"queue '{queue}' is a stream, and format amqp reads classic and quorum queues: bind a queue of one of "
-        "these types to the same exchange"
+        f"queue '{queue}' is a stream, and option 'queue' reads classic and quorum queues: name it by option "
+        "'stream' instead"
     )
 
 

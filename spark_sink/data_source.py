@@ -13,7 +13,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from spark_sink.options import batch_options, sink_options, source_options
+from spark_sink.options import batch_options, query_options, read_options, sink_options, source_options
 from spark_sink.rows import source_schema
 
 if TYPE_CHECKING:
@@ -28,17 +28,28 @@ class AmqpDataSource(DataSource):
         return "amqp"
 
     def schema(self) -> StructType:
-        return source_schema(source_options(self.options).include_headers)
+        options = source_options(self.options)
+        return source_schema(options.include_headers, partitions=options.stream is not None)
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        options = read_options(self.options)
+        if options.stream is not None:
+            from spark_sink.streams.readers import LogReader
+
+            return LogReader(options, schema)
         from spark_sink.reader import AmqpReader
 
-        return AmqpReader(source_options(self.options), schema)
+        return AmqpReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        options = query_options(self.options)
+        if options.stream is not None:
+            from spark_sink.streams.readers import LogStreamReader
+
+            return LogStreamReader(options, schema)
         from spark_sink.stream_reader import AmqpStreamReader
 
-        return AmqpStreamReader(source_options(self.options), schema)
+        return AmqpStreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from spark_sink.writer import AmqpWriter

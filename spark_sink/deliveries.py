@@ -13,7 +13,9 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 
 HEADER, BODY, HEARTBEAT = 2, 3, 8
-METHOD_OCTET = b"\x01"
+METHOD_OCTET, BODY_OCTET = b"\x01", b"\x03"
+#: Messages that are looked at together, at first and at most.
+LIKE_MIN, LIKE_MAX = 8, 4_096
 FRAME_END = 0xCE
 HEARTBEAT_FRAME = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 #: Type, channel, size before a payload; the end octet after it.
@@ -151,6 +153,36 @@ def fingerprint(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=FINGERPRINT_BYTES).hexdigest()
 
 
+def _like(data: bytes, at: int, head: int, size: int, most: int) -> int:
+    """How many messages behind the one at `at` are of its shape: frames of the same types and sizes at the same places.
+
+    A look at one octet of all of them at once costs less than a look at each message. Bodies in several frames are left
+    to those who walk.
+    """
+    body = head + U32.unpack_from(data, at + head - 4)[0] + 1
+    if data[at + body : at + body + 1] != BODY_OCTET or body + OVERHEAD_BYTES + U32.unpack_from(
+        data, at + body + 3
+    )[0] != (size):
+        return 0
+    places = (
+        *range(head + BODY_SIZE_AT, head + FLAGS_AT),
+        *range(head - HEAD_BYTES, head),
+        *range(HEAD_BYTES + len(BASIC_DELIVER)),
+        *range(body, body + HEAD_BYTES),
+        size - 1,
+    )
+    count = min(most, LIKE_MIN)
+    found = 0
+    while count:
+        begin = at + (found + 1) * size
+        for place in places:
+            if data[begin + place : begin + count * size : size] != data[at + place : at + place + 1] * count:
+                return found
+        found += count
+        count = min(most - found, 4 * count)
+    return found
+
+
 class Splitter:
     """Takes deliveries out of a stream of bytes; `runs` holds those that are whole.
 
@@ -181,7 +213,7 @@ class Splitter:
         starts: list[int] = []
         heads: list[int] = []
         u32, u64 = U32.unpack_from, U64.unpack_from
-        stop = -1
+        stop = usual = -1
         while data[at : at + 1] == METHOD_OCTET and data[at + 7 : at + 11] == BASIC_DELIVER and at < length:
             end = at + u32(data, at + 3)[0] + OVERHEAD_BYTES
             head, remaining, due = end + HEAD_BYTES, -1, HEADER
@@ -215,6 +247,14 @@ class Splitter:
                 raise Garbled("a frame does not end where it should")
             starts.append(at - begin)
             heads.append(head - begin)
+            size = end - at
+            if size == usual:
+                more = _like(data, at, head - at, size, min((length - end) // size, LIKE_MAX))
+                if more:
+                    starts += range(end - begin, end - begin + more * size, size)
+                    heads += range(head + size - begin, head + size - begin + more * size, size)
+                    end += more * size
+            usual = size
             at = end
         if starts:
             whole = begin == 0 and at == len(data)

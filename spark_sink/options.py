@@ -7,9 +7,11 @@ the nearest one: a mistyped `vHost` that is silently ignored sends the data else
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from datetime import UTC, datetime
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from spark_sink.client.login import PORT, TLS_PORT, BadUrl, Host, Login, Tls, parse_url
 
@@ -21,6 +23,11 @@ DAY_MS = 86_400_000
 
 #: What Spark itself puts among the options of a query.
 SPARKS_OWN = frozenset({"checkpointlocation", "queryname", "outputmode", "path"})
+
+#: In JSON of offsets, as the Kafka source has it.
+EARLIEST, LATEST = -2, -1
+#: By the number of the partition.
+StartingOffsets: TypeAlias = Literal["earliest", "latest"] | dict[int, int]
 
 Delivery = Literal["confirm", "exactly-once", "ledger", "tx", "none"]
 Deduplication = Literal["auto", "broker", "ledger"]
@@ -68,6 +75,46 @@ def _number(least: int, most: int) -> Callable[[str, str], int]:
         return number
 
     return read
+
+
+def _offsets(name: str, value: str) -> StartingOffsets:
+    """`earliest`, `latest`, or JSON as the Kafka source takes it: by number, also within the stream's name."""
+    word = value.strip().lower()
+    if word in ("earliest", "latest"):
+        return "earliest" if word == "earliest" else "latest"
+    wrong = BadOption(
+        f'option \'{name}\' must be earliest, latest or JSON such as {{"0": 17, "1": -2}}, not {value!r}'
+    )
+    try:
+        found = json.loads(value)
+    except ValueError:
+        raise wrong from None
+    if isinstance(found, dict) and len(found) == 1 and isinstance(inner := next(iter(found.values())), dict):
+        found = inner
+    if not isinstance(found, dict) or not found:
+        raise wrong
+    for partition, offset in found.items():
+        if not partition.isdecimal() or type(offset) is not int or not EARLIEST <= offset < 2**63:
+            raise wrong
+    return {int(partition): offset for partition, offset in found.items()}
+
+
+def _moment(name: str, value: str) -> int:
+    """Milliseconds since 1970."""
+    text = value.strip()
+    if text.isdecimal():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise BadOption(
+            f"option '{name}' must be ms since 1970 or a time such as 2026-01-31T12:00:00+00:00, not {value!r}"
+        ) from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    if moment.timestamp() < 0:
+        raise BadOption(f"option '{name}' is before 1970: {value!r}")
+    return int(moment.timestamp() * 1_000)
 
 
 def _choice(*choices: str) -> Callable[[str, str], str]:
@@ -182,28 +229,88 @@ OPTIONS: tuple[Option, ...] = (
         SINK,
         "the longest body; no more than the broker takes",
     ),
-    Option("queue", _short, None, SOURCE, "what is read"),
+    Option(
+        "packing",
+        _choice("none", "arrow"),
+        "none",
+        SINK,
+        "arrow: many rows in one message, as an Arrow IPC stream compressed by zstd",
+    ),
+    Option("packRows", _number(1, 1_000_000), 10_000, SINK, "with packing: the most rows of one message"),
+    Option("queue", _short, None, SOURCE, "a classic or quorum queue that is read"),
+    Option(
+        "stream",
+        _short,
+        None,
+        BOTH,
+        "a stream or a super stream; read: instead of queue; written: instead of exchange and routingKey, the column "
+        "routing_key being the key that chooses the partition",
+    ),
     Option(
         "maxMessagesPerTrigger",
         _number(1, 10_000_000),
         50_000,
         SOURCE,
-        "the most messages of one micro-batch",
+        "queues: the most messages of one micro-batch",
     ),
     Option(
         "prefetch",
         _number(1, 65_535),
         None,
         SOURCE,
-        "unacked messages that the broker sends ahead; from maxMessagesPerTrigger",
+        "unacked messages that the broker sends ahead; from maxMessagesPerTrigger, of a stream 20000",
     ),
-    Option("exclusive", _flag, True, SOURCE, "whether the query is the queue's only consumer"),
+    Option("exclusive", _flag, True, SOURCE, "queues: whether the query is the queue's only consumer"),
     Option(
-        "ack", _choice("none", "onRead"), "none", SOURCE, "batch reads: none leaves the messages in the queue"
+        "ack",
+        _choice("none", "onRead"),
+        "none",
+        SOURCE,
+        "queues, batch reads: none leaves the messages in the queue",
     ),
-    Option("maxMessages", _number(1, INT32_MAX), None, SOURCE, "batch reads: stop after so many"),
+    Option("maxMessages", _number(1, INT32_MAX), None, SOURCE, "queues, batch reads: stop after so many"),
     Option(
-        "failOnDataLoss", _flag, True, SOURCE, "whether a replay that finds messages missing fails the query"
+        "startingOffsets",
+        _offsets,
+        None,
+        SOURCE,
+        "streams: earliest (batches), latest (queries) or JSON, the offset of each partition; -2 and -1 stand for "
+        "earliest and latest. A query that has a checkpoint goes on from that",
+    ),
+    Option(
+        "endingOffsets",
+        _offsets,
+        None,
+        SOURCE,
+        "streams, batch reads: latest or JSON, where each partition ends; that offset is not read",
+    ),
+    Option(
+        "startingTimestamp",
+        _moment,
+        None,
+        SOURCE,
+        "streams: instead of startingOffsets; ms since 1970, or as 2026-01-31T12:00:00+00:00",
+    ),
+    Option(
+        "maxOffsetsPerTrigger",
+        _number(1, 2**62),
+        None,
+        SOURCE,
+        "streams: the most messages of one micro-batch, shared out among partitions by what each has; else all",
+    ),
+    Option(
+        "minPartitions",
+        _number(1, 100_000),
+        None,
+        SOURCE,
+        "streams: tasks to cut a read into, where there are fewer partitions",
+    ),
+    Option(
+        "failOnDataLoss",
+        _flag,
+        True,
+        SOURCE,
+        "whether messages that a checkpoint or an offset names and that are gone fail the query",
     ),
     Option(
         "redeliveryTimeoutMs",
@@ -213,6 +320,16 @@ OPTIONS: tuple[Option, ...] = (
         "how long the broker may say that nothing is left before messages that are due count as missing",
     ),
     Option("includeHeaders", _flag, True, SOURCE, "whether there is a column headers"),
+)
+
+
+_FOR_QUEUES = ("maxMessagesPerTrigger", "exclusive", "ack", "maxMessages")
+_FOR_STREAMS = (
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "maxOffsetsPerTrigger",
+    "minPartitions",
 )
 
 
@@ -233,12 +350,24 @@ class SinkOptions:
     ledger_expires_ms: int
     ignore_unknown_columns: bool
     max_message_bytes: int
+    stream: str | None
+    packing: Literal["none", "arrow"]
+    pack_rows: int
 
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
     login: Login
+    #: Empty if a stream is read.
     queue: str
+    #: None if a queue is read.
+    stream: str | None
+    starting_offsets: StartingOffsets | None
+    ending_offsets: StartingOffsets | None
+    #: Milliseconds.
+    starting_timestamp: int | None
+    max_offsets_per_trigger: int | None
+    min_partitions: int | None
     max_messages_per_trigger: int
     #: None: chosen from max_messages_per_trigger.
     prefetch: int | None
@@ -259,6 +388,15 @@ def sink_options(given: Mapping[str, str]) -> SinkOptions:
         raise BadOption(
             "option 'txnAppId' does something only with delivery=exactly-once: set 'delivery' too"
         )
+    names = {name.lower() for name in given}
+    if read["stream"] is not None:
+        if both := names & {"exchange", "routingkey"}:
+            name = "exchange" if "exchange" in both else "routingKey"
+            raise BadOption(f"options 'stream' and '{name}' both say where messages go: give one of them")
+        if not read["stream"]:
+            raise BadOption("option 'stream' is empty: name the stream to write to")
+    if "packrows" in names and read["packing"] == "none":
+        raise BadOption("option 'packRows' does something only with packing=arrow: set 'packing' too")
     return _make(SinkOptions, _login(given, read), read)
 
 
@@ -277,9 +415,45 @@ def batch_options(given: Mapping[str, str]) -> SinkOptions:
 def source_options(given: Mapping[str, str]) -> SourceOptions:
     """Raises BadOption."""
     read = _read(given, "source")
-    if not read["queue"]:
-        raise BadOption("option 'queue' is missing: name the queue to read from")
+    names = {name.lower() for name in given}
+    if read["queue"] and read["stream"]:
+        raise BadOption("options 'queue' and 'stream' are two sources: give one of them")
+    if not read["queue"] and not read["stream"]:
+        raise BadOption(
+            "option 'queue' is missing: name the queue to read from, or a stream by option 'stream'"
+        )
+    for name in _FOR_QUEUES if read["stream"] else _FOR_STREAMS:
+        if name.lower() in names:
+            kind, other = ("stream", "queue") if read["stream"] else ("queue", "stream")
+            raise BadOption(f"option '{name}' says nothing about a {kind}: it belongs to option '{other}'")
+    if read["startingOffsets"] is not None and read["startingTimestamp"] is not None:
+        raise BadOption("options 'startingOffsets' and 'startingTimestamp' say the same: give one of them")
+    if read["endingOffsets"] == "earliest" or EARLIEST in _given_offsets(read["endingOffsets"]):
+        raise BadOption("option 'endingOffsets' cannot be earliest: nothing would be read")
+    read["queue"] = read["queue"] or ""
     return _make(SourceOptions, _login(given, read), read)
+
+
+def query_options(given: Mapping[str, str]) -> SourceOptions:
+    """As source_options, for `spark.readStream`. Raises BadOption."""
+    options = source_options(given)
+    if options.ending_offsets is not None:
+        raise BadOption("option 'endingOffsets' is for batch reads: a query has no end")
+    return options
+
+
+def read_options(given: Mapping[str, str]) -> SourceOptions:
+    """As source_options, for `spark.read`. Raises BadOption."""
+    options = source_options(given)
+    if options.max_offsets_per_trigger is not None:
+        raise BadOption("option 'maxOffsetsPerTrigger' is for spark.readStream: a batch read has no triggers")
+    if options.starting_offsets == "latest" or LATEST in _given_offsets(options.starting_offsets):
+        raise BadOption("option 'startingOffsets' cannot be latest in a batch read: nothing would be read")
+    return options
+
+
+def _given_offsets(offsets: StartingOffsets | None) -> Iterable[int]:
+    return offsets.values() if isinstance(offsets, dict) else ()
 
 
 def _read(given: Mapping[str, str], side: str) -> dict[str, Any]:

@@ -78,7 +78,7 @@ class AmqpReader(DataSourceReader):
                     consumer.changed.notify_all()
                 if batch is None:
                     break
-                yield decoder.batch(Run.joined(batch.runs), read)
+                yield from decoder.batches(Run.joined(batch.runs), read)
                 read = batch.end
                 if keep:
                     with consumer.changed:

@@ -67,8 +67,9 @@ SINK_COLUMNS: dict[str, tuple[type[DataType], ...]] = {
 }
 
 
-def source_schema(include_headers: bool = True) -> StructType:
-    """What a read gives. Header values come as text: one column has one type."""
+def source_schema(include_headers: bool = True, partitions: bool = False) -> StructType:
+    """What a read gives, of a stream with the number of the partition. Header values come as text: one column has
+    one type."""
     fields = [
         StructField("value", BinaryType(), True),
         StructField("queue", StringType(), True),
@@ -90,11 +91,13 @@ def source_schema(include_headers: bool = True) -> StructType:
         StructField("redelivered", BooleanType(), True),
         StructField("offset", LongType(), True),
     ]
+    if partitions:
+        fields.append(StructField("partition", IntegerType(), True))
     return StructType([field for field in fields if include_headers or field.name != "headers"])
 
 
 #: Of a read frame, what its rows carry beside what a sink takes: written back as they are, they are left out.
-SOURCE_ONLY = frozenset({"queue", "redelivered", "offset"})
+SOURCE_ONLY = frozenset({"queue", "redelivered", "offset", "partition"})
 
 
 def check_schema(schema: StructType, options: SinkOptions) -> None:
@@ -109,7 +112,8 @@ def check_schema(schema: StructType, options: SinkOptions) -> None:
         raise BadColumn(
             f"column 'value' is missing: it becomes the body; the frame has {', '.join(names) or 'none'}"
         )
-    if "routing_key" not in names and options.routing_key is None and not options.exchange:
+    named = options.exchange or options.stream or options.routing_key is not None
+    if "routing_key" not in names and not named:
         raise BadColumn(
             "nothing says where messages go: set option 'routingKey' or 'exchange', or give a column 'routing_key'"
         )

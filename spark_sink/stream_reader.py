@@ -21,6 +21,7 @@ from spark_sink.client.errors import AmqpError
 from spark_sink.columns import Decoder, check_schema
 from spark_sink.consumer import PREFETCH_MAX, Consumer, log
 from spark_sink.deliveries import digest, fingerprint
+from spark_sink.loss import DataLoss
 from spark_sink.offsets import Position, position
 from spark_sink.options import SourceOptions
 from spark_sink.patience import Patience
@@ -42,12 +43,10 @@ STALLED_AFTER_S = 60.0
 #: Connections in a row that are lost before a trigger gets anywhere.
 ATTEMPTS_MAX = 10
 
-
-class DataLoss(Exception):
-    """A replay did not find the messages that the checkpoint speaks of."""
+__all__ = ["AmqpStreamReader", "DataLoss", "freeze_modules"]
 
 
-def _freeze_modules() -> None:
+def freeze_modules() -> None:
     """Spark's worker collects all garbage after each task, and looks through all modules for it: 15 to 30 ms, as long
     as decoding takes. What is there before the first task's rows is not looked at again."""
     if not gc.get_freeze_count():
@@ -116,10 +115,10 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Deliveries)
-        _freeze_modules()
+        freeze_modules()
         run = partition.run
         if len(run):
-            yield Decoder(self._schema, self._options.queue).batch(run, partition.offset)
+            yield from Decoder(self._schema, self._options.queue).batches(run, partition.offset)
 
     # The parts of the above.
 

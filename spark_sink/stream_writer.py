@@ -23,12 +23,10 @@ class AmqpStreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         check_schema(schema, options)
-        columns = schema.fieldNames()
         # A broker that restarts must not end the query: the driver is as patient as the tasks are.
         with connect(options.login, "spark_sink driver", options.confirm_timeout_ms) as connection:
-            target.check(connection, options, columns)
-            mechanism = target.mechanism(connection, options, columns)
-        self.plan = Plan(options, mechanism, None)
+            to = target.prepared(connection, options, schema)
+        self.plan = Plan(to.options, to.mechanism, None, 0, to.partitions)
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         return write(self.plan, current_task(self.plan), iterator)

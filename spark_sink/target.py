@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from pika import spec
+from pyspark.sql.types import StructType
 
 from spark_sink.client.connection import Connection
 from spark_sink.client.errors import ChannelClosed
+from spark_sink.consumer import QueueRefused
 from spark_sink.options import BadOption, SinkOptions
+from spark_sink.packing import check_columns
+from spark_sink.streams.probe import discovered
 
 NOT_FOUND, PRECONDITION_FAILED = 404, 406
 #: What a broker announces that drops messages it has taken already, in queues with the argument x-deduplication.
@@ -24,9 +29,57 @@ Declare: TypeAlias = spec.Exchange.Declare | spec.Queue.Declare
 #: How a task sends.
 Mechanism = Literal["none", "confirm", "tx", "ledger", "broker"]
 
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    options: SinkOptions
+    mechanism: Mechanism
+    #: Streams among which tasks choose.
+    partitions: tuple[str, ...]
+
+
 logger = logging.getLogger("spark_sink")
 #: What this process has said.
 _told: set[str] = set()
+
+
+def resolved(
+    connection: Connection, options: SinkOptions, columns: Collection[str]
+) -> tuple[SinkOptions, tuple[str, ...]]:
+    """Return the options with what option `stream` means for them, and the partitions if tasks choose among them.
+
+    The broker chooses the partition of a message by its routing key. Rows that are packed have to be put together by
+    partition before that. Raises BadOption, AmqpError.
+    """
+    stream = options.stream
+    if stream is None:
+        return options, ()
+    try:
+        partitions, single = discovered(connection, stream, {})
+    except QueueRefused as error:
+        raise BadOption(f"option 'stream': {error}") from None
+    if not single:
+        names = tuple(partitions[number] for number in sorted(partitions))
+        return replace(options, exchange=stream), names if options.packing == "arrow" else ()
+    if "routing_key" in columns and options.packing == "none":
+        raise BadOption(
+            f"option 'stream': '{stream}' is a single stream, and the rows have a column 'routing_key', which chooses a "
+            "partition: drop the column, or bind the stream to an exchange and set option 'exchange'"
+        )
+    return replace(options, routing_key=stream), (stream,) if options.packing == "arrow" else ()
+
+
+def prepared(connection: Connection, options: SinkOptions, schema: StructType) -> Prepared:
+    """Look at where messages go, and decide how. Raises BadColumn, BadOption, AmqpError."""
+    columns = schema.fieldNames()
+    if options.packing == "arrow":
+        check_columns(schema)
+    options, partitions = resolved(connection, options, columns)
+    if partitions:
+        # Keys choose among these, and nothing else.
+        columns = [name for name in columns if name != "routing_key"]
+    check(connection, options, columns)
+    return Prepared(options, mechanism(connection, options, columns), partitions)
 
 
 def check(connection: Connection, options: SinkOptions, columns: Collection[str]) -> None:

@@ -11,13 +11,16 @@ from pika import spec
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
+from spark_sink.arrow import nulls
 from spark_sink.client.connection import Connection
 from spark_sink.client.errors import AmqpError, ChannelClosed, Refused
 from spark_sink.client.publisher import Publisher, Terms, connect, returned_text
 from spark_sink.client.window import Returned
-from spark_sink.encoder import Encoder, Identity
+from spark_sink.encoder import BadRow, Encoder, Identity
 from spark_sink.ledger import Ledger, Marker
 from spark_sink.options import SinkOptions
+from spark_sink.packing import Packer
+from spark_sink.rows import SINK_COLUMNS
 from spark_sink.target import Mechanism
 
 #: A batch has fewer rows in one partition than this; so a sequence is the batch's number and the row's, side by side.
@@ -35,6 +38,8 @@ class Plan:
     #: None: a streaming query, known by its id; the batch by its number.
     application: str | None
     version: int = 0
+    #: Of a super stream, among which packed messages are shared out here.
+    partitions: tuple[str, ...] = ()
 
 
 @dataclass
@@ -85,12 +90,32 @@ def current_task(plan: Plan) -> Task:
 
 def write(plan: Plan, task: Task, batches: Iterable[Any]) -> Written:
     """Raises BadRow, AmqpError."""
+    options = plan.options
+    if options.packing == "arrow":
+        batches = Packer(options.pack_rows, plan.partitions, task.partition).packed(_checked(batches, task))
+        if plan.partitions:
+            plan = replace(plan, options=replace(options, exchange=""))
     filled = (batch for batch in batches if batch.num_rows)
     first = next(filled, None)
     if first is None:
         return Written(task.partition, 0)  # without a connection
     run = {"ledger": _LedgerRun, "broker": _BrokerRun, "tx": _TxRun}.get(plan.mechanism, _Run)
     return Written(task.partition, run(plan, task).write(_chain(first, filled)))
+
+
+def _checked(batches: Iterable[Any], task: Task) -> Iterator[Any]:
+    """What the encoder sees of rows that are messages each. Raises BadRow."""
+    rows = 0
+    for batch in batches:
+        if missing := nulls(batch.column("value")):
+            row = rows + missing[0]
+            raise BadRow(
+                f"column 'value' in row {row} of {task.where} is null: every message needs a body, if only an empty one",
+                "value",
+                row,
+            )
+        rows += batch.num_rows
+        yield batch.select([name for name in batch.schema.names if name in SINK_COLUMNS])
 
 
 def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:

@@ -23,11 +23,15 @@ class AmqpWriter(DataSourceArrowWriter):
         if overwrite:
             raise BadOption("a broker has nothing to overwrite: write with mode('append')")
         check_schema(schema, options)
-        columns = schema.fieldNames()
         with Connection.open(options.login, "spark_sink driver") as connection:
-            target.check(connection, options, columns)
-            mechanism = target.mechanism(connection, options, columns)
-        self.plan = Plan(options, mechanism, options.txn_app_id or uuid4().hex, options.txn_version or 0)
+            to = target.prepared(connection, options, schema)
+        self.plan = Plan(
+            to.options,
+            to.mechanism,
+            options.txn_app_id or uuid4().hex,
+            options.txn_version or 0,
+            to.partitions,
+        )
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         return write(self.plan, current_task(self.plan), iterator)

@@ -13,6 +13,7 @@ from amqp_server.broker.queue_types import CLASSIC, QUEUE_TYPES, QueueType
 from amqp_server.config import age_ms
 from amqp_server.errors import PreconditionFailed
 from amqp_server.streams.keys import HEADER, ROUTING_KEY
+from amqp_server.streams.start import NEXT, Start, parse_start
 from amqp_server.wire.frames import SHORT_STRING_MAX
 from exchanges.field import erlang_term, token, type_name
 from persistence.streams.compression import CODECS
@@ -41,10 +42,11 @@ class QueueArguments:
     expires_ms: int | None = None
     max_length: int | None = None
     max_length_bytes: int | None = None
-    overflow: Literal["drop-head", "reject-publish", "reject-publish-dlx"] = "drop-head"
+    # None is drop-head, unless a policy says otherwise; so with at-most-once below.
+    overflow: Literal["drop-head", "reject-publish", "reject-publish-dlx"] | None = None
     dead_letter_exchange: str | None = None
     dead_letter_routing_key: str | None = None
-    dead_letter_strategy: Literal["at-most-once", "at-least-once"] = "at-most-once"
+    dead_letter_strategy: Literal["at-most-once", "at-least-once"] | None = None
     max_priority: int | None = None
     single_active_consumer: bool = False
     # As declared; below zero is no limit at all, None is the default of the queue type.
@@ -70,6 +72,10 @@ class QueueArguments:
     compression: str | None = None
     compaction: str | None = None
     tombstone_age_ms: int | None = None
+    # Groups.
+    stream: str = ""
+    start: Start = NEXT
+    consumer_timeout_ms: int | None = None
 
     @property
     def type(self) -> QueueType:
@@ -178,6 +184,13 @@ def _segment_bytes(value: object, type: str) -> int:
     return size
 
 
+def _stream(value: object, type: str) -> str:
+    name = _text(value, type)
+    if not 0 < len(name.encode()) <= SHORT_STRING_MAX:
+        raise _Invalid(f"\"expected the name of a stream, got '{name[:100]}'\"")
+    return name
+
+
 def _filter_bytes(value: object, type: str) -> int:
     size = _natural(value, type)
     if size not in FILTER_BYTES:
@@ -243,6 +256,8 @@ _CHECKS: tuple[tuple[str, str, Callable[[object, str], object]], ...] = (
     # RabbitMQ 3.10 takes anything here, and what is no integer then means nothing.
     ("x-delivery-limit", "delivery_limit", _integer),
     # Not RabbitMQ's.
+    ("x-stream", "stream", _stream),
+    ("x-consumer-timeout", "consumer_timeout_ms", _lease_ms),
     ("x-deduplication", "deduplication", _boolean),
     ("x-deduplication-window-ms", "deduplication_window_ms", _lease_ms),
     ("x-deduplication-count", "deduplication_count", _deduplication_count),
@@ -256,6 +271,8 @@ _STREAM_CHECKS: dict[str, Callable[[object, str], object]] = {
 _STREAMS_ONLY = frozenset(
     {"x-stream-filter-size-bytes", "x-stream-compression", "x-stream-compaction", "x-stream-tombstone-age"}
 )
+#: Arguments of groups that mean nothing to the other types.
+_GROUPS_ONLY = frozenset({"x-stream", "x-consumer-timeout"})
 _queue_type = _one_of(*QUEUE_TYPES, otherwise="\"unsupported queue type '{}'\"")
 
 
@@ -299,6 +316,8 @@ def parse_queue_arguments(
             check = _STREAM_CHECKS.get(argument, check)
         elif argument in _STREAMS_ONLY:
             continue
+        if argument in _GROUPS_ONLY and not queue_type.is_group:
+            continue
         values[attribute] = checked(argument, check)
         if attribute == "tombstone_age_ms" and "compaction" not in values:
             raise PreconditionFailed(f"invalid arg '{argument}' for {place}: tombstone_age_but_no_compaction")
@@ -309,6 +328,10 @@ def parse_queue_arguments(
             raise PreconditionFailed(
                 f"invalid arg '{argument}' for {place} of queue type rabbit_{queue_type.name}_queue"
             )
+    if queue_type.is_group:
+        if "stream" not in values:
+            raise PreconditionFailed(f"invalid arg 'x-stream' for {place}: a group needs a stream")
+        values["start"] = parse_start(arguments, types, place)
     if queue_type.always_durable:
         _check_durable(place, durable=durable, exclusive=exclusive, auto_delete=auto_delete)
     return _shared(QueueArguments(**values))

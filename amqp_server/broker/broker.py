@@ -10,10 +10,13 @@ from amqp_server.broker.alarms import Alarms
 from amqp_server.broker.dismantling import DELETIONS, Dismantling, parts_of
 from amqp_server.broker.failures import Failures
 from amqp_server.broker.hosts import Hosts
+from amqp_server.broker.limits import Limits
 from amqp_server.broker.memo import MemoBudget
 from amqp_server.broker.metadata import Metadata
-from amqp_server.broker.operations import DeleteVhost, Operation, PutVhost
+from amqp_server.broker.operations import DeleteVhost, Operation, PutVhost, ReplaceHash
+from amqp_server.broker.parameters import TRACING, Parameters
 from amqp_server.broker.permissions import Permissions
+from amqp_server.broker.policies import Policies
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.replication import Done, LocalReplication, Replication
 from amqp_server.broker.reply import Replies
@@ -124,9 +127,22 @@ class Broker:
         )
         self.vhost_records = Vhosts(metadata, vhosts_max=config.vhosts_max, changed=self.changed)
         self.vhosts: dict[str, VHost] = {}
+        self.policies = Policies(
+            self,
+            pattern_bytes_max=config.permission_pattern_bytes_max,
+            match_ms=config.permission_match_ms,
+            match_total_ms=config.permission_match_total_ms,
+        )
+        self.parameters = Parameters(
+            metadata,
+            parameters_max=config.parameters_max,
+            value_bytes_max=config.parameter_bytes_max,
+            changed=self._parameter_changed,
+        )
         self.counts = Counts()
         self.ended = Ended()
         self.sessions = Sessions()
+        self.limits = Limits(self.sessions, self.parameters)
         self.log_limit = LineLimit(config.log_lines_max)
         self.memo = MemoBudget(config.memo_bytes_max, self._forget_memos)
         self.replies = Replies()
@@ -140,6 +156,13 @@ class Broker:
     def changed(self) -> None:
         """The topology or a permission has changed: what was remembered of it is void."""
         self.generation += 1
+
+    def _parameter_changed(self, vhost: str, component: str) -> None:
+        self.limits.changed(component)
+        self.policies.changed(vhost, component)
+        if component == TRACING:
+            for each in self.vhosts.values():
+                each.look_at_tracing()
 
     def _tell_sessions(self) -> None:
         """An alarm was raised or cleared."""
@@ -210,6 +233,11 @@ class Broker:
         """Delete a vhost with all in it and close its connections. Raises NoSuchVhost."""
         self.vhost_records.require(name)
         self.propose(DeleteVhost(name))
+
+    def replace_hash(self, user: str, before: str, after: str) -> None:
+        """A user has logged in with a hash of RabbitMQ's: keep one of our own."""
+        if self.topology.takes_parameters:
+            self.turn.run(self.propose, ReplaceHash(user, before, after))
 
     def all_queues(self) -> Iterable[Queue]:
         for vhost in self.vhosts.values():

@@ -118,9 +118,9 @@ class DeadLetterSender:
         reason: Reason,
     ) -> _Sent:
         """Make one dead letter."""
-        parsed = queue.parsed
+        effective = queue.effective
         vhost = queue.vhost
-        target = parsed.dead_letter_exchange
+        target = effective.dead_letter_exchange
         if target is None or (target and vhost.router.get(target) is None):
             return _NOWHERE
         payload, body = content.split(item)
@@ -130,14 +130,14 @@ class DeadLetterSender:
         copies = carbon_copies(headers, "CC")
         keys = (
             [routing_key, *copies]
-            if parsed.dead_letter_routing_key is None
-            else [parsed.dead_letter_routing_key]
+            if effective.dead_letter_routing_key is None
+            else [effective.dead_letter_routing_key]
         )
         if len(keys[0].encode()) > SHORT_STRING_MAX:
             # A queue of an earlier version may have been declared with it. No message can have such a key.
             return _NOWHERE
         changed = self._headers(queue, properties, deaths, exchange, [routing_key, *copies], reason)
-        if parsed.dead_letter_routing_key is not None:
+        if effective.dead_letter_routing_key is not None:
             changed[b"CC"] = None
         properties.raw["headers"] = tables.replaced(properties.raw.get("headers", b""), changed)
         properties.raw.pop("expiration", None)

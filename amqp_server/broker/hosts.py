@@ -6,10 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from amqp_server.broker import stored_queues
+from amqp_server.broker import consumer_groups, stored_queues
 from amqp_server.broker.arguments import QueueArguments
 from amqp_server.broker.metadata import Metadata, encode
 from amqp_server.broker.records import MARKS, MarksRecord
+from amqp_server.streams.consumer_group import ConsumerGroupHost
 from amqp_server.streams.host import StreamHost, StreamServices
 from persistence.streams.retention import Limits
 from quorum_queue import names
@@ -34,6 +35,9 @@ class Hosts(Protocol):
     def changed(self, queue: Queue) -> None:
         """The queue's members are others now; it may need another host."""
 
+    def configure(self, queue: Queue) -> None:
+        """The queue is to do something else now; see Queue.effective."""
+
     def gone(self, queue: Queue) -> None:
         """The queue is deleted; its host has been closed."""
 
@@ -53,6 +57,11 @@ class Hosts(Protocol):
         """Begin a queue that was stopped anew from what is stored; call back when it serves."""
 
 
+def limits_of(queue: Queue) -> Limits:
+    """Return what a stream keeps."""
+    return Limits(queue.effective.max_age_ms, queue.effective.max_length_bytes)
+
+
 class LocalHosts:
     """A node that is alone runs them all."""
 
@@ -65,21 +74,37 @@ class LocalHosts:
         self._streams = streams
 
     def make(self, queue: Queue, machine: Machine | None) -> Host:
+        if queue.type.is_group:
+            return self._group(queue)
         return self._stream(queue) if queue.type.is_stream else self.local(queue, machine)
 
+    def _group(self, queue: Queue) -> ConsumerGroupHost:
+        return ConsumerGroupHost(
+            queue,
+            queue.queue_id,
+            self._services,
+            consumer_groups.options_of(queue),
+            queue.settings,
+            streams=lambda: consumer_groups.streams_of(queue.vhost, queue.parsed.stream),
+            slots=queue.marks,
+            keep_slots=lambda: self._keep_marks(queue),
+        )
+
+    def _keep_marks(self, queue: Queue) -> None:
+        self._metadata.put(MARKS, str(queue.queue_id), encode(MarksRecord(queue.marks)))
+
     def _stream(self, queue: Queue) -> StreamHost:
-        parsed = queue.parsed
+        effective = queue.effective
         assert self._streams is not None
-        limits = Limits(parsed.max_age_ms, parsed.max_length_bytes)
         return StreamHost(
             queue,
             queue.queue_id,
             self._streams,
-            limits,
-            parsed.segment_bytes,
+            limits_of(queue),
+            effective.segment_bytes,
             queue.settings,
-            parsed.compression,
-            self._streams.options.compaction(parsed.compaction, parsed.tombstone_age_ms),
+            effective.compression,
+            self._streams.options.compaction(effective.compaction, effective.tombstone_age_ms),
         )
 
     def local(self, queue: Queue, machine: Machine | None = None) -> LocalHost:
@@ -88,7 +113,7 @@ class LocalHosts:
         journalled = queue.durable and not queue.exclusive
         if journalled and not queue.marks:
             queue.marks = [services.marks.allocate() for _ in range((queue.parsed.max_priority or 0) + 1)]
-            self._metadata.put(MARKS, str(queue.queue_id), encode(MarksRecord(queue.marks)))
+            self._keep_marks(queue)
         queue.renew()
         return LocalHost(
             queue,
@@ -104,6 +129,12 @@ class LocalHosts:
 
     def changed(self, queue: Queue) -> None:
         pass
+
+    def configure(self, queue: Queue) -> None:
+        host = queue.host
+        host.configure(queue.settings)
+        if isinstance(host, StreamHost):
+            host.limit(limits_of(queue), queue.effective.segment_bytes)
 
     def gone(self, queue: Queue) -> None:
         """Forget what this node alone knew of the queue."""
@@ -131,7 +162,7 @@ class LocalHosts:
         queue.host = FailedHost(
             queue, self._services.turn, queue.settings, why, lambda: self._drop_stored(queue)
         )
-        if isinstance(before, LocalHost | StreamHost):
+        if isinstance(before, LocalHost | StreamHost | ConsumerGroupHost):
             before.stop(Refused(why))
         queue.consumers_lost()
 
@@ -167,6 +198,8 @@ class LocalHosts:
     def _begin_anew(self, queue: Queue, done: Callable[[], None]) -> None:
         if queue.type.is_stream:
             queue.host = self._stream(queue)
+        elif queue.type.is_group:
+            queue.host = self._group(queue)
         else:
             machine = stored_queues.read_queue(queue.record, queue.settings, queue.marks, self._services)
             queue.host = self.local(queue, machine)
@@ -179,4 +212,4 @@ def failure_text(queue: Queue) -> str:
     return f"queue '{queue.name}' in vhost '{queue.vhost.name}' has failed on this node and is stopped"
 
 
-__all__ = ["Hosts", "LocalHosts", "failure_text"]
+__all__ = ["Hosts", "LocalHosts", "failure_text", "limits_of"]

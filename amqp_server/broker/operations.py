@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from amqp_server.broker.permissions import Permission
+from amqp_server.broker.parameters import ParameterRecord
+from amqp_server.broker.permissions import Permission, TopicPermission
 from amqp_server.broker.records import BindingRecord, ExchangeRecord, QueueRecord
 from amqp_server.broker.users import User
 from amqp_server.broker.vhosts import VhostRecord
@@ -115,6 +116,42 @@ class DeclareSuperStream(msgspec.Struct, frozen=True, array_like=True, tag=15):
     partitions: tuple[QueueRecord, ...]
 
 
+class PutParameter(msgspec.Struct, frozen=True, array_like=True, tag=16):
+    """From version PARAMETERS on. See amqp_server.broker.parameters."""
+
+    record: ParameterRecord
+
+
+class ClearParameter(msgspec.Struct, frozen=True, array_like=True, tag=17):
+    """From version PARAMETERS on."""
+
+    vhost: str
+    component: str
+    name: str
+
+
+class SetTopicPermission(msgspec.Struct, frozen=True, array_like=True, tag=18):
+    """From version PARAMETERS on."""
+
+    permission: TopicPermission
+
+
+class ClearTopicPermission(msgspec.Struct, frozen=True, array_like=True, tag=19):
+    """From version PARAMETERS on. For all exchanges if none is given."""
+
+    user: str
+    vhost: str
+    exchange: str = ""
+
+
+class ReplaceHash(msgspec.Struct, frozen=True, array_like=True, tag=20):
+    """From version PARAMETERS on. Another hash of the same password, if the user still has the one before."""
+
+    user: str
+    before: str
+    after: str
+
+
 Operation = (
     PutVhost
     | DeleteVhost
@@ -131,6 +168,11 @@ Operation = (
     | ClearPermission
     | NodeDown
     | DeclareSuperStream
+    | PutParameter
+    | ClearParameter
+    | SetTopicPermission
+    | ClearTopicPermission
+    | ReplaceHash
 )
 
 _decoder = msgspec.msgpack.Decoder(Operation)

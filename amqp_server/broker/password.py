@@ -23,7 +23,14 @@ PASSWORD_BYTES_MAX = 1_024
 
 # RabbitMQ's hash is a salt of four octets and the digest of salt and password.
 RABBITMQ_SALT_BYTES = 4
-RABBITMQ_ALGORITHMS = {"rabbit_password_hashing_sha256": "sha256", "rabbit_password_hashing_sha512": "sha512"}
+RABBITMQ_ALGORITHMS = {
+    "rabbit_password_hashing_sha256": "sha256",
+    "rabbit_password_hashing_sha512": "sha512",
+    "rabbit_password_hashing_md5": "md5",
+}
+#: What is told in its place of a hash of our own, which RabbitMQ cannot read.
+OWN_ALGORITHM = "argon2id"
+OWN_MARK = "$argon2id$"
 
 
 class InvalidPasswordHash(ValueError):
@@ -44,7 +51,10 @@ def hash_password(password: str) -> str:
 
 
 def from_rabbitmq(algorithm: str, encoded: str) -> str:
-    """Takes over a `password_hash` of RabbitMQ's definitions or management API."""
+    """Takes over a `password_hash` of RabbitMQ's definitions or management API, or of our own. Raises
+    InvalidPasswordHash."""
+    if algorithm == OWN_ALGORITHM:
+        return _own(encoded)
     digest = RABBITMQ_ALGORITHMS.get(algorithm)
     if digest is None:
         raise InvalidPasswordHash(f"hashing algorithm {algorithm} is not supported")
@@ -52,24 +62,67 @@ def from_rabbitmq(algorithm: str, encoded: str) -> str:
         raw = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError):
         raise InvalidPasswordHash("password_hash is not base64") from None
-    if len(raw) != RABBITMQ_SALT_BYTES + hashlib.new(digest).digest_size:
+    if len(raw) != RABBITMQ_SALT_BYTES + _new(digest).digest_size:
         raise InvalidPasswordHash("password_hash has the wrong length")
     return f"{digest}${encoded}"
 
 
+def _own(encoded: str) -> str:
+    from argon2 import extract_parameters
+    from argon2.exceptions import InvalidHashError
+
+    try:
+        told = extract_parameters(encoded)
+    except InvalidHashError:
+        raise InvalidPasswordHash("password_hash is none of Argon2") from None
+    if not encoded.startswith(OWN_MARK) or told.memory_cost > ARGON2_KIB or told.time_cost > ARGON2_PASSES:
+        # Whoever logs in has it computed here.
+        raise InvalidPasswordHash("password_hash takes more work than those that are made here")
+    return encoded
+
+
+def to_rabbitmq(encoded: str) -> tuple[str, str]:
+    """Return the algorithm and the hash as definitions have them."""
+    digest, _, rest = encoded.partition("$")
+    for algorithm, known in RABBITMQ_ALGORITHMS.items():
+        if digest == known:
+            return algorithm, rest
+    return (OWN_ALGORITHM if encoded else "rabbit_password_hashing_sha256"), encoded
+
+
+def is_from_rabbitmq(encoded: str) -> bool:
+    return encoded.partition("$")[0] in RABBITMQ_ALGORITHMS.values()
+
+
+def _new(digest: str, content: bytes = b"") -> hashlib._Hash:
+    # MD5 is no secret of ours: it is what an old user has until the next login.
+    return hashlib.new(digest, content, usedforsecurity=False)
+
+
 def verify(encoded: str, password: str) -> bool:
     """Slow on purpose, and as slow for every kind of hash. An empty hash lets nobody in."""
+    return checked(encoded, password)[0]
+
+
+def checked(encoded: str, password: str) -> tuple[bool, str]:
+    """Return whether the password is right, and a hash of our own for it if the present one is RabbitMQ's."""
     digest, _, rest = encoded.partition("$")
+    own = ""
     if not encoded or digest in RABBITMQ_ALGORITHMS.values():
         # The work of an Argon2 hash is done all the same: the time must not tell which users exist, nor
         # which of them came from RabbitMQ.
-        hash_password(password)
+        own = hash_password(password)
     if not encoded:
-        return False
+        return False, ""
     if digest in RABBITMQ_ALGORITHMS.values():
         raw = base64.b64decode(rest)
         salt, expected = raw[:RABBITMQ_SALT_BYTES], raw[RABBITMQ_SALT_BYTES:]
-        return hmac.compare_digest(hashlib.new(digest, salt + password.encode()).digest(), expected)
+        same = hmac.compare_digest(_new(digest, salt + password.encode()).digest(), expected)
+        return same, own if same else ""
+    return _verify_own(encoded, password), ""
+
+
+def _verify_own(encoded: str, password: str) -> bool:
     from argon2.exceptions import InvalidHashError, VerificationError, VerifyMismatchError
 
     try:

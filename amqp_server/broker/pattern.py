@@ -1,4 +1,4 @@
-"""Regular expressions from outside: permission patterns, and filters of the management API.
+"""Regular expressions from outside: patterns of permissions and policies, and filters of the management API.
 
 Names that are matched come from clients, and patterns from operators who had no clever names in mind: with a
 backtracking engine, a pattern like `(a|aa)+$` can stop the whole broker for hours. RE2 takes a time that is linear in
@@ -46,6 +46,11 @@ def compile_permission(pattern: str, bytes_max: int, time_ms: int, total_ms: int
     # As RabbitMQ reads them: the empty pattern matches only the empty name.
     if pattern in ("", "^$"):
         return lambda name: not name
+    return compile_policy(pattern, bytes_max, time_ms, total_ms)
+
+
+def compile_policy(pattern: str, bytes_max: int, time_ms: int, total_ms: int) -> Matches:
+    """The same, but the empty pattern is found in every name. Raises InvalidPattern."""
     if pattern == ".*":
         return lambda name: True
     _check_size(pattern, bytes_max)
@@ -110,7 +115,7 @@ class _Backtracking:
             self._attempts -= 1
             if not self._attempts:
                 logger.warning(
-                    "permission pattern %r takes too long again and again: it permits no other name until it is set anew",
+                    "pattern %r takes too long again and again: it matches no other name until it is set anew",
                     self._pattern[:200],
                 )
             return False

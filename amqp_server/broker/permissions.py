@@ -9,6 +9,7 @@ permissions.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable
 from typing import Literal
 
@@ -20,6 +21,7 @@ from amqp_server.broker.pattern import InvalidPattern, Matches, compile_permissi
 from amqp_server.errors import AccessRefused, NotAllowed
 
 TABLE = "permissions"
+TOPIC_TABLE = "topic_permissions"
 #: The broker itself, which may do anything. No user can have this name, so nobody logs in with it.
 ITSELF = "\0mqd"
 #: Name of the default exchange in patterns and refusals; its own name is empty.
@@ -33,6 +35,16 @@ class Permission(msgspec.Struct, frozen=True):
     user: str
     vhost: str
     configure: str
+    write: str
+    read: str
+
+
+class TopicPermission(msgspec.Struct, frozen=True):
+    """What routing keys a user may publish with to a topic exchange, and bind with from it."""
+
+    user: str
+    vhost: str
+    exchange: str
     write: str
     read: str
 
@@ -69,6 +81,11 @@ class Permissions:
         for key, value in metadata.items(TABLE):
             permission = decode(TABLE, key, value, Permission)
             self._permissions[permission.user, permission.vhost] = permission
+        self._topics: dict[tuple[str, str, str], TopicPermission] = {}
+        self._topic_matchers: dict[tuple[str, str, str, Access], Matches] = {}
+        for key, value in metadata.items(TOPIC_TABLE):
+            topic = decode(TOPIC_TABLE, key, value, TopicPermission)
+            self._topics[topic.user, topic.vhost, topic.exchange] = topic
 
     def prepare(self, user: str, vhost: str, configure: str, write: str, read: str) -> Permission:
         """Check permissions that are to be set. Raises InvalidPermission."""
@@ -99,10 +116,14 @@ class Permissions:
     def clear_user(self, user: str) -> None:
         for permission in self.of_user(user):
             self.clear(user, permission.vhost)
+        for topic in [topic for topic in self.topics() if topic.user == user]:
+            self.clear_topic(user, topic.vhost, topic.exchange)
 
     def clear_vhost(self, vhost: str) -> None:
         for permission in self.of_vhost(vhost):
             self.clear(permission.user, vhost)
+        for topic in [topic for topic in self.topics() if topic.vhost == vhost]:
+            self.clear_topic(topic.user, vhost, topic.exchange)
 
     def get(self, user: str, vhost: str) -> Permission | None:
         return self._permissions.get((user, vhost))
@@ -159,14 +180,67 @@ class Permissions:
                 f"access to {kind} '{name}' in vhost '{vhost}' refused for user '{_name(user)}'"
             )
 
+    # -- topics ----------------------------------------------------------------------------------------------------
+
+    def prepare_topic(self, user: str, vhost: str, exchange: str, write: str, read: str) -> TopicPermission:
+        """Check a topic permission that is to be set. Raises InvalidPermission."""
+        permission = TopicPermission(user, vhost, exchange, write, read)
+        patterns: dict[Access, str] = {"write": write, "read": read}
+        for access, pattern in patterns.items():
+            try:
+                self._compile(_expanded(pattern, permission))
+            except InvalidPattern as failure:
+                raise InvalidPermission(access, pattern, str(failure)) from None
+        return permission
+
+    def store_topic(self, permission: TopicPermission) -> bool:
+        """Whether there was none."""
+        key = (permission.user, permission.vhost, permission.exchange)
+        new = key not in self._topics
+        self._topics[key] = permission
+        self._metadata.put(TOPIC_TABLE, _key(*key), encode(permission))
+        self._forget()
+        return new
+
+    def clear_topic(self, user: str, vhost: str, exchange: str = "") -> bool:
+        """For all exchanges if none is given; whether there was one."""
+        gone = [key for key in self._topics if key[:2] == (user, vhost) and exchange in ("", key[2])]
+        for key in gone:
+            del self._topics[key]
+            self._metadata.delete(TOPIC_TABLE, _key(*key))
+        if gone:
+            self._forget()
+        return bool(gone)
+
+    def topics(self) -> list[TopicPermission]:
+        return [self._topics[key] for key in sorted(self._topics)]
+
     def check_topic(self, user: str, vhost: str, exchange: str, routing_key: str, access: Access) -> None:
-        """Raises AccessRefused unless the user may use this routing key of a topic exchange, which it may use."""
-        grant = self._grants.get(user)
-        if grant is not None and not grant.allows_key(vhost, exchange, routing_key, access):
+        """Raises AccessRefused unless the user may use the key of a topic exchange; without a record for it, it may."""
+        if not self._allows_key(user, vhost, exchange, routing_key, access):
             raise AccessRefused(
-                f"access to topic '{routing_key}' in exchange '{exchange}' in vhost '{vhost}' refused for user "
-                f"'{_name(user)}'"
+                f"access to topic '{routing_key}' in exchange '{exchange}' in vhost '{vhost}' "
+                f"refused for user '{_name(user)}'"
             )
+
+    def _allows_key(self, user: str, vhost: str, exchange: str, routing_key: str, access: Access) -> bool:
+        grant = self._grants.get(user)
+        if grant is not None:
+            return grant.allows_key(vhost, exchange, routing_key, access)
+        permission = self._topics.get((user, vhost, exchange))
+        if permission is None:
+            return True
+        question = (user, vhost, exchange, access)
+        matches = self._topic_matchers.get(question)
+        if matches is None:
+            pattern: str = getattr(permission, access)
+            try:
+                matches = self._compile(_expanded(pattern, permission))
+            except InvalidPattern:
+                # Set on a node with other limits.
+                matches = _nothing
+            self._topic_matchers[question] = matches
+        return matches(routing_key)
 
     def _matches(self, user: str, vhost: str, name: str, access: Access) -> bool:
         grant = self._grants.get(user)
@@ -191,6 +265,7 @@ class Permissions:
 
     def _forget(self) -> None:
         self._matchers.clear()
+        self._topic_matchers.clear()
         self._answers.clear()
         self._changed()
 
@@ -204,6 +279,16 @@ def _nothing(name: str) -> bool:
     return False
 
 
-def _key(user: str, vhost: str) -> str:
+def _expanded(pattern: str, permission: TopicPermission) -> str:
+    """Put in what a pattern may have a place for: the user and the vhost, as they are."""
+    for place, name in (("{username}", permission.user), ("{vhost}", permission.vhost)):
+        pattern = pattern.replace(place, re.escape(name))
+    return pattern
+
+
+def _key(user: str, vhost: str, exchange: str = "") -> str:
     """A digest, because two names of 255 bytes are longer than a key of LMDB may be."""
-    return hashlib.blake2b(f"{len(user)}:{user}{vhost}".encode(), digest_size=20).hexdigest()
+    told = f"{len(user)}:{user}{vhost}"
+    if exchange:
+        told = f"{len(user)}:{user}{len(vhost)}:{vhost}{exchange}"
+    return hashlib.blake2b(told.encode(), digest_size=20).hexdigest()

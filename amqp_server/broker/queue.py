@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from amqp_server.broker.arguments import QueueArguments
 from amqp_server.broker.operations import DeleteQueue
+from amqp_server.broker.policies import NO_POLICY, Applied, joined
 from amqp_server.broker.queue_types import QueueType
 from amqp_server.broker.records import QueueRecord
 from amqp_server.broker.settings import effective_settings
@@ -41,12 +42,14 @@ class Queue:
         "auto_delete",
         "deleted",
         "durable",
+        "effective",
         "exclusive",
         "host",
         "last_used_ms",
         "marks",
         "name",
         "parsed",
+        "policies",
         "published",
         "queue_id",
         "record",
@@ -61,13 +64,22 @@ class Queue:
     host: Host
 
     def __init__(
-        self, vhost: VHost, record: QueueRecord, parsed: QueueArguments, arguments: Mapping[str, object]
+        self,
+        vhost: VHost,
+        record: QueueRecord,
+        parsed: QueueArguments,
+        arguments: Mapping[str, object],
+        policies: Applied = NO_POLICY,
     ) -> None:
         self.vhost = vhost
         self.record = record
         self.name = record.name
         self.queue_id = record.queue_id
+        #: What it was declared with.
         self.parsed = parsed
+        #: The policies that apply to it, and what it is to do by them and by its declaration.
+        self.policies = policies
+        self.effective: QueueArguments = joined(parsed, policies.definition)
         self.arguments = arguments
         self.durable = record.durable
         self.auto_delete = record.auto_delete
@@ -100,7 +112,24 @@ class Queue:
     @property
     def settings(self) -> Settings:
         """Settings of its machine."""
+        return effective_settings(self.effective, self.record.deduplication_producers)
+
+    @property
+    def declared_settings(self) -> Settings:
+        """Settings of its machine if there were no policies."""
         return effective_settings(self.parsed, self.record.deduplication_producers)
+
+    def apply_policies(self) -> None:
+        """Policies have changed: do what they say now."""
+        broker = self.vhost.broker
+        self.policies = broker.policies.of_queue(self.vhost.name, self.name, self.type)
+        effective = joined(self.parsed, self.policies.definition)
+        if effective != self.effective:
+            self.effective = effective
+            # A timer that is set may be too late now.
+            self._timer_set = False
+            broker.hosts.configure(self)
+            broker.changed()
 
     def owned_by(self, session_number: int) -> bool:
         """True if this is an exclusive queue of that session of this node."""
@@ -120,12 +149,12 @@ class Queue:
 
     def used(self) -> None:
         """Start the lease of an expiring queue anew."""
-        if self.parsed.expires_ms is not None:
+        if self.effective.expires_ms is not None:
             self.host.touch()
 
     def renew(self) -> None:
         """The same, told by the host at the queue's home. See quorum_queue.ports.Hosted."""
-        expires_ms = self.parsed.expires_ms
+        expires_ms = self.effective.expires_ms
         if expires_ms is not None:
             broker = self.vhost.broker
             self.last_used_ms = broker.clock.monotonic_ms()
@@ -154,9 +183,9 @@ class Queue:
             self.delete()
 
     def wake(self) -> None:
-        """Delete the queue if it has not been used for the time it was declared with (x-expires)."""
+        """Delete the queue if it has not been used for the time it was declared with (x-expires), or that a policy says."""
         self._timer_set = False
-        expires_ms = self.parsed.expires_ms
+        expires_ms = self.effective.expires_ms
         if self.deleted or expires_ms is None or self.host.consumer_count:
             return
         broker = self.vhost.broker

@@ -30,6 +30,8 @@ class QueueType:
     leased_by_passive_declare: bool
     #: A log: messages stay when they were read, and every consumer has its own place.
     is_stream: bool = False
+    #: A consumer group: its messages are those of a stream, and nothing is published to it.
+    is_group: bool = False
 
     @property
     def counts_deliveries(self) -> bool:
@@ -160,6 +162,38 @@ STREAM = QueueType(
     ),
 )
 
+GROUP = QueueType(
+    name="stream-group",
+    always_durable=True,
+    replicated=False,
+    # As it is declared: what is given up is still in the stream, but nobody would look there.
+    delivery_limit=None,
+    at_least_once=False,
+    leased_by_passive_declare=False,
+    is_group=True,
+    unsupported=(CLASSIC.unsupported | QUORUM.unsupported | STREAM.unsupported)
+    - {"x-dead-letter-exchange", "x-dead-letter-routing-key", "x-delivery-limit"}
+    | {
+        "x-max-length-bytes",
+        "x-deduplication",
+        "x-deduplication-window-ms",
+        "x-deduplication-count",
+        "x-stream-filter-size-bytes",
+        "x-stream-compression",
+        "x-stream-compaction",
+        "x-stream-tombstone-age",
+    },
+    compared=(
+        "x-queue-type",
+        "x-stream",
+        "x-stream-offset",
+        "x-dead-letter-exchange",
+        "x-dead-letter-routing-key",
+        "x-delivery-limit",
+        "x-consumer-timeout",
+    ),
+)
+
 #: Prefixes of arguments that change what a stream keeps, and those among them that a replicated stream has.
 _STREAM_ARGUMENTS = ("x-stream-", "x-deduplication")
 _REPLICATED_STREAM_ARGUMENTS = frozenset({"x-stream-max-segment-size-bytes", "x-stream-filter-size-bytes"})
@@ -174,4 +208,6 @@ def not_replicated(arguments: Iterable[str]) -> str | None:
 
 
 #: By name, as in x-queue-type.
-QUEUE_TYPES: dict[str, QueueType] = {each.name: each for each in (CLASSIC, QUORUM, STREAM)}
+QUEUE_TYPES: dict[str, QueueType] = {each.name: each for each in (CLASSIC, QUORUM, STREAM, GROUP)}
+#: Those that a queue may have whose arguments say nothing: a group needs a stream.
+DEFAULT_TYPES: tuple[str, ...] = tuple(each.name for each in QUEUE_TYPES.values() if not each.is_group)

@@ -11,6 +11,7 @@ import msgspec
 from amqp_server.broker import stored_queues
 from amqp_server.broker.arguments import QueueArguments, parse_queue_arguments
 from amqp_server.broker.metadata import decode, encode
+from amqp_server.broker.policies import joined
 from amqp_server.broker.records import (
     BINDINGS,
     EXCHANGES,
@@ -122,7 +123,7 @@ def read_queues(broker: Broker, journal: RecoverableJournal) -> StoredQueues:
     marks = broker.services.marks
 
     def read(record: QueueRecord, recovered: RecoveredQueue) -> None:
-        settings, own = settings_of(record), slots.get(record.queue_id, [])
+        settings, own = settings_of(broker, record), slots.get(record.queue_id, [])
         machines[record.queue_id] = stored_queues.fill(record, settings, recovered, own, marks)
 
     for recovered in journal.recover():
@@ -132,7 +133,8 @@ def read_queues(broker: Broker, journal: RecoverableJournal) -> StoredQueues:
                 pass
             journal.drop(recovered.queue_id)
             continue
-        if parsed_of(found).type.is_stream:
+        found_type = parsed_of(found).type
+        if found_type.is_stream or found_type.is_group:
             # Its host reads it.
             for _ in recovered.records:
                 pass
@@ -140,10 +142,10 @@ def read_queues(broker: Broker, journal: RecoverableJournal) -> StoredQueues:
         broker.turn.contain(_Reading(found.queue_id, errors), read, found, recovered)
     for queue_id, record in queues.items():
         own = slots.get(queue_id, [])
-        if own and queue_id not in errors:
+        if own and queue_id not in errors and not parsed_of(record).type.is_group:
             machine = machines.get(queue_id)
             if machine is None:
-                machine = machines[queue_id] = Machine(settings_of(record))
+                machine = machines[queue_id] = Machine(settings_of(broker, record))
             stored_queues.skip_marked(machine, own, marks)
     return StoredQueues(queues, slots, machines, errors)
 
@@ -162,9 +164,11 @@ def _move_marks(broker: Broker, key: str, value: bytes, slots: dict[int, list[in
         broker.metadata.put(MARKS, str(record.queue_id), encode(MarksRecord(record.marks)))
 
 
-def settings_of(record: QueueRecord) -> Settings:
+def settings_of(broker: Broker, record: QueueRecord) -> Settings:
     """Return what the machine of a stored queue is to do."""
-    return effective_settings(parsed_of(record), record.deduplication_producers)
+    parsed = parsed_of(record)
+    policies = broker.policies.of_queue(record.vhost, record.name, parsed.type)
+    return effective_settings(joined(parsed, policies.definition), record.deduplication_producers)
 
 
 def parsed_of(record: QueueRecord) -> QueueArguments:

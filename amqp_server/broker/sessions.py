@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from amqp_server.broker.queue import Queue
     from amqp_server.broker.vhost import VHost
+
+
+#: Kinds of counts: connections of a user, connections in a vhost, channels of a user.
+OF_USER, IN_VHOST, CHANNELS_OF = range(3)
+
+#: How many there are, by kind and name of the user or the vhost.
+Counts = dict[tuple[int, str], int]
 
 
 class Client(Protocol):
@@ -45,6 +52,12 @@ class Sessions:
     def __init__(self) -> None:
         self._numbers = count(1)
         self._sessions: dict[int, Session] = {}
+        #: User and vhost of those that clients have opened.
+        self._opened: dict[int, tuple[str, str]] = {}
+        self._counts: Counts = {}
+        #: What other nodes have, as far as they have told.
+        self._others: dict[str, Mapping[tuple[int, str], int]] = {}
+        self._count_changed: Callable[[int, str], None] = _nothing
 
     def next_number(self) -> int:
         return next(self._numbers)
@@ -54,6 +67,55 @@ class Sessions:
 
     def remove(self, session: Session) -> None:
         self._sessions.pop(session.number, None)
+        opened = self._opened.pop(session.number, None)
+        if opened is not None:
+            self._count(OF_USER, opened[0], -1)
+            self._count(IN_VHOST, opened[1], -1)
+
+    def opened(self, session: Session) -> None:
+        """A client has opened a vhost."""
+        user, vhost = session.client.username, session.vhost
+        if vhost is not None:
+            self._opened[session.number] = user, vhost.name
+            self._count(OF_USER, user, 1)
+            self._count(IN_VHOST, vhost.name, 1)
+
+    def channel_opened(self, user: str) -> None:
+        self._count(CHANNELS_OF, user, 1)
+
+    def channel_gone(self, user: str) -> None:
+        self._count(CHANNELS_OF, user, -1)
+
+    def _count(self, kind: int, name: str, more: int) -> None:
+        count = self._counts.get((kind, name), 0) + more
+        if count:
+            self._counts[kind, name] = count
+        else:
+            del self._counts[kind, name]
+        self._count_changed(kind, name)
+
+    def counted(self, kind: int, name: str) -> int:
+        """Return how many there are on all nodes, as far as they have told."""
+        count = self._counts.get((kind, name), 0)
+        for told in self._others.values():
+            count += told.get((kind, name), 0)
+        return count
+
+    @property
+    def counts(self) -> Counts:
+        """What this node has."""
+        return self._counts
+
+    def subscribe(self, changed: Callable[[int, str], None]) -> None:
+        """Have `changed` called with kind and name of each count that changes."""
+        self._count_changed = changed
+
+    def others_have(self, node: str, counts: Mapping[tuple[int, str], int]) -> None:
+        """Another node has told its counts. It has none if it is down."""
+        if counts:
+            self._others[node] = counts
+        else:
+            self._others.pop(node, None)
 
     def get(self, number: int) -> Session | None:
         return self._sessions.get(number)
@@ -63,3 +125,6 @@ class Sessions:
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+
+def _nothing(kind: int, name: str) -> None: ...

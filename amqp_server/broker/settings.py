@@ -1,4 +1,4 @@
-"""Settings of a queue's machine, derived in one place from the declaration."""
+"""Settings of a queue's machine, derived in one place from the declaration and the policies that apply."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ DEDUPLICATION_COUNT = 100_000
 
 @lru_cache(maxsize=SHARED_MAX)
 def effective_settings(parsed: QueueArguments, producers: int = DEDUPLICATION_PRODUCERS) -> Settings:
-    """Return the machine's settings, with the number of producers that the queue's record has.
+    """Return the machine's settings, with the number of producers that the queue's record has. `parsed` is what the queue
+    was declared with, or that joined with its policies (see policies.joined).
 
     A host is given them when it is made. A group's machine takes them from snapshot and log: if they are other ones,
     as after a change of version, the leader submits `configure`.
@@ -26,7 +27,7 @@ def effective_settings(parsed: QueueArguments, producers: int = DEDUPLICATION_PR
         expires_ms=parsed.expires_ms,
         max_length=parsed.max_length,
         max_length_bytes=parsed.max_length_bytes,
-        overflow=parsed.overflow,
+        overflow=parsed.overflow or "drop-head",
         dead_letter=dead_letter,
         dead_letter_at_least_once=dead_letter
         and parsed.type.at_least_once

@@ -15,7 +15,8 @@ import msgspec
 from amqp_server.broker import operations, super_streams
 from amqp_server.broker.metadata import Metadata, decode, encode
 from amqp_server.broker.operations import Operation
-from amqp_server.broker.permissions import Permission
+from amqp_server.broker.parameters import GLOBAL, TRACING, USER_LIMITS, ParameterRecord
+from amqp_server.broker.permissions import Permission, TopicPermission
 from amqp_server.broker.records import DEDUPLICATION_PRODUCERS, BindingRecord, ExchangeRecord, QueueRecord
 from amqp_server.broker.users import User, last_administrator
 from amqp_server.broker.vhosts import VhostRecord
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 #: First byte of a snapshot.
 SNAPSHOT_VERSION = 1
+#: Fields of the first version's.
+SNAPSHOT_TABLES = 7
 #: Records in which a node of a cluster notes the last index that its records have, and one that they lack because it
 #: was given up.
 TABLE, APPLIED, LACKS = "topology", "applied", "lacks"
@@ -64,6 +67,9 @@ class _TopologyState(msgspec.Struct, frozen=True, array_like=True):
     exchanges: list[Any]
     queues: list[Any]
     bindings: list[Any]
+    #: From version PARAMETERS on. What is empty is left out at the end, as nodes of earlier versions do.
+    parameters: list[Any] = []
+    topic_permissions: list[Any] = []
 
 
 class Topology:
@@ -140,7 +146,23 @@ class Topology:
         vhost = broker.vhosts.pop(name, None)
         if vhost is not None:
             vhost.close()
+        broker.parameters.clear_vhost(name)
+        broker.parameters.clear(GLOBAL, TRACING, name)
         return Result(True)
+
+    @property
+    def takes_parameters(self) -> bool:
+        """True if all nodes of the cluster can read parameters."""
+        return self._version >= versions.PARAMETERS
+
+    def _put_parameter(self, index: int, operation: operations.PutParameter) -> Result:
+        record, broker = operation.record, self._broker
+        if record.vhost and record.vhost not in broker.vhost_records:
+            return Result(False, f"Virtual host '{record.vhost}' does not exist")
+        return Result(broker.parameters.store(record))
+
+    def _clear_parameter(self, index: int, operation: operations.ClearParameter) -> Result:
+        return Result(self._broker.parameters.clear(operation.vhost, operation.component, operation.name))
 
     def _put_user(self, index: int, operation: operations.PutUser) -> Result:
         user, users = operation.user, self._broker.users
@@ -157,11 +179,15 @@ class Topology:
         if not operation.forced and self._must_stay(name):
             return Result(False, last_administrator(name))
         broker.permissions.clear_user(name)
+        broker.parameters.clear(GLOBAL, USER_LIMITS, name)
         broker.users.delete(name)
         for session in broker.sessions:
             if session.client.username == name:
                 session.force_close(f"user '{name}' is deleted")
         return Result(True)
+
+    def _replace_hash(self, index: int, operation: operations.ReplaceHash) -> Result:
+        return Result(self._broker.users.replace_hash(operation.user, operation.before, operation.after))
 
     def _must_stay(self, name: str) -> bool:
         # Here and not where it is proposed: two nodes may delete one administrator each at the same time.
@@ -179,6 +205,16 @@ class Topology:
         known = self._broker.permissions.get(operation.user, operation.vhost) is not None
         self._broker.permissions.clear(operation.user, operation.vhost)
         return Result(known)
+
+    def _set_topic_permission(self, index: int, operation: operations.SetTopicPermission) -> Result:
+        permission, broker = operation.permission, self._broker
+        if broker.users.get(permission.user) is None or permission.vhost not in broker.vhost_records:
+            return Result(False)
+        return Result(broker.permissions.store_topic(permission))
+
+    def _clear_topic_permission(self, index: int, operation: operations.ClearTopicPermission) -> Result:
+        permissions = self._broker.permissions
+        return Result(permissions.clear_topic(operation.user, operation.vhost, operation.exchange))
 
     # -- exchanges and bindings ------------------------------------------------------------------------------------
 
@@ -336,6 +372,18 @@ class Topology:
         for permission in permissions.values():
             if broker.permissions.get(permission.user, permission.vhost) != permission:
                 broker.permissions.store(permission)
+        parameters = {record.key: record for record in _records(ParameterRecord, state.parameters)}
+        for parameter in broker.parameters:
+            if parameter.key not in parameters:
+                broker.parameters.clear(*parameter.key)
+        for parameter in parameters.values():
+            broker.parameters.store(parameter)
+        topics = dict.fromkeys(_records(TopicPermission, state.topic_permissions))
+        for topic in broker.permissions.topics():
+            if topic not in topics:
+                broker.permissions.clear_topic(topic.user, topic.vhost, topic.exchange)
+        for topic in topics:
+            broker.permissions.store_topic(topic)
 
     def _remove_the_gone(self, state: _TopologyState) -> None:
         queues = {record.queue_id: record for record in _records(QueueRecord, state.queues)}
@@ -395,8 +443,13 @@ def snapshot_of(
         _rows(exchanges),
         _rows(queues),
         _rows(bindings),
+        _rows(broker.parameters),
+        _rows(broker.permissions.topics()),
     )
-    return bytes((SNAPSHOT_VERSION,)) + msgspec.msgpack.encode(state)
+    rows = msgspec.structs.astuple(state)
+    while not rows[-1] and len(rows) > SNAPSHOT_TABLES:
+        rows = rows[:-1]
+    return bytes((SNAPSHOT_VERSION,)) + msgspec.msgpack.encode(rows)
 
 
 def note_applied(metadata: Metadata, index: int) -> None:
@@ -451,4 +504,9 @@ _APPLY: dict[type, Callable[[Topology, int, Any], Result]] = {
     operations.ClearPermission: Topology._clear_permission,
     operations.NodeDown: Topology._node_down,
     operations.DeclareSuperStream: Topology._declare_super_stream,
+    operations.PutParameter: Topology._put_parameter,
+    operations.ClearParameter: Topology._clear_parameter,
+    operations.SetTopicPermission: Topology._set_topic_permission,
+    operations.ClearTopicPermission: Topology._clear_topic_permission,
+    operations.ReplaceHash: Topology._replace_hash,
 }

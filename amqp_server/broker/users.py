@@ -66,6 +66,8 @@ class Users:
         self._loopback_users = frozenset(loopback_users)
         self._users_max = users_max
         self._logins = Logins(login_memory_s, login_memory_entries_max, now)
+        #: Hashes of our own for users who have logged in with RabbitMQ's, by name: it and theirs.
+        self._better: dict[str, tuple[str, str]] = {}
         self._users = {
             user.name: user
             for key, value in metadata.items(TABLE)
@@ -108,9 +110,25 @@ class Users:
         remembered = self._logins.recall(name, encoded, password)
         if remembered is not None:
             return remembered
-        outcome = passwords.verify(encoded, password)
+        outcome, own = passwords.checked(encoded, password)
         self._logins.remember(name, encoded, password, outcome)
+        if own:
+            # In force as soon as the change is.
+            self._logins.remember(name, own, password, outcome)
+            self._better[name] = encoded, own
         return outcome
+
+    def better_hash(self, name: str) -> tuple[str, str] | None:
+        """The present hash of a user, RabbitMQ's, and one of our own to replace it; told once after a check."""
+        return self._better.pop(name, None)
+
+    def replace_hash(self, name: str, before: str, after: str) -> bool:
+        """Replace a hash by another one of the same password; whether it was still there."""
+        user = self._users.get(name)
+        if user is None or user.password_hash != before:
+            return False
+        self.store(msgspec.structs.replace(user, password_hash=after))
+        return True
 
     def _password_hash(self, name: str) -> str:
         """A user that does not exist is like one without a password, in the time of its refusals, too."""

@@ -13,6 +13,7 @@ import msgspec
 
 from amqp_server.broker.arguments import QueueArguments, parse_queue_arguments
 from amqp_server.broker.metadata import encode
+from amqp_server.broker.parameters import GLOBAL, TRACING
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.records import (
     BINDINGS,
@@ -29,6 +30,7 @@ from amqp_server.broker.records import (
 from amqp_server.broker.super_streams import has_partitions, partitions_of
 from amqp_server.broker.traffic import Traffic
 from amqp_server.errors import PreconditionFailed, ResourceError
+from amqp_server.streams.consumer_group import ConsumerGroupHost
 from amqp_server.wire import tables
 from amqp_server.wire.content import Properties
 from amqp_server.wire.frames import SHORT_STRING_MAX
@@ -51,6 +53,8 @@ class VHost:
         self.broker = broker
         self.name = name
         self.queues: dict[str, Queue] = {}
+        #: Those of them that are consumer groups.
+        self.groups: dict[str, Queue] = {}
         self.router = Router(
             self.queues.__contains__,
             vhost=name,
@@ -58,6 +62,8 @@ class VHost:
             alternates_max=broker.config.alternates_max,
         )
         self.router.predeclare()
+        for exchange in list(self.router.exchanges()):
+            self._apply_policies(exchange.name)
         #: Node and incarnation that transient exchanges go with.
         self._exchange_homes: dict[str, tuple[str, int]] = {}
         #: Of channels that are closed.
@@ -65,6 +71,13 @@ class VHost:
         self.received_bytes = self.sent_bytes = 0
         #: Counts up for exchanges that choose at random.
         self._nonce = 0
+        #: Copies of what clients publish and get go to amq.rabbitmq.trace.
+        self.tracing = False
+        self.look_at_tracing()
+
+    def look_at_tracing(self) -> None:
+        """It may have been turned on or off."""
+        self.tracing = self.broker.parameters.get(GLOBAL, TRACING, self.name) is not None
 
     @property
     def default_queue_type(self) -> str:
@@ -119,6 +132,18 @@ class VHost:
         if record.node:
             self._exchange_homes[record.name] = record.node, record.incarnation
         self.broker.counts.exchanges += 1
+        self._apply_policies(record.name)
+
+    def apply_exchange_policies(self) -> None:
+        """Policies have changed."""
+        for exchange in list(self.router.exchanges()):
+            self._apply_policies(exchange.name)
+        self.broker.changed()
+
+    def _apply_policies(self, exchange: str) -> None:
+        """An exchange takes the alternate of its policy, if it was declared without one."""
+        definition = self.broker.policies.of_exchange(self.name, exchange).definition
+        self.router.set_alternate(exchange, definition.get("alternate-exchange"))
 
     def remove_exchange(self, name: str) -> bool:
         exchange = self.router.get(name)
@@ -211,6 +236,7 @@ class VHost:
         if not self.router.bind(binding):
             return None
         self.broker.counts.bindings += 1
+        self._streams_changed()
         return binding
 
     def remove_binding(self, record: BindingRecord) -> bool:
@@ -219,6 +245,7 @@ class VHost:
         if removed:
             self._forget_bindings(removed)
             self._exchanges_gone(also)
+            self._streams_changed()
             self.broker.changed()
         return bool(removed)
 
@@ -324,13 +351,25 @@ class VHost:
             auto_delete=record.auto_delete,
             default_type=record.type,
         )
-        queue = Queue(self, record, parsed, arguments)
+        policies = self.broker.policies.of_queue(self.name, record.name, parsed.type)
+        queue = Queue(self, record, parsed, arguments, policies)
         queue.marks = marks or []
         queue.unknown = unknown
         self.queues[queue.name] = queue
+        if queue.type.is_group:
+            self.groups[queue.name] = queue
         self.broker.counts.queues += 1
         self.broker.turn.contain(queue, self._make_host, queue, machine)
+        self._streams_changed(queue)
         return queue
+
+    def _streams_changed(self, queue: Queue | None = None) -> None:
+        """A queue has come or gone, or a binding: groups may have other partitions."""
+        if queue is None or queue.type.is_stream:
+            for group in self.groups.values():
+                host = group.host
+                if isinstance(host, ConsumerGroupHost):
+                    host.partitions_changed()
 
     def _make_host(self, queue: Queue, machine: Machine | None) -> None:
         queue.host = self.broker.hosts.make(queue, machine)
@@ -358,6 +397,7 @@ class VHost:
         if queue.traffic is not None:
             broker.ended.by_type.setdefault(queue.type.name, Traffic()).add(queue.traffic)
         del self.queues[queue.name]
+        self.groups.pop(queue.name, None)
         broker.counts.queues -= 1
         removed, also = self.router.remove_queue(queue.name)
         self._forget_bindings(removed)
@@ -377,6 +417,7 @@ class VHost:
             broker.exclusive_gone(queue)
         # Its host refers to the queue: together they would stay, with all messages, until the collector comes.
         queue.host = broker.deleted_host
+        self._streams_changed(queue)
         broker.changed()
 
     def queue_records(self) -> Iterator[QueueRecord]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from amqp_server.broker.metadata import Metadata, decode, encode
-from amqp_server.broker.queue_types import QUEUE_TYPES
+from amqp_server.broker.queue_types import DEFAULT_TYPES
 from amqp_server.errors import NotAllowed
 
 TABLE = "vhosts"
@@ -76,9 +76,9 @@ class Vhosts:
             raise VhostRefused(
                 f"a vhost's name has 1 to {NAME_BYTES_MAX} bytes and only printable characters"
             )
-        if default_queue_type and default_queue_type not in QUEUE_TYPES:
+        if default_queue_type and default_queue_type not in DEFAULT_TYPES:
             raise VhostRefused(
-                f"default queue type '{default_queue_type}' is none of {', '.join(QUEUE_TYPES)}"
+                f"default queue type '{default_queue_type}' is none of {', '.join(DEFAULT_TYPES)}"
             )
         if name not in self._vhosts and len(self._vhosts) >= self._vhosts_max:
             raise VhostRefused(f"there are {len(self._vhosts)} vhosts, and no more are allowed (vhosts_max)")

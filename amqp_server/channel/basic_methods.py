@@ -24,7 +24,7 @@ from amqp_server.errors import (
     PreconditionFailed,
     Unavailable,
 )
-from amqp_server.streams.start import parse_start, parse_wanted
+from amqp_server.streams.start import parse_consumer_start, parse_wanted
 from amqp_server.wire import content, frames, tables
 from amqp_server.wire.deliver import LARGE_BYTES, DeliverTemplate
 from quorum_queue.host import DELETED
@@ -73,6 +73,8 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
     arguments: dict[str, object] = dict(method.arguments or {})
     if queue.type.is_stream:
         _check_stream_consumer(channel, method, queue, arguments)
+    elif queue.type.is_group:
+        _check_member(method, queue, arguments)
     priority = _consumer_priority(channel, queue.name, arguments)
     if "x-stream-offset" in arguments and not queue.type.is_stream:
         raise PreconditionFailed(
@@ -92,7 +94,7 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
     subscription.arguments = arguments
     if queue.type.is_stream:
         types = argument_types(channel)
-        subscription.start = parse_start(arguments, types, place_of(queue))
+        subscription.start = parse_consumer_start(arguments, types, place_of(queue))
         subscription.wanted = parse_wanted(arguments, types, place_of(queue))
     consumer = Consumer(
         subscription.key,
@@ -138,8 +140,25 @@ def _check_stream_consumer(
         raise PreconditionFailed(
             f"invalid arg 'x-priority' for {place_of(queue)} of queue type rabbit_stream_queue"
         )
+    if "x-group" in arguments and channel.broker.replication.clustered:
+        raise NotImplemented_(
+            f"streams of a cluster do not keep offsets by name ('x-group'): {place_of(queue)}"
+        )
     if not channel.prefetch:
         raise PreconditionFailed(f"consumer prefetch count is not set for '{place_of(queue)}'")
+
+
+def _check_member(method: commands.Basic.Consume, queue: Queue, arguments: dict[str, object]) -> None:
+    """Raises PreconditionFailed."""
+    if method.exclusive:
+        raise PreconditionFailed(
+            f"invalid property 'exclusive' for a consumer of {place_of(queue)}, which is a group"
+        )
+    for argument in arguments:
+        if argument == "x-priority" or argument.startswith("x-stream-") or argument == "x-group":
+            raise PreconditionFailed(
+                f"invalid arg '{argument}' for a consumer of {place_of(queue)}, which is a group"
+            )
 
 
 def in_exclusive_use(channel: Channel, queue: Queue) -> AccessRefused:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from pamqp import base, commands
 
 from amqp_server.broker.arguments import Declaration, equivalence_error
+from amqp_server.broker.consumer_groups import refuse_publish
 from amqp_server.broker.operations import Bind, DeclareExchange, DeleteExchange, Operation, Unbind
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.records import ExchangeRecord, encoded
@@ -258,6 +259,9 @@ def change_binding(channel: Channel, binding: Binding, answer: base.Frame | None
             f"exchange '{binding.source}' in vhost '{vhost.name}' is a super stream that was declared with "
             f"'{PARTITIONS}': nothing but its partitions is bound to it"
         )
+    group = vhost.groups.get(binding.destination) if add and binding.kind == "queue" else None
+    if group is not None:
+        raise refuse_publish(group)
 
     def applied(error: str = "") -> None:
         if error:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 from pamqp import commands
 
 from amqp_server.broker.arguments import TIME_MS_MAX
+from amqp_server.broker.consumer_groups import refuse_publish
 from amqp_server.broker.dead_letter import carbon_copies, parse_head
 from amqp_server.broker.reply import PSEUDO_QUEUE
 from amqp_server.broker.vhost import routing_view
 from amqp_server.channel.confirms import Copies
 from amqp_server.channel.deduplication import enqueue_named
+from amqp_server.channel.tracing import trace_publish
 from amqp_server.errors import AccessRefused, NotFound, NotImplemented_, PreconditionFailed
 from amqp_server.wire import content, frames, methods, tables
 from amqp_server.wire.deliver import LARGE_BYTES
@@ -59,9 +61,12 @@ def make_route(channel: Channel, key: bytes, method: commands.Basic.Publish) -> 
     broker.permissions.check(connection.client.access, vhost.name, "exchange", exchange, "write")
     if declared.internal:
         raise AccessRefused(f"cannot publish to internal exchange '{exchange}' in vhost '{vhost.name}'")
-    if declared.type == "topic":
+    if exchange and declared is not None and declared.type == "topic":
         broker.permissions.check_topic(connection.client.access, vhost.name, exchange, routing_key, "write")
     if not exchange:
+        named = vhost.queues.get(routing_key)
+        if named is not None and named.type.is_group:
+            raise refuse_publish(named)
         route.targets = connection.incoming.targets(_named(channel, [routing_key]))
         return route
     found = vhost.router.route(exchange, routing_key)
@@ -284,6 +289,8 @@ def begin_publish(segment: Segment, transaction: Transaction | None) -> tuple[li
     confirms = channel.confirms if transaction is None else transaction
     first = confirms.number(count) if confirms is not None else 0
     hosts = _hosts(channel, route, count)
+    if channel.vhost.tracing:
+        trace_publish(channel, segment)
     traffic, exchange = channel.traffic, route.counted
     traffic.publish += count
     exchange.published_in += count

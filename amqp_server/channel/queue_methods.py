@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pamqp import base, commands
 
+from amqp_server.broker import consumer_groups
 from amqp_server.broker.arguments import Declaration, equivalence_error
 from amqp_server.broker.operations import DeclareQueue, DeleteQueue
 from amqp_server.broker.queue import Queue
@@ -23,12 +24,18 @@ from amqp_server.channel.exchange_methods import (
     locked,
 )
 from amqp_server.errors import NotFound, NotImplemented_, PreconditionFailed, Unavailable
+from amqp_server.streams.host import StreamHost
+from amqp_server.streams.start import parse_start
 from amqp_server.wire import methods
 from exchanges.binding import Binding
 from quorum_queue.ports import Refused
 
 if TYPE_CHECKING:
     from amqp_server.channel.channel import Channel
+
+OFFSET = "x-stream-offset"
+#: What a count of messages in a reply can hold.
+LONG_MAX = 2**32 - 1
 
 
 def find(channel: Channel, name: str) -> Queue:
@@ -77,7 +84,10 @@ def declare(channel: Channel, method: commands.Queue.Declare) -> None:
         if queue.type.leased_by_passive_declare:
             # RabbitMQ does not ask the members of a quorum queue for a passive declare, so its lease runs on.
             queue.used()
-        _declared(channel, method, queue)
+        if OFFSET in (method.arguments or {}):
+            _count_from(channel, method, queue)
+        else:
+            _declared(channel, method, queue)
     else:
         _declare(channel, method)
 
@@ -111,6 +121,41 @@ def _declared(channel: Channel, method: commands.Queue.Declare, queue: Queue) ->
         _declare_ok(channel, method, queue.name, host.ready_count, host.consumer_count)
 
     channel.connection.after(queue.barrier, counted)
+
+
+def _count_from(channel: Channel, method: commands.Queue.Declare, queue: Queue) -> None:
+    """Count the messages of a stream from an offset on, those that consumers can have now (capability stream_offsets).
+
+    A reader that keeps its own place learns by it how far it may read, and whether retention was faster.
+    Raises PreconditionFailed.
+    """
+    host = queue.host
+    if not queue.type.is_stream or not isinstance(host, StreamHost):
+        raise PreconditionFailed(
+            f"invalid arg '{OFFSET}' for {place_of(queue)} of queue type rabbit_{queue.type.name}_queue"
+        )
+    types = argument_types(channel)
+    start = parse_start(dict(method.arguments or {}), types, place_of(queue))
+    if start.offset is None:
+        raise PreconditionFailed(
+            f"invalid arg '{OFFSET}' for {place_of(queue)}: a passive declare takes a number"
+        )
+    offset = start.offset
+    channel.last_queue = queue.name
+
+    def told(found: range | None) -> None:
+        if found is None:
+            raise PreconditionFailed(
+                f"offsets of {place_of(queue)} are not known on this node now: ask again"
+            )
+        if not found.start <= offset <= found.stop:
+            raise PreconditionFailed(
+                f"no offset {offset} in {place_of(queue)}: its first is {found.start} and its next is {found.stop}"
+            )
+        count = min(found.stop - offset, LONG_MAX)
+        _declare_ok(channel, method, queue.name, count, queue.host.consumer_count)
+
+    channel.connection.after(host.offsets, told)
 
 
 def _check_deduplication(channel: Channel, queue: Queue, arguments: dict[str, object]) -> None:
@@ -155,6 +200,7 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
     if name in vhost.queues:
         declared()
         return
+    broker.limits.check_queue(vhost.name, name, len(vhost.queues))
     parsed = vhost.check_arguments(
         name,
         arguments,
@@ -169,6 +215,9 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
         permissions.check(
             connection.client.access, vhost.name, "exchange", parsed.dead_letter_exchange, "write"
         )
+    if parsed.type.is_group:
+        for stream in consumer_groups.check(vhost, name, parsed):
+            permissions.check(connection.client.access, vhost.name, "queue", stream.name, "read")
     vhost.check_queue()
     replication = broker.replication
     if parsed.type.is_stream and not replication.has_streams:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from amqp_server.broker.queue import Queue
+from amqp_server.channel.tracing import trace_frames, trace_run
 from amqp_server.streams.deliver import BatchReader
 from amqp_server.streams.host import StreamConsumer
 from amqp_server.streams.start import NEXT, Start
 from amqp_server.wire import content, frames, tables
 from amqp_server.wire.deliver import LARGE_BYTES, DeliverTemplate
 from persistence.streams.log import Wanted
+from quorum_queue.consumer_groups.group import Member
 from quorum_queue.machine.run import Run
 from quorum_queue.ports import Got
 
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 
 class Subscription:
     """One `basic.consume`."""
+
+    #: See amqp_server.streams.host.Sink.
+    for_group = False
 
     __slots__ = (
         "arguments",
@@ -78,6 +83,8 @@ class Subscription:
             self.traffic.redeliver += count
         if run.attempts and self.queue.type.counts_deliveries:
             count_deliveries(run, channel.connection.limits.frame_max)
+        if channel.vhost.tracing:
+            trace_run(channel, self.queue.name, run)
         outbox = channel.connection.outbox
         if run.size >= LARGE_BYTES * count:
             for part in self.template.parts(tag, run):
@@ -87,24 +94,43 @@ class Subscription:
         if outbox.size > outbox.high_bytes:
             channel.connection.pause()
 
-    def deliver_batch(self, consumer: StreamConsumer, reader: BatchReader, count: int, first_id: int) -> None:
+    def deliver_batch(
+        self,
+        consumer: StreamConsumer | Member,
+        reader: BatchReader,
+        count: int,
+        first_id: int,
+        again: bool = False,
+    ) -> None:
         """The same for messages of a stream. See amqp_server.streams.host.Sink."""
         channel = self.channel
         if channel.closed:
             return
         tag = channel.next_tag
         channel.next_tag = tag + count
-        channel.unacked.add(tag, count, self, first_id)
-        channel.traffic.deliver += count
-        self.traffic.deliver += count
+        if self.no_ack:
+            channel.traffic.deliver_no_ack += count
+            self.traffic.deliver_no_ack += count
+        else:
+            channel.unacked.add(tag, count, self, first_id)
+            channel.traffic.deliver += count
+            self.traffic.deliver += count
+        if again:
+            channel.traffic.redeliver += count
+            self.traffic.redeliver += count
         outbox = channel.connection.outbox
         parts: list[bytes | memoryview] = []
         reader.take(count, self.template, tag, parts)
+        if channel.vhost.tracing:
+            trace_frames(channel, self.queue.name, b"".join(parts))
         for part in parts:
             outbox.put(part)
         if outbox.size > outbox.high_bytes:
             consumer.paused = True
             channel.connection.pause()
+
+    def began(self, offset: int) -> None:
+        """Nobody needs to be told."""
 
     def queue_gone(self) -> None:
         """The queue was deleted: tell the client, if it can be told."""
@@ -156,6 +182,8 @@ class Getter:
             self.traffic.redeliver += 1
         if run.attempts and self.queue.type.counts_deliveries:
             count_deliveries(run, channel.connection.limits.frame_max)
+        if channel.vhost.tracing:
+            trace_run(channel, self.queue.name, run)
         return tag
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import trio
 
-from amqp_server.broker import operations
 from amqp_server.broker.operations import DeleteQueue, NodeDown, Operation, SetMembers
+from amqp_server.broker.replication import Done
 from amqp_server.broker.topology import Result
-from amqp_server.cluster.catalog import GROUP, Change, Proposal, PutNode, RemoveNode
+from amqp_server.cluster.catalog import GROUP, Proposal, PutNode, RemoveNode
 from amqp_server.cluster.questions import Answerer, Unanswered
 from amqp_server.cluster.readiness import obstacle
 from amqp_server.config import parse_address
@@ -34,9 +34,13 @@ PART_LOOK_S = 0.05
 class Administration:
     """What the HTTP API does with a cluster."""
 
-    def __init__(self, cluster: ClusterNode, turn: Turn) -> None:
+    def __init__(
+        self, cluster: ClusterNode, turn: Turn, *, propose: Callable[[Operation, Done | None], None]
+    ) -> None:
         self._cluster = cluster
         self._turn = turn
+        #: What has very many parts is deleted in parts; see amqp_server.broker.dismantling.
+        self._propose_in_parts = propose
 
     # -- the others' management ------------------------------------------------------------------------------------
 
@@ -385,9 +389,13 @@ class Administration:
         await self._change(SetMembers(queue.vhost.name, queue.name, queue.queue_id, members, leader))
 
     async def _change(self, operation: Operation) -> None:
-        await self._propose(Change(operations.encode(operation)))
+        await self._told(self._propose_in_parts, operation)
 
     async def _propose(self, proposal: Proposal) -> None:
+        await self._told(self._cluster.replication.submit, proposal)
+
+    async def _told(self, submit: Callable[[Any, Done | None], None], proposal: Operation | Proposal) -> None:
+        """Have a change made. Raises Unavailable."""
         answers: list[Result | Refused] = []
         done = trio.Event()
 
@@ -395,7 +403,7 @@ class Administration:
             answers.append(result)
             done.set()
 
-        self._turn.run(self._cluster.replication.submit, proposal, told)
+        self._turn.run(submit, proposal, told)
         await done.wait()
         if isinstance(answers[0], Refused):
             raise Unavailable(answers[0].text)

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
+import trio
 
 from amqp_server.broker import recovery, topology
 from amqp_server.broker.metadata import decode, encode
@@ -40,6 +41,7 @@ from amqp_server.cluster.catalog import GROUP, first_state
 from amqp_server.cluster.errors import ClusterError
 from amqp_server.cluster.membership import Directory, Founded, drop_copies
 from amqp_server.cluster.zones import Zones
+from amqp_server.streams import named
 from amqp_server.streams.replicated import Replica as StreamReplica
 from exchanges.super_stream import SUPER_STREAM
 from persistence.errors import CorruptRecord
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
     from amqp_server.cluster.store import GroupStore
     from persistence.journal import Journal
+    from quorum_queue.cluster.ports import Commits
 
 logger = logging.getLogger("mqd.cluster")
 
@@ -114,6 +117,13 @@ class Adoption:
         self._kept = dict.fromkeys(sorted(addresses), 0)
         self._led = dict.fromkeys(sorted(addresses), 0)
 
+    async def carry_out(self, commits: Commits) -> None:
+        """Take all steps. Afterwards the store has them: who reads it now finds a member. Raises ClusterError."""
+        for _ in self.steps():
+            stored = trio.Event()
+            commits.request(stored.set, to_store=True)
+            await stored.wait()
+
     def steps(self) -> Iterator[None]:
         """Submit one transaction after the other; each is durable before the caller asks for the next.
 
@@ -133,8 +143,13 @@ class Adoption:
                         "a cluster do not have. Start the node without --peers and delete it first"
                     )
                 streams.append((record, parsed))
+            elif parsed.type.is_group:
+                raise ClusterError(
+                    f"queue '{record.name}' in vhost '{record.vhost}' is a consumer group, which a cluster does not have. "
+                    "Start the node without --peers and delete it first"
+                )
             elif parsed.type.replicated:
-                machine = stored.machines.get(queue_id) or Machine(recovery.settings_of(record))
+                machine = stored.machines.get(queue_id) or Machine(recovery.settings_of(self._broker, record))
                 moving.append((record, parsed, machine))
         self._check([(record, machine) for record, _, machine in moving])
         logger.warning(
@@ -221,6 +236,12 @@ class Adoption:
         The journal stays valid until it is dropped: a start of the node alone leaves out what is in both.
         """
         found = self._journal.recover_queue(record.queue_id)
+        if found is not None and any(position >= named.FIRST for position in found.annotations):
+            logger.warning(
+                "stream '%s' in vhost '%s' keeps offsets by name (x-group), which streams of a cluster do not: they are "
+                "forgotten",
+                *(record.name, record.vhost),
+            )
         log = self._streams.log(record.queue_id, segment_bytes or self._broker.config.stream_segment_bytes)
         stored_stop = int.from_bytes(found.state, "big") if found is not None and found.state else 0
         lost = log.open(stored_stop)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from amqp_server.broker.arguments import QueueArguments
-from amqp_server.broker.hosts import LocalHosts
+from amqp_server.broker.hosts import LocalHosts, limits_of
 from amqp_server.broker.metadata import Metadata
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.reply import home_of
@@ -20,7 +20,6 @@ from amqp_server.streams.asks import Asks
 from amqp_server.streams.group_host import StreamGroupHost
 from amqp_server.streams.host import StreamServices
 from amqp_server.streams.remote_host import Publisher, StreamRemoteHost
-from persistence.streams.retention import Limits
 from quorum_queue.cluster.deferred_host import DeferredHost
 from quorum_queue.cluster.group_host import GroupHost
 from quorum_queue.cluster.reach import Reach
@@ -114,6 +113,19 @@ class ClusterHosts:
         if self.stopped.pop(queue_id, None) is not None:
             self._groups.drop(queue_id)
 
+    def configure(self, queue: Queue) -> None:
+        queue_id = queue.queue_id
+        # The queue may be about to move from one to the other.
+        remote, grouped = self.remote.get(queue_id), self.grouped.get(queue_id)
+        if remote is not None:
+            remote.configure(queue.settings)
+        if grouped is not None:
+            grouped.configure(queue.settings)
+            if isinstance(grouped, StreamGroupHost):
+                grouped.limit(limits_of(queue), queue.effective.segment_bytes)
+        if remote is None and grouped is None:
+            self._local.configure(queue)
+
     def drop_unclaimed(self, applied: int) -> None:
         """Delete segments of streams that are not, or not any more, on this node; their queues are at most this old."""
         if self._dropped_unclaimed:
@@ -161,19 +173,26 @@ class ClusterHosts:
         """Make the host of a queue that this node is a member of. `late`: it joined after the beginning."""
         if queue.type.is_stream:
             return self._stream_group_host(queue, late=late)
-        host = GroupHost(queue, queue.queue_id, queue.settings, self._services, self._groups.replicas)
+        host = GroupHost(
+            queue,
+            queue.queue_id,
+            queue.settings,
+            self._services,
+            self._groups.replicas,
+            declared=queue.declared_settings,
+        )
         self._groups.open(host, queue, late=late)
         self.grouped[queue.queue_id] = host
         return host
 
     def _stream_group_host(self, queue: Queue, *, late: bool) -> StreamGroupHost:
-        parsed, groups = queue.parsed, self._groups
+        groups = self._groups
         host = StreamGroupHost(
             queue,
             queue.queue_id,
             self.streams,
-            Limits(parsed.max_age_ms, parsed.max_length_bytes),
-            parsed.segment_bytes,
+            limits_of(queue),
+            queue.effective.segment_bytes,
             queue.settings,
             groups.replicas,
             self.asks,

@@ -203,7 +203,7 @@ class Maintenance:
 
     def _grow(self, queue: Queue) -> None:
         """Grow a queue to its declared target size, as soon as there are nodes for it."""
-        target = queue.parsed.target_group_size
+        target = queue.effective.target_group_size
         if target is None or len(queue.members) >= min(target, len(self._roster.staying)):
             return
         up = self._replicas.links.connected()

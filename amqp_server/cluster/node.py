@@ -15,6 +15,7 @@ from amqp_server.cluster import replies
 from amqp_server.cluster.administration import Administration
 from amqp_server.cluster.adoption import Adoption
 from amqp_server.cluster.catalog import GROUP, Catalog, Mark
+from amqp_server.cluster.client_counts import ClientCounts
 from amqp_server.cluster.errors import ClusterError, StartAgain
 from amqp_server.cluster.founding import Founding
 from amqp_server.cluster.hosts import ClusterHosts
@@ -85,7 +86,7 @@ class ClusterNode:
         )
         self._hand_over = HandOver(self.replicas, self.reach)
         self._removed = RemovedNodes(self.mesh, self.roster, broker.clock)
-        self.administration = Administration(self, self._turn)
+        self.administration = Administration(self, self._turn, propose=broker.propose)
         self.questions = Questions(
             self.mesh,
             timeout_s=config.cluster_answer_ms / 1000,
@@ -110,6 +111,7 @@ class ClusterNode:
         self._awake_ms = broker.clock.monotonic_ms()
         self._queue_time = broker.services.queue_time
         self._from_before: dict[str, None] = {}
+        self.client_counts = ClientCounts(self.mesh, self._turn, broker.sessions, broker.limits)
         broker.alarms.subscribe(self._alarm_changed)
         founded = self._founding.founded
         if founded is not None:
@@ -159,10 +161,7 @@ class ClusterNode:
             free_bytes=disk.f_bavail * disk.f_frsize + parts.environment.free_bytes(),
             zones=self.roster.zones,
         )
-        for _ in adoption.steps():
-            durable = trio.Event()
-            parts.commits.request(durable.set)
-            await durable.wait()
+        await adoption.carry_out(parts.commits)
         founded = self._founding.noted()
         parts.groups.found(parts.store.recovered())
         parts.groups.lost_before = founded.forgotten_before
@@ -333,6 +332,7 @@ class ClusterNode:
         self._parts.disk_progress.link_up(peer, hello)
         self._node_is(peer, hello.incarnation)
         self.replicas.link_up(peer)
+        self.client_counts.link_up(peer)
         self.hosts.reached()
 
     def link_down(self, peer: str) -> None:
@@ -346,6 +346,7 @@ class ClusterNode:
         self.replicas.link_down(peer)
         self._guests.link_down(peer)
         self.questions.link_down(peer)
+        self.client_counts.link_down(peer)
         self.hosts.asks.link_down(peer)
         self._parts.topology_progress.go_on()
         for host in list(self.hosts.remote.values()):
@@ -373,6 +374,8 @@ class ClusterNode:
     def _node_is(self, node: str, incarnation: int | None) -> None:
         """Tell the queues led here to drop the consumers of a node that is down, or has restarted."""
         self.replicas.incarnations[node] = incarnation
+        if incarnation is None:
+            self.client_counts.node_down(node)
         for host in self.hosts.grouped.values():
             if host.group.is_leader:
                 host.gone_members()
@@ -411,6 +414,8 @@ class ClusterNode:
         elif kind == frames.ANSWER:
             number, last, part = frames.parse_answer(frame)
             self.questions.answered(peer, number, last=last, part=part)
+        elif kind == frames.CLIENTS:
+            self.client_counts.heard(peer, frame)
         elif kind == frames.QUERY:
             self.hosts.asks.asked(peer, frame)
         elif kind == frames.TOLD:

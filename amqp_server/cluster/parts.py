@@ -40,6 +40,7 @@ FEATURES = (
     frames.LOSSES_FEATURE,
     frames.TIME_FEATURE,
     frames.MANAGEMENT_FEATURE,
+    frames.CLIENTS_FEATURE,
     *versions.FEATURES,
 )
 

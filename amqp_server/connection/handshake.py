@@ -15,7 +15,7 @@ from amqp_server.wire.frames import FRAME_BYTES_MIN
 if TYPE_CHECKING:
     from amqp_server.connection.session import Session
 
-#: Those of RabbitMQ's capabilities that hold here, and one of our own.
+#: Those of RabbitMQ's capabilities that hold here, and two of our own.
 CAPABILITIES: dict[str, object] = {
     "publisher_confirms": True,
     "exchange_exchange_bindings": True,
@@ -27,6 +27,7 @@ CAPABILITIES: dict[str, object] = {
     "per_consumer_qos": True,
     "direct_reply_to": True,
     "publisher_deduplication": True,
+    "stream_offsets": True,
 }
 
 
@@ -34,7 +35,7 @@ def server_properties(session: Session) -> dict[str, object]:
     config = session.config
     return {
         "capabilities": dict(CAPABILITIES),
-        "cluster_name": f"mqd@{config.node}",
+        "cluster_name": session.broker.parameters.cluster_name or f"mqd@{config.node}",
         "copyright": "The mqd authors",
         "information": "An AMQP 0-9-1 broker in Python",
         "platform": f"Python {platform.python_version()}",
@@ -99,6 +100,8 @@ def open_vhost(session: Session, method: commands.Connection.Open) -> None:
     """Raises NotAllowed for a vhost that isn't there or that the user may not open."""
     broker = session.broker
     broker.vhost_records.check_open(method.virtual_host)
+    broker.limits.check_connection(session.client.username, method.virtual_host)
     broker.permissions.check_open(session.client.access, method.virtual_host)
     session.vhost = broker.vhost(method.virtual_host)
+    broker.sessions.opened(session)
     session.send(commands.Connection.OpenOk())

@@ -69,8 +69,12 @@ def _outcome(verified: bool | None) -> Outcome:
 
 
 class PasswordChecks:
-    def __init__(self, users: Users, config: Config) -> None:
+    def __init__(
+        self, users: Users, config: Config, replace_hash: Callable[[str, str, str], None] | None = None
+    ) -> None:
+        """`replace_hash` is called with the name, the old and the new hash of a user who has logged in with RabbitMQ's."""
         self._users = users
+        self._replace_hash = replace_hash
         self._config = config
         self._limiter = trio.CapacityLimiter(config.password_checks_max or max(1, (os.cpu_count() or 1) // 2))
         #: Addresses with failed logins, or with logins that wait. Those that have failed last stand last.
@@ -84,9 +88,17 @@ class PasswordChecks:
         recall = partial(self._users.recall, name, password)
         verified = recall()
         if verified is None:
-            verify = partial(self.run, self._users.verify, name, password)
-            verified = await self._check_in_turn(source_of(peer), verify, recall, waiting_max)
+            verified = await self._check_in_turn(
+                source_of(peer), partial(self._verify, name, password), recall, waiting_max
+            )
         return _outcome(verified)
+
+    async def _verify(self, name: str, password: str) -> bool:
+        verified = await self.run(self._users.verify, name, password)
+        better = self._users.better_hash(name)
+        if better is not None and self._replace_hash is not None:
+            self._replace_hash(name, *better)
+        return verified
 
     async def check_otherwise(
         self, peer: str, verify: Callable[[], Awaitable[bool]], waiting_max: int | None = None

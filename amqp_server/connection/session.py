@@ -279,14 +279,17 @@ class Session:
                 f"{self.broker.counts.channels} channels are open, no more are allowed (channels_max)"
             )
         assert self.vhost is not None
+        self.broker.limits.check_channel(self.client.username)
         self.channels[number] = channel = Channel(self, self.vhost, number)
         self.broker.counts.channels += 1
+        self.broker.sessions.channel_opened(self.client.username)
         self.broker.ended.channels_created += 1
         channel.send(methods.make(commands.Channel.OpenOk))
 
     def _drop_channel(self, channel: Channel) -> None:
         if self.channels.pop(channel.number, None) is not None:
             self.broker.counts.channels -= 1
+            self.broker.sessions.channel_gone(self.client.username)
         self._handling = None
         self.incoming.drop_channel(channel)
 

@@ -32,10 +32,10 @@ def created(new: bool) -> Answer:
 
 
 class Refusal(Exception):
-    def __init__(self, status: int, error: str, reason: str) -> None:
+    def __init__(self, status: int, error: str, reason: str | list[str]) -> None:
         super().__init__(reason)
         self.status = status
-        self.body = {"error": error, "reason": reason}
+        self.body: dict[str, object] = {"error": error, "reason": reason}
 
 
 def bad_request(reason: str) -> Refusal:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -96,6 +96,33 @@ class Call:
             raise bad_request("body: objects and arrays are nested too deeply") from None
         except (msgspec.MsgspecError, UnicodeDecodeError) as failure:
             raise bad_request(f"body: {failure}") from None
+
+    def table(self) -> dict[str, Any]:
+        """The body, an object of whatever fields."""
+        try:
+            asked = msgspec.json.decode(self.body or b"{}")
+        except RecursionError:
+            raise bad_request("body: objects and arrays are nested too deeply") from None
+        except (msgspec.MsgspecError, UnicodeDecodeError) as failure:
+            raise bad_request(f"body: {failure}") from None
+        if not isinstance(asked, dict):
+            raise bad_request("not_json")
+        return asked
+
+    def require_policymaker(self) -> None:
+        """Refuses unless the user may set policies in the path's vhost; without one, unless in all."""
+        if self.may(ADMINISTRATOR):
+            return
+        vhost = self.path.get("vhost")
+        if self.may(POLICYMAKER) and (
+            vhost is None or self.broker.permissions.may_open(self.user.name, vhost)
+        ):
+            return
+        raise not_authorised("User not authorised to access object")
+
+    def require_administrator(self) -> None:
+        if not self.may(ADMINISTRATOR):
+            raise not_authorised("Not administrator user")
 
     @property
     def reason(self) -> str:

@@ -71,6 +71,13 @@ async def rebalance(call: Call) -> Any:
     return {"queues": await _cluster(call).rebalance()}
 
 
+async def rebalance_queues(call: Call) -> Answer:
+    """As RabbitMQ has it: accepted, also by a node that stands alone."""
+    if call.broker.cluster is not None:
+        await call.broker.cluster.rebalance()
+    return NO_CONTENT
+
+
 async def transfer_leader(call: Call) -> Answer:
     to = call.read(NodeName).node
     await _cluster(call).transfer_leader(call.own_vhost(), call.path["name"], to)
@@ -97,6 +104,6 @@ async def quorum_critical(call: Call) -> Any:
             critical.append(group)
     critical.sort()
     if not critical:
-        return {"status": "ok"}
+        return {"status": "ok"} | ({"reason": "single node cluster"} if cluster is None else {})
     reason = "There would be queues without a majority if this node were stopped"
     return Answer(503, {"status": "failed", "reason": reason, "queues": critical})

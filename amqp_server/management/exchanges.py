@@ -23,8 +23,10 @@ def _shown(exchange: ExchangeView) -> dict[str, Any]:
     if exchange.partitions is None:
         del row["partitions"]
     del row["stats"]
-    if exchange.policy is None:
-        del row["policy"]
+    for name in ("policy", "operator_policy", "effective_policy_definition"):
+        # Absent where there is none, as in RabbitMQ.
+        if not row[name]:
+            del row[name]
     return row | exchange.stats
 
 

@@ -26,7 +26,7 @@ from amqp_server.management.answer import Answer, Refusal, encode, not_authorise
 from amqp_server.management.call import MAY, REASON_HEADER, Call
 from amqp_server.management.listing import Rows, picked
 from amqp_server.management.login import Caller, Login
-from amqp_server.management.routes import ROUTES, Route
+from amqp_server.management.routes import ANYBODY, ROUTES, Route
 from amqp_server.management.slices import Slices
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from amqp_server.management.server import Connection
 
 log = logging.getLogger("mqd.management")
+audit = logging.getLogger("mqd.audit")
 
 # An API for tools and for a page of our own: nothing here may be framed, cached, guessed at or run.
 HEADERS = {
@@ -44,6 +45,8 @@ HEADERS = {
     "x-frame-options": "DENY",
 }
 JSON = "application/json"
+#: Who asks for what anybody may see.
+NOBODY = Caller(User("", ""))
 #: Nodes whose part of the answer is missing.
 MISSING_HEADER = "x-missing-nodes"
 READS = frozenset({"GET", "HEAD"})
@@ -147,6 +150,9 @@ class Api:
         async def respond(response: Response) -> None:
             await response(request.scope, request.receive, send)
 
+        if route.who == ANYBODY:
+            await respond(await self._respond(route, request, NOBODY))
+            return
         try:
             caller = await self._caller(route, request)
             with self._slots.hold(caller.user.name), _protected(request):
@@ -159,11 +165,16 @@ class Api:
         call: Call | None = None
         try:
             call = await self._call(route, request, caller)
-            return await _response(await self._answer(route, call), call.missing)
+            response = await _response(await self._answer(route, call), call.missing)
+            _note(route, request, caller.user, response.status_code)
+            return response
         except Refusal as refusal:
+            _note(route, request, caller.user, refusal.status)
             return _refuse(refusal)
         except AMQPError as error:
-            return _refuse(refusal_of(error))
+            refused = refusal_of(error)
+            _note(route, request, caller.user, refused.status)
+            return _refuse(refused)
         except ClientDisconnect:
             return Response(status_code=400)
         except Exception:
@@ -327,6 +338,18 @@ def _is_of_another_page(request: Request) -> bool:
 
 async def _alive(request: Request) -> Response:
     return await _response({"status": "ok"})
+
+
+def _note(route: Route, request: Request, user: User, status: int) -> None:
+    """Log who has changed what, or tried to. Never a body, which may have a password in it."""
+    if route.method in READS or not route.audited:
+        return
+    peer = request.client.host if request.client else ""
+    audit.info(
+        "user '%s' from %s: %s %s: %d",
+        *(user.name, peer, route.method, request.scope["path"], status),
+        extra={"user": user.name, "peer": peer},
+    )
 
 
 def _decoded(part: str) -> str:

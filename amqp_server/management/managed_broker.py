@@ -19,14 +19,19 @@ from pamqp import base, commands
 
 from amqp_server.broker.failures import describe
 from amqp_server.broker.operations import (
+    ClearParameter,
     ClearPermission,
+    ClearTopicPermission,
     DeleteUser,
     DeleteVhost,
     Operation,
+    PutParameter,
     PutUser,
     PutVhost,
     SetPermission,
+    SetTopicPermission,
 )
+from amqp_server.broker.parameters import GLOBAL, TRACING, ParameterRecord
 from amqp_server.broker.permissions import ITSELF
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.super_streams import growth, partitions_of
@@ -37,9 +42,10 @@ from amqp_server.build import BUILD
 from amqp_server.channel.channel import Channel
 from amqp_server.config import VERSION, Config
 from amqp_server.connection.session import Session, State
-from amqp_server.errors import PreconditionFailed, Unavailable
+from amqp_server.errors import NotFound, PreconditionFailed, Unavailable
 from amqp_server.management.direct import Content, Direct
 from amqp_server.management.everywhere import Others
+from amqp_server.management.managed_groups import ManagedGroups
 from amqp_server.management.sampler import FIGURES, Sampler
 from amqp_server.management.slices import Slices
 from amqp_server.management.stats import Stats
@@ -85,13 +91,19 @@ class ManagedBroker:
         self.name = broker.config.node
         self.product = broker.config.announce_product
         self.version = VERSION
+        #: What clients are told that it is.
+        self.announced_version = broker.config.announce_version
         self.build = BUILD
         self.users = broker.users
         self.permissions = broker.permissions
         self.vhosts = broker.vhost_records
+        self.parameters = broker.parameters
+        self.policies = broker.policies
+        self.limits = broker.limits
         self.password_checks = node.password_checks
         self.tokens = node.tokens
         self.log_limit = broker.log_limit
+        self.groups = ManagedGroups(broker)
         #: None before `sample`.
         self.sampler: Sampler | None = None
         #: Held from looking whether an administrator is left to the change.
@@ -206,6 +218,19 @@ class ManagedBroker:
                     protocol=protocol, ip_address=host.strip("[]"), port=int(port), node=self.name
                 )
 
+    def certificates(self) -> list[str]:
+        """Return the files of the certificates that listeners show."""
+        config = self._broker.config
+        return [config.tls_cert_file] if config.amqps and config.tls_cert_file else []
+
+    @property
+    def connections_max(self) -> int:
+        return self._broker.config.connections_max
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._broker.sessions)
+
     def exchange_types(self) -> list[dict[str, Any]]:
         return [
             {"name": name, "description": f"AMQP {name} exchange", "enabled": True} for name in EXCHANGE_TYPES
@@ -257,8 +282,9 @@ class ManagedBroker:
         return self._broker.hosts.leader(queue) or queue.node or queue.record.leader or self.name
 
     def cluster_name(self) -> str:
-        """Return the name of the cluster's first node, which is the same on all nodes."""
-        return self.name if self.others is None else min([self.name, *self.others.names()])
+        """Return what an operator has called it, or the name of its first node, which is the same on all nodes."""
+        own = self.name if self.others is None else min([self.name, *self.others.names()])
+        return self.parameters.cluster_name or own
 
     def queue(self, vhost: str, name: str, stats: Stats | None = None) -> QueueView | None:
         queue = self._broker.vhost(vhost).queues.get(name)
@@ -307,6 +333,11 @@ class ManagedBroker:
             members=members,
             online=self._online(members),
             state="running" if self._broker.failures.find(queue) is None else "crashed",
+            policy=None if queue.policies.policy is None else queue.policies.policy.name,
+            operator_policy=(
+                None if queue.policies.operator_policy is None else queue.policies.operator_policy.name
+            ),
+            effective_policy_definition=dict(queue.policies.definition),
             consumers=host.consumer_count,
             consumer_capacity=keeps_up,
             consumer_utilisation=keeps_up,
@@ -346,6 +377,7 @@ class ManagedBroker:
         return None if exchange is None else self._exchange(vhost, exchange, stats)
 
     def _exchange(self, vhost: str, exchange: Exchange, stats: Stats | None = None) -> ExchangeView:
+        policies = self._broker.policies.of_exchange(vhost, exchange.name)
         return ExchangeView(
             name=exchange.name,
             vhost=vhost,
@@ -354,6 +386,9 @@ class ManagedBroker:
             auto_delete=exchange.auto_delete,
             internal=exchange.internal,
             arguments=dict(exchange.arguments),
+            policy=None if policies.policy is None else policies.policy.name,
+            operator_policy=None if policies.operator_policy is None else policies.operator_policy.name,
+            effective_policy_definition=dict(policies.definition),
             user_who_performed_action="rmq-internal" if exchange.predeclared else "",
             partitions=partitions_of(self._broker.vhost(vhost), exchange),
             stats={} if stats is None else stats.exchange(exchange),
@@ -582,6 +617,61 @@ class ManagedBroker:
 
     async def clear_permission(self, user: str, vhost: str) -> None:
         await self._propose(ClearPermission(user, vhost))
+
+    async def set_topic_permission(self, user: str, vhost: str, exchange: str, write: str, read: str) -> bool:
+        """Return True if there was none. Raises InvalidPermission."""
+        permission = self.permissions.prepare_topic(user, vhost, exchange, write, read)
+        self._require_parameters()
+        return (await self._propose(SetTopicPermission(permission))).changed
+
+    async def clear_topic_permission(self, user: str, vhost: str, exchange: str) -> None:
+        """For all exchanges if none is given."""
+        self._require_parameters()
+        await self._propose(ClearTopicPermission(user, vhost, exchange))
+
+    async def set_parameter(self, record: ParameterRecord) -> bool:
+        """Return True if it is new. On this node it is in effect then."""
+        return await self._change_parameter(PutParameter(record))
+
+    async def clear_parameter(self, record: ParameterRecord) -> bool:
+        """Return True if it was there."""
+        return await self._change_parameter(ClearParameter(*record.key))
+
+    async def _change_parameter(self, operation: PutParameter | ClearParameter) -> bool:
+        self._require_parameters()
+        result = await self._propose(operation)
+        if result.error:
+            raise NotFound(result.error)
+        applied = trio.Event()
+        self._broker.turn.run(self._broker.policies.when_applied, applied.set)
+        await applied.wait()
+        return result.changed
+
+    def is_traced(self, vhost: str) -> bool:
+        return self.parameters.get(GLOBAL, TRACING, vhost) is not None
+
+    async def trace(self, vhost: str, *, on: bool) -> None:
+        """Turn the firehose of a vhost on or off. Raises ParameterRefused."""
+        if on and not self.is_traced(vhost):
+            await self.set_parameter(self.parameters.prepare(GLOBAL, TRACING, vhost, True))
+        elif not on and self.is_traced(vhost):
+            await self._change_parameter(ClearParameter(GLOBAL, TRACING, vhost))
+
+    @property
+    def takes_parameters(self) -> bool:
+        """True if all nodes of the cluster know parameters, policies and what else came with them."""
+        return self._broker.topology.takes_parameters
+
+    def direct(self, vhost: str) -> Direct:
+        """Return a connection of management's own, to declare several things."""
+        return Direct(self._broker, vhost, ITSELF)
+
+    def default_queue_type(self, vhost: str) -> str:
+        return self._broker.vhost(vhost).default_queue_type
+
+    def _require_parameters(self) -> None:
+        if not self._broker.topology.takes_parameters:
+            raise Unavailable("not before all nodes of the cluster run this version of mqd")
 
     async def declare_queue(
         self, vhost: str, name: str, *, durable: bool, auto_delete: bool, arguments: Mapping[str, object]

@@ -81,10 +81,9 @@ class Measures:
         return self._broker.ended
 
     def cluster_name(self) -> str:
-        """Return the name of the cluster's first node, which is the same on all nodes."""
-        if self._cluster is None:
-            return self.node
-        return min(self._cluster.roster.nodes, default=self.node)
+        """Return what an operator has called it, or the name of its first node, which is the same on all nodes."""
+        nodes = () if self._cluster is None else self._cluster.roster.nodes
+        return self._broker.parameters.cluster_name or min(nodes, default=self.node)
 
     def cluster_id(self) -> str:
         identity = self._node.environment.node_id

@@ -18,6 +18,16 @@ from amqp_server.management.listing import listing
 from amqp_server.management.stats import merged
 from amqp_server.management.views import ListenerView, NodeView
 
+#: RabbitMQ's flags of what there is here, with its words.
+FEATURES = {
+    "direct_exchange_routing_v2": "v2 direct exchange routing implementation",
+    "maintenance_mode_status": "Maintenance mode status",
+    "quorum_queue": "Support queues of type `quorum`",
+    "stream_queue": "Support queues of type `stream`",
+    "user_limits": "Configure connection and channel limits for a user",
+    "virtual_host_metadata": "Virtual host metadata (description, tags, etc)",
+}
+
 
 async def overview(call: Call) -> Any:
     broker, stats = call.broker, call.stats
@@ -177,12 +187,45 @@ async def stop(call: Call) -> Answer:
     return Answer(202, after=call.broker.stop)
 
 
-async def alarms(call: Call) -> Any:
-    told = call.broker.node()
-    raised = [name for name, is_on in (("memory", told.mem_alarm), ("disk", told.disk_free_alarm)) if is_on]
-    if not raised:
-        return {"status": "ok"}
-    return Answer(503, {"status": "failed", "reason": "There are alarms in effect", "alarms": raised})
+async def auth(call: Call) -> Any:
+    """For pages that ask before they show a login: there is no other way than a password."""
+    return {"enable_uaa": False, "uaa_client_id": "", "uaa_location": ""}
+
+
+async def none(call: Call) -> Any:
+    """Extensions of management, features that are deprecated here: there are none."""
+    return []
+
+
+async def feature_flags(call: Call) -> Any:
+    """What clients look for before they use it. All of it is on, always."""
+    return [
+        {
+            "name": name,
+            "desc": text,
+            "doc_url": "",
+            "provided_by": "mqd",
+            "stability": "stable",
+            "state": "enabled",
+        }
+        for name, text in FEATURES.items()
+    ]
+
+
+async def enable_feature(call: Call) -> Answer:
+    if call.path["name"] not in FEATURES:
+        raise bad_request("unsupported")
+    return NO_CONTENT
+
+
+async def reset_statistics(call: Call) -> Answer:
+    """There are none that could be reset."""
+    return NO_CONTENT
+
+
+async def healthy(call: Call) -> Any:
+    _require_node(call)
+    return {"status": "ok"}
 
 
 def _require_node(call: Call) -> None:

@@ -21,6 +21,7 @@ from amqp_server.management.routes import ROUTES, Handler, Route
 
 _READ = re.compile(r"\bcall\.read\((\w+)\)")
 _PART = re.compile(r"\{(\w+)\}")
+_WORDS = re.compile(r"\w+")
 
 REFUSALS = {
     400: "The request is wrong.",
@@ -108,9 +109,8 @@ def document() -> dict[str, Any]:
 
 def _operation(route: Route, schemas: dict[type[msgspec.Struct], dict[str, Any]]) -> dict[str, Any]:
     module = route.handler.__module__.rpartition(".")[2]
-    vhost = "_in_vhost" if "{vhost}" in route.path else ""
     told: dict[str, Any] = {
-        "operationId": f"{module}_{route.handler.__name__}{vhost}",
+        "operationId": _name(route),
         "description": f"For users with the tag {route.who}, or one that includes it.",
         "tags": [module],
         "parameters": list(_parameters(route)),
@@ -123,6 +123,18 @@ def _operation(route: Route, schemas: dict[type[msgspec.Struct], dict[str, Any]]
             "content": {"application/json": {"schema": schemas[kind]}},
         }
     return told
+
+
+def _name(route: Route) -> str:
+    """The handler's name, with the path where it has several."""
+    names = [_short_name(each) for each in ROUTES if each.handler is route.handler]
+    name = _short_name(route)
+    return name if names.count(name) == 1 else "_".join([name, *_WORDS.findall(route.path)[1:]])
+
+
+def _short_name(route: Route) -> str:
+    module = route.handler.__module__.rpartition(".")[2]
+    return f"{module}_{route.handler.__name__}" + ("_in_vhost" if "{vhost}" in route.path else "")
 
 
 def _all_optional(kind: type[msgspec.Struct]) -> bool:

@@ -180,6 +180,10 @@ async def put_queue(call: Call) -> Answer:
     if isinstance(dead_letter_exchange, str):
         call.require(vhost, "queue", name, "read")
         call.require(vhost, "exchange", dead_letter_exchange, "write")
+    stream = asked.arguments.get("x-stream")
+    if isinstance(stream, str):
+        for each in call.broker.groups.streams_of(vhost, stream):
+            call.require(vhost, "queue", each, "read")
     new = await call.broker.declare_queue(
         vhost, name, durable=asked.durable, auto_delete=asked.auto_delete, arguments=asked.arguments
     )

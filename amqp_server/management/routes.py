@@ -5,20 +5,29 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
-from amqp_server.broker.users import ADMINISTRATOR, MANAGEMENT, MONITORING
+from amqp_server.broker.users import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER
 from amqp_server.management import (
     bindings,
+    checks,
     cluster,
     connections,
+    definitions,
     exchanges,
     failed,
+    groups,
+    limits,
     messages,
     node,
+    parameters,
+    policies,
     queues,
     users,
     vhosts,
 )
 from amqp_server.management.call import Call
+
+#: Of no user: there is nothing to learn.
+ANYBODY = ""
 
 Handler = Callable[[Call], Awaitable[Any]]
 
@@ -26,22 +35,51 @@ Handler = Callable[[Call], Awaitable[Any]]
 class Route(NamedTuple):
     method: str
     path: str
-    #: The tag that a user needs at least. In a vhost, the user's permissions are checked as well.
+    #: The tag that a user needs at least, or ANYBODY. In a vhost, the user's permissions are checked as well.
     who: str
     handler: Handler
     #: Each node of a cluster answers with its own part; see everywhere.ask_others.
     everywhere: bool = False
+    #: A line in the log says who asked for it, if it may change something.
+    audited: bool = True
 
 
 ROUTES = (
     Route("GET", "/api/overview", MANAGEMENT, node.overview, everywhere=True),
     Route("GET", "/api/cluster-name", MANAGEMENT, node.cluster_name),
+    Route("PUT", "/api/cluster-name", ADMINISTRATOR, parameters.put_cluster_name),
     Route("GET", "/api/whoami", MANAGEMENT, node.whoami),
     Route("GET", "/api/nodes", MONITORING, node.nodes, everywhere=True),
     Route("GET", "/api/nodes/{node}", MONITORING, node.node, everywhere=True),
     Route("PUT", "/api/nodes/{node}/memory-limit", ADMINISTRATOR, node.set_memory_limit),
     Route("POST", "/api/nodes/{node}/stop", ADMINISTRATOR, node.stop),
-    Route("GET", "/api/health/checks/alarms", MANAGEMENT, node.alarms),
+    Route("GET", "/api/auth", ANYBODY, node.auth),
+    Route("GET", "/api/extensions", MANAGEMENT, node.none),
+    Route("GET", "/api/feature-flags", ADMINISTRATOR, node.feature_flags),
+    Route("PUT", "/api/feature-flags/{name}/enable", ADMINISTRATOR, node.enable_feature),
+    Route("GET", "/api/deprecated-features", ADMINISTRATOR, node.none),
+    Route("GET", "/api/deprecated-features/used", ADMINISTRATOR, node.none),
+    Route("DELETE", "/api/reset", ADMINISTRATOR, node.reset_statistics),
+    Route("DELETE", "/api/reset/{node}", ADMINISTRATOR, node.reset_statistics),
+    Route("POST", "/api/rebalance/queues", ADMINISTRATOR, cluster.rebalance_queues),
+    Route("GET", "/api/aliveness-test/{vhost}", MANAGEMENT, checks.aliveness),
+    Route("GET", "/api/healthchecks/node", MANAGEMENT, checks.virtual_hosts),
+    Route("GET", "/api/healthchecks/node/{node}", MANAGEMENT, node.healthy),
+    Route("GET", "/api/health/checks/alarms", MANAGEMENT, checks.alarms),
+    Route("GET", "/api/health/checks/local-alarms", MANAGEMENT, checks.alarms),
+    Route("GET", "/api/health/checks/virtual-hosts", MANAGEMENT, checks.virtual_hosts),
+    Route("GET", "/api/health/checks/port-listener/{port}", MANAGEMENT, checks.port_listener),
+    Route("GET", "/api/health/checks/protocol-listener/{protocol}", MANAGEMENT, checks.protocol_listener),
+    Route(
+        "GET",
+        "/api/health/checks/certificate-expiration/{within}/{unit}",
+        MANAGEMENT,
+        checks.certificate_expiration,
+    ),
+    Route("GET", "/api/health/checks/node-is-mirror-sync-critical", MANAGEMENT, checks.mirror_sync_critical),
+    Route("GET", "/api/health/checks/ready-to-serve-clients", MANAGEMENT, checks.ready_to_serve),
+    Route("GET", "/api/health/checks/is-in-service", MANAGEMENT, checks.ready_to_serve),
+    Route("GET", "/api/health/checks/below-node-connection-limit", MANAGEMENT, checks.below_connection_limit),
     Route("GET", "/api/health/checks/node-is-quorum-critical", MANAGEMENT, cluster.quorum_critical),
     Route("GET", "/api/health/checks/failed-queues", MONITORING, failed.check),
     Route("GET", "/api/failed-queues", MONITORING, failed.failed),
@@ -66,11 +104,55 @@ ROUTES = (
     Route("PUT", "/api/users/{user}", ADMINISTRATOR, users.put_user),
     Route("DELETE", "/api/users/{user}", ADMINISTRATOR, users.delete_user),
     Route("GET", "/api/users/{user}/permissions", ADMINISTRATOR, users.permissions_of_user),
-    Route("POST", "/api/users/{user}/authenticate", ADMINISTRATOR, users.authenticate),
+    Route("POST", "/api/users/{user}/authenticate", ADMINISTRATOR, users.authenticate, audited=False),
     Route("GET", "/api/permissions", ADMINISTRATOR, users.permissions),
     Route("GET", "/api/permissions/{vhost}/{user}", ADMINISTRATOR, users.permission),
     Route("PUT", "/api/permissions/{vhost}/{user}", ADMINISTRATOR, users.put_permission),
     Route("DELETE", "/api/permissions/{vhost}/{user}", ADMINISTRATOR, users.delete_permission),
+    Route("GET", "/api/users/{user}/topic-permissions", ADMINISTRATOR, users.topic_permissions),
+    Route("GET", "/api/vhosts/{vhost}/topic-permissions", ADMINISTRATOR, users.topic_permissions),
+    Route("GET", "/api/topic-permissions", ADMINISTRATOR, users.topic_permissions),
+    Route("GET", "/api/topic-permissions/{vhost}/{user}", ADMINISTRATOR, users.topic_permissions),
+    Route("PUT", "/api/topic-permissions/{vhost}/{user}", ADMINISTRATOR, users.put_topic_permission),
+    Route("DELETE", "/api/topic-permissions/{vhost}/{user}", ADMINISTRATOR, users.delete_topic_permissions),
+    Route(
+        "DELETE",
+        "/api/topic-permissions/{vhost}/{user}/{exchange}",
+        ADMINISTRATOR,
+        users.delete_topic_permissions,
+    ),
+    Route("GET", "/api/parameters", MANAGEMENT, parameters.parameters),
+    Route("GET", "/api/parameters/{component}", MANAGEMENT, parameters.parameters),
+    Route("GET", "/api/parameters/{component}/{vhost}", MANAGEMENT, parameters.parameters),
+    Route("GET", "/api/parameters/{component}/{vhost}/{name}", MANAGEMENT, parameters.parameter),
+    Route("PUT", "/api/parameters/{component}/{vhost}/{name}", MANAGEMENT, parameters.put_parameter),
+    Route("DELETE", "/api/parameters/{component}/{vhost}/{name}", MANAGEMENT, parameters.delete_parameter),
+    Route("GET", "/api/global-parameters", POLICYMAKER, parameters.global_parameters),
+    Route("GET", "/api/global-parameters/{name}", POLICYMAKER, parameters.global_parameter),
+    Route("PUT", "/api/global-parameters/{name}", POLICYMAKER, parameters.put_global_parameter),
+    Route("DELETE", "/api/global-parameters/{name}", POLICYMAKER, parameters.delete_global_parameter),
+    Route("GET", "/api/vhost-limits", MANAGEMENT, limits.vhost_limits),
+    Route("GET", "/api/vhost-limits/{vhost}", MANAGEMENT, limits.vhost_limits),
+    Route("PUT", "/api/vhost-limits/{vhost}/{name}", ADMINISTRATOR, limits.put_vhost_limit),
+    Route("DELETE", "/api/vhost-limits/{vhost}/{name}", ADMINISTRATOR, limits.delete_vhost_limit),
+    Route("GET", "/api/user-limits", MANAGEMENT, limits.user_limits),
+    Route("GET", "/api/user-limits/{user}", MANAGEMENT, limits.user_limits),
+    Route("PUT", "/api/user-limits/{user}/{name}", ADMINISTRATOR, limits.put_user_limit),
+    Route("DELETE", "/api/user-limits/{user}/{name}", ADMINISTRATOR, limits.delete_user_limit),
+    Route("GET", "/api/definitions", ADMINISTRATOR, definitions.definitions),
+    Route("POST", "/api/definitions", ADMINISTRATOR, definitions.put_definitions),
+    Route("GET", "/api/definitions/{vhost}", ADMINISTRATOR, definitions.definitions),
+    Route("POST", "/api/definitions/{vhost}", ADMINISTRATOR, definitions.put_definitions),
+    Route("GET", "/api/policies", MANAGEMENT, policies.policies),
+    Route("GET", "/api/policies/{vhost}", MANAGEMENT, policies.policies),
+    Route("GET", "/api/policies/{vhost}/{name}", MANAGEMENT, policies.policy),
+    Route("PUT", "/api/policies/{vhost}/{name}", MANAGEMENT, policies.put_policy),
+    Route("DELETE", "/api/policies/{vhost}/{name}", MANAGEMENT, policies.delete_policy),
+    Route("GET", "/api/operator-policies", MANAGEMENT, policies.operator_policies),
+    Route("GET", "/api/operator-policies/{vhost}", MANAGEMENT, policies.operator_policies),
+    Route("GET", "/api/operator-policies/{vhost}/{name}", ADMINISTRATOR, policies.operator_policy),
+    Route("PUT", "/api/operator-policies/{vhost}/{name}", ADMINISTRATOR, policies.put_operator_policy),
+    Route("DELETE", "/api/operator-policies/{vhost}/{name}", ADMINISTRATOR, policies.delete_operator_policy),
     Route("GET", "/api/vhosts", MANAGEMENT, vhosts.vhosts, everywhere=True),
     Route("GET", "/api/vhosts/{vhost}", MANAGEMENT, vhosts.vhost, everywhere=True),
     Route("PUT", "/api/vhosts/{vhost}", ADMINISTRATOR, vhosts.put_vhost),
@@ -90,14 +172,19 @@ ROUTES = (
     Route("PUT", "/api/queues/{vhost}/{name}", MANAGEMENT, queues.put_queue),
     Route("DELETE", "/api/queues/{vhost}/{name}", MANAGEMENT, queues.delete_queue),
     Route("DELETE", "/api/queues/{vhost}/{name}/contents", MANAGEMENT, queues.purge_queue),
-    Route("POST", "/api/queues/{vhost}/{name}/get", MANAGEMENT, messages.get),
+    Route("POST", "/api/queues/{vhost}/{name}/get", MANAGEMENT, messages.get, audited=False),
     Route("GET", "/api/queues/{vhost}/{name}/bindings", MANAGEMENT, bindings.bindings_of_queue),
+    Route("GET", "/api/groups", MANAGEMENT, groups.groups),
+    Route("GET", "/api/groups/{vhost}", MANAGEMENT, groups.groups),
+    Route("GET", "/api/groups/{vhost}/{name}", MANAGEMENT, groups.group),
+    Route("GET", "/api/groups/{vhost}/{name}/members", MANAGEMENT, groups.members),
+    Route("POST", "/api/groups/{vhost}/{name}/reset", MANAGEMENT, groups.reset),
     Route("GET", "/api/exchanges", MANAGEMENT, exchanges.exchanges, everywhere=True),
     Route("GET", "/api/exchanges/{vhost}", MANAGEMENT, exchanges.exchanges, everywhere=True),
     Route("GET", "/api/exchanges/{vhost}/{name}", MANAGEMENT, exchanges.exchange, everywhere=True),
     Route("PUT", "/api/exchanges/{vhost}/{name}", MANAGEMENT, exchanges.put_exchange),
     Route("DELETE", "/api/exchanges/{vhost}/{name}", MANAGEMENT, exchanges.delete_exchange),
-    Route("POST", "/api/exchanges/{vhost}/{name}/publish", MANAGEMENT, messages.publish),
+    Route("POST", "/api/exchanges/{vhost}/{name}/publish", MANAGEMENT, messages.publish, audited=False),
     Route("POST", "/api/exchanges/{vhost}/{name}/partitions", MANAGEMENT, exchanges.add_partitions),
     Route(
         "GET", "/api/exchanges/{vhost}/{name}/bindings/source", MANAGEMENT, bindings.bindings_from_exchange

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -22,23 +23,29 @@ ALGORITHMS = {
 }
 
 
-def _shown(user: User) -> dict[str, Any]:
+def _shown(call: Call, user: User) -> dict[str, Any]:
     """Without the hash: whoever could read it here has no need to."""
     algorithm = next((name for mark, name in ALGORITHMS.items() if user.password_hash.startswith(mark)), "")
-    return {"name": user.name, "tags": list(user.tags), "hashing_algorithm": algorithm, "limits": {}}
+    return {
+        "name": user.name,
+        "tags": list(user.tags),
+        "hashing_algorithm": algorithm,
+        "limits": call.broker.limits.of_user(user.name),
+    }
 
 
 async def users(call: Call) -> Any:
-    return await listing(call, list(call.broker.users), _shown)
+    return await listing(call, list(call.broker.users), partial(_shown, call))
 
 
 async def users_without_permissions(call: Call) -> Any:
     known = {permission.user for permission in call.broker.permissions.all()}
-    return await listing(call, [user for user in call.broker.users if user.name not in known], _shown)
+    found = [user for user in call.broker.users if user.name not in known]
+    return await listing(call, found, partial(_shown, call))
 
 
 async def user(call: Call) -> Any:
-    return _shown(_user(call))
+    return _shown(call, _user(call))
 
 
 class UserRequest(msgspec.Struct):
@@ -178,3 +185,42 @@ def _permission(call: Call) -> Permission:
     if found is None:
         raise not_found()
     return found
+
+
+# -- topic permissions --------------------------------------------------------------------------
+
+
+async def topic_permissions(call: Call) -> Any:
+    """All of them, or those of the user, the vhost, or both, that the path names."""
+    user = _user(call).name if "user" in call.path else None
+    vhost = call.vhost() if "vhost" in call.path else None
+    found = [
+        topic
+        for topic in call.broker.permissions.topics()
+        if user in (None, topic.user) and vhost in (None, topic.vhost)
+    ]
+    return await listing(call, found)
+
+
+class TopicPermissionRequest(msgspec.Struct):
+    exchange: str
+    write: str
+    read: str
+
+
+async def put_topic_permission(call: Call) -> Answer:
+    vhost, name = call.vhost(), _user(call).name
+    asked = call.read(TopicPermissionRequest)
+    try:
+        return created(
+            await call.broker.set_topic_permission(name, vhost, asked.exchange, asked.write, asked.read)
+        )
+    except InvalidPermission as invalid:
+        raise bad_request(str(invalid)) from None
+
+
+async def delete_topic_permissions(call: Call) -> Answer:
+    """Those of a user in a vhost, or for one exchange there."""
+    vhost, name = call.vhost(), _user(call).name
+    await call.broker.clear_topic_permission(name, vhost, call.path.get("exchange", ""))
+    return NO_CONTENT

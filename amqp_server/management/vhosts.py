@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from amqp_server.broker.parameters import ParameterRefused
 from amqp_server.broker.vhosts import VhostRecord, VhostRefused
 from amqp_server.management.answer import NO_CONTENT, Answer, bad_request, created, not_found
 from amqp_server.management.call import Call
@@ -29,7 +30,7 @@ async def _shown(call: Call, vhost: VhostRecord) -> dict[str, Any]:
         "tags": list(vhost.tags),
         "metadata": _metadata(vhost),
         "default_queue_type": vhost.default_queue_type or "undefined",
-        "tracing": False,
+        "tracing": call.broker.is_traced(vhost.name),
         "cluster_state": {call.broker.name: "running"},
     } | told
 
@@ -81,18 +82,21 @@ class VhostRequest(msgspec.Struct):
     tags: str | list[str] = []
     #: Left out, it stays what it was.
     default_queue_type: str | None = None
+    tracing: bool | None = None
 
 
 async def put_vhost(call: Call) -> Answer:
     asked = call.read(VhostRequest)
     tags = asked.tags.split(",") if isinstance(asked.tags, str) else asked.tags
     told = tuple(tag.strip() for tag in tags if tag.strip())
+    name = call.path["vhost"]
     try:
-        return created(
-            await call.broker.create_vhost(call.path["vhost"], asked.description, told, _type(call, asked))
-        )
-    except VhostRefused as refused:
+        new = await call.broker.create_vhost(name, asked.description, told, _type(call, asked))
+        if asked.tracing is not None:
+            await call.broker.trace(name, on=asked.tracing)
+    except (VhostRefused, ParameterRefused) as refused:
         raise bad_request(str(refused)) from None
+    return created(new)
 
 
 def _type(call: Call, asked: VhostRequest) -> str:

@@ -57,6 +57,8 @@ class ExchangeView(msgspec.Struct, kw_only=True):
     internal: bool = False
     arguments: Details = {}
     policy: str | None = None
+    operator_policy: str | None = None
+    effective_policy_definition: Details = {}
     user_who_performed_action: str = ""
     #: Of a super stream: its partitions, in their order; others do not show it.
     partitions: list[str] | None = None

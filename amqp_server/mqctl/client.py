@@ -137,6 +137,8 @@ IN_VHOST = {
     "bindings": "",
     "consumers": "consumer",
     "permissions": "permissions of user",
+    "policies": "policy",
+    "operator-policies": "operator policy",
 }
 NAMED = {
     "users": 'User "{}" does not exist',

@@ -21,7 +21,7 @@ def _same(names: str) -> Known:
 
 
 QUEUE = _same(
-    "name durable auto_delete exclusive arguments type policy state node consumers messages messages_ready"
+    "name durable auto_delete exclusive arguments type policy operator_policy effective_policy_definition state node consumers messages messages_ready"
     " messages_unacknowledged message_bytes memory vhost single_active_consumer_tag leader members online"
     " first_offset next_offset segments oldest_timestamp lost_messages compression"
     " compacted_offset"
@@ -35,6 +35,9 @@ BINDING = {
 } | _same("routing_key arguments vhost")
 CONSUMER = {"queue_name": "queue.name", "channel_pid": "channel_details.name"} | _same(
     "consumer_tag ack_required exclusive prefetch_count active activity_status priority arguments offset lag"
+)
+GROUP = _same(
+    "name vhost stream state members partitions messages messages_unacknowledged generation oldest_unread_ms"
 )
 CONNECTION = {"pid": "name"} | _same(
     "name user peer_host peer_port state vhost host port ssl protocol auth_mechanism channels channel_max"
@@ -87,5 +90,6 @@ _in_vhost(
     "queue_name channel_pid consumer_tag ack_required prefetch_count active arguments",
     CONSUMER,
 )
+_in_vhost("list_groups", "groups", "name stream members partitions messages oldest_unread_ms", GROUP)
 _of_node("list_connections", "connections", "user peer_host peer_port state", CONNECTION)
 _of_node("list_channels", "channels", "pid user consumer_count messages_unacknowledged", CHANNEL)

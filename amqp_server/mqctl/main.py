@@ -8,12 +8,22 @@ from typing import NoReturn
 
 import click
 
-from amqp_server.mqctl import cluster, completion, lists, node, topology, users
+from amqp_server.mqctl import (
+    cluster,
+    completion,
+    definitions,
+    lists,
+    node,
+    parameters,
+    policies,
+    topology,
+    users,
+)
 from amqp_server.mqctl.client import USAGE, Failure
 from amqp_server.mqctl.command import mqctl
 
 #: The modules whose commands are part of `mqctl`; importing them is what makes them so.
-COMMANDS = (cluster, completion, lists, node, topology, users)
+COMMANDS = (cluster, completion, definitions, lists, node, parameters, policies, topology, users)
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:

@@ -28,6 +28,13 @@ def version(invocation: Invocation) -> None:
     invocation.say(VERSION)
 
 
+@mqctl.command("set_cluster_name", help="Names the cluster, for clients and in the overview.")
+@click.argument("name")
+@pass_invocation
+def set_cluster_name(invocation: Invocation, name: str) -> None:
+    invocation.client.put("cluster-name", body={"name": name})
+
+
 @mqctl.command(
     "stop", help="Stops the asked node as SIGTERM does, and waits until it serves nobody any more."
 )

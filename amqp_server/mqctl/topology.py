@@ -124,6 +124,72 @@ def add_partitions(invocation: Invocation, vhost: str, name: str, count: int) ->
     invocation.client.post("exchanges", vhost, name, "partitions", body={"add": count})
 
 
+PARTITION_COLUMNS = (
+    "partition",
+    "stream",
+    "committed_offset",
+    "end_offset",
+    "lag",
+    "messages_unacknowledged",
+    "oldest_unread_ms",
+    "member",
+    "connection",
+)
+MEMBER_COLUMNS = (
+    "consumer_tag",
+    "connection",
+    "channel",
+    "prefetch_count",
+    "messages_unacknowledged",
+    "partitions",
+)
+
+
+@mqctl.command("list_group_members", help="Lists the members of a consumer group, and what each has.")
+@in_vhost
+@click.argument("name")
+@pass_invocation
+def list_group_members(invocation: Invocation, vhost: str, name: str) -> None:
+    rows = invocation.client.get("groups", vhost, name, "members")
+    show(MEMBER_COLUMNS, [[row[column] for column in MEMBER_COLUMNS] for row in rows], invocation)
+
+
+@mqctl.command("list_group_partitions", help="Lists how far a consumer group is in each partition.")
+@in_vhost
+@click.argument("name")
+@pass_invocation
+def list_group_partitions(invocation: Invocation, vhost: str, name: str) -> None:
+    rows = invocation.client.get("groups", vhost, name)["partition_details"]
+    show(PARTITION_COLUMNS, [[row[column] for column in PARTITION_COLUMNS] for row in rows], invocation)
+
+
+@mqctl.command(
+    "reset_group",
+    help="Has a consumer group go on at another place: first, last, next (the end), an offset, a time in ISO 8601, "
+    "or an age such as -1h.",
+)
+@in_vhost
+@click.argument("name")
+@click.option("--to", required=True, metavar="PLACE", help="Where it goes on.")
+@click.option("--partition", type=click.IntRange(min=0), help="Only this one, by its number.")
+@click.option("--dry-run", is_flag=True, help="Only shows what would change.")
+@click.option("--force", is_flag=True, help="Even if it has members.")
+@pass_invocation
+def reset_group(
+    invocation: Invocation,
+    vhost: str,
+    name: str,
+    to: str,
+    partition: int | None,
+    dry_run: bool,
+    force: bool,
+) -> None:
+    body = {"to": to, "partition": partition, "dry_run": dry_run, "force": force}
+    rows = invocation.client.post("groups", vhost, name, "reset", body=body)
+    columns = ("stream", "from", "to")
+    show(columns, [[row[column] for column in columns] for row in rows], invocation)
+
+
 @mqctl.command("delete_exchange", help="Deletes an exchange.")
 @in_vhost
 @click.argument("name")

@@ -6,7 +6,9 @@ import click
 
 from amqp_server.mqctl.client import DATA_ERROR, NO_USER, SOFTWARE, UNAVAILABLE, Failure
 from amqp_server.mqctl.command import Invocation, in_vhost, mqctl, pass_invocation, password_argument
-from amqp_server.mqctl.table import show
+from amqp_server.mqctl.table import pick, show
+
+VHOST = {name: name for name in ("name", "description", "tags", "default_queue_type", "tracing")}
 
 
 def _exists(invocation: Invocation, *path: str) -> bool:
@@ -121,10 +123,35 @@ def delete_vhost(invocation: Invocation, vhost: str) -> None:
     invocation.client.delete("vhosts", vhost)
 
 
-@mqctl.command("list_vhosts", help="Lists virtual hosts.")
+@mqctl.command(
+    "list_vhosts", help="Lists virtual hosts; columns: name, description, tags, default_queue_type, tracing."
+)
+@click.argument("columns", nargs=-1)
 @pass_invocation
-def list_vhosts(invocation: Invocation) -> None:
-    show(("name",), [(vhost["name"],) for vhost in invocation.client.get("vhosts")], invocation)
+def list_vhosts(invocation: Invocation, columns: tuple[str, ...]) -> None:
+    wanted = columns or ("name",)
+    show(wanted, pick(invocation.client.get("vhosts"), wanted, VHOST), invocation)
+
+
+@mqctl.command("trace_on", help="Sends copies of all messages of a vhost to its exchange amq.rabbitmq.trace.")
+@in_vhost
+@pass_invocation
+def trace_on(invocation: Invocation, vhost: str) -> None:
+    _trace(invocation, vhost, on=True)
+
+
+@mqctl.command("trace_off", help="Ends what trace_on began.")
+@in_vhost
+@pass_invocation
+def trace_off(invocation: Invocation, vhost: str) -> None:
+    _trace(invocation, vhost, on=False)
+
+
+def _trace(invocation: Invocation, vhost: str, *, on: bool) -> None:
+    _require_vhost(invocation, vhost)
+    before = invocation.client.get("vhosts", vhost)
+    kept = {name: before[name] for name in ("description", "tags", "default_queue_type")}
+    invocation.client.put("vhosts", vhost, body=kept | {"tracing": on})
 
 
 @mqctl.command("set_permissions", help="Sets what a user may do: three regular expressions for names.")
@@ -172,4 +199,57 @@ def list_user_permissions(invocation: Invocation, user: str) -> None:
     _require_user(invocation, user)
     columns = ("vhost", "configure", "write", "read")
     rows = invocation.client.get("users", user, "permissions")
+    show(columns, [[row[column] for column in columns] for row in rows], invocation)
+
+
+@mqctl.command(
+    "set_topic_permissions",
+    help="Sets with which routing keys a user may publish to a topic exchange, and bind from it: two regular expressions.",
+)
+@in_vhost
+@click.argument("user")
+@click.argument("exchange")
+@click.argument("write")
+@click.argument("read")
+@pass_invocation
+def set_topic_permissions(
+    invocation: Invocation, vhost: str, user: str, exchange: str, write: str, read: str
+) -> None:
+    _require_user(invocation, user)
+    _require_vhost(invocation, vhost)
+    body = {"exchange": exchange, "write": write, "read": read}
+    invocation.client.put("topic-permissions", vhost, user, body=body)
+
+
+@mqctl.command(
+    "clear_topic_permissions", help="Takes a user's topic permissions in a vhost, or for one exchange."
+)
+@in_vhost
+@click.argument("user")
+@click.argument("exchange", required=False)
+@pass_invocation
+def clear_topic_permissions(invocation: Invocation, vhost: str, user: str, exchange: str | None) -> None:
+    _require_user(invocation, user)
+    _require_vhost(invocation, vhost)
+    path = ("topic-permissions", vhost, user)
+    invocation.client.delete(*path, *(() if exchange is None else (exchange,)))
+
+
+@mqctl.command("list_topic_permissions", help="Lists the topic permissions in a vhost.")
+@in_vhost
+@pass_invocation
+def list_topic_permissions(invocation: Invocation, vhost: str) -> None:
+    _require_vhost(invocation, vhost)
+    columns = ("user", "exchange", "write", "read")
+    rows = invocation.client.get("vhosts", vhost, "topic-permissions")
+    show(columns, [[row[column] for column in columns] for row in rows], invocation)
+
+
+@mqctl.command("list_user_topic_permissions", help="Lists a user's topic permissions.")
+@click.argument("user")
+@pass_invocation
+def list_user_topic_permissions(invocation: Invocation, user: str) -> None:
+    _require_user(invocation, user)
+    columns = ("vhost", "exchange", "write", "read")
+    rows = invocation.client.get("users", user, "topic-permissions")
     show(columns, [[row[column] for column in columns] for row in rows], invocation)

@@ -50,11 +50,11 @@ class Compacting:
         "_log",
         "_name",
         "_now_ms",
-        "_segment_bytes",
         "_settings",
         "_store",
         "passes",
         "running",
+        "segment_bytes",
     )
 
     def __init__(
@@ -70,7 +70,8 @@ class Compacting:
         self._log = log
         self._store = store
         self._settings = settings
-        self._segment_bytes = segment_bytes
+        #: Segments are put together as far as they are not larger.
+        self.segment_bytes = segment_bytes
         self._codec = codec
         self._now_ms = now_ms
         #: For the log.
@@ -98,7 +99,7 @@ class Compacting:
         keys = keys_of(settings.by)
         self._store.compact(
             lambda throttle: compaction.plan(
-                self._log, keys, settings.keys_max, self._segment_bytes, throttle
+                self._log, keys, settings.keys_max, self.segment_bytes, throttle
             ),
             self._planned,
         )

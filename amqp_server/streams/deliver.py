@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from itertools import chain, repeat
 from typing import Final
 
+from amqp_server.streams.item import longer, table_at
 from amqp_server.wire import content
 from amqp_server.wire.deliver import LARGE_BYTES, DeliverTemplate
 from persistence.streams.batch import Batch, Shape
@@ -24,10 +25,13 @@ _flatten = chain.from_iterable
 class BatchReader:
     """One consumer's place in a batch."""
 
-    __slots__ = ("_at", "_items", "_left_in_shape", "_shape", "batch", "index", "left")
+    __slots__ = ("_at", "_fields", "_items", "_left_in_shape", "_shape", "batch", "index", "left")
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: Batch, fields: bytes = b"") -> None:
+        """`fields` are headers that each message gets in front of its own, encoded. Then all messages of a shape begin
+        alike, up to their headers."""
         self.batch = batch
+        self._fields = fields
         #: The next message, and how many there are from it on.
         self.index = 0
         self.left = batch.count
@@ -62,7 +66,10 @@ class BatchReader:
             part = self._next_shape(count)
             shape = self.batch.shapes[self._shape]
             items = self._items[self._at : self._at + part * shape.size]
-            self._put(shape, part, items, template, tag, out)
+            if self._fields:
+                _put_with(self._fields, shape, part, items, template, tag, out)
+            else:
+                self._put(shape, part, items, template, tag, out)
             self._move(shape, part)
             tag += part
             count -= part
@@ -125,6 +132,55 @@ class BatchReader:
             tag += part
             count -= part
             at = stop
+
+
+def _put_with(
+    fields: bytes,
+    shape: Shape,
+    count: int,
+    items: memoryview,
+    template: DeliverTemplate,
+    tag: int,
+    out: list[bytes | memoryview],
+) -> None:
+    """As `BatchReader._put`, with more headers: what the messages have in front of theirs is put in anew."""
+    head_bytes, frame_bytes, size = shape.first, shape.third, shape.size
+    payload_bytes = shape.second + len(fields)
+    prefix = template.prefix(head_bytes)
+    header_at = head_bytes + 2
+    body_at = header_at + shape.second + 8
+    at = table_at(items[:size], head_bytes) + 4
+    rest = f"{at}x{size - at}s"
+    fits = payload_bytes + 8 <= template.frame_max and frame_bytes <= template.frame_max
+    if template.channel != 1 or not fits:
+        if not fits or body_at + frame_bytes != size:
+            front = longer(bytes(items[:at]), head_bytes, len(fields)) + fields
+            rests = _flatten(struct.iter_unpack(rest, items))
+            whole = memoryview(b"".join(_flatten(zip(repeat(front), rests))))
+            _put_reframed(whole, count, size + len(fields), header_at, prefix, template, tag, out)
+            return
+        items = _restamped(items, count, size, header_at, body_at, template.channel)
+    front = longer(bytes(items[:at]), head_bytes, len(fields)) + fields
+    if size >= LARGE_BYTES:
+        for start in range(0, count * size, size):
+            out.append(b"".join((prefix, tag.to_bytes(8, "big"), front)))
+            out.append(items[start + at : start + size])
+            tag += 1
+        return
+    done = 0
+    while done < count:
+        low = tag & 255
+        part = min(256 - low, count - done)
+        start_bytes = prefix + (tag >> 8).to_bytes(7, "big")
+        if part == 256:
+            # In one step: the module remembers the format.
+            each: Iterable[bytes] = struct.unpack_from(rest * 256, items, done * size)
+        else:
+            each = _flatten(struct.iter_unpack(rest, items[done * size : (done + part) * size]))
+        lows = _LOW[low : low + part]
+        out.append(b"".join(_flatten(zip(repeat(start_bytes), lows, repeat(front), each))))
+        tag += part
+        done += part
 
 
 def _restamped(

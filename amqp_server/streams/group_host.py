@@ -190,6 +190,14 @@ class StreamGroupHost(StreamHost):
         """What is before it is gone on all members; what comes behind it and is not here is fetched."""
         return max(self.replica.first_offset, self._log.first_kept)
 
+    def offsets(self, done: Callable[[range | None], None]) -> None:
+        if self.ended or not self._opened or not self.group.informed:
+            # What this member knows may be out of date.
+            self.replicas.touch(self.group)
+            done(None)
+        else:
+            super().offsets(done)
+
     @property
     def stored_offset(self) -> int:
         """The segments have all messages below this offset."""

@@ -20,7 +20,9 @@ from outcome import Error, Outcome
 from amqp_server.streams.compacting import Compacting, Compaction
 from amqp_server.streams.deliver import BatchReader
 from amqp_server.streams.encode import Encoded, Encoder, Layouts
-from amqp_server.streams.start import Start
+from amqp_server.streams.headed import below, cut, offsets_of
+from amqp_server.streams.named import Names, Progress
+from amqp_server.streams.start import NEXT, Start
 from amqp_server.streams.taken import Taken
 from persistence.errors import CorruptRecord
 from persistence.streams import batch as batches
@@ -43,6 +45,8 @@ logger = logging.getLogger("mqd.streams")
 NOT_FOR_STREAMS = Refused("not supported by stream queues")
 #: Batches that one job moves to the segments.
 FLUSH_BATCHES_MAX = 4096
+#: Credit of those who say themselves how much they take.
+BOUNDLESS = 1 << 40
 
 
 class Journal(Protocol):
@@ -53,6 +57,8 @@ class Journal(Protocol):
     ) -> None: ...
 
     def settle(self, queue_id: int, seqs: range) -> None: ...
+
+    def annotate(self, queue_id: int, seq: int, value: bytes) -> None: ...
 
     def state(self, queue_id: int, value: bytes) -> None: ...
 
@@ -87,6 +93,7 @@ class StreamOptions:
         "flush_bytes",
         "flush_ms",
         "limits",
+        "names_max",
         "read_bytes_max",
         "segment_bytes",
         "tombstone_age_ms",
@@ -104,7 +111,9 @@ class StreamOptions:
         compaction_dirty_percent: int = 50,
         compaction_memory_bytes: int = 64 << 20,
         tombstone_age_ms: int = 86_400_000,
+        names_max: int = 1_000,
     ) -> None:
+        self.names_max = names_max
         self.compaction_dirty_percent = compaction_dirty_percent
         self.compaction_memory_bytes = compaction_memory_bytes
         #: Of streams declared without x-stream-tombstone-age.
@@ -194,9 +203,14 @@ class Sink(Protocol):
 
     start: Start
     wanted: Wanted | None
+    #: It reads for a group: nobody counts it as a consumer, it says itself how much it may have, and `began` is told where
+    #: it begins.
+    for_group: bool
 
     def deliver_batch(self, consumer: StreamConsumer, reader: BatchReader, count: int, first_id: int) -> None:
         """Send the next messages of the reader; pause the consumer if the way to the client is full."""
+
+    def began(self, offset: int) -> None: ...
 
     def failed(self, error: Exception) -> None: ...
 
@@ -209,6 +223,7 @@ class StreamConsumer:
         "ahead",
         "credit",
         "detached",
+        "for_group",
         "held_bytes",
         "key",
         "next_id",
@@ -216,6 +231,7 @@ class StreamConsumer:
         "paused",
         "place",
         "prefetch",
+        "progress",
         "reader",
         "reading",
         "reads",
@@ -231,6 +247,7 @@ class StreamConsumer:
         self.sink = sink
         self.prefetch = prefetch
         self.wanted = sink.wanted
+        self.for_group = sink.for_group
         #: Messages that it may have now.
         self.credit = prefetch
         self.paused = paused
@@ -247,6 +264,8 @@ class StreamConsumer:
         self.reads = 0
         #: Bytes of batches that it has read.
         self.held_bytes = 0
+        #: Of one with a name: what it has acked.
+        self.progress: Progress | None = None
 
     def let_go(self) -> None:
         """Forget what was read; it is read again when it is wanted."""
@@ -280,11 +299,7 @@ class StreamHost(QueueHost):
         self._services = services
         self._settings = settings
         self.codec = codec or services.options.codec
-        default = services.options.limits
-        self._limits = Limits(
-            default.max_age_ms if limits.max_age_ms is None else limits.max_age_ms,
-            default.max_bytes if limits.max_bytes is None else limits.max_bytes,
-        )
+        self._limits = self._limits_of(limits)
         #: What it has taken, where duplicates are dropped: of all that was published, and of what segments have.
         self._taken = Taken(settings) if settings.deduplicates else None
         self._stored_taken = Taken(settings) if settings.deduplicates else None
@@ -313,12 +328,37 @@ class StreamHost(QueueHost):
         self.next_offset = self._synced = 0
         self._last_ms = 0
         self._consumers: dict[Key, StreamConsumer] = {}
+        #: How many of them read for groups.
+        self._group_count = 0
         #: Consumers that may be able to get more.
         self._to_serve: dict[StreamConsumer, None] = {}
         self._writing = False
+        #: Offsets kept by name; and what consumers with a name have acked, also those that are cancelled and may still ack.
+        self._names = Names(services.options.names_max)
+        self._progress: dict[Key, Progress] = {}
         #: Messages that the disk has damaged, by their first offset.
         self._lost: dict[int, int] = {}
         self._recover()
+
+    def _limits_of(self, limits: Limits) -> Limits:
+        default = self._services.options.limits
+        return Limits(
+            default.max_age_ms if limits.max_age_ms is None else limits.max_age_ms,
+            default.max_bytes if limits.max_bytes is None else limits.max_bytes,
+        )
+
+    def configure(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def limit(self, limits: Limits, segment_bytes: int | None) -> None:
+        """Keep so much from now on, and begin no segment that gets larger."""
+        self._limits = self._limits_of(limits)
+        self._log.segment_bytes = segment_bytes or self._services.options.segment_bytes
+        if self.compacting is not None:
+            self.compacting.segment_bytes = self._log.segment_bytes
+        if not self.ended:
+            self._retain()
+            self._schedule_upkeep()
 
     # -- at start --------------------------------------------------------------------------------------------------
 
@@ -327,6 +367,8 @@ class StreamHost(QueueHost):
         found = self._services.journal.recover_queue(self.queue_id)
         state = found.state if found is not None else None
         stored_stop = int.from_bytes(state, "big") if state is not None else 0
+        if found is not None:
+            self._names.restore(found.annotations)
         for lost in self._log.open(stored_stop):
             self._note_lost(lost)
         log, taken = self._log, self._taken
@@ -386,6 +428,11 @@ class StreamHost(QueueHost):
             return segments[0].base
         return self._tail[0].batch.base if self._tail else self.next_offset
 
+    def offsets(self, done: Callable[[range | None], None]) -> None:
+        """Tell which offsets a consumer can have now; None if that is not known here."""
+        first = self.first_offset
+        done(range(first, max(first, self._synced)))
+
     @property
     def first_ms(self) -> int | None:
         """The time of the oldest message."""
@@ -413,11 +460,16 @@ class StreamHost(QueueHost):
 
     @property
     def unacked_count(self) -> int:
-        return sum([each.prefetch - each.credit for each in self._consumers.values()])
+        return sum([each.prefetch - each.credit for each in self._consumers.values() if not each.for_group])
 
     @property
     def consumer_count(self) -> int:
-        return len(self._consumers)
+        return len(self._consumers) - self._group_count
+
+    @property
+    def end_offset(self) -> int:
+        """The offset of the next message that consumers cannot have yet."""
+        return self._synced
 
     @property
     def resident_bytes(self) -> int:
@@ -425,7 +477,9 @@ class StreamHost(QueueHost):
 
     def consumers(self) -> list[ConsumerState]:
         return [
-            ConsumerState(each.key, False, False, each.prefetch, 0, True) for each in self._consumers.values()
+            ConsumerState(each.key, False, False, each.prefetch, 0, True)
+            for each in self._consumers.values()
+            if not each.for_group
         ]
 
     def offset_of(self, key: Key) -> int | None:
@@ -455,6 +509,8 @@ class StreamHost(QueueHost):
             if verb in ENQUEUES:
                 enqueues.append(command)
             elif verb in ("settle", "return", "discard"):
+                if self._progress:
+                    self._note_progress(verb, command[1], command[2], command[3])
                 consumer = self._consumers.get(command[1])
                 if consumer is not None:
                     # Whatever becomes of a delivery, it is room for another one.
@@ -464,6 +520,8 @@ class StreamHost(QueueHost):
                 self._attach(command[1])
             elif verb == "detach":
                 self._detach(command[1])
+                if command[2]:
+                    self._progress.pop(command[1], None)
             elif verb == "pause":
                 consumer = self._consumers.get(command[1])
                 if consumer is not None:
@@ -532,7 +590,8 @@ class StreamHost(QueueHost):
         for consumer in list(self._consumers.values()):
             consumer.detached = True
             consumer.let_go()
-        self._consumers = {}
+        self._consumers, self._group_count = {}, 0
+        self._progress.clear()
         self._to_serve.clear()
 
     def _refuse_pending(self) -> None:
@@ -672,32 +731,82 @@ class StreamHost(QueueHost):
             self._services, given.key, given.sink, given.own_prefetch, paused=given.paused
         )
         self._consumers[given.key] = consumer
+        self._group_count += consumer.for_group
         self._attached(given.key, None)
-        self._begin(consumer, given.sink.start)
+        self._begin(consumer, self._resumed(given.key, given.sink.start))
+
+    # -- offsets by name -------------------------------------------------------------------------------------------
+
+    def _resumed(self, key: Key, start: Start) -> Start:
+        """Return where a consumer with a name goes on. Whoever had the name before loses it."""
+        if not start.group:
+            return start
+        for other, progress in list(self._progress.items()):
+            if progress.name == start.group:
+                del self._progress[other]
+                self._detach(other)
+                self.queue.consumer_lost(other)
+        self._progress[key] = Progress(start.group)
+        known = self._names.offsets.get(start.group)
+        return (start.otherwise or NEXT) if known is None else Start(offset=known)
+
+    def _note_progress(self, verb: str, key: Key, low: int, high: int) -> None:
+        progress = self._progress.get(key)
+        if progress is None:
+            return
+        if verb != "settle":
+            progress.refused(low, high)
+        else:
+            before = progress.committed
+            progress.acked(low, high)
+            if progress.committed != before:
+                self._keep(progress)
+        if not progress.holds and key not in self._consumers:
+            del self._progress[key]
+
+    def _keep(self, progress: Progress) -> None:
+        """Have noted where a name goes on."""
+        position, note = self._names.put(progress.name, progress.committed)
+        self._services.journal.annotate(self.queue_id, position, note)
+        self._services.commits.request()
+
+    # -- readers ---------------------------------------------------------------------------------------------------
 
     def _detach(self, key: Key) -> None:
         consumer = self._consumers.pop(key, None)
         if consumer is not None:
             consumer.detached = True
             consumer.let_go()
-            self.queue.consumer_gone(len(self._consumers))
+            self._group_count -= consumer.for_group
+            self.queue.consumer_gone(self.consumer_count)
 
     def _begin(self, consumer: StreamConsumer, start: Start) -> None:
-        """Find out where the consumer begins; what is in segments is looked up by a thread."""
+        """Find out where the consumer begins."""
+        consumer.reading = True
+
+        def found(offset: int) -> None:
+            consumer.reading = False
+            if offset >= 0 and not (self.ended or consumer.detached):
+                self._begins(consumer, offset)
+
+        self.look_up(start, found)
+
+    def look_up(self, start: Start, found: Callable[[int], None]) -> None:
+        """Find out which offset is meant; what is in segments is looked up by a thread. Below zero: the stream has failed."""
         if start.offset is not None:
-            self._begins(consumer, start.offset)
+            found(start.offset)
         elif start.name == "first":
-            self._begins(consumer, 0)
+            found(0)
         elif start.name == "last":
             synced = [each.batch.base for each in self._tail if each.batch.stop <= self._synced]
             if synced:
-                self._begins(consumer, synced[-1])
+                found(synced[-1])
             else:
-                self._look_up(consumer, self._log.last)
+                self._look_up(self._log.last, found)
         elif start.name == "next":
-            self._begins(consumer, self._synced)
+            found(self._synced)
         else:
-            self._begin_at(consumer, self._time_of(start))
+            self._look_up_time(self._time_of(start), found)
 
     def _time_of(self, start: Start) -> int:
         """Return the time by the clock of the messages, which is near wall time; see quorum_queue.clock."""
@@ -706,29 +815,99 @@ class StreamHost(QueueHost):
         assert start.ago_ms is not None
         return self._services.queue_time.now_ms() - start.ago_ms
 
-    def _begin_at(self, consumer: StreamConsumer, time_ms: int) -> None:
+    def _look_up_time(self, time_ms: int, found: Callable[[int], None]) -> None:
         segments = self._log.segments
         if segments and segments[-1].size and segments[-1].last_ms >= time_ms:
-            self._look_up(consumer, partial(self._log.find, time_ms))
+            self._look_up(partial(self._log.find, time_ms), found)
             return
         later = [each.batch.base for each in self._tail if each.batch.time_ms >= time_ms]
-        self._begins(consumer, later[0] if later else self._synced)
+        found(later[0] if later else self._synced)
 
-    def _look_up(self, consumer: StreamConsumer, find: Callable[[], int]) -> None:
-        consumer.reading = True
-
-        def found(outcome: Outcome[int]) -> None:
-            consumer.reading = False
+    def _look_up(self, find: Callable[[], int], found: Callable[[int], None]) -> None:
+        def looked(outcome: Outcome[int]) -> None:
             if isinstance(outcome, Error):
+                found(-1)
                 self._turn.contain(self, outcome.unwrap)
-            elif not (self.ended or consumer.detached):
-                self._begins(consumer, outcome.unwrap())
+            else:
+                found(outcome.unwrap())
 
-        self._services.store.read(find, found)
+        self._services.store.read(find, looked)
 
     def _begins(self, consumer: StreamConsumer, offset: int) -> None:
         consumer.next_offset = offset
+        progress = consumer.progress = self._progress.get(consumer.key) if self._progress else None
+        if progress is not None:
+            progress.begin(offset)
+            self._keep(progress)
+        if consumer.for_group:
+            self._turn.contain(consumer.sink, consumer.sink.began, offset)
         self._serve(consumer)
+
+    # -- groups ----------------------------------------------------------------------------------------------------
+
+    def go_on(self, key: Key, offset: int) -> None:
+        """Have who reads for a group go on at this offset; it says itself how much it takes."""
+        consumer = self._consumers.get(key)
+        if consumer is None:
+            return
+        if consumer.next_offset != offset:
+            reader = consumer.reader
+            if reader is not None and reader.batch.base <= offset < reader.batch.stop:
+                consumer.reader = BatchReader(reader.batch)
+                consumer.reader.skip_to(offset)
+            else:
+                consumer.let_go()
+            consumer.next_offset = offset
+        consumer.credit = BOUNDLESS
+        self.submit(("pause", key, False))
+
+    def fetch(self, low: int, stop: int, most: int, done: Callable[[list[Batch]], None]) -> None:
+        """Look for messages from one offset up to another; `done` is told of them, each a batch of its own."""
+        self._fetch(low, stop, most, done, [])
+
+    def _fetch(
+        self, low: int, stop: int, most: int, done: Callable[[list[Batch]], None], found: list[Batch]
+    ) -> None:
+        stop = min(stop, self._synced)
+        tail = self._tail
+        if tail and low >= tail[0].batch.base:
+            for encoded in tail[max(bisect_right(tail, low, key=_base_of) - 1, 0) :]:
+                _cut_out(encoded.batch, low, stop, most, found)
+            done(found)
+        elif self.ended or low >= stop or len(found) >= most:
+            done(found)
+        else:
+
+            def has_read(outcome: Outcome[Read]) -> None:
+                if isinstance(outcome, Error):
+                    done(found)
+                    self._turn.contain(self, outcome.unwrap)
+                    return
+                read = outcome.unwrap()
+                for lost in read.lost:
+                    self._note_lost(lost)
+                for batch in read.batches:
+                    _cut_out(batch, low, stop, most, found)
+                following = read.place.offset
+                if read.place.base < 0:
+                    # The segments end here.
+                    following = self._tail[0].batch.base if self._tail else self._synced
+                self._fetch(max(following, low), stop, most, done, found)
+
+            self._services.store.read(partial(self._log.read, low), has_read)
+
+    def time_of(self, offset: int) -> int | None:
+        """Return the time of the first message at or behind an offset; None if there is none."""
+        tail = self._tail
+        if tail and offset >= tail[0].batch.base:
+            for encoded in tail[max(bisect_right(tail, offset, key=_base_of) - 1, 0) :]:
+                if encoded.batch.stop > offset:
+                    return encoded.batch.time_ms if encoded.batch.stop <= self._synced else None
+            return None
+        found = self._log.time_of(offset)
+        return found if found is not None or not tail else tail[0].batch.time_ms
+
+    # -- reading ---------------------------------------------------------------------------------------------------
 
     def _serve(self, consumer: StreamConsumer) -> None:
         """Hand out what the consumer may have and what is at hand; have more read if need be."""
@@ -755,6 +934,8 @@ class StreamHost(QueueHost):
         first_id = consumer.next_id
         consumer.next_id = first_id + count
         consumer.credit -= count
+        if consumer.progress is not None:
+            consumer.progress.handed(offsets_of(reader, count), first_id)
         sink = consumer.sink
         # If that raises, the sink has failed and not the stream.
         self._turn.contain(sink, sink.deliver_batch, consumer, reader, count, first_id)
@@ -825,6 +1006,16 @@ class StreamHost(QueueHost):
                     first = self._tail[0].batch.base if self._tail else self._synced
                     consumer.next_offset = max(consumer.next_offset, min(first, self._synced))
         self._serve(consumer)
+
+
+def _cut_out(batch: Batch, low: int, stop: int, most: int, found: list[Batch]) -> None:
+    """Add the messages from one offset up to another, each as a batch of its own."""
+    if not batch.count:
+        return
+    reader = BatchReader(batch)
+    reader.skip(below(reader, low))
+    for _ in range(min(below(reader, stop), most - len(found))):
+        found.append(cut(reader, 1))
 
 
 def _next_wanted(reader: BatchReader, wanted: Wanted, most: int) -> int:

@@ -101,6 +101,23 @@ class StreamRemoteHost(StreamHost):
     def first_offset(self) -> int:
         return self._word.first
 
+    def offsets(self, done: Callable[[range | None], None]) -> None:
+        """Ask a member each time: an answer that is old would be taken for messages that are gone."""
+
+        def told(word: StreamWord) -> None:
+            if self.ended or word.what != frames.TOLD_FOUND:
+                self._avoid = peer
+                done(None)
+                return
+            self._note(word)
+            done(range(word.first, max(word.first, word.stop)))
+
+        peer = self._home(self._avoid)
+        if self.ended or not peer:
+            done(None)
+        else:
+            self._asks.ask(peer, self.queue_id, frames.ASK_OFFSETS, 0, self, told)
+
     @property
     def first_ms(self) -> int | None:
         return self._word.first_ms or None

@@ -26,18 +26,48 @@ class Start(NamedTuple):
     time_ms: int | None = None
     #: So long ago.
     ago_ms: int | None = None
+    #: Where this name last acked, and the first time as the other one says.
+    group: str = ""
+    otherwise: Start | None = None
 
 
 NEXT = Start("next")
 _NAMES = {"first": Start("first"), "last": Start("last"), "next": NEXT}
 
 
-def parse_start(arguments: Mapping[str, object], types: Mapping[str, str], place: str) -> Start:
+#: Instead of a place: where a name last acked.
+COMMITTED = "committed"
+GROUP_BYTES_MAX = 255
+
+
+def parse_consumer_start(arguments: Mapping[str, object], types: Mapping[str, str], place: str) -> Start:
+    """Return where a consumer begins, which may have a name. Raises PreconditionFailed."""
+    value = arguments.get("x-stream-offset")
+    if value != COMMITTED:
+        for argument in ("x-group", "x-stream-offset-default"):
+            if argument in arguments:
+                raise PreconditionFailed(
+                    f"invalid arg '{argument}' for {place}: it goes with 'x-stream-offset' '{COMMITTED}' only"
+                )
+        return parse_start(arguments, types, place)
+    group = arguments.get("x-group")
+    if not isinstance(group, str) or not 0 < len(group.encode()) <= GROUP_BYTES_MAX:
+        raise PreconditionFailed(
+            f"invalid arg 'x-group' for {place}: 'x-stream-offset' '{COMMITTED}' needs a name of 1 to "
+            f"{GROUP_BYTES_MAX} bytes"
+        )
+    otherwise = parse_start(arguments, types, place, "x-stream-offset-default")
+    return Start(COMMITTED, group=group, otherwise=otherwise)
+
+
+def parse_start(
+    arguments: Mapping[str, object], types: Mapping[str, str], place: str, name: str = "x-stream-offset"
+) -> Start:
     """Raises PreconditionFailed, with RabbitMQ's text where it has one."""
-    if "x-stream-offset" not in arguments:
+    if name not in arguments:
         return NEXT
-    value = arguments["x-stream-offset"]
-    kind = types.get("x-stream-offset") or type_name(value)
+    value = arguments[name]
+    kind = types.get(name) or type_name(value)
     if isinstance(value, bytes | bytearray):
         value = bytes(value).decode(errors="replace")
     if isinstance(value, str):
@@ -47,13 +77,13 @@ def parse_start(arguments: Mapping[str, object], types: Mapping[str, str], place
         try:
             return Start(ago_ms=age_ms(value))
         except ValueError:
-            raise _refused("x-stream-offset", value, kind, place) from None
+            raise _refused(name, value, kind, place) from None
     if isinstance(value, datetime):
         aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
         return Start(time_ms=int(aware.timestamp() * 1000))
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return Start(time_ms=value * 1000) if kind == "timestamp" else Start(offset=value)
-    raise _refused("x-stream-offset", value, kind, place)
+    raise _refused(name, value, kind, place)
 
 
 def parse_wanted(arguments: Mapping[str, object], types: Mapping[str, str], place: str) -> Wanted | None:

@@ -13,6 +13,7 @@ from .queues import Backlog, ManyQueues
 from .scenario import Scenario, at_least
 from .spark import SPARK_SCENARIOS
 from .spark_read import SPARK_READ_SCENARIOS
+from .spark_stream import SPARK_STREAM_SCENARIOS
 from .startup import Startup
 from .stream import Replay, SuperStream
 from .throughput import Throughput
@@ -73,4 +74,5 @@ SCENARIOS: tuple[Scenario, ...] = (
     *CLUSTER_SCENARIOS,
     *SPARK_SCENARIOS,
     *SPARK_READ_SCENARIOS,
+    *SPARK_STREAM_SCENARIOS,
 )

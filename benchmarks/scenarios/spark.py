@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pyarrow as pa
@@ -46,6 +46,13 @@ def frame(rows: int) -> DataFrame:
 
 def count_of(pace: Pace, rows: int) -> int:
     return max(LEAST_ROWS, int(rows * pace.share))
+
+
+def arrow_batches(rows: int) -> list[Any]:
+    """As Spark gives them to a task."""
+    values = [b"%d" % number + b"x" * (BODY_BYTES - len(str(number))) for number in range(ARROW_BATCH)]
+    batch = pa.record_batch({"value": pa.array(values, pa.binary())})
+    return [batch] * (rows // ARROW_BATCH)
 
 
 class Queue:
@@ -154,11 +161,10 @@ class SparkClient(Scenario):
         delivery = "exactly-once" if mechanism in ("broker", "ledger") else mechanism
         with Queue(broker, delivery) as queue:
             options = sink_options({"url": url(broker), "routingKey": queue, "delivery": delivery})
-            body = b"x" * BODY_BYTES
-            batch = pa.record_batch({"value": pa.array([body] * ARROW_BATCH, pa.binary())})
+            batches = arrow_batches(rows)
             task = Task(uuid4().hex, 0, 0)
             cpu = time.process_time()
-            write(Plan(options, mechanism, None), task, [batch] * (rows // ARROW_BATCH))
+            write(Plan(options, mechanism, None), task, batches)
             return (time.process_time() - cpu) / (rows // ARROW_BATCH * ARROW_BATCH) * 1e6
 
 

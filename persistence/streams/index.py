@@ -93,6 +93,14 @@ def position_before(entries: Sequence[Entry], time_ms: int) -> int:
     return _position_at(entries, bisect_left(entries, time_ms, key=attrgetter("time_ms")) - 1)
 
 
+def time_at(entries: Sequence[Entry], offset: int) -> int:
+    """Return the time of the last entry before the message with this offset; 0 if there is none."""
+    at = bisect_right(entries, offset, key=attrgetter("offset")) - 1
+    while at >= 0 and entries[at].kind != BATCH:
+        at -= 1
+    return entries[at].time_ms if at >= 0 else 0
+
+
 def last_position(entries: Sequence[Entry]) -> int:
     """Return the last place that an entry points at."""
     return _position_at(entries, len(entries) - 1)

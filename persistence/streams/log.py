@@ -162,7 +162,8 @@ class StreamLog:
         """Batches are compressed by `codec`. `keeper` is told the names of all messages that are stored, and is kept in a file."""
         self._files = files
         self.directory = directory
-        self._segment_bytes = segment_bytes
+        #: A segment of this size is not written any more.
+        self.segment_bytes = segment_bytes
         self._codec = codec
         self._names = NamesFile(files, directory, keeper) if keeper is not None else None
         self.segments: tuple[Segment, ...] = ()
@@ -409,7 +410,7 @@ class StreamLog:
         parts: list[Stored] = []
         for each in stored:
             last = segments[-1] if segments else None
-            if last is None or writing.sealed or (last.size and last.size >= self._segment_bytes):
+            if last is None or writing.sealed or (last.size and last.size >= self.segment_bytes):
                 if last is not None and not writing.sealed:
                     writing = self._write(segments[-1], writing, parts)
                     self._seal(segments[-1], writing)
@@ -779,6 +780,18 @@ class StreamLog:
             if head.time_ms >= time_ms:
                 return head.base
         return self._behind(segment)
+
+    def time_of(self, offset: int) -> int | None:
+        """Return about when the message with this offset came, or the first one behind it; None behind the end.
+
+        It came when this says or, in a large segment, a little later: not every batch is in the index.
+        """
+        segment = self._segment_of(offset)
+        if segment is None or not segment.size:
+            return None
+        if offset <= segment.base:
+            return segment.first_ms
+        return self._search(segment.where, lambda entries: index.time_at(entries, offset)) or segment.first_ms
 
     def last(self) -> int:
         """Return the offset of the last batch; the end of the log if there is none."""

@@ -15,8 +15,9 @@
     TIME    the sender's queue time, and its source
     ASK     a question of the sender's management      ANSWER a part of the answer
     QUERY   ask a member of a stream for messages, or for an offset        TOLD    its answer
+    CLIENTS how many connections and channels the sender's clients have
 
-A node of another version may not know a kind, and then ends the session. So the last nine go only to nodes
+A node of another version may not know a kind, and then ends the session. So the last ten go only to nodes
 that have announced the feature for it (`REACH_FEATURE` …) in the handshake of the link.
 
 A link is authenticated, so only a broken node sends broken bytes: `FrameError` ends its session, and nothing
@@ -32,7 +33,7 @@ from typing import NamedTuple
 from quorum_queue.clock import KNOWN
 
 (RAFT, BATCH, STATE, FETCH, ENTRIES, ABOUT, QUEUE, EVENTS, APPLIED, REPLY, WRITTEN, LEAVING, LEFT,
- REACH, FURTHER, STOPPED, SEEK, SOUGHT, PASS, TIME, ASK, ANSWER, QUERY, TOLD) = range(1, 25)  # fmt: skip
+ REACH, FURTHER, STOPPED, SEEK, SOUGHT, PASS, TIME, ASK, ANSWER, QUERY, TOLD, CLIENTS) = range(1, 26)  # fmt: skip
 
 #: A node that announces this feature understands REACH and FURTHER.
 REACH_FEATURE = "reach"
@@ -44,6 +45,8 @@ LOSSES_FEATURE = "losses"
 MANAGEMENT_FEATURE = "management"
 #: A node that announces this feature understands TIME.
 TIME_FEATURE = "time"
+#: A node that announces this feature understands CLIENTS.
+CLIENTS_FEATURE = "clients"
 
 _GROUP = struct.Struct(">BQ")
 _STOPPED = struct.Struct(">BQQ")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from quorum_queue.cluster import contents, dead_letters
@@ -72,12 +73,16 @@ class GroupHost(DeferredHost):
         settings: Settings,
         services: NodeServices,
         replicas: Replicas,
+        *,
+        declared: Settings | None = None,
     ) -> None:
+        """`declared` are the settings that the machine began with when the queue was declared, if others than `settings`
+        are wanted now: who reads the log from its beginning must begin with them."""
         super().__init__(queue, services.turn)
         self.queue_id = queue_id
         self.services = services
         self.replicas = replicas
-        self.replica = Replica(settings)
+        self.replica = Replica(settings if declared is None else declared)
         #: The wanted settings of the queue; the machine has the present ones.
         self._configured = settings
         self._own = replicas.own_in(queue_id)
@@ -161,10 +166,26 @@ class GroupHost(DeferredHost):
             group.submit(b"".join(replicated.encode_batch(node, incarnation, number, commands)))
         self._sent(group.next_number - 1, applied=not group.flights)
 
+    def configure(self, settings: Settings) -> None:
+        self._configured = settings
+        self._configure()
+        if self.group.is_leader:
+            # It may expire now, or earlier.
+            self.queue.renew()
+
     def _configure(self) -> None:
         """As the leader, propose the settings, so that they hold for all members from the same entry on."""
-        if self.group.is_leader and self._configured != self.settings:
-            self.submit(("configure", self._configured))
+        if not self.group.is_leader:
+            return
+        present = self.settings
+        # The machine keeps these as declared.
+        wanted = replace(
+            self._configured,
+            priority_max=present.priority_max,
+            single_active_consumer=present.single_active_consumer,
+        )
+        if wanted != present:
+            self.submit(("configure", wanted))
 
     def touch(self) -> None:
         if self.settings.expires_ms is not None:
@@ -410,6 +431,9 @@ class GroupHost(DeferredHost):
 
     def _perform(self, applied: Applied, bodies: Bodies) -> None:
         number = applied.batches[-1] if applied.batches else 0
+        if applied.configured:
+            # Others may be wanted meanwhile.
+            self._configure()
         if applied.missed:
             self._missed(applied.missed)
         if self._asked and number:

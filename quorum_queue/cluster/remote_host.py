@@ -83,6 +83,9 @@ class RemoteHost(DeferredHost):
     def settings(self) -> Settings:
         return self._settings
 
+    def configure(self, settings: Settings) -> None:
+        self._settings = settings
+
     @property
     def ready_count(self) -> int:
         return self._stats.ready

@@ -21,6 +21,7 @@ class Effects:
         "attach_refused",
         "burst_bytes",
         "burst_messages",
+        "configured",
         "confirmed",
         "consumers_gone",
         "dead_letters",
@@ -60,6 +61,8 @@ class Effects:
         self.wants_acked = wants_acked
         #: Those of `settled` that a consumer has acked, if requested.
         self.acked: list[Run] = []
+        #: The settings were set anew.
+        self.configured = False
         #: Messages handed out in this batch.
         self.burst_messages = self.burst_bytes = 0
         #: Runs that may yet expire in this batch; the rest expires in the next one.

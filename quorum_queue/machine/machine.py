@@ -555,8 +555,13 @@ class Machine:
             self.dedup = _dedup(self.settings)
         else:
             self.dedup.configure(self.settings)
+        if self.dead_lettering and not self.settings.dead_letter and self.version >= versions.UNHELD:
+            # There is nowhere left to send them.
+            effects.settled += [run for run, _ in self.dead_lettering.values()]
+            self.dead_lettering.clear()
         if self.settings.overflow == "drop-head":
             self._drop_over_limit(effects)
+        effects.configured = True
 
     def _tick(self, meta: Meta, command: Command, effects: Effects) -> None:
         """Time has passed; `apply` expires due messages."""

@@ -41,6 +41,7 @@ class Applied:
         "accepted_bytes",
         "attach_refused",
         "batches",
+        "configured",
         "confirmed",
         "consumers_gone",
         "dead_letters",
@@ -60,6 +61,8 @@ class Applied:
 
     def __init__(self, index: int) -> None:
         self.index = index
+        #: The settings were set anew.
+        self.configured = False
         #: Numbers of own batches that were applied.
         self.batches: list[int] = []
         #: Own batches in an entry that no member can read any more.
@@ -284,6 +287,7 @@ def _gather(effects: Effects, own: Member, applied: Applied) -> None:
     applied.settled = effects.settled
     applied.accepted_bytes = effects.accepted_bytes
     applied.more = effects.more
+    applied.configured = effects.configured
     applied.used = effects.used
     applied.wake_at = effects.wake_at
 

@@ -12,6 +12,9 @@ node only begins with the newest.
 
     3   mqd 0.2: nothing new for quorum queues; clusters have streams
 
+    4   mqd 0.2: a queue that loses its dead-letter exchange drops the dead letters that it holds; clusters have
+        policies
+
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
 """
@@ -27,7 +30,9 @@ LETTERS = 2
 LOSSES = 2
 #: A message that was returned expires at its time, and not after it.
 RETURNED = 2
-NEWEST = 3
+#: Held dead letters go when the queue is configured without a dead-letter exchange.
+UNHELD = 4
+NEWEST = 4
 
 #: The topology keeps the nodes on which a queue was declared.
 FOUNDERS = 2
@@ -37,6 +42,8 @@ REMOVED = 2
 ADMINISTRATOR = 2
 #: The cluster has streams, and nodes ask each other for their messages.
 STREAMS = 3
+#: The topology has parameters, policies among them.
+PARAMETERS = 4
 
 #: Features that a node announces in the handshake of a link for the versions that it can apply, beyond the
 #: first.
@@ -59,8 +66,10 @@ __all__ = [
     "LETTERS",
     "LOSSES",
     "NEWEST",
+    "PARAMETERS",
     "REMOVED",
     "RETURNED",
     "STREAMS",
+    "UNHELD",
     "newest_of",
 ]

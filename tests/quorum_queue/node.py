@@ -8,6 +8,7 @@ from typing import Any
 
 from amqp_server.broker import recovery, stored_queues
 from amqp_server.broker.records import QueueRecord, encoded
+from amqp_server.broker.settings import effective_settings
 from persistence.holds import Holds
 from persistence.journal import Journal
 from persistence.memory import MemoryEnvironment, MemoryStore
@@ -242,7 +243,7 @@ class Node:
         self.services = self._services()
         record = QueueRecord("/", "q", QUEUE_ID, False, encoded(arguments), deduplication_producers=producers)
         slots = list(self.marks.slots)
-        settings = recovery.settings_of(record)
+        settings = effective_settings(recovery.parsed_of(record), producers)
         machine = stored_queues.read_queue(record, settings, slots, self.services)
         return LocalHost(HostedQueue(), QUEUE_ID, machine, self.services, journalled=True, marks=slots)
 

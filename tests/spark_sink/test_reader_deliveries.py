@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pamqp import commands, frame, heartbeat
 
 from spark_sink.columns import Decoder, check_schema
-from spark_sink.deliveries import Garbled, Run, Splitter, digest
+from spark_sink.deliveries import OVERHEAD_BYTES, Garbled, Run, Splitter, digest
 from spark_sink.pieces import PIECE_MESSAGES, Deliveries, cut
 from spark_sink.properties import COLUMNS, BadMessage, as_text, decode_properties, without_ids
 from spark_sink.rows import BadColumn, source_schema
@@ -42,8 +42,9 @@ messages = st.builds(Message, st.binary(max_size=200), names, texts, properties)
 
 def rows(runs: list[Run]) -> list[dict[str, Any]]:
     decoder = Decoder(source_schema(), "q")
-    found: list[dict[str, Any]] = decoder.batch(Run.joined(runs), 5).to_pylist() if runs else []
-    return found
+    if not runs:
+        return []
+    return [row for batch in decoder.batches(Run.joined(runs), 5) for row in batch.to_pylist()]
 
 
 @given(
@@ -78,6 +79,57 @@ def test_any_chunks_give_the_same_messages(
             assert (row[name] or None) == (message.properties.get(name) or None), name
         headers = message.properties.get("headers")
         assert dict(row["headers"] or {}) == {name: as_text(value) for name, value in (headers or {}).items()}
+
+
+#: All as long as each other on the wire, with their parts at different places.
+ALIKE = (
+    Message(b"a" * 30, "", "key"),
+    Message(b"z" * 30, "", "yek"),
+    Message(b"b" * 29, "", "keys"),
+    Message(b"b" * 29, "x", "key"),
+    Message(b"c" * 26, "", "key", {"message_id": "abc"}),
+    Message(b"d" * 26, "", "key", {"content_type": "abc"}),
+)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([*ALIKE, HEARTBEAT]), st.integers(1, 50)), max_size=8),
+    st.integers(1, 3_000),
+)
+def test_messages_of_one_length_are_told_apart(
+    repeated: list[tuple[Message | bytes, int]], chunk: int
+) -> None:
+    wire, sent = b"", []
+    for each, count in repeated:
+        for _ in range(count):
+            if isinstance(each, bytes):
+                wire += each
+                continue
+            sent.append(each)
+            wire += delivery(each, len(sent), False, FRAME_MAX)
+    reader = Reader()
+    for start in range(0, len(wire), chunk):
+        reader.feed(wire[start : start + chunk])
+    found = rows(reader.splitter.runs)
+    assert [(row["value"], row["exchange"], row["routing_key"]) for row in found] == [
+        (message.body, message.exchange, message.routing_key) for message in sent
+    ]
+    assert [row["message_id"] for row in found] == [message.properties.get("message_id") for message in sent]
+    tags = [run.tag(index) for run in reader.splitter.runs for index in range(len(run))]
+    assert tags == list(range(1, len(sent) + 1))
+
+
+def test_a_body_in_two_frames_is_no_shape_for_others() -> None:
+    """As long on the wire as the others: a frame has eight octets of its own."""
+    halved = delivery(Message(b"e" * 22, "", "key"), 2, frame_max=11 + OVERHEAD_BYTES)
+    whole = [delivery(Message(bytes([97 + tag]) * 30, "", "key"), tag) for tag in range(1, 40)]
+    assert len(halved) == len(whole[0])
+    wire = b"".join([*whole[:20], halved, halved, *whole[20:], halved])
+    reader = Reader()
+    reader.feed(wire)
+    found = [row["value"] for row in rows(reader.splitter.runs)]
+    bodies = [bytes([97 + tag]) * 30 for tag in range(1, 40)]
+    assert found == [*bodies[:20], b"e" * 22, b"e" * 22, *bodies[20:], b"e" * 22]
 
 
 @given(st.lists(messages, min_size=1, max_size=6))
@@ -148,7 +200,12 @@ def test_pieces_hold_all_messages_in_order() -> None:
         splitter.take(piece.run.data, 0, len(piece.run.data))
         [again] = splitter.runs
         assert (again.starts, again.heads) == (piece.run.starts, piece.run.heads)
-    found = [row for piece in pieces for row in decoder.batch(piece.run, piece.offset).to_pylist()]
+    found = [
+        row
+        for piece in pieces
+        for batch in decoder.batches(piece.run, piece.offset)
+        for row in batch.to_pylist()
+    ]
     assert [row["value"] for row in found] == bodies
     assert [row["offset"] for row in found] == list(range(100, 100 + len(bodies)))
 
@@ -227,7 +284,7 @@ def test_a_schema_may_leave_columns_out_but_not_change_them() -> None:
 
     some = StructType([source_schema()["routing_key"], source_schema()["value"]])
     check_schema(some)
-    batch = Decoder(some, "q").batch(run_of(b"x"), 0)
+    [batch] = Decoder(some, "q").batches(run_of(b"x"), 0)
     assert batch.to_pylist() == [{"routing_key": "q", "value": b"x"}]
     with pytest.raises(BadColumn, match="did you mean 'value'"):
         check_schema(StructType().add("valu", StringType()))

@@ -3,7 +3,8 @@ import pytest
 
 from amqp_server.broker import operations
 from amqp_server.broker.operations import Operation, UnreadableOperation, decode, encode
-from amqp_server.broker.permissions import Permission
+from amqp_server.broker.parameters import ParameterRecord
+from amqp_server.broker.permissions import Permission, TopicPermission
 from amqp_server.broker.records import BindingRecord, ExchangeRecord, QueueRecord
 from amqp_server.broker.users import User
 from amqp_server.broker.vhosts import VhostRecord
@@ -39,6 +40,11 @@ ALL: list[Operation] = [
     operations.SetPermission(Permission("ann", "/", ".*", "", "^a")),
     operations.ClearPermission("ann", "/"),
     operations.NodeDown("n2", 5),
+    operations.PutParameter(ParameterRecord("/", "policy", "p", '{"a":1}')),
+    operations.ClearParameter("/", "policy", "p"),
+    operations.SetTopicPermission(TopicPermission("ann", "/", "x", "^a", ".*")),
+    operations.ClearTopicPermission("ann", "/", "x"),
+    operations.ReplaceHash("ann", "old", "new"),
     operations.DeclareSuperStream(
         ExchangeRecord("/", "s", "x-super-stream", False, False, b"\0\0\0\0"),
         1,
@@ -70,3 +76,14 @@ def test_foreign_bytes_are_refused(data: bytes) -> None:
 def test_a_snapshot_is_not_an_operation() -> None:
     with pytest.raises(UnreadableOperation):
         decode(b"\x01" + msgspec.msgpack.encode([1, [], []]))
+
+
+def test_a_tag_that_was_given_stays() -> None:
+    """It is in logs, and in what nodes of other versions send."""
+    tags = {type(each).__name__: each.__struct_config__.tag for each in ALL}
+    assert tags == {
+        "PutVhost": 1, "DeleteVhost": 2, "DeclareExchange": 3, "DeleteExchange": 4, "Bind": 5, "Unbind": 6, "DeclareQueue": 7,
+        "DeleteQueue": 8, "SetMembers": 9, "PutUser": 10, "DeleteUser": 11, "SetPermission": 12, "ClearPermission": 13,
+        "NodeDown": 14, "DeclareSuperStream": 15, "PutParameter": 16, "ClearParameter": 17, "SetTopicPermission": 18,
+        "ClearTopicPermission": 19, "ReplaceHash": 20,
+    }  # fmt: skip

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import count
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import pytest
+import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,6 +31,9 @@ from amqp_server.cluster.roster import Roster
 from amqp_server.cluster.store import GroupStore
 from amqp_server.config import Config
 from amqp_server.streams.replicated import decode_state
+from conformance_tests.patience import PATIENCE_S
+from persistence.commit import Commit
+from persistence.environment import Environment
 from persistence.groups import Groups
 from persistence.journal import Journal
 from persistence.memory import MemoryEnvironment
@@ -99,8 +104,8 @@ class Deaf:
 class Disk:
     """What outlives a process."""
 
-    def __init__(self) -> None:
-        self.environment = MemoryEnvironment()
+    def __init__(self, environment: Any = None) -> None:
+        self.environment: Any = environment or MemoryEnvironment()
         self.marks = Marks()
         self.files = CrashingFiles()
 
@@ -330,6 +335,36 @@ def run_to(disk: Disk, steps: int) -> bool:
 # -- tests -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.trio
+async def test_a_member_is_read_from_the_store_whenever_turns_end(tmp_path: Path) -> None:
+    """The end of a turn writes small commits to the log, which has what the store does not have yet."""
+    environment = Environment.open(tmp_path, map_bytes=1 << 30)
+    disk, commit = Disk(environment), Commit(environment)
+    declare(disk.broker("old"))
+    environment.flush()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(commit.run)
+        done = trio.Event()
+
+        async def adopt() -> None:
+            await disk.adoption().carry_out(commit)
+            done.set()
+
+        async def turns_end() -> None:
+            while True:
+                commit.turn_begins()
+                commit.turn_ends()
+                await trio.lowlevel.checkpoint()
+
+        nursery.start_soon(turns_end)
+        nursery.start_soon(adopt)
+        with trio.fail_after(PATIENCE_S):
+            await done.wait()
+        assert GROUP in GroupStore(environment).recovered()
+        nursery.cancel_scope.cancel()
+    environment.close()
+
+
 @given(st.lists(publishes | takes, max_size=30))
 @settings(max_examples=60)
 def test_everything_is_as_a_restart_would_have_it(deeds: list[tuple[Any, ...]]) -> None:
@@ -492,6 +527,17 @@ def test_streams_that_no_cluster_can_have() -> None:
     with pytest.raises(
         ClusterError, match="is a stream with 'x-stream-unheard-of', which streams of a cluster do not"
     ):
+        list(disk.adoption().steps())
+    assert disk.founded is None
+
+
+def test_a_group_is_not_taken_into_a_cluster() -> None:
+    disk, _ = with_stream()
+    table: dict[str, Any] = {"x-queue-type": "stream-group", "x-stream": "log"}
+    record = QueueRecord("/", "readers", 98, False, encoded(table))
+    disk.environment.put(QUEUES_TABLE, key("/", "readers"), encode(record))
+    disk.environment.flush()
+    with pytest.raises(ClusterError, match="queue 'readers' in vhost '/' is a consumer group"):
         list(disk.adoption().steps())
     assert disk.founded is None
 

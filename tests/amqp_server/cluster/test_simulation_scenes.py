@@ -12,6 +12,7 @@ from pamqp import commands
 
 from amqp_server.broker import operations
 from amqp_server.broker.arguments import QueueArguments
+from amqp_server.broker.dismantling import BINDINGS_MIN, QUEUE_BINDINGS
 from amqp_server.broker.records import ExchangeRecord, QueueRecord, encoded
 from amqp_server.broker.topology import Result
 from amqp_server.broker.users import User
@@ -570,6 +571,33 @@ def test_a_node_does_not_leave_with_what_it_alone_has_come_to_have() -> None:
     scene.settle()
     assert isinstance(leaving.error, PreconditionFailed)
     assert scene.nodes["a"].cluster.roster.nodes["d"]
+    scene.finish()
+
+
+def test_what_a_forgotten_node_had_is_deleted_in_parts() -> None:
+    """All of it at once would be one step, in which no node does anything else."""
+    scene = Scene("abcd")
+    queues = [
+        QueueRecord("/", f"gone {number}", 0, auto_delete=False, arguments=encoded({}), durable=False, node="d",
+                    incarnation=scene.nodes["d"].cluster.incarnation)
+        for number in range(BINDINGS_MIN // QUEUE_BINDINGS)
+    ]  # fmt: skip
+    scene.propose("a", *(operations.DeclareQueue(record) for record in queues))
+    node = scene.nodes["a"]
+    scene.settle()
+    scene.crash(scene.nodes["d"])
+    assert {record.name for record in queues} <= node.broker.vhost("/").queues.keys()
+    topology = node.cluster.replicas.groups[0].core
+    before = topology.commit
+    scene.doubt_all()
+    scene.wiped["d"] = None
+    scene.ledger.forgotten["d"] = None
+    asked = scene.ask("forget", node, node.cluster.administration.forget("d"))
+    scene.wait(lambda: asked.done)
+    assert asked.error is None
+    assert "d" not in node.cluster.roster.nodes
+    assert not [name for name in node.broker.vhost("/").queues if name.startswith("gone")]
+    assert topology.commit - before > len(queues)
     scene.finish()
 
 

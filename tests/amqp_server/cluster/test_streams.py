@@ -107,6 +107,17 @@ def stored(ring: Ring, stream: str, names: tuple[str, ...] = NAMES) -> None:
     )
 
 
+def test_every_node_counts_from_an_offset_on(ring: Ring) -> None:
+    """Those that are no members ask one each time."""
+    declare(ring, "counted", x_initial_cluster_size=1)
+    for stop in (40, 100):
+        append(ring, "n1", "counted", stop - 40 if stop == 40 else 40, stop)
+        for name in NAMES:
+            with ring.channel(name, confirm=False) as channel:
+                declared = channel.queue_declare("counted", passive=True, arguments={"x-stream-offset": 30})
+                assert (name, declared.method.message_count) == (name, stop - 30)
+
+
 class Flow(threading.Thread):
     """Publishes numbers at one node, each confirmed, and reads the stream from its first message on at another one."""
 
@@ -340,6 +351,28 @@ def test_retention_is_the_same_on_all_nodes(ring: Ring) -> None:
         assert replay(ring, name, "short", 600 - first, 0) == pairs(first, 600)
 
 
+def test_a_policy_shortens_a_stream_on_all_nodes(ring: Ring) -> None:
+    declare(ring, "long")
+    append(ring, "n2", "long", 0, 600)
+    stored(ring, "long")
+
+    def firsts() -> list[object]:
+        return [row(ring, name, "long")["first_offset"] for name in NAMES]
+
+    assert firsts() == [0, 0, 0]
+    ring.mqctl("n3", "set_policy", "short", "^long$", '{"max-length-bytes": 50000}')
+    wait_until(
+        "old segments are gone",
+        lambda: len({*firsts()}) == 1 and firsts()[0] != 0,
+        state=lambda: str(firsts()),
+    )
+    ring.mqctl("n1", "clear_policy", "short")
+    first = firsts()
+    append(ring, "n1", "long", 600, 900)
+    stored(ring, "long")
+    assert firsts() == first
+
+
 def test_transactions_and_dead_letters(ring: Ring) -> None:
     declare(ring, "sink")
     with ring.channel("n2", confirm=False) as channel:
@@ -362,7 +395,7 @@ def test_transactions_and_dead_letters(ring: Ring) -> None:
 
 def test_what_streams_do_not_have_is_refused(ring: Ring) -> None:
     declare(ring, "plain")
-    for what in ("get", "purge", "delete", "declare"):
+    for what in ("get", "purge", "delete", "declare", "group"):
         with ring.channel("n2") as channel, pytest.raises(ConnectionClosedByBroker) as closed:
             if what == "get":
                 channel.basic_get("plain")
@@ -370,6 +403,9 @@ def test_what_streams_do_not_have_is_refused(ring: Ring) -> None:
                 channel.queue_purge("plain")
             elif what == "declare":
                 channel.queue_declare("other", durable=True, arguments=STREAM | {"x-stream-unheard-of": 1})
+            elif what == "group":
+                group = {"x-queue-type": "stream-group", "x-stream": "plain"}
+                channel.queue_declare("other", durable=True, arguments=group)
             else:
                 channel.queue_delete("plain", if_unused=True)
         assert closed.value.reply_code == 540

@@ -6,17 +6,18 @@ import pytest
 import trio
 import trio.testing
 
-from amqp_server.broker.users import ADMINISTRATOR, MANAGEMENT, MONITORING
+from amqp_server.broker.users import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER
 from amqp_server.management.http import HEADERS
 from amqp_server.management.managed_broker import ManagedBroker
-from amqp_server.management.routes import ROUTES
+from amqp_server.management.routes import ANYBODY, ROUTES
 
 from .conftest import BODY_BYTES_MAX, Connect, ManagedNode
 
 pytestmark = pytest.mark.trio
 
 PATH = {"node": "n1", "user": "nobody", "vhost": "%2F", "name": "q", "source": "x", "kind": "q"}
-PATH |= {"destination": "q", "properties": "~"}
+PATH |= {"destination": "q", "properties": "~", "component": "policy", "exchange": "x"}
+PATH |= {"port": "1", "protocol": "amqp", "within": "1", "unit": "weeks"}
 
 
 @pytest.mark.parametrize(
@@ -64,14 +65,36 @@ async def test_guest_from_here(connect: Connect) -> None:
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
 async def test_no_route_lets_a_lesser_user_through(connect: Connect, route: Any) -> None:
     path = route.path.format(**PATH).removeprefix("/api/")
-    reached = {MANAGEMENT: "manager", MONITORING: "watcher", ADMINISTRATOR: "admin"}
+    if route.who == ANYBODY:
+        assert (await connect(None).request(route.method, path, json={})).status_code == 200
+        return
+    reached = {MANAGEMENT: "manager", MONITORING: "watcher", POLICYMAKER: "policies", ADMINISTRATOR: "admin"}
+    # As RabbitMQ has it: who sees everything may not set policies, nor the other way round.
+    above = {MONITORING: (MANAGEMENT,), POLICYMAKER: (MANAGEMENT,), ADMINISTRATOR: tuple(reached)}
     for tag, user in reached.items():
         answer = await connect(user).request(route.method, path, json={})
         refused = answer.status_code == 401 and answer.json()["reason"] == f"Not {route.who} user"
-        ranks = [MANAGEMENT, MONITORING, ADMINISTRATOR]
-        assert refused is (ranks.index(tag) < ranks.index(route.who)), (user, answer.text)
+        assert refused is (tag != route.who and route.who not in above.get(tag, ())), (user, answer.text)
     assert (await connect("plain").request(route.method, path, json={})).status_code == 401
     assert (await connect(None).request(route.method, path, json={})).status_code == 401
+
+
+async def test_only_policymakers_set_policies(connect: Connect) -> None:
+    body = {"pattern": "x", "definition": {"max-length": 1}, "value": 1}
+    paths = ("policies/%2F/p", "parameters/policy/%2F/p")
+    for user in ("manager", "watcher", "policies", "admin"):
+        for method in ("PUT", "GET", "DELETE"):
+            for path in paths:
+                answer = await connect(user).request(method, path, json=body)
+                refused = answer.status_code == 401
+                assert refused is (user in ("manager", "watcher")), (user, method, path)
+                assert not refused or answer.json()["reason"] == "User not authorised to access object"
+    # Only where the user may open the vhost.
+    assert (await connect("policies").put("policies/other/p", json=body)).status_code == 401
+    assert (await connect("policies").put("operator-policies/%2F/p", json=body)).status_code == 401
+    for component in ("operator_policy", "vhost-limits"):
+        answer = await connect("policies").put(f"parameters/{component}/%2F/p", json={"value": body})
+        assert (answer.status_code, answer.json()["reason"]) == (401, "Not administrator user")
 
 
 async def test_every_answer_has_strict_headers(connect: Connect) -> None:
@@ -231,3 +254,22 @@ async def test_wrong_logins_of_one_address_leave_room_for_others(
     assert 429 in answers and set(answers) <= {401, 429, 503}
     assert "HTTP access denied: user 'admin' - invalid credentials, from 10.0.0.2" in caplog.text
     assert "guess" not in caplog.text
+
+
+async def test_changes_are_noted_and_secrets_are_not(
+    connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = connect("admin", peer="10.0.0.7")
+    with caplog.at_level(logging.INFO, "mqd.audit"):
+        assert (await client.put("users/ann", json={"password": "canary", "tags": ""})).status_code == 201
+        wrong = {"configure": "(", "write": "", "read": ""}
+        assert (await client.put("permissions/%2F/ann", json=wrong)).status_code == 400
+        assert (await client.post("users/ann/authenticate", json={"password": "canary"})).status_code < 500
+        assert (await client.get("users")).status_code == 200
+        assert (await connect("manager").delete("users/ann")).status_code == 401
+    lines = [record.getMessage() for record in caplog.records if record.name == "mqd.audit"]
+    assert lines == [
+        "user 'admin' from 10.0.0.7: PUT /api/users/ann: 201",
+        "user 'admin' from 10.0.0.7: PUT /api/permissions/%2F/ann: 400",
+    ]
+    assert "canary" not in caplog.text

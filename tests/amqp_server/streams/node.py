@@ -21,7 +21,7 @@ from persistence.streams.compression import NONE
 from persistence.streams.log import StreamLog
 from persistence.streams.names import Keeper
 from quorum_queue.local import NodeServices
-from tests.amqp_server.connection.node import Delivery, MemoryNode, Peer, make_broker
+from tests.amqp_server.connection.node import Delivery, Marks, MemoryNode, Peer, make_broker
 from tests.persistence.streams.crashing import CrashingFiles
 
 
@@ -60,6 +60,7 @@ class StreamNode(MemoryNode):
 
     def __init__(self, options: StreamOptions | None = None, **config: Any) -> None:
         self.files = CrashingFiles()
+        self.marks = Marks()
         self.options = options or StreamOptions(segment_bytes=500, flush_bytes=1)
         self.config = Config(**config)
         super().__init__(**config)
@@ -76,7 +77,12 @@ class StreamNode(MemoryNode):
 
     def _broker(self) -> Broker:
         return make_broker(
-            self.config, self.environment, self.clock, self._commits(), streams=self._stream_services
+            self.config,
+            self.environment,
+            self.clock,
+            self._commits(),
+            marks=self.marks,
+            streams=self._stream_services,
         )
 
     def _stream_services(self, services: NodeServices) -> StreamServices:

@@ -420,6 +420,46 @@ def test_a_consumer_whose_offset_fell_off_goes_on_at_the_first_one(node: StreamN
     assert all(body == b"m%d" % offset for offset, body in found)
 
 
+def count_from(peer: Peer, offset: Any, queue: str = "s") -> Any:
+    """The answer to a passive declare that counts from an offset on."""
+    declare_passive = commands.Queue.Declare(queue=queue, passive=True, arguments={"x-stream-offset": offset})
+    [(_, answer)] = peer.call(1, declare_passive)
+    if isinstance(answer, commands.Channel.Close):
+        peer.call(1, commands.Channel.CloseOk())
+        peer.call(1, commands.Channel.Open())
+        return answer.reply_text
+    assert isinstance(answer, commands.Queue.DeclareOk)
+    return answer.message_count
+
+
+def test_a_passive_declare_counts_from_an_offset_on(node: StreamNode) -> None:
+    peer = opened(node)
+    declare(peer, x_max_length_bytes=3000, x_stream_max_segment_size_bytes=1000)
+    assert count_from(peer, 0) == 0
+    publish(peer, bodies(0, 10))
+    # What is not synced, nobody can read.
+    assert count_from(peer, 0) == 0
+    node.work()
+    assert [count_from(peer, offset) for offset in (0, 7, 10)] == [10, 3, 0]
+    for base in range(10, 400, 10):
+        publish(peer, bodies(base, 10))
+        node.work()
+    first = node.host().first_offset
+    assert 0 < first < 400
+    assert (count_from(peer, first), count_from(peer, 399)) == (400 - first, 1)
+    there = f"in queue 's' in vhost '/': its first is {first} and its next is 400"
+    for gone in (0, first - 1, 401):
+        assert count_from(peer, gone) == f"PRECONDITION_FAILED - no offset {gone} {there}"
+
+
+def test_what_a_passive_declare_cannot_count_from(peer: Peer) -> None:
+    assert "a passive declare takes a number" in count_from(peer, "first")
+    assert "invalid arg 'x-stream-offset'" in count_from(peer, -1)
+    peer.call(1, commands.Queue.Declare(queue="plain"))
+    assert "of queue type rabbit_classic_queue" in count_from(peer, 0, "plain")
+    assert count_from(peer, 0, "missing").startswith("NOT_FOUND")
+
+
 # -- deletion ------------------------------------------------------------------------------------------------------
 
 

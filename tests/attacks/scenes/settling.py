@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from pamqp import commands
 
 from tests.reliability.client import Delivery, settle
@@ -80,7 +82,38 @@ def dead_letter_cycles(target: Target) -> None:
             client.sync(0)
 
 
+def large_commits(target: Target) -> None:
+    """Many persistent messages in one transaction."""
+    count = target.many(60_000)
+    with target.client() as client:
+        client.declare("durable", durable=True)
+        for _ in range(3):
+            client.call(commands.Tx.Select(), commands.Tx.SelectOk)
+            one = frames.message("", "durable", b"x" * 100, delivery_mode=2)
+            for _ in range(count // 1000):
+                client.send(one * 1000)
+            client.call(commands.Tx.Commit(), commands.Tx.CommitOk)
+
+
+def wide_dead_letters(target: Target) -> None:
+    """Messages die at once, each into 3,000 queues."""
+    with target.client() as client:
+        count = target.many(3_000)
+        frames.flood(client, [commands.Queue.Declare(queue=f"q{n}", auto_delete=False) for n in range(count)])
+        frames.flood(
+            client, [commands.Queue.Bind(queue=f"q{n}", exchange="amq.fanout") for n in range(count)]
+        )
+        dying = {"x-dead-letter-exchange": "amq.fanout", "x-message-ttl": 200}
+        client.declare("dying", durable=False, **dying)
+        client.send(frames.message("", "dying", b"x") * 200)
+        deadline = time.monotonic() + 30
+        while client.count("q0") < 200 and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+
 SCENES = (
+    Scene("large-commits", "three commits of 60,000 persistent messages each", large_commits),
+    Scene("wide-dead-letters", "200 dead letters to 3,000 queues each", wide_dead_letters),
     Scene("rolled-back-acks", "transaction with 200,000 acks rolled back", rolled_back_acks),
     Scene("prefetch-toggled", "global prefetch of 10,000 consumers changed 2,000 times", prefetch_toggled),
     Scene("nacks-of-nothing", "2,000 multiple nacks on a channel with 10,000 consumers", nacks_of_nothing),

@@ -55,7 +55,7 @@ class SimulatedQueue:
         self.declared = declared
         self.queue_id = declared.queue_id
         self.name = declared.name
-        self.parsed = declared.parsed
+        self.effective = declared.parsed
         self.vhost = SimpleNamespace(name="/")
         self.deleted = False
         self.node = ""

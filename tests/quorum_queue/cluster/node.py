@@ -54,6 +54,8 @@ DEAD_TICKS = 3
 STARTS_APART = 100
 #: Ticks between two looks of the maintenance.
 LOOK_TICKS = 7
+#: Records of the write-ahead log, of which each node has one or none.
+LOG_RECORDS = (0, 2, 10)
 #: Small limits, so that they are met.
 RAFT = Options(
     election_ticks=4, lost_ticks_jitter=2, append_bytes_max=1500, probe_bytes_max=300, inflight_appends_max=3,
@@ -116,6 +118,7 @@ class SimulatedNode:
         #: A node of the version before has none.
         self.features: tuple[str, ...] = FEATURES
         self.environment = MemoryEnvironment(Faults(seed=seed))
+        self.environment.log_records_max = Random(f"log {seed}").choice(LOG_RECORDS)
         #: Of so many reads the disk has the pages later. None in scenes, which say what happens themselves.
         self.slow_reads = 0.0
         self._reads = Random(seed)
@@ -145,7 +148,7 @@ class SimulatedNode:
         self.silent = {}
         self.full = False
         self.store = GroupStore(self.environment)
-        self.disk = SteppedCommit(self.environment)
+        self.disk = SteppedCommit(self.environment, logs=True)
         self.environment.reader.waits = lambda: self._reads.random() < self.slow_reads
         self.timers = Timers()
         nothing: Any = None
@@ -226,14 +229,16 @@ class SimulatedNode:
         """Stop at once. The commit under way may have reached the disk, though nobody was told."""
         self.alive = False
         if self.disk.running and written:
-            self.environment.pending.layers[0].done.clear()
+            self.environment.pending.oldest.done.clear()
             with suppress(StorageFull):
                 self.disk.end()
         self.environment.crash()
         self.clients.clear()
 
     def lose_disk(self) -> None:
+        log_records_max = self.environment.log_records_max
         self.environment = MemoryEnvironment(self.environment.faults)
+        self.environment.log_records_max = log_records_max
         self.lost_before = self.last_id
         self.time_note = None
 

@@ -38,6 +38,10 @@ def _check_groups(node: SimulatedNode) -> None:
         raise Violation(
             f"{node.name} keeps groups {sorted(stored)} on its disk, its queues are {sorted(wanted)}"
         )
+    for queue in node.broker.all_queues():
+        host = node.cluster.hosts.grouped.get(queue.queue_id)
+        if host is not None and host.settings != queue.settings:
+            raise Violation(f"{node.name}: queue {queue.name} does {host.settings}, not {queue.settings}")
     local = {queue.queue_id for queue in node.broker.all_queues() if queue.node == node.name}
     orphans = set(node.disk.queues) - local
     if orphans:

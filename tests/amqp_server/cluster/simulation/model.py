@@ -41,6 +41,8 @@ class Model:
         self.exchanges: dict[Place, ExchangeRecord] = {}
         self.queues: dict[Place, QueueRecord] = {}
         self.bindings: dict[Bound, None] = {}
+        self.parameters: dict[tuple[str, str, str], Any] = {}
+        self.topics: dict[tuple[str, str, str], Any] = {}
         #: Addresses of the nodes; one without is about to leave.
         self.nodes: dict[str, str] = {}
         self.version = versions.FIRST
@@ -53,6 +55,8 @@ class Model:
             "exchanges": self.exchanges,
             "queues": self.queues,
             "bindings": set(self.bindings),
+            "parameters": self.parameters,
+            "topics": self.topics,
         }
 
     def _last_administrator(self, name: str) -> bool:
@@ -75,6 +79,8 @@ class Model:
                 if not forced and self._last_administrator(name):
                     return False
                 self.permissions = {at: each for at, each in self.permissions.items() if at[0] != name}
+                self.topics = {at: each for at, each in self.topics.items() if at[0] != name}
+                self.parameters.pop(("", "user-limits", name), None)
                 return self.users.pop(name, None) is not None
             case operations.SetPermission(permission):
                 known = permission.user in self.users and permission.vhost in self.vhosts
@@ -118,6 +124,25 @@ class Model:
                 return True
             case operations.NodeDown(node, incarnation):
                 return self._node_down(node, incarnation)
+            case operations.PutParameter(record):
+                known = not record.vhost or record.vhost in self.vhosts
+                return known and _put(self.parameters, record.key, record)
+            case operations.ClearParameter(vhost, component, name):
+                return self.parameters.pop((vhost, component, name), None) is not None
+            case operations.SetTopicPermission(topic):
+                known = topic.user in self.users and topic.vhost in self.vhosts
+                return known and _put(self.topics, (topic.user, topic.vhost, topic.exchange), topic)
+            case operations.ReplaceHash(name, before, after):
+                holder = self.users.get(name)
+                if holder is None or holder.password_hash != before:
+                    return False
+                self.users[name] = msgspec.structs.replace(holder, password_hash=after)
+                return True
+            case operations.ClearTopicPermission(user, vhost, exchange):
+                gone = [at for at in self.topics if at[:2] == (user, vhost) and exchange in ("", at[2])]
+                for each in gone:
+                    del self.topics[each]
+                return bool(gone)
             case operations.DeclareSuperStream():
                 raise AssertionError("a cluster refuses super streams")
 
@@ -140,6 +165,9 @@ class Model:
         self.exchanges = {at: each for at, each in self.exchanges.items() if at[0] != name}
         self.queues = {at: each for at, each in self.queues.items() if at[0] != name}
         self.bindings = {each: None for each in self.bindings if each[0] != name}
+        self.parameters = {at: each for at, each in self.parameters.items() if at[0] != name}
+        self.parameters.pop(("", "tracing", name), None)
+        self.topics = {at: each for at, each in self.topics.items() if at[1] != name}
         return self.vhosts.pop(name, None) is not None
 
     def _bind(self, record: BindingRecord) -> bool:
@@ -204,6 +232,8 @@ def state_of(broker: Broker) -> dict[str, Any]:
         "exchanges": {(each.vhost, each.name): each for vhost in vhosts for each in vhost.exchange_records()},
         "queues": {(each.vhost, each.name): each for vhost in vhosts for each in vhost.queue_records()},
         "bindings": {bound(each) for vhost in vhosts for each in vhost.binding_records()},
+        "parameters": {record.key: record for record in broker.parameters},
+        "topics": {(each.user, each.vhost, each.exchange): each for each in broker.permissions.topics()},
     }
 
 

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
@@ -72,6 +73,8 @@ LIMITS: dict[str, Any] = {
 
 
 SLOW_READS = 0.4
+#: Records of the write-ahead log, of which each node has one or none.
+LOG_RECORDS = (0, 2, 10)
 
 
 #: Small segments, so that there are many, and a tail of a few messages.
@@ -119,6 +122,14 @@ class Disk(MemoryEnvironment):
 
     def transaction(self, layer: Layer) -> MemoryTransaction:
         return _Transaction(self, layer)
+
+    def log_record(self, layer: Layer) -> Callable[[], None] | None:
+        write = super().log_record(layer)
+        return None if write is None else partial(self._write, write)
+
+    def _write(self, write: Callable[[], None]) -> None:
+        write()
+        self.written += 1
 
 
 class _Transaction(MemoryTransaction):
@@ -176,6 +187,7 @@ class SimulatedNode:
         # Of many reads the disk has the pages later.
         reads = Random(self._seed)
         self.disk.reader.waits = lambda: reads.random() < SLOW_READS
+        self.disk.log_records_max = Random(f"log {self._seed}").choice(LOG_RECORDS)
         self.marks = Marks()
         self.files = CrashingFiles()
         self.files.random = Random(self._seed)
@@ -215,7 +227,7 @@ class SimulatedNode:
         config = Config(
             node=self.name, zone=self.zone, peers=tuple(f"{name}=127.0.0.1:1" for name in peers), **LIMITS
         )
-        self.commits = commits = SteppedCommit(self.disk)
+        self.commits = commits = SteppedCommit(self.disk, logs=True)
         boundary = StrictBoundary()
         timers, journal = Timers(changed=lambda: None, boundary=boundary), Journal(self.disk)
         environment: Any = self.disk
@@ -313,7 +325,7 @@ class SimulatedNode:
         self.alive = self.serving = False
         self.end_tasks()
         if self.commits.running and written:
-            self.disk.pending.layers[0].done.clear()
+            self.disk.pending.oldest.done.clear()
             with suppress(StorageFull):
                 self.commits.end()
         self.disk.crash()

@@ -12,15 +12,20 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+import msgspec
+
 from amqp_server.broker.operations import (
+    ClearParameter,
     ClearPermission,
     DeleteUser,
     DeleteVhost,
     Operation,
+    PutParameter,
     PutUser,
     PutVhost,
     SetPermission,
 )
+from amqp_server.broker.parameters import POLICY, ParameterRecord
 from amqp_server.broker.permissions import Permission
 from amqp_server.broker.users import User
 from amqp_server.broker.vhosts import VhostRecord
@@ -53,6 +58,8 @@ class Simulation(Cluster):
         founders = names[: random.choice((3, 3, len(names)))]
         rates = {name: random.choice((0.6, 1.0, 1.0, 1.5)) for name in names}
         self.trouble = random.choice((0.0, 0.2, 0.5, 1.0, 1.0))
+        #: In some runs, policies change as this says.
+        self.policies = Random(f"policies {seed}") if seed % 4 == 3 else None
         super().__init__(names, founders, random=random, rates=rates, trace=trace)
         self.steps = steps
         #: Nothing but a dead link has been amiss since everything worked.
@@ -133,6 +140,9 @@ class Simulation(Cluster):
             DeleteUser(user),
             DeleteVhost("v"),
         )
+        if self.policies is not None and self.policies.random() < 0.3:
+            self.change_policies(node)
+            return
         which = random.randrange(len(operations) + 6)
         if which < len(operations):
             self.log(f"{node.name}: {operations[which]}")
@@ -147,6 +157,28 @@ class Simulation(Cluster):
             self.ask("grow", node, administration.grow(random.choice(self.names), VHOSTS))
         elif not self.wounded and not self.dead:
             self.ask("shrink", node, administration.shrink(random.choice(self.names)))
+
+    def change_policies(self, node: SimulatedNode) -> None:
+        """Set or clear a policy that changes settings, but loses no message."""
+        policies = self.policies
+        assert policies is not None
+        vhost, name = policies.choice(VHOSTS), policies.choice("pq")
+        operation: Operation = ClearParameter(vhost, POLICY, name)
+        if policies.random() < 0.7:
+            value = {
+                "pattern": policies.choice(("", "quorum", "lease")),
+                "apply-to": policies.choice(("all", "quorum_queues")),
+                "priority": policies.choice((0, 1)),
+                "definition": {
+                    policies.choice(("max-length", "max-length-bytes")): policies.choice((100_000, 200_000))
+                },
+            }
+            operation = PutParameter(
+                ParameterRecord(vhost, POLICY, name, msgspec.json.encode(value).decode())
+            )
+        self.log(f"{node.name}: {operation}")
+        node.turn.run(node.broker.propose, operation, lambda result: None)
+        node.end_turn()
 
     def change_nodes(self, node: SimulatedNode) -> None:
         """One node more, or one less."""

@@ -1,0 +1,131 @@
+"""Runtime parameters as RabbitMQ has them: JSON values with a name, of a component in a vhost.
+
+Policies, operator policies and limits of vhosts are parameters. Those without a component are global. The limits of
+users are kept here, too, and which vhosts are traced, though no client sees them as parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from amqp_server.broker.metadata import Metadata, decode, encode
+from amqp_server.broker.records import key
+
+TABLE = "parameters"
+
+#: Components of vhosts.
+POLICY, OPERATOR_POLICY, VHOST_LIMITS = "policy", "operator_policy", "vhost-limits"
+#: Of no vhost, with the user's name as theirs.
+USER_LIMITS = "user-limits"
+#: The same, with the name of a vhost that is traced.
+TRACING = "tracing"
+#: The component and the vhost of global parameters.
+GLOBAL = ""
+
+#: A global parameter: what the cluster is called.
+CLUSTER_NAME = "cluster_name"
+
+NAME_BYTES_MAX = 255
+
+Key = tuple[str, str, str]
+
+
+class ParameterRecord(msgspec.Struct, frozen=True):
+    vhost: str
+    component: str
+    name: str
+    #: JSON.
+    value: str
+
+    @property
+    def key(self) -> Key:
+        return self.vhost, self.component, self.name
+
+    @property
+    def decoded(self) -> Any:
+        return msgspec.json.decode(self.value)
+
+
+class ParameterRefused(ValueError):
+    """A parameter that can't be set; the text says why."""
+
+
+class Parameters:
+    def __init__(
+        self,
+        metadata: Metadata,
+        *,
+        parameters_max: int = 10_000,
+        value_bytes_max: int = 65_536,
+        changed: Callable[[str, str], None] = lambda vhost, component: None,
+    ) -> None:
+        """`changed` is called with the vhost and the component of each parameter that was set or cleared."""
+        self._metadata = metadata
+        self._parameters_max = parameters_max
+        self._value_bytes_max = value_bytes_max
+        self._changed = changed
+        self._records: dict[Key, ParameterRecord] = {}
+        for stored, value in metadata.items(TABLE):
+            record = decode(TABLE, stored, value, ParameterRecord)
+            self._records[record.key] = record
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[ParameterRecord]:
+        return iter([self._records[each] for each in sorted(self._records)])
+
+    def get(self, vhost: str, component: str, name: str) -> ParameterRecord | None:
+        return self._records.get((vhost, component, name))
+
+    @property
+    def cluster_name(self) -> str:
+        """What an operator has called the cluster, or nothing."""
+        record = self._records.get((GLOBAL, GLOBAL, CLUSTER_NAME))
+        name = record.decoded if record is not None else ""
+        return name if isinstance(name, str) else ""
+
+    def of(self, vhost: str, component: str) -> list[ParameterRecord]:
+        return [record for record in self if record.vhost == vhost and record.component == component]
+
+    def prepare(self, vhost: str, component: str, name: str, value: object) -> ParameterRecord:
+        """Check a parameter that is to be set, but for what its value means. Raises ParameterRefused."""
+        if not 0 < len(name.encode()) <= NAME_BYTES_MAX or not name.isprintable():
+            raise ParameterRefused(
+                f"a parameter's name has 1 to {NAME_BYTES_MAX} bytes and only printable characters"
+            )
+        text = msgspec.json.encode(value).decode()
+        if len(text.encode()) > self._value_bytes_max:
+            raise ParameterRefused(
+                f"a parameter has {self._value_bytes_max} bytes at most (parameter_bytes_max)"
+            )
+        record = ParameterRecord(vhost, component, name, text)
+        if record.key not in self._records and len(self._records) >= self._parameters_max:
+            raise ParameterRefused(
+                f"there are {len(self._records)} parameters and policies, no more are allowed (parameters_max)"
+            )
+        return record
+
+    def store(self, record: ParameterRecord) -> bool:
+        """Set it; whether it is new."""
+        before = self._records.get(record.key)
+        self._records[record.key] = record
+        self._metadata.put(TABLE, key(*record.key), encode(record))
+        if before != record:
+            self._changed(record.vhost, record.component)
+        return before is None
+
+    def clear(self, vhost: str, component: str, name: str) -> bool:
+        """Whether it was there."""
+        if self._records.pop((vhost, component, name), None) is None:
+            return False
+        self._metadata.delete(TABLE, key(vhost, component, name))
+        self._changed(vhost, component)
+        return True
+
+    def clear_vhost(self, vhost: str) -> None:
+        for record in [record for record in self if record.vhost == vhost]:
+            self.clear(*record.key)

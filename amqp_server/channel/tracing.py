@@ -1,0 +1,138 @@
+"""The firehose: copies of what clients publish and get in a vhost, for the exchange amq.rabbitmq.trace.
+
+As in RabbitMQ the keys are `publish.EXCHANGE` and `deliver.QUEUE`, the body is the message's, and the headers tell the
+rest. What comes from that exchange is not traced again. A copy is made only where a queue is bound for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from amqp_server.broker.dead_letter import carbon_copies, parse_head
+from amqp_server.wire import content, frames, tables
+from amqp_server.wire.content import PROPERTIES, Properties
+from amqp_server.wire.frames import FRAME_BYTES_MIN, SHORT_STRING_MAX, short_string
+from quorum_queue.machine.run import Attributes, Run
+
+if TYPE_CHECKING:
+    from amqp_server.channel.channel import Channel
+    from amqp_server.wire.intake import Segment
+
+TRACE = "amq.rabbitmq.trace"
+
+
+def trace_publish(channel: Channel, segment: Segment) -> None:
+    """Messages are handed to the queues that they were routed to."""
+    route, queues = segment.route, channel.vhost.queues
+    routed = [each.name for each in route.targets if not each.deleted or each.name in queues]
+    for index, item in enumerate(segment.contents):
+        exchange, routing_key = route.exchange, route.routing_key
+        if segment.heads is not None:
+            exchange, routing_key = parse_head(segment.heads[index])
+        key = f"publish.{exchange}"
+        targets = channel.vhost.router.route(TRACE, key).queues
+        if targets:
+            _send(channel, targets, key, exchange, routing_key, item, {"routed_queues": routed})
+
+
+def trace_run(channel: Channel, queue: str, run: Run) -> None:
+    """A client gets messages."""
+    targets = channel.vhost.router.route(TRACE, f"deliver.{queue}").queues
+    if targets and run.contents is not None:
+        for index, item in enumerate(run.contents):
+            exchange, routing_key = parse_head(run.head_of(index))
+            _deliver(channel, targets, queue, exchange, routing_key, item, redelivered=run.redelivered)
+
+
+def trace_frames(channel: Channel, queue: str, data: bytes) -> None:
+    """The same, of a stream: `data` is what the client gets."""
+    targets = channel.vhost.router.route(TRACE, f"deliver.{queue}").queues
+    if targets:
+        for exchange, routing_key, item in _deliveries(data):
+            _deliver(channel, targets, queue, exchange, routing_key, item, redelivered=False)
+
+
+def _deliveries(data: bytes) -> Iterator[tuple[str, str, bytes]]:
+    """Go through frames of basic.deliver and its contents: exchange, routing key, and the content's frames."""
+    position, end = 0, len(data)
+    while position < end:
+        _, _, size = frames.prefix.unpack_from(data, position)
+        method = data[position + 7 : position + 7 + size]
+        start = position = position + 7 + size + 1
+        while position < end and data[position] != frames.METHOD:
+            _, _, size = frames.prefix.unpack_from(data, position)
+            position += 7 + size + 1
+        # Class and method, the consumer's tag, the delivery tag, and whether it is redelivered.
+        exchange, routing_key = parse_head(method[4 + 1 + method[4] + 8 + 1 :])
+        yield exchange, routing_key, data[start:position]
+
+
+def _deliver(
+    channel: Channel,
+    targets: tuple[str, ...],
+    queue: str,
+    exchange: str,
+    routing_key: str,
+    item: bytes,
+    *,
+    redelivered: bool,
+) -> None:
+    if exchange != TRACE:
+        more: dict[str, object] = {"redelivered": int(redelivered)}
+        _send(channel, targets, f"deliver.{queue}", exchange, routing_key, item, more)
+
+
+def _send(
+    channel: Channel,
+    targets: tuple[str, ...],
+    key: str,
+    exchange: str,
+    routing_key: str,
+    item: bytes,
+    more: dict[str, object],
+) -> None:
+    vhost, client, broker = channel.vhost, channel.connection.client, channel.broker
+    payload, body = content.split(item)
+    properties = Properties.parse(payload, checked=True)
+    copies = carbon_copies(properties.headers or {}, "CC")
+    told: dict[str, object] = {
+        "exchange_name": exchange,
+        "routing_keys": [routing_key, *copies],
+        "node": broker.replication.node,
+        "vhost": vhost.name,
+        "connection": client.name,
+        "channel": channel.number,
+        "user": client.username,
+    }
+    headers = tables.replaced(tables.encode(told | more), {b"properties": b"F" + _table(properties)})
+    frame_max = broker.config.frame_max_bytes
+    header = Properties({"headers": headers}).encode(len(body))
+    framed = content.build(header, body, 1, frame_max)
+    small = len(body) + 8 <= FRAME_BYTES_MIN and len(header) + 8 <= FRAME_BYTES_MIN
+    attributes = Attributes(False, 0, None, 1, FRAME_BYTES_MIN if small else frame_max)
+    head = short_string(TRACE) + short_string(key.encode(errors="surrogateescape")[:SHORT_STRING_MAX])
+    for name in targets:
+        host = vhost.queues[name].host
+        run = Run(range(1), [framed], head, attributes)
+        if host.counts_bytes:
+            run = content.by_overhead(run)[0]
+        host.submit(("enqueue", run, None, 1))
+
+
+def _table(properties: Properties) -> bytes:
+    """Return the properties of a message as a table."""
+    told: dict[str, object] = {}
+    for name in PROPERTIES:
+        if name not in properties.raw or name == "headers":
+            continue
+        if name in ("delivery_mode", "priority"):
+            told[name] = properties.octet(name)
+        elif name == "timestamp":
+            told[name] = int.from_bytes(properties.raw[name], "big")
+        else:
+            told[name] = properties.text(name)
+    table = tables.encode(told)
+    headers = properties.raw.get("headers")
+    # As they came: they may be nested as deep as a table can be.
+    return table if headers is None else tables.replaced(table, {b"headers": b"F" + headers})

@@ -1,0 +1,50 @@
+"""Takes over the definitions in a file when a node starts."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import trio
+
+if TYPE_CHECKING:
+    from amqp_server.management.managed_broker import ManagedBroker
+
+logger = logging.getLogger("mqd.definitions")
+
+#: For a new cluster to have the version that knows policies. One that is being upgraded has not.
+VERSION_WAIT_S = 10.0
+
+
+class DefinitionsError(Exception):
+    """The definitions are none, or contradict what there is; the text says why."""
+
+
+async def load_definitions(broker: ManagedBroker, path: str) -> None:
+    """Raises DefinitionsError."""
+    from amqp_server.management.answer import Refusal
+    from amqp_server.management.definitions import decoded
+    from amqp_server.management.importing import Import
+
+    try:
+        body = await trio.to_thread.run_sync(Path(path).read_bytes)
+    except OSError as error:
+        raise DefinitionsError(f"load_definitions: {path}: {error.strerror}") from None
+    with trio.move_on_after(VERSION_WAIT_S):
+        while not broker.takes_parameters:
+            await trio.sleep(0.05)
+    if not broker.takes_parameters:
+        logger.error("%s is not taken over before all nodes of the cluster run this version of mqd", path)
+        return
+    importing = Import(broker, trio.lowlevel.checkpoint)
+    try:
+        await importing.run(decoded(body))
+    except Refusal as refusal:
+        raise DefinitionsError(f"load_definitions: {path}: {refusal}") from None
+    await broker.settled()
+    for skipped in importing.skipped:
+        place = f" in vhost '{skipped['vhost']}'" if skipped["vhost"] else ""
+        what = f"{skipped['section']} '{skipped['name']}'{place}"
+        logger.warning("%s: %s is left out: %s", path, what, skipped["reason"])
+    logger.info("the definitions in %s are taken over", path)

@@ -1,0 +1,114 @@
+"""Health checks under RabbitMQ's names: 200 if all is well, 503 with the reason if not."""
+
+from __future__ import annotations
+
+import ssl
+import time
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from amqp_server.broker.permissions import Access
+from amqp_server.errors import AMQPError
+from amqp_server.management.answer import Answer, bad_request, refusal_of
+from amqp_server.management.call import Call
+
+ALIVENESS_QUEUE = "aliveness-test"
+#: Names of protocols as clients ask for them.
+PROTOCOLS = {"amqp091": "amqp", "amqp0.9.1": "amqp", "amqps": "amqp/ssl"}
+DAY_S = 86_400
+UNITS_S = {"days": DAY_S, "weeks": 7 * DAY_S, "months": 30 * DAY_S, "years": 365 * DAY_S}
+WITHIN_MAX = 100_000
+
+
+def _failed(reason: str, **more: Any) -> Answer:
+    return Answer(503, {"status": "failed", "reason": reason, **more})
+
+
+async def alarms(call: Call) -> Any:
+    told = call.broker.node()
+    raised = [name for name, is_on in (("memory", told.mem_alarm), ("disk", told.disk_free_alarm)) if is_on]
+    if not raised:
+        return {"status": "ok"}
+    return _failed("There are alarms in effect", alarms=raised)
+
+
+async def virtual_hosts(call: Call) -> Any:
+    return {"status": "ok"}
+
+
+async def port_listener(call: Call) -> Any:
+    asked = call.path["port"]
+    if not (asked.isascii() and asked.isdigit() and len(asked) <= 5):
+        raise bad_request("port must be a number")
+    ports = [listener.port for listener in call.broker.listeners()]
+    if int(asked) in ports:
+        return {"status": "ok", "port": int(asked)}
+    return _failed("No active listener", missing=int(asked), ports=ports)
+
+
+async def protocol_listener(call: Call) -> Any:
+    asked = call.path["protocol"]
+    protocol = PROTOCOLS.get(asked, asked)
+    protocols = [listener.protocol for listener in call.broker.listeners()]
+    if protocol in protocols:
+        return {"status": "ok", "protocol": protocol}
+    return _failed("No active listener", missing=protocol, protocols=protocols)
+
+
+async def certificate_expiration(call: Call) -> Any:
+    """Whether a certificate of a listener ends within this time."""
+    within, unit = call.path["within"], call.path["unit"]
+    if not (within.isascii() and within.isdigit() and 0 < int(within[:10]) <= WITHIN_MAX):
+        raise bad_request("Expiration period is not a number")
+    if unit not in UNITS_S:
+        raise bad_request(f"Invalid expiration unit: {unit}; there are {', '.join(UNITS_S)}")
+    until = time.time() + int(within) * UNITS_S[unit]
+    expired = [
+        {"file": file, "cert_expires_on": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(ends))}
+        for file in call.broker.certificates()
+        if (ends := await trio.to_thread.run_sync(_ends, file)) < until
+    ]
+    if expired:
+        return _failed("Certificates expiring", expired=expired)
+    return {"status": "ok"}
+
+
+def _ends(file: str) -> float:
+    # The one way into OpenSSL's parser without a handshake.
+    decoded: dict[str, Any] = ssl._ssl._test_decode_cert(file)  # type: ignore[attr-defined]
+    return ssl.cert_time_to_seconds(decoded["notAfter"]) if Path(file).exists() else 0.0
+
+
+async def mirror_sync_critical(call: Call) -> Any:
+    """There are no mirrored queues."""
+    return {"status": "ok", "reason": "single node cluster" if call.broker.cluster is None else "no mirrors"}
+
+
+async def below_connection_limit(call: Call) -> Any:
+    limit, open_ = call.broker.connections_max, call.broker.connection_count
+    if open_ < limit:
+        return {"status": "ok", "limit": limit, "connections": open_}
+    return _failed("Connection limit reached", limit=limit, connections=open_)
+
+
+async def ready_to_serve(call: Call) -> Any:
+    cluster = call.broker.cluster
+    obstacle = "" if cluster is None else cluster.obstacle()
+    return _failed(obstacle) if obstacle else {"status": "ok"}
+
+
+async def aliveness(call: Call) -> Any:
+    """Declare a queue, publish to it, and get the message back."""
+    vhost, broker = call.vhost(), call.broker
+    accesses: tuple[Access, ...] = ("configure", "write", "read")
+    for access in accesses:
+        call.require_own(vhost, "queue", ALIVENESS_QUEUE, access)
+    try:
+        await broker.declare_queue(vhost, ALIVENESS_QUEUE, durable=False, auto_delete=False, arguments={})
+        await broker.publish(vhost, "", ALIVENESS_QUEUE, {}, b"test_message", call.user.name)
+        got = await broker.get(vhost, ALIVENESS_QUEUE, 1, "ack")
+    except AMQPError as error:
+        raise refusal_of(error) from None
+    return {"status": "ok"} if got else _failed("the message did not come back")

@@ -1,0 +1,190 @@
+"""Definitions: all that is declared and set, in RabbitMQ's shape, to take it to another broker."""
+
+from __future__ import annotations
+
+import email.parser
+import email.policy
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+
+from amqp_server.broker.parameters import GLOBAL, POLICY, ParameterRecord
+from amqp_server.broker.password import to_rabbitmq
+from amqp_server.broker.super_streams import PARTITIONS
+from amqp_server.broker.users import User
+from amqp_server.broker.vhosts import VhostRecord
+from amqp_server.management import parameters, policies
+from amqp_server.management.answer import NO_CONTENT, Answer, bad_request, plain
+from amqp_server.management.call import Call
+from amqp_server.management.importing import Import
+from amqp_server.management.parameters import vhost_to_set
+from amqp_server.management.views import BindingView, ExchangeView, QueueView
+
+T = TypeVar("T")
+Row = dict[str, Any]
+
+
+async def definitions(call: Call) -> Any:
+    """Of the whole broker, or of the path's vhost: without users and the like, and without its name in what it has."""
+    broker = call.broker
+    own = [call.vhost()] if "vhost" in call.path else [vhost.name for vhost in broker.vhosts]
+    told: Row = {"rabbit_version": broker.announced_version}
+    if "vhost" not in call.path:
+        told |= {
+            "rabbitmq_version": broker.announced_version,
+            "product_name": broker.product,
+            "product_version": broker.version,
+            "users": await _rows(call, broker.users, lambda user: _user(call, user)),
+            "vhosts": await _rows(call, broker.vhosts, _vhost),
+            "permissions": await _rows(call, broker.permissions.all(), msgspec.structs.asdict),
+            "topic_permissions": await _rows(call, broker.permissions.topics(), msgspec.structs.asdict),
+            "global_parameters": await _rows(
+                call, broker.parameters.of(GLOBAL, GLOBAL), parameters.shown_global
+            ),
+        }
+    told |= {
+        "parameters": await _rows(call, _parameters(call, own), parameters.shown),
+        "policies": [
+            policies.shown(record) for vhost in own for record in broker.parameters.of(vhost, POLICY)
+        ],
+        "queues": [],
+        "exchanges": [],
+        "bindings": [],
+    }
+    for vhost in own:
+        default = broker.default_queue_type(vhost)
+        rows = await _rows(call, broker.queues(vhost), partial(_queue, default))
+        names = {row["name"] for row in rows}
+        told["queues"] += rows
+        told["exchanges"] += await _rows(call, broker.exchanges(vhost), _exchange)
+        bindings = (
+            binding
+            for binding in broker.bindings(vhost)
+            if binding.source and (binding.destination_type != "queue" or binding.destination in names)
+        )
+        told["bindings"] += await _rows(call, bindings, _binding)
+    if "vhost" in call.path:
+        for section in ("queues", "exchanges", "bindings"):
+            for row in told[section]:
+                del row["vhost"]
+    return told
+
+
+async def _rows(call: Call, items: Iterable[T], shown: Callable[[T], Row | None]) -> list[Row]:
+    rows: list[Row] = []
+    for item in items:
+        await call.slices.rest()
+        row = shown(item)
+        if row is not None:
+            rows.append(row)
+    return rows
+
+
+def _parameters(call: Call, vhosts: list[str]) -> list[ParameterRecord]:
+    return [
+        record for record in call.broker.parameters if record.vhost in vhosts and record.component != POLICY
+    ]
+
+
+def _user(call: Call, user: User) -> Row:
+    algorithm, encoded = to_rabbitmq(user.password_hash)
+    return {
+        "name": user.name,
+        "password_hash": encoded,
+        "hashing_algorithm": algorithm,
+        "tags": list(user.tags),
+        "limits": call.broker.limits.of_user(user.name),
+    }
+
+
+def _vhost(vhost: VhostRecord) -> Row:
+    metadata: Row = {"description": vhost.description, "tags": list(vhost.tags)}
+    if vhost.default_queue_type:
+        metadata["default_queue_type"] = vhost.default_queue_type
+    return {"name": vhost.name, **metadata, "metadata": metadata}
+
+
+def _queue(default: str, queue: QueueView) -> Row | None:
+    """With its type, where another broker could take it for another one."""
+    if queue.exclusive:
+        return None
+    arguments = plain(queue.arguments)
+    default = default if queue.durable and not queue.auto_delete else "classic"
+    if "x-queue-type" not in arguments and {queue.type, default} != {"classic"}:
+        arguments = {**arguments, "x-queue-type": queue.type}
+    return {
+        "name": queue.name,
+        "vhost": queue.vhost,
+        "durable": queue.durable,
+        "auto_delete": queue.auto_delete,
+        "arguments": arguments,
+    }
+
+
+def _exchange(exchange: ExchangeView) -> Row | None:
+    if not exchange.name or exchange.name.startswith("amq."):
+        return None
+    arguments = plain(exchange.arguments)
+    if PARTITIONS in arguments and exchange.partitions:
+        # A super stream may have got more since it was declared.
+        arguments = {**arguments, PARTITIONS: len(exchange.partitions)}
+    return {
+        "name": exchange.name,
+        "vhost": exchange.vhost,
+        "type": exchange.type,
+        "durable": exchange.durable,
+        "auto_delete": exchange.auto_delete,
+        "internal": exchange.internal,
+        "arguments": arguments,
+    }
+
+
+def _binding(binding: BindingView) -> Row:
+    return {
+        "source": binding.source,
+        "vhost": binding.vhost,
+        "destination": binding.destination,
+        "destination_type": binding.destination_type,
+        "routing_key": binding.routing_key,
+        "arguments": plain(binding.arguments),
+    }
+
+
+# -- the way in ---------------------------------------------------------------------------------
+
+
+async def put_definitions(call: Call) -> Answer:
+    """204 if all of it was taken over; else 200, with what has no counterpart here."""
+    vhost = vhost_to_set(call) if "vhost" in call.path else None
+    importing = Import(call.broker, call.slices.rest)
+    await importing.run(decoded(_file(call.body)), vhost)
+    if not importing.skipped:
+        return NO_CONTENT
+    return Answer(200, {"skipped": importing.skipped})
+
+
+def decoded(body: bytes) -> Row:
+    """Raises Refusal."""
+    try:
+        told = msgspec.json.decode(body or b"{}")
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise bad_request("failed_to_parse_json") from None
+    if not isinstance(told, dict):
+        raise bad_request("failed_to_parse_json")
+    return told
+
+
+def _file(body: bytes) -> bytes:
+    """A form of a page has the definitions in its part `file`."""
+    if not body.startswith(b"--"):
+        return body
+    boundary = body.partition(b"\r\n")[0][2:]
+    head = b'Content-Type: multipart/form-data; boundary="' + boundary + b'"\r\n\r\n'
+    form = email.parser.BytesParser(policy=email.policy.HTTP).parsebytes(head + body)
+    for part in form.walk():
+        if part.get_param("name", header="content-disposition") == "file":
+            content = part.get_payload(decode=True)
+            return content if isinstance(content, bytes) else b""
+    return b""

@@ -1,0 +1,49 @@
+"""Consumer groups: listed, with their members and partitions, and reset."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from amqp_server.management.answer import not_found
+from amqp_server.management.call import Call
+
+
+class ResetRequest(msgspec.Struct, forbid_unknown_fields=True):
+    #: first, last, next, an offset, a time, or a text such as -1h.
+    to: str | int
+    #: Number of one partition; all of them unless given.
+    partition: int | None = None
+    dry_run: bool = False
+    #: Even if there are members: what they hold comes again as the group then goes on.
+    force: bool = False
+
+
+async def groups(call: Call) -> Any:
+    return [each for vhost in call.vhosts() for each in call.broker.groups.all(vhost)]
+
+
+async def group(call: Call) -> Any:
+    found = call.broker.groups.find(call.vhost(), call.path["name"])
+    if found is None:
+        raise not_found()
+    return found
+
+
+async def members(call: Call) -> Any:
+    found = call.broker.groups.members(call.vhost(), call.path["name"])
+    if found is None:
+        raise not_found()
+    return found
+
+
+async def reset(call: Call) -> Any:
+    vhost, name = call.own_vhost(), call.path["name"]
+    asked = call.read(ResetRequest)
+    call.require(vhost, "queue", name, "configure")
+    if not call.broker.groups.has(vhost, name):
+        raise not_found()
+    return await call.broker.groups.reset(
+        vhost, name, str(asked.to), partition=asked.partition, dry_run=asked.dry_run, force=asked.force
+    )

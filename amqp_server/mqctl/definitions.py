@@ -1,0 +1,67 @@
+"""Definitions: all that is declared and set, written to a file or read from one."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+import click
+
+from amqp_server.mqctl.client import DATA_ERROR, Failure
+from amqp_server.mqctl.command import Invocation, mqctl, pass_invocation
+
+STDIO = "-"
+_VHOST = click.option("-p", "--vhost", help="Of this virtual host only.")
+
+
+def _path(vhost: str | None) -> tuple[str, ...]:
+    return ("definitions",) if vhost is None else ("definitions", vhost)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+@mqctl.command(
+    "export_definitions", help="Writes definitions, with password hashes, to a file; - for stdout."
+)
+@_VHOST
+@click.argument("file", default=STDIO)
+@pass_invocation
+def export_definitions(invocation: Invocation, vhost: str | None, file: str) -> None:
+    told = json.dumps(invocation.client.get(*_path(vhost)), ensure_ascii=False, indent=1) + "\n"
+    if file == STDIO:
+        click.echo(told, nl=False)
+        return
+    try:
+        # It has password hashes.
+        with open(file, "w", encoding="utf-8", opener=_private) as out:
+            out.write(told)
+    except OSError as failure:
+        raise Failure(f"{file}: {failure.strerror}", DATA_ERROR) from None
+
+
+@mqctl.command(
+    "import_definitions", help="Takes over definitions, RabbitMQ's or mqd's, from a file; - for stdin."
+)
+@_VHOST
+@click.argument("file", default=STDIO)
+@pass_invocation
+def import_definitions(invocation: Invocation, vhost: str | None, file: str) -> None:
+    try:
+        if file == STDIO:
+            text = sys.stdin.read()
+        else:
+            with open(file, encoding="utf-8") as source:
+                text = source.read()
+        told: Any = json.loads(text)
+    except OSError as failure:
+        raise Failure(f"{file}: {failure.strerror}", DATA_ERROR) from None
+    except ValueError as failure:
+        raise Failure(f"{file}: not JSON: {failure}", DATA_ERROR) from None
+    answer = invocation.client.post(*_path(vhost), body=told)
+    for skipped in answer["skipped"] if answer else ():
+        place = f" in vhost '{skipped['vhost']}'" if skipped["vhost"] else ""
+        invocation.say(f"left out: {skipped['section']} '{skipped['name']}'{place}: {skipped['reason']}")

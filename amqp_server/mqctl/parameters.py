@@ -1,0 +1,145 @@
+"""Runtime parameters, and limits of vhosts and users, with the arguments and columns of rabbitmqctl."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from amqp_server.mqctl.client import DATA_ERROR, UNAVAILABLE, Failure
+from amqp_server.mqctl.command import Invocation, in_vhost, mqctl, pass_invocation
+from amqp_server.mqctl.table import show
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as failure:
+        raise Failure(f"the value is not JSON: {failure}", DATA_ERROR) from None
+
+
+def _clear(invocation: Invocation, missing: str, *path: str) -> None:
+    try:
+        invocation.client.delete(*path)
+    except Failure as failure:
+        if failure.status == 404:
+            raise Failure(missing, UNAVAILABLE) from None
+        raise
+
+
+@mqctl.command("set_parameter", help="Sets a runtime parameter of a component; the value is JSON.")
+@in_vhost
+@click.argument("component")
+@click.argument("name")
+@click.argument("value")
+@pass_invocation
+def set_parameter(invocation: Invocation, vhost: str, component: str, name: str, value: str) -> None:
+    invocation.client.put("parameters", component, vhost, name, body={"value": _value(value)})
+
+
+@mqctl.command("clear_parameter", help="Clears a runtime parameter.")
+@in_vhost
+@click.argument("component")
+@click.argument("name")
+@pass_invocation
+def clear_parameter(invocation: Invocation, vhost: str, component: str, name: str) -> None:
+    missing = f"there is no parameter '{name}' of {component} in vhost '{vhost}'"
+    _clear(invocation, missing, "parameters", component, vhost, name)
+
+
+@mqctl.command("list_parameters", help="Lists the runtime parameters of a vhost.")
+@in_vhost
+@pass_invocation
+def list_parameters(invocation: Invocation, vhost: str) -> None:
+    rows = [row for row in invocation.client.get("parameters") if row["vhost"] == vhost]
+    columns = ("component", "name", "value")
+    show(columns, [[row[column] for column in columns] for row in rows], invocation)
+
+
+@mqctl.command("set_global_parameter", help="Sets a runtime parameter of no vhost; the value is JSON.")
+@click.argument("name")
+@click.argument("value")
+@pass_invocation
+def set_global_parameter(invocation: Invocation, name: str, value: str) -> None:
+    invocation.client.put("global-parameters", name, body={"value": _value(value)})
+
+
+@mqctl.command("clear_global_parameter", help="Clears a runtime parameter of no vhost.")
+@click.argument("name")
+@pass_invocation
+def clear_global_parameter(invocation: Invocation, name: str) -> None:
+    _clear(invocation, f"there is no global parameter '{name}'", "global-parameters", name)
+
+
+@mqctl.command("list_global_parameters", help="Lists the runtime parameters of no vhost.")
+@pass_invocation
+def list_global_parameters(invocation: Invocation) -> None:
+    rows = [(row["name"], row["value"]) for row in invocation.client.get("global-parameters")]
+    show(("name", "value"), rows, invocation)
+
+
+# -- limits -------------------------------------------------------------------------------------
+
+
+def _set_all(invocation: Invocation, values: Any, *path: str) -> None:
+    if not isinstance(values, dict):
+        raise Failure("limits are a JSON object", DATA_ERROR)
+    for name, value in values.items():
+        invocation.client.put(*path, name, body={"value": value})
+
+
+@mqctl.command(
+    "set_vhost_limits", help='Limits a vhost: {"max-connections": 100, "max-queues": 50}; below 0 is none.'
+)
+@in_vhost
+@click.argument("definition")
+@pass_invocation
+def set_vhost_limits(invocation: Invocation, vhost: str, definition: str) -> None:
+    _set_all(invocation, _value(definition), "vhost-limits", vhost)
+
+
+@mqctl.command("clear_vhost_limits", help="Clears all limits of a vhost.")
+@in_vhost
+@pass_invocation
+def clear_vhost_limits(invocation: Invocation, vhost: str) -> None:
+    for row in invocation.client.get("vhost-limits", vhost):
+        for name in row["value"]:
+            invocation.client.delete("vhost-limits", vhost, name)
+
+
+@mqctl.command("list_vhost_limits", help="Lists the limits of a vhost.")
+@in_vhost
+@click.option("--global", "everywhere", is_flag=True, help="Of all vhosts.")
+@pass_invocation
+def list_vhost_limits(invocation: Invocation, vhost: str, everywhere: bool) -> None:
+    path = ("vhost-limits",) if everywhere else ("vhost-limits", vhost)
+    rows = [(row["vhost"], row["value"]) for row in invocation.client.get(*path)]
+    show(("vhost", "limits"), rows, invocation)
+
+
+@mqctl.command(
+    "set_user_limits", help='Limits a user: {"max-connections": 10, "max-channels": 50}; below 0 is none.'
+)
+@click.argument("user")
+@click.argument("definition")
+@pass_invocation
+def set_user_limits(invocation: Invocation, user: str, definition: str) -> None:
+    _set_all(invocation, _value(definition), "user-limits", user)
+
+
+@mqctl.command("clear_user_limits", help="Clears one limit of a user, or all of them.")
+@click.argument("user")
+@click.argument("limit")
+@pass_invocation
+def clear_user_limits(invocation: Invocation, user: str, limit: str) -> None:
+    invocation.client.delete("user-limits", user, limit)
+
+
+@mqctl.command("list_user_limits", help="Lists the limits of users.")
+@click.option("--user", help="Of this one only.")
+@pass_invocation
+def list_user_limits(invocation: Invocation, user: str | None) -> None:
+    path = ("user-limits",) if user is None else ("user-limits", user)
+    rows = [(row["user"], row["value"]) for row in invocation.client.get(*path)]
+    show(("user", "limits"), rows, invocation)

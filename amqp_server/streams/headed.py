@@ -1,0 +1,169 @@
+"""Messages of a stream with more headers than they are stored with, as members of a group get them.
+
+Neighbours of one size mostly begin alike up to their headers. Then the headers are put in by the hot loop itself (deliver.py).
+Else the batch is made anew.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left
+from itertools import chain, repeat
+from typing import Final
+
+from amqp_server.streams.deliver import BatchReader
+from amqp_server.streams.encode import OFFSET
+from amqp_server.streams.item import begins_alike, longer, table_at
+from amqp_server.wire import tables
+from amqp_server.wire.frames import SHORT_STRING_MAX
+from persistence.streams.batch import Batch, Shape
+
+STREAM: Final = b"x-stream"
+DELIVERY_COUNT: Final = b"x-delivery-count"
+#: What the offset takes of the headers, with its name.
+_OFFSET_BYTES: Final = 1 + len(OFFSET) + 1 + 8
+_flatten = chain.from_iterable
+
+
+def stream_field(name: str) -> dict[bytes, bytes]:
+    """Return the header that names the stream of a message."""
+    encoded = name.encode()[:SHORT_STRING_MAX]
+    return {STREAM: b"S" + len(encoded).to_bytes(4, "big") + encoded}
+
+
+def count_field(attempts: int) -> dict[bytes, bytes]:
+    """Return the header that says how often a message came back."""
+    return {DELIVERY_COUNT: b"l" + attempts.to_bytes(8, "big")}
+
+
+def reader_with(batch: Batch, fields: dict[bytes, bytes]) -> BatchReader:
+    """Return what reads the batch with these headers in each message."""
+    items = bytes(batch.items)
+    view, at = memoryview(items), 0
+    others = False
+    for shape in batch.shapes:
+        front = items[at : at + table_at(view[at : at + shape.size], shape.first) + 4]
+        if not begins_alike(items, at, shape.count, shape.size, front):
+            return BatchReader(headed(batch, fields))
+        others = others or int.from_bytes(front[-4:], "big") > _OFFSET_BYTES
+        at += shape.count * shape.size
+    if others and not _has_none(items, fields):
+        return BatchReader(headed(batch, fields))
+    return BatchReader(batch, _encoded(fields))
+
+
+def _encoded(fields: dict[bytes, bytes]) -> bytes:
+    return b"".join([_short(name) + value for name, value in fields.items()])
+
+
+def _has_none(items: bytes, fields: dict[bytes, bytes]) -> bool:
+    """Return whether no message has one of these headers: what looks like one may also be a part of a body."""
+    return not any(_short(name) in items for name in fields)
+
+
+def headed(batch: Batch, fields: dict[bytes, bytes]) -> Batch:
+    """Return the batch with these headers, encoded, in each message; they replace those of the same names."""
+    added = _encoded(fields)
+    items = bytes(batch.items)
+    clean = _has_none(items, fields)
+    shapes: list[Shape] = []
+    parts: list[bytes] = []
+    view, at = memoryview(items), 0
+    for shape in batch.shapes:
+        end = at + shape.count * shape.size
+        part = view[at:end]
+        if not (clean and _put_alike(part, shape, added, shapes, parts)):
+            for start in range(0, end - at, shape.size):
+                _put_one(part[start : start + shape.size], shape, fields, shapes, parts)
+        at = end
+    return Batch(
+        batch.base,
+        batch.time_ms,
+        shapes,
+        b"".join(parts),
+        batch.values,
+        batch.filters,
+        batch.size,
+        batch.stop - batch.base,
+        batch.offsets,
+    )
+
+
+def _short(name: bytes) -> bytes:
+    return bytes((len(name),)) + name
+
+
+def _put_alike(
+    items: memoryview, shape: Shape, added: bytes, shapes: list[Shape], parts: list[bytes]
+) -> bool:
+    """Put messages whose properties begin alike; return whether they do."""
+    first, count = items[: shape.size], shape.count
+    fields_at = table_at(first, shape.first) + 4
+    front = bytes(first[:fields_at])
+    if not begins_alike(bytes(items), 0, count, shape.size, front):
+        return False
+    front = longer(front, shape.first, len(added)) + added
+    rests = _flatten(struct.iter_unpack(f"{fields_at}x{shape.size - fields_at}s", items))
+    parts.append(b"".join(_flatten(zip(repeat(front), rests))))
+    shapes.append(shape._replace(size=shape.size + len(added), second=shape.second + len(added)))
+    return True
+
+
+def _put_one(
+    item: memoryview, shape: Shape, fields: dict[bytes, bytes], shapes: list[Shape], parts: list[bytes]
+) -> None:
+    """Put one message. The offset stays the last of its headers."""
+    at = table_at(item, shape.first)
+    stop = at + 4 + int.from_bytes(item[at : at + 4], "big")
+    before = bytes(item[at:stop])
+    rest = tables.replaced(before, dict.fromkeys(fields))[4:]
+    added = _encoded(fields)
+    more = len(added) + len(rest) + 4 - len(before)
+    front = longer(bytes(item[: at + 4]), shape.first, more)
+    parts.append(b"".join((front, added, rest, item[stop:])))
+    shapes.append(shape._replace(count=1, size=shape.size + more, second=shape.second + more))
+
+
+def cut(reader: BatchReader, count: int, *, redelivered: bool = False) -> Batch:
+    """Take the next messages, which are there, and return them as a batch of their own."""
+    batch, start = reader.batch, reader.index
+    base = reader.offset
+    reader.skip(count)
+    stop = reader.offset
+    shapes: list[Shape] = []
+    parts: list[bytes] = []
+    view, at, index = memoryview(batch.items), 0, 0
+    for shape in batch.shapes:
+        low, high = max(start - index, 0), min(start + count - index, shape.count)
+        if low < high:
+            part = bytearray(view[at + low * shape.size : at + high * shape.size])
+            if redelivered:
+                part[:: shape.size] = b"\x01" * (high - low)
+            parts.append(bytes(part))
+            shapes.append(shape._replace(count=high - low))
+        at += shape.count * shape.size
+        index += shape.count
+    offsets = batch.offsets
+    if offsets is not None:
+        offsets = [each + batch.base - base for each in offsets[start : start + count]]
+    items = b"".join(parts)
+    return Batch(base, batch.time_ms, shapes, items, [None], [], len(items), stop - base, offsets)
+
+
+def below(reader: BatchReader, offset: int) -> int:
+    """Return how many of the next messages of the batch are before an offset."""
+    batch = reader.batch
+    low = offset - batch.base
+    index = low if batch.offsets is None else bisect_left(batch.offsets, low)
+    return max(min(index, batch.count) - reader.index, 0)
+
+
+def offsets_of(reader: BatchReader, count: int) -> range | list[int]:
+    """Return the offsets of the next messages of the batch."""
+    batch, start = reader.batch, reader.index
+    if batch.offsets is None:
+        return range(batch.base + start, batch.base + start + count)
+    return [batch.base + each for each in batch.offsets[start : start + count]]
+
+
+__all__ = ["below", "count_field", "cut", "headed", "offsets_of", "reader_with", "stream_field"]

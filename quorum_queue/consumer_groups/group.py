@@ -1,0 +1,422 @@
+"""One consumer group: its members, what each holds, and what becomes of it.
+
+A partition is given to one member, its owner. When it is given to another one, because members came or went, the one
+before keeps what it holds until it is settled, and the new owner gets nothing until then. So no message is at two members,
+and nothing overtakes. A member that is gone holds nothing: what it had comes back at once.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from quorum_queue.consumer_groups.partition import Partition, Span
+from quorum_queue.consumer_groups.sharing import share
+from quorum_queue.machine.consumers import UNLIMITED, Window
+from quorum_queue.machine.effects import Reason
+
+Key = tuple[Any, ...]
+
+
+class Portion:
+    """Neighbours of one partition that a member holds, by its own consecutive delivery ids.
+
+    `offsets` are those of the messages; the last one stands for all that has gone behind it, up to `stop`.
+    """
+
+    __slots__ = ("at_ms", "attempts", "offsets", "partition", "stop")
+
+    def __init__(
+        self, partition: Partition, offsets: Sequence[int], stop: int, attempts: int, at_ms: int
+    ) -> None:
+        self.partition = partition
+        self.offsets = offsets
+        self.stop = stop
+        self.attempts = attempts
+        #: When it was handed out.
+        self.at_ms = at_ms
+
+    @property
+    def low(self) -> int:
+        return self.offsets[0]
+
+    def take(self, count: int) -> Portion:
+        """Cut off the first `count` messages, fewer than all, and return them."""
+        front = Portion(self.partition, self.offsets[:count], self.offsets[count], self.attempts, self.at_ms)
+        self.offsets = self.offsets[count:]
+        return front
+
+
+class Member:
+    """One consumer, or one that gets messages one by one: who does that owns no partition."""
+
+    __slots__ = (
+        "_portions",
+        "_starts",
+        "count",
+        "key",
+        "next_id",
+        "no_ack",
+        "owned",
+        "paused",
+        "prefetch",
+        "sink",
+        "window",
+    )
+
+    def __init__(
+        self,
+        key: Key,
+        *,
+        prefetch: int = 0,
+        no_ack: bool = False,
+        window: Window | None = None,
+        sink: Any = None,
+        paused: bool = False,
+    ) -> None:
+        #: Begins with connection and channel.
+        self.key = key
+        #: Messages that it may hold; 0 is unlimited.
+        self.prefetch = prefetch
+        self.no_ack = no_ack
+        self.window = window
+        self.sink = sink
+        #: The way to the client is full.
+        self.paused = paused
+        self.next_id = 0
+        self.count = 0
+        self.owned: dict[Partition, None] = {}
+        self._starts: list[int] = []
+        self._portions: list[Portion] = []
+
+    @property
+    def channel(self) -> Key:
+        return self.key[:2]
+
+    def room(self) -> int:
+        """Return how many messages it may take now."""
+        if self.paused:
+            return 0
+        room = self.prefetch - self.count if self.prefetch and not self.no_ack else UNLIMITED
+        return room if self.window is None else min(room, self.window.room())
+
+    @property
+    def oldest_ms(self) -> int | None:
+        """When the oldest delivery that it holds was handed out."""
+        return self._portions[0].at_ms if self._portions else None
+
+    def add(self, portion: Portion) -> int:
+        """Return the id of the first delivery."""
+        first, count = self.next_id, len(portion.offsets)
+        self.next_id = first + count
+        self._starts.append(first)
+        self._portions.append(portion)
+        self._counted(count)
+        return first
+
+    def take(self, low: int, high: int) -> list[Portion]:
+        """Remove the deliveries with these ids and return them; ids not held are passed over."""
+        starts, portions = self._starts, self._portions
+        start = max(bisect_right(starts, low) - 1, 0)
+        if start < len(starts) and starts[start] + len(portions[start].offsets) <= low:
+            start += 1
+        end = start
+        taken: list[Portion] = []
+        left: list[tuple[int, Portion]] = []
+        while end < len(starts) and starts[end] <= high:
+            first, portion = starts[end], portions[end]
+            end += 1
+            if first < low:
+                left.append((first, portion.take(low - first)))
+                first = low
+            if first + len(portion.offsets) - 1 > high:
+                taken.append(portion.take(high - first + 1))
+                left.append((high + 1, portion))
+            else:
+                taken.append(portion)
+        if taken:
+            starts[start:end] = [first for first, _ in left]
+            portions[start:end] = [portion for _, portion in left]
+            self._counted(-sum([len(each.offsets) for each in taken]))
+        return taken
+
+    def take_all(self, partition: Partition | None = None) -> list[Portion]:
+        """Remove all deliveries, or those of one partition, and return them."""
+        pairs = list(zip(self._starts, self._portions, strict=True))
+        kept = [] if partition is None else [pair for pair in pairs if pair[1].partition is not partition]
+        taken = [each for _, each in pairs if partition is None or each.partition is partition]
+        self._starts = [first for first, _ in kept]
+        self._portions = [portion for _, portion in kept]
+        self._counted(-sum([len(each.offsets) for each in taken]))
+        return taken
+
+    def _counted(self, count: int) -> None:
+        self.count += count
+        if self.window is not None:
+            self.window.use(count)
+
+
+class Dead(NamedTuple):
+    """Messages that have died."""
+
+    partition: Partition
+    span: Span
+    reason: Reason
+
+
+class Group:
+    """See above. What a call changes is noted in `changed`, `freed`, `roomy` and `dead`, for the caller to take."""
+
+    __slots__ = (
+        "_free",
+        "_uneven",
+        "changed",
+        "dead",
+        "delivery_limit",
+        "freed",
+        "generation",
+        "getters",
+        "leaving",
+        "members",
+        "partitions",
+        "roomy",
+    )
+
+    def __init__(self, delivery_limit: int | None = None) -> None:
+        """`delivery_limit`: a message dies when it came back more often; None is no limit."""
+        self.delivery_limit = delivery_limit
+        #: By the ids of their streams, in order.
+        self.partitions: dict[int, Partition] = {}
+        #: Who shares the partitions; and who does not any more, but holds messages; and who gets them one by one.
+        self.members: dict[Key, Member] = {}
+        self.leaving: dict[Key, Member] = {}
+        self.getters: dict[Key, Member] = {}
+        #: Counts the ways in which partitions were shared out.
+        self.generation = 0
+        #: Partitions whose place is another one, and those that may be served again.
+        self.changed: dict[Partition, None] = {}
+        self.freed: dict[Partition, None] = {}
+        #: Members that may have more room.
+        self.roomy: dict[Member, None] = {}
+        self.dead: list[Dead] = []
+        self._uneven = False
+        self._free: list[int] = []
+
+    # -- partitions ------------------------------------------------------------------------------------------------
+
+    def add(self, partition: Partition) -> None:
+        """There is one more partition."""
+        self.partitions[partition.stream_id] = partition
+        self._uneven = True
+
+    def remove(self, stream_id: int) -> Partition:
+        """The stream of a partition is gone, and so is all that is known of it."""
+        partition = self.partitions.pop(stream_id)
+        self._forget_held(partition)
+        self._give(partition, None)
+        for noted in (self.changed, self.freed):
+            noted.pop(partition, None)
+        self._uneven = True
+        return partition
+
+    def begin(self, partition: Partition, offset: int, pending: Iterable[Span] = ()) -> None:
+        """Begin here; what was handed out before and not settled comes first."""
+        partition.cursor = offset
+        limit = self.delivery_limit
+        for span in pending:
+            if limit is not None and span.attempts > limit:
+                self._die(partition, span, "delivery_limit")
+            else:
+                partition.returned.add(span)
+        self._change(partition)
+        self.freed[partition] = None
+
+    def move(self, partition: Partition, offset: int) -> None:
+        """Go on at this offset. Deliveries of the partition that members hold are forgotten."""
+        self._forget_held(partition)
+        partition.move(offset)
+        self._change(partition)
+        self.freed[partition] = None
+
+    def skip_unread(self, partition: Partition, first: int, stop: int) -> int:
+        """Pass over all that is to be handed out of a stream with these offsets; return how many messages that are."""
+        count = partition.unread(first, stop)
+        partition.returned.clear()
+        partition.cursor = max(partition.cursor, stop)
+        self._change(partition)
+        return count
+
+    def _forget_held(self, partition: Partition) -> None:
+        for member in self._holders():
+            member.take_all(partition)
+        partition.held.clear()
+        partition.holder = None
+
+    def _holders(self) -> list[Member]:
+        return [*self.members.values(), *self.leaving.values(), *self.getters.values()]
+
+    # -- members ---------------------------------------------------------------------------------------------------
+
+    def join(self, member: Member) -> None:
+        self.members[member.key] = member
+        self._uneven = True
+
+    def find(self, key: Key) -> Member | None:
+        return self.members.get(key) or self.leaving.get(key) or self.getters.get(key)
+
+    def leave(self, key: Key, *, gone: bool) -> None:
+        """A member gets nothing more. If it is gone, what it holds comes back."""
+        member = self.members.pop(key, None)
+        if member is not None:
+            self._uneven = True
+            if member.count and not gone:
+                self.leaving[key] = member
+        member = member or self.leaving.get(key) or self.getters.get(key)
+        if member is not None and gone:
+            self.leaving.pop(key, None)
+            self.getters.pop(key, None)
+            self._give_back(member.take_all())
+
+    def rebalance(self) -> bool:
+        """Share the partitions out if members or partitions are others than before; return whether that changed."""
+        if not self._uneven:
+            return False
+        self._uneven = False
+        members = list(self.members.values())
+        partitions = list(self.partitions.values())
+        owners: dict[Partition, Member] = {}
+        for partition in partitions:
+            owner = partition.owner
+            if owner is None or owner.key not in self.members:
+                # Who still holds messages of it need not let go of it.
+                owner = partition.holder
+            if owner is not None:
+                owners[partition] = owner
+        shared = share(partitions, members, owners)
+        changes = [each for each in partitions if shared.get(each) is not each.owner]
+        if changes:
+            self.generation += 1
+            for partition in changes:
+                self._give(partition, shared.get(partition))
+        return bool(changes)
+
+    def _give(self, partition: Partition, member: Member | None) -> None:
+        before = partition.owner
+        if before is not None:
+            before.owned.pop(partition, None)
+        partition.owner = member
+        partition.generation = self.generation
+        if member is not None:
+            member.owned[partition] = None
+            self.freed[partition] = None
+
+    # -- deliveries ------------------------------------------------------------------------------------------------
+
+    def hand(
+        self,
+        partition: Partition,
+        member: Member,
+        offsets: Sequence[int],
+        stop: int,
+        attempts: int,
+        now_ms: int,
+    ) -> int:
+        """Hand messages to a member; return the id of the first delivery.
+
+        The last one stands for all that has gone behind it, up to `stop`. Without acks they are done at once.
+        """
+        low = offsets[0]
+        partition.take_out(low, stop)
+        if member.no_ack:
+            first = member.next_id
+            member.next_id = first + len(offsets)
+            self._change(partition)
+            return first
+        partition.held.add(Span(low, stop, attempts))
+        partition.holder = member
+        return member.add(Portion(partition, offsets, stop, attempts, now_ms))
+
+    def settle(self, key: Key, low: int, high: int) -> None:
+        """Deliveries were acked."""
+        member = self.find(key)
+        for portion in member.take(low, high) if member is not None else ():
+            partition = portion.partition
+            partition.held.take(portion.low, portion.stop)
+            self._let_go(partition)
+            self._change(partition)
+        self._has_room(member)
+
+    def give_back(self, key: Key, low: int, high: int) -> None:
+        """Deliveries come back to their places, before all that is newer."""
+        member = self.find(key)
+        if member is not None:
+            self._give_back(member.take(low, high))
+        self._has_room(member)
+
+    def _give_back(self, portions: list[Portion]) -> None:
+        limit = self.delivery_limit
+        for portion in portions:
+            partition, attempts = portion.partition, portion.attempts + 1
+            partition.held.take(portion.low, portion.stop)
+            span = Span(portion.low, portion.stop, attempts)
+            if limit is not None and attempts > limit:
+                self._die(partition, span, "delivery_limit")
+            else:
+                partition.returned.add(span)
+            self._let_go(partition)
+            self._change(partition)
+            self.freed[partition] = None
+
+    def discard(self, key: Key, low: int, high: int) -> None:
+        """Deliveries were refused for good."""
+        member = self.find(key)
+        for portion in member.take(low, high) if member is not None else ():
+            partition = portion.partition
+            partition.held.take(portion.low, portion.stop)
+            self._die(partition, Span(portion.low, portion.stop, portion.attempts), "rejected")
+            self._let_go(partition)
+            self._change(partition)
+        self._has_room(member)
+
+    def _die(self, partition: Partition, span: Span, reason: Reason) -> None:
+        partition.dying.add(span)
+        self.dead.append(Dead(partition, span, reason))
+
+    def buried(self, partition: Partition, low: int, stop: int) -> None:
+        """Messages that have died are where dead letters go."""
+        partition.dying.take(low, stop)
+        self._change(partition)
+
+    def _let_go(self, partition: Partition) -> None:
+        holder = partition.holder
+        if holder is None or partition.held:
+            return
+        partition.holder = None
+        if holder is not partition.owner:
+            partition.generation = self.generation
+        self.freed[partition] = None
+
+    def _has_room(self, member: Member | None) -> None:
+        if member is None:
+            return
+        self.roomy[member] = None
+        if not member.count:
+            self.leaving.pop(member.key, None)
+
+    def _change(self, partition: Partition) -> None:
+        self.changed[partition] = None
+
+    def stuck(self, before_ms: int) -> list[Member]:
+        """Return who holds a delivery that was handed out before."""
+        return [
+            each for each in self._holders() if each.oldest_ms is not None and each.oldest_ms <= before_ms
+        ]
+
+    def due_ms(self) -> int | None:
+        """Return when the oldest delivery was handed out."""
+        times = [each.oldest_ms for each in self._holders()]
+        return min([time for time in times if time is not None], default=None)
+
+
+__all__ = ["Dead", "Group", "Key", "Member", "Portion"]

@@ -1,0 +1,194 @@
+"""How far a group is in one partition of a stream.
+
+Offsets below `cursor` were handed out once. Of these, some are held by a member, some have come back and come next, and
+some have died and are on their way to the dead letters. All others were acked. The committed offset is what is before all
+of that, so it follows, and what was acked behind a gap is known as well.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from quorum_queue.consumer_groups.group import Member
+
+#: The cursor of a partition whose beginning is still looked up.
+UNKNOWN = -1
+#: Where what was never handed out ends.
+ENDLESS = 1 << 62
+
+
+class Span(NamedTuple):
+    """Messages with the offsets from `low` up to `stop`, which were handed out and came back so many times."""
+
+    low: int
+    stop: int
+    attempts: int
+
+
+class Spans:
+    """Spans in order, none over another."""
+
+    __slots__ = ("_lows", "_spans", "count")
+
+    def __init__(self) -> None:
+        self._lows: list[int] = []
+        self._spans: list[Span] = []
+        #: Offsets in all of them.
+        self.count = 0
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def __bool__(self) -> bool:
+        return bool(self._spans)
+
+    @property
+    def first(self) -> Span:
+        return self._spans[0]
+
+    def all(self) -> list[Span]:
+        return list(self._spans)
+
+    def add(self, span: Span) -> None:
+        """Add offsets that are in none of them."""
+        low, stop, attempts = span
+        spans, lows = self._spans, self._lows
+        place = len(lows) if not lows or lows[-1] < low else bisect_left(lows, low)
+        self.count += stop - low
+        if place and spans[place - 1].stop == low and spans[place - 1].attempts == attempts:
+            place -= 1
+            low = spans[place].low
+            del spans[place], lows[place]
+        if place < len(spans) and spans[place].low == stop and spans[place].attempts == attempts:
+            stop = spans[place].stop
+            del spans[place], lows[place]
+        spans.insert(place, Span(low, stop, attempts))
+        lows.insert(place, low)
+
+    def take(self, low: int, stop: int) -> list[Span]:
+        """Remove the offsets from `low` up to `stop`, as far as they are there, and return them."""
+        spans, lows = self._spans, self._lows
+        start = max(bisect_right(lows, low) - 1, 0)
+        if start < len(spans) and spans[start].stop <= low:
+            start += 1
+        end = start
+        taken: list[Span] = []
+        left: list[Span] = []
+        while end < len(spans) and spans[end].low < stop:
+            span = spans[end]
+            end += 1
+            if span.low < low:
+                left.append(Span(span.low, low, span.attempts))
+            if span.stop > stop:
+                left.append(Span(stop, span.stop, span.attempts))
+            taken.append(Span(max(span.low, low), min(span.stop, stop), span.attempts))
+        if taken:
+            spans[start:end] = left
+            lows[start:end] = [span.low for span in left]
+            self.count -= sum([span.stop - span.low for span in taken])
+        return taken
+
+    def clear(self) -> None:
+        self._lows, self._spans, self.count = [], [], 0
+
+
+class Partition:
+    """One partition of a group. Its stream is known by an id, which is another one if the stream was declared anew."""
+
+    __slots__ = (
+        "cursor",
+        "dying",
+        "generation",
+        "held",
+        "holder",
+        "name",
+        "number",
+        "owner",
+        "returned",
+        "stream_id",
+    )
+
+    def __init__(self, stream_id: int, name: str, number: int) -> None:
+        self.stream_id = stream_id
+        #: Of its stream.
+        self.name = name
+        #: Under which it is stored.
+        self.number = number
+        #: The offset of the first message that was never handed out.
+        self.cursor = UNKNOWN
+        self.held = Spans()
+        self.returned = Spans()
+        self.dying = Spans()
+        #: The member that it was given to, and the one that holds messages of it: another one for as long as that has not
+        #: settled them. Only then the new one gets any.
+        self.owner: Member | None = None
+        self.holder: Member | None = None
+        #: Of the group, when somebody else became active here.
+        self.generation = 0
+
+    @property
+    def committed(self) -> int:
+        """Everything before this offset is done."""
+        found = self.cursor
+        for spans in (self.held, self.returned, self.dying):
+            if spans and spans.first.low < found:
+                found = spans.first.low
+        return found
+
+    @property
+    def wanted(self) -> int:
+        """The offset to read next."""
+        return self.returned.first.low if self.returned else self.cursor
+
+    @property
+    def span_count(self) -> int:
+        return len(self.held) + len(self.returned) + len(self.dying)
+
+    def active(self) -> Member | None:
+        """Return the member that may be handed messages now."""
+        return self.owner if self.owner is not None and self.is_open_to(self.owner) else None
+
+    def is_open_to(self, member: Member) -> bool:
+        """Return whether this member may be handed messages: nobody else has any, and it is nobody else's."""
+        for other in (self.owner, self.holder):
+            if other is not None and other.channel != member.channel:
+                return False
+        return True
+
+    def passed(self, low: int, stop: int) -> bool:
+        """There is no message from `low` up to `stop`, which were to be read: they are gone. Return whether some were."""
+        gone = self.returned.take(low, stop) if self.returned else []
+        if low <= self.cursor < stop:
+            self.cursor = stop
+            return True
+        return bool(gone)
+
+    def upcoming(self) -> Span:
+        """Return what may be handed out next."""
+        return self.returned.first if self.returned else Span(self.cursor, ENDLESS, 0)
+
+    def take_out(self, low: int, stop: int) -> None:
+        """These are handed out now."""
+        self.returned.take(low, stop)
+        self.cursor = max(self.cursor, stop)
+
+    def move(self, offset: int) -> None:
+        """Go on at this offset, as if all before was acked and nothing behind was ever handed out."""
+        self.cursor = offset
+        self.returned.clear()
+        self.dying.clear()
+
+    def unread(self, first: int, stop: int) -> int:
+        """Return how many messages are to be handed out of a stream that has these offsets."""
+        if self.cursor < 0:
+            return 0
+        return max(stop - max(self.cursor, first), 0) + self.returned.count
+
+    def pending(self) -> list[Span]:
+        """Return what was handed out and is not done, in order."""
+        return sorted(self.held.all() + self.returned.all() + self.dying.all())
+
+
+__all__ = ["ENDLESS", "UNKNOWN", "Partition", "Span", "Spans"]

@@ -1,0 +1,258 @@
+"""A range of offsets of one partition, as a task reads it: from a consumer of its own, which begins at the first offset.
+
+An ack is nothing but room for more messages. So a lost connection costs nothing: the next one begins where this one was.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pika import spec
+
+from spark_sink.client.connection import Connection
+from spark_sink.client.errors import AmqpError, ChannelClosed, ConnectionLost, LoginRefused
+from spark_sink.client.frames import method_frame
+from spark_sink.client.login import Host
+from spark_sink.consumer import (
+    CONSUMER_TAG,
+    HOLD_BACK_S,
+    RECONNECT_MAX_S,
+    RECONNECT_PAUSE_MAX_S,
+    RECONNECT_PAUSE_S,
+    log,
+)
+from spark_sink.deliveries import Run, Splitter
+from spark_sink.loss import DataLoss
+from spark_sink.options import SourceOptions
+from spark_sink.patience import Patience
+from spark_sink.streams.offsets import Range
+from spark_sink.streams.placed import OFFSET, offset_at
+from spark_sink.streams.probe import CAPABILITY, Bounds, NotKnown, count_from, refusal
+
+PREFETCH = 20_000
+#: Received and not yet decoded; past it the socket is left unread.
+BUFFER_BYTES_MAX = 64 << 20
+#: Of one Arrow batch.
+ROWS_PER_BATCH, BATCH_BYTES_MAX = 20_000, 16 << 20
+#: How often the broker is asked about messages that are due.
+LOOK_S = 0.2
+
+
+def nearest_host(hosts: Sequence[Host], number: int) -> int:
+    """Return which host to begin with: one on this machine, else each task another one."""
+    local = {"localhost", "127.0.0.1", "::1", socket.gethostname(), socket.getfqdn()}
+    for index, host in enumerate(hosts):
+        if host.name in local:
+            return index
+    return number % len(hosts)
+
+
+class _Intake:
+    """What the connection's thread calls."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.runs: deque[Run] = deque()
+        self._bytes = 0
+        self._splitter = Splitter()
+
+    def take(self, data: bytes, start: int, end: int) -> int:
+        stop = self._splitter.take(data, start, end)
+        if self._splitter.runs:
+            runs, self._splitter.runs = self._splitter.runs, []
+            with self.changed:
+                self.runs.extend(runs)
+                self._bytes += sum(len(run.data) for run in runs)
+                self.changed.notify_all()
+                if self._bytes > BUFFER_BYTES_MAX:
+                    self.changed.wait_for(lambda: self._bytes <= BUFFER_BYTES_MAX, HOLD_BACK_S)
+        return stop
+
+    def content(self, method: Any, properties: Any, body: bytes) -> None:
+        """Deliveries are all taken above, and nothing is published here."""
+
+    def ended(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
+
+    def pop(self) -> Run | None:
+        """What has come, as much as makes a batch."""
+        with self.changed:
+            taken: list[Run] = []
+            count = size = 0
+            while self.runs and (not taken or (count < ROWS_PER_BATCH and size < BATCH_BYTES_MAX)):
+                run = self.runs.popleft()
+                taken.append(run)
+                count += len(run)
+                size += len(run.data)
+            self._bytes -= size
+            self.changed.notify_all()
+        return Run.joined(taken) if taken else None
+
+
+class Fetch:
+    """Iterates over the runs of a range, in order. Raises AmqpError, DataLoss."""
+
+    def __init__(self, options: SourceOptions, queue: str, wanted: Range, number: int) -> None:
+        self._options = options
+        self._queue = queue
+        self._wanted = wanted
+        #: The next offset to come.
+        self._next = wanted.start
+        self._host = nearest_host(options.login.hosts, number)
+        self._connection: Connection | None = None
+        self._intake = _Intake()
+
+    def __iter__(self) -> Iterator[Run]:
+        try:
+            while self._next < self._wanted.end:
+                try:
+                    self._consume()
+                    yield from self._received()
+                except ChannelClosed as error:
+                    if error.code:
+                        raise refusal(error, self._queue) from None
+                    self._lost(error)
+                except LoginRefused:
+                    raise
+                except (ConnectionLost, NotKnown) as error:
+                    self._lost(error)
+        finally:
+            self._close()
+
+    def _consume(self) -> None:
+        connection = self._connected()
+        self._intake = _Intake()
+        connection.set_intake(self._intake)
+        connection.call(spec.Basic.Qos(prefetch_count=self._options.prefetch or PREFETCH), spec.Basic.QosOk)
+        consume = spec.Basic.Consume(
+            queue=self._queue, consumer_tag=CONSUMER_TAG, no_ack=False, arguments={OFFSET: self._next}
+        )
+        connection.call(consume, spec.Basic.ConsumeOk)
+
+    def _connected(self) -> Connection:
+        deadline = time.monotonic() + RECONNECT_MAX_S
+        pause_s = RECONNECT_PAUSE_S
+        while True:
+            try:
+                self._connection = Connection.open(
+                    self._options.login, f"spark read {self._queue}", self._host
+                )
+                return self._connection
+            except LoginRefused:
+                raise
+            except AmqpError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, RECONNECT_PAUSE_MAX_S)
+
+    def _received(self) -> Iterator[Run]:
+        """What the consumer brings, until the range or the connection ends."""
+        connection, intake = self._connection, self._intake
+        assert connection is not None
+        patience = Patience(self._options.redelivery_timeout_ms / 1_000)
+        while self._next < self._wanted.end:
+            run = intake.pop()
+            if run is None:
+                with intake.changed:
+                    came = intake.changed.wait_for(lambda: intake.runs or connection.error, LOOK_S)
+                if not came and self._is_over(connection, patience):
+                    return
+                if connection.error is not None and not intake.runs:
+                    raise connection.error
+                continue
+            patience.sign()
+            if connection.error is None:
+                connection.send(method_frame(1, spec.Basic.Ack(run.tag(-1), multiple=True)))
+            found = self._of_range(run)
+            if found is not None:
+                yield found
+
+    def _of_range(self, run: Run) -> Run | None:
+        """Cut off what is before and behind the range, and note how far it has come."""
+        first, last = offset_at(run, 0), offset_at(run, len(run) - 1)
+        if first < self._next:
+            # RabbitMQ begins with the chunk that has the offset.
+            before = bisect_left(range(len(run)), self._next, key=lambda index: offset_at(run, index))
+            if before == len(run):
+                return None
+            run = run.split(before)[1]
+            first = offset_at(run, 0)
+        if first > self._next and self._next == self._wanted.start:
+            self._begins_late(first)
+        self._next = last + 1
+        if last >= self._wanted.end:
+            count = bisect_left(range(len(run)), self._wanted.end, key=lambda index: offset_at(run, index))
+            if not count:
+                return None
+            run = run.split(count)[0]
+        return run
+
+    def _begins_late(self, found: int) -> None:
+        """The first message has a later offset: compaction leaves gaps, and what retention takes is lost to the query."""
+        first = found
+        if self._connection is not None and self._connection.capabilities.get(CAPABILITY):
+            with Connection.open(self._options.login, f"spark read {self._queue}", self._host) as other:
+                bounds = count_from(other, self._queue, self._wanted.start)
+            if not isinstance(bounds, Bounds):
+                return
+            first = bounds.first
+        gone = min(first, self._wanted.end)
+        if gone > self._wanted.start:
+            lost(self._options, self._queue, self._wanted.start, gone)
+
+    def _is_over(self, connection: Connection, patience: Patience) -> bool:
+        """Nothing has come for a while: whether nothing more is to come. Raises AmqpError, DataLoss."""
+        end = self._wanted.end
+        if not connection.capabilities.get(CAPABILITY):
+            connection.call(spec.Queue.Declare(queue=self._queue, passive=True), spec.Queue.DeclareOk)
+            over = patience.over()
+        else:
+            with Connection.open(self._options.login, f"spark read {self._queue}", self._host) as other:
+                found = count_from(other, self._queue, self._next)
+            if isinstance(found, Bounds) and found.first > self._next:
+                gone = min(found.first, end)
+                lost(self._options, self._queue, self._next, gone)
+                self._next = gone
+                return gone == end
+            if (found.next if isinstance(found, Bounds) else self._next + found) < end:
+                # This node is behind the one that told the end.
+                patience.sign()
+                return False
+            over = patience.over()
+        if over:
+            log.warning(
+                "stream '%s' has no more messages at the offsets %d to %d", self._queue, self._next, end - 1
+            )
+            self._next = end
+        return over
+
+    def _lost(self, error: AmqpError) -> None:
+        log.warning("stream '%s': reconnecting at offset %d: %s", self._queue, self._next, error)
+        self._close()
+        hosts = self._options.login.hosts
+        self._host = (self._host + 1) % len(hosts)
+        time.sleep(RECONNECT_PAUSE_S)
+
+    def _close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+def lost(options: SourceOptions, queue: str, low: int, stop: int) -> None:
+    """Messages are gone. Raises DataLoss unless the query is to go on."""
+    text = (
+        f"stream '{queue}' has no offsets {low} to {stop - 1} any more, and they were to be read: "
+        "retention was faster (x-max-age, x-max-length-bytes)"
+    )
+    if options.fail_on_data_loss:
+        raise DataLoss(f"{text}. To go on with offset {stop}, set option failOnDataLoss=false")
+    log.error("%s; going on with offset %d (failOnDataLoss=false)", text, stop)

@@ -1,0 +1,82 @@
+"""Where messages stand in a stream: the broker adds a header with the offset to each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pika import data as field_table
+
+from spark_sink.deliveries import HEADERS_BIT, U32, U64, Run
+from spark_sink.properties import BadMessage
+
+OFFSET = "x-stream-offset"
+#: Name and type of the header; its eight bytes follow.
+MARK = bytes([len(OFFSET)]) + OFFSET.encode() + b"l"
+VALUE_BYTES = U64.size
+FLAGS_BYTES = 2
+
+
+def offset_at(run: Run, index: int) -> int:
+    """Return the offset of a message of a run. Raises BadMessage."""
+    properties = run.properties(index)
+    return int(U64.unpack_from(properties, _value_at(properties))[0])
+
+
+def _value_at(properties: bytes) -> int:
+    """Where the offset stands. Raises BadMessage."""
+    at = properties.rfind(MARK)
+    if at >= 0 and properties.find(MARK) == at:
+        return at + len(MARK)
+    # Another header, or a property, has the same bytes in its text: only decoding tells them apart.
+    table_at, table_end = _table(properties)
+    place = table_at + U32.size
+    while place < table_end:
+        after = place + 1 + properties[place]
+        if properties[place : after + 1] == MARK:
+            return after + 1
+        place = field_table.decode_value(properties, after)[1]
+    raise BadMessage(f"a message of a stream came without its offset: {properties[:200]!r}")
+
+
+def _table(properties: bytes) -> tuple[int, int]:
+    """Where the headers begin, with their size, and where they end. Raises BadMessage."""
+    if not properties[0] & HEADERS_BIT:
+        raise BadMessage(f"a message of a stream came without headers: {properties[:200]!r}")
+    at = FLAGS_BYTES
+    for bit in (0x80, 0x40):  # content_type and content_encoding come before
+        if properties[0] & bit:
+            at += 1 + properties[at]
+    return at, at + U32.size + int(U32.unpack_from(properties, at)[0])
+
+
+def without_offsets(properties: Sequence[bytes]) -> tuple[list[int], list[bytes]]:
+    """Return the offsets, and the properties as they were published. Raises BadMessage."""
+    at = _value_at(properties[0])
+    before = properties[0][:at]
+    after = at + VALUE_BYTES
+    unpack = U64.unpack_from
+    if all(each.startswith(before) for each in properties):
+        rest = _without(before, properties[0])
+        ends = [each[after:] for each in properties]
+        # Mostly there is one; then all are the same object, whose hash is known.
+        whole = {end: rest + end for end in set(ends)}
+        return [unpack(each, at)[0] for each in properties], list(map(whole.__getitem__, ends))
+    offsets: list[int] = []
+    found: list[bytes] = []
+    known: dict[bytes, bytes] = {}
+    for each in properties:
+        at = _value_at(each)
+        before = each[:at]
+        offsets.append(unpack(each, at)[0])
+        rest = known.get(before) or known.setdefault(before, _without(before, each))
+        found.append(rest + each[at + VALUE_BYTES :])
+    return offsets, found
+
+
+def _without(before: bytes, properties: bytes) -> bytes:
+    """Return what comes before the offset's value, without its header; nothing is left of a table that it had alone."""
+    table_at, table_end = _table(properties)
+    size = table_end - table_at - U32.size - len(MARK) - VALUE_BYTES
+    if not size:
+        return bytes((before[0] & ~HEADERS_BIT, before[1])) + before[FLAGS_BYTES:table_at]
+    return before[:table_at] + U32.pack(size) + before[table_at + U32.size : -len(MARK)]

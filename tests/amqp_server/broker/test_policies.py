@@ -1,0 +1,293 @@
+"""Policies: what they come to, and how they reach queues."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pamqp import commands
+
+from amqp_server.broker import recovery
+from amqp_server.broker.arguments import QueueArguments
+from amqp_server.broker.broker import Broker
+from amqp_server.broker.operations import ClearParameter, DeleteVhost, PutParameter
+from amqp_server.broker.parameters import OPERATOR_POLICY, POLICY, ParameterRefused
+from amqp_server.broker.policies import Applied, Policy, joined
+from amqp_server.broker.queue_types import CLASSIC, QUORUM, STREAM
+from amqp_server.config import Config
+from amqp_server.turn import Turn
+from persistence.journal import Journal
+from tests.amqp_server.connection.node import Commits, MemoryNode, Peer, make_broker
+from tests.amqp_server.wire.published import message
+
+
+def put(
+    broker: Broker,
+    name: str,
+    definition: dict[str, Any],
+    pattern: str = "",
+    *,
+    operator: bool = False,
+    priority: int = 0,
+    apply_to: str = "all",
+) -> None:
+    record = broker.policies.prepare(
+        "/",
+        name,
+        pattern=pattern,
+        definition=definition,
+        priority=priority,
+        apply_to=apply_to,
+        operator=operator,
+    )
+    broker.turn.run(broker.propose, PutParameter(record))
+
+
+def clear(broker: Broker, name: str, component: str = POLICY) -> None:
+    broker.turn.run(broker.propose, ClearParameter("/", component, name))
+
+
+def declare(peer: Peer, queue: str, **arguments: Any) -> None:
+    named = {f"x-{name.replace('_', '-')}": value for name, value in arguments.items()}
+    peer.call(1, commands.Queue.Declare(queue=queue, durable=True, arguments=named))
+
+
+@pytest.fixture
+def node() -> MemoryNode:
+    return MemoryNode()
+
+
+@pytest.fixture
+def peer(node: MemoryNode) -> Peer:
+    peer = node.peer()
+    peer.call(1, commands.Channel.Open())
+    return peer
+
+
+def publish(peer: Peer, queue: str, headers: bytes = b"\0\0\0\0") -> None:
+    peer.send(message("", queue, delivery_mode=b"\x02", headers=headers).encode(1))
+
+
+JOINED = [
+    (QueueArguments(), {"max-length": 5}, {"max_length": 5}),
+    (QueueArguments(max_length=3), {"max-length": 5}, {"max_length": 3}),
+    (QueueArguments(max_length=7), {"max-length": 5}, {"max_length": 5}),
+    (QueueArguments(expires_ms=7), {"expires": 5}, {"expires_ms": 5}),
+    (QueueArguments(overflow="drop-head"), {"overflow": "reject-publish"}, {"overflow": "drop-head"}),
+    (QueueArguments(), {"overflow": "reject-publish"}, {"overflow": "reject-publish"}),
+    (QueueArguments(dead_letter_exchange="a"), {"dead-letter-exchange": "b"}, {"dead_letter_exchange": "a"}),
+    # In these RabbitMQ lets the policy go first.
+    (
+        QueueArguments("quorum", overflow="drop-head", expires_ms=3),
+        {"overflow": "reject-publish", "expires": 5},
+        {"overflow": "reject-publish", "expires_ms": 5},
+    ),
+    (
+        QueueArguments("stream", max_age_ms=1, max_length_bytes=3),
+        {"max-age": "1s", "max-length-bytes": 5},
+        {"max_age_ms": 1000, "max_length_bytes": 5},
+    ),
+    (QueueArguments("stream"), {"stream-max-segment-size-bytes": 0}, {"segment_bytes": None}),
+    # Declared without a limit.
+    (QueueArguments("quorum", delivery_limit=-1), {"delivery-limit": 5}, {"delivery_limit": 5}),
+    (QueueArguments("quorum", delivery_limit=2), {"delivery-limit": 5}, {"delivery_limit": 2}),
+    (QueueArguments(), {"deduplication-count": 5}, {"deduplication_count": 5, "deduplication": True}),
+    (QueueArguments(deduplication=False), {"deduplication-count": 5}, {"deduplication": False}),
+    (QueueArguments(), {"alternate-exchange": "x"}, {}),
+]
+
+
+@pytest.mark.parametrize(("declared", "definition", "changed"), JOINED)
+def test_what_a_queue_does_by_its_arguments_and_its_policy(
+    declared: QueueArguments, definition: dict[str, Any], changed: dict[str, Any]
+) -> None:
+    found = joined(declared, definition)
+    assert {name: getattr(found, name) for name in changed} == changed
+    for name in QueueArguments.__dataclass_fields__:
+        if name not in changed and name not in ("overflow", "deduplication_count"):
+            assert getattr(found, name) == getattr(declared, name)
+
+
+def test_the_smaller_value_of_policy_and_operator_policy_holds() -> None:
+    def policy(**definition: Any) -> Policy:
+        named = {name.replace("_", "-"): value for name, value in definition.items()}
+        return Policy("/", "p", "", "all", 0, named)
+
+    assert Applied(policy(max_length=2, overflow="drop-head"), policy(max_length=1)).definition == {
+        "max-length": 1,
+        "overflow": "drop-head",
+    }
+    assert Applied(policy(expires=2), policy(max_length=1)).definition == {"expires": 2, "max-length": 1}
+    assert Applied(None, policy(max_length=1)).definition == {"max-length": 1}
+    assert Applied().definition == {}
+
+
+def test_a_policy_is_for_types_of_queues_that_know_all_of_it(node: MemoryNode) -> None:
+    broker = node.broker
+    put(broker, "few", {"delivery-limit": 1, "max-length": 1}, priority=3)
+    put(broker, "log", {"max-age": "1D"}, priority=2)
+    put(broker, "bytes", {"max-length-bytes": 9}, priority=1, apply_to="queues")
+    put(broker, "classic", {"max-length": 9}, priority=9, apply_to="classic_queues")
+    put(broker, "exchange", {"alternate-exchange": "amq.fanout"}, priority=9, apply_to="exchanges")
+
+    def name(type: Any) -> str:
+        policy = broker.policies.of_queue("/", "q", type).policy
+        return policy.name if policy is not None else ""
+
+    assert [name(type) for type in (CLASSIC, QUORUM, STREAM)] == ["classic", "few", "log"]
+    clear(broker, "classic")
+    clear(broker, "few")
+    clear(broker, "log")
+    assert [name(type) for type in (CLASSIC, QUORUM, STREAM)] == ["bytes"] * 3
+    found = broker.policies.of_exchange("/", "amq.topic").policy
+    assert found is not None and found.name == "exchange"
+
+
+@pytest.mark.parametrize("pattern", ["", "^q", "(?=q)q", "q$"])
+def test_patterns(node: MemoryNode, pattern: str) -> None:
+    """The empty one matches all, unlike that of a permission."""
+    put(node.broker, "p", {"max-length": 1}, pattern)
+    assert node.broker.policies.of_queue("/", "q", CLASSIC).policy is not None
+    assert (node.broker.policies.of_queue("/", "x", CLASSIC).policy is None) == bool(pattern)
+
+
+@pytest.mark.parametrize("pattern", ["(", "a{2000}{2000}"])
+def test_patterns_that_are_none(node: MemoryNode, pattern: str) -> None:
+    with pytest.raises(ParameterRefused, match="pattern should be regular expression but is invalid"):
+        put(node.broker, "p", {"max-length": 1}, pattern)
+
+
+def test_no_more_than_allowed() -> None:
+    node = MemoryNode(parameters_max=1, parameter_bytes_max=1024)
+    put(node.broker, "a", {"max-length": 1})
+    put(node.broker, "a", {"max-length": 2})
+    with pytest.raises(ParameterRefused, match="parameters_max"):
+        put(node.broker, "b", {"max-length": 1})
+    with pytest.raises(ParameterRefused, match="parameter_bytes_max"):
+        put(node.broker, "a", {"max-length": 1}, pattern="x" * 1024)
+
+
+@pytest.mark.parametrize("type", ["classic", "quorum"])
+def test_settings_change_under_messages(node: MemoryNode, peer: Peer, type: str) -> None:
+    declare(peer, "q", queue_type=type)
+    queue: Any = node.broker.vhost("/").queues["q"]
+    for _ in range(5):
+        publish(peer, "q")
+    put(node.broker, "p", {"max-length": 3})
+    assert queue.host.ready_count == 3
+    put(node.broker, "o", {"max-length": 2}, operator=True)
+    assert queue.host.ready_count == 2
+    clear(node.broker, "o", OPERATOR_POLICY)
+    publish(peer, "q")
+    publish(peer, "q")
+    assert queue.host.ready_count == 3
+    clear(node.broker, "p")
+    publish(peer, "q")
+    assert queue.host.ready_count == 4
+    assert queue.settings == queue.declared_settings == queue.host.settings
+
+
+def test_a_lease_begins_with_its_policy(node: MemoryNode, peer: Peer) -> None:
+    broker = node.broker
+    declare(peer, "q", expires=3_600_000)
+    node.clock.now_ms += 60_000
+    put(broker, "p", {"expires": 1_000})
+    node.clock.now_ms += 900
+    broker.turn.run(broker.timers.run, node.clock.now_ms)
+    assert "q" in broker.vhost("/").queues
+    node.clock.now_ms += 200
+    broker.turn.run(broker.timers.run, node.clock.now_ms)
+    assert "q" not in broker.vhost("/").queues
+
+
+def test_deduplication_begins_and_ends_with_a_policy(node: MemoryNode, peer: Peer) -> None:
+    def send() -> None:
+        headers = b"\x10x-deduplication-idS\0\0\0\x01a"
+        headers = bytes((len(b"x-deduplication-id"),)) + headers[1:]
+        publish(peer, "q", len(headers).to_bytes(4, "big") + headers)
+
+    declare(peer, "q")
+    queue = node.broker.vhost("/").queues["q"]
+    send()
+    send()
+    assert queue.host.ready_count == 2
+    put(node.broker, "p", {"deduplication": True})
+    send()
+    send()
+    assert queue.host.ready_count == 3
+    # Over a restart, too.
+    node.sync()
+    node.environment.crash()
+    broker = make_broker(Config(), node.environment, node.clock, Commits(node.environment))
+    recovery.recover(broker, Journal(node.environment))
+    host: Any = broker.vhost("/").queues["q"].host
+    assert host.ready_count == 3
+    assert host.machine.dedup is not None and len(host.machine.dedup) == 1
+    clear(broker, "p")
+    assert not host.wants_ids
+    put(broker, "p", {"deduplication": True})
+    assert len(host.machine.dedup) == 0
+    node.environment.flush()
+    node.environment.crash()
+    broker = make_broker(Config(), node.environment, node.clock, Commits(node.environment))
+    recovery.recover(broker, Journal(node.environment))
+    host = broker.vhost("/").queues["q"].host
+    assert host.ready_count == 3
+    assert len(host.machine.dedup) == 0
+
+
+def test_policies_come_back(node: MemoryNode, peer: Peer) -> None:
+    declare(peer, "q")
+    put(node.broker, "p", {"max-length": 3, "alternate-exchange": "amq.fanout"})
+    put(node.broker, "o", {"max-length": 2}, operator=True)
+    for _ in range(5):
+        publish(peer, "q")
+    node.sync()
+    node.environment.crash()
+    broker = make_broker(Config(), node.environment, node.clock, Commits(node.environment))
+    recovery.recover(broker, Journal(node.environment))
+    queue: Any = broker.vhost("/").queues["q"]
+    assert queue.settings.max_length == queue.host.settings.max_length == 2
+    assert queue.host.ready_count == 2
+    exchange = broker.vhost("/").router.get("amq.topic")
+    assert exchange is not None and exchange.alternate == "amq.fanout"
+
+
+def test_they_go_with_their_vhost(node: MemoryNode) -> None:
+    broker = node.broker
+    broker.add_vhost("v")
+    record = broker.policies.prepare(
+        "v", "p", pattern="", definition={"max-length": 1}, priority=0, apply_to="all", operator=False
+    )
+    broker.propose(PutParameter(record))
+    assert len(broker.parameters) == 1
+    broker.propose(DeleteVhost("v"))
+    assert len(broker.parameters) == 0
+    broker.propose(PutParameter(record))
+    assert len(broker.parameters) == 0
+
+
+def test_many_queues_follow_in_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = MemoryNode()
+    peer = node.peer()
+    peer.call(1, commands.Channel.Open())
+    for number in range(20):
+        declare(peer, f"q{number}")
+    queues = node.broker.vhost("/").queues.values()
+    done: list[int] = []
+    turn = node.turn
+    asked = [0]
+
+    def overdue(turn: Turn) -> bool:
+        asked[0] += 1
+        return asked[0] % 4 == 0
+
+    monkeypatch.setattr(Turn, "overdue", overdue)
+    put(node.broker, "p", {"max-length": 3})
+    node.broker.policies.when_applied(lambda: done.append(1))
+    assert not done
+    assert 0 < sum(queue.settings.max_length == 3 for queue in queues) < 20
+    for _ in range(200):
+        turn.catch_up()
+    assert done
+    assert all(queue.settings.max_length == 3 for queue in queues)

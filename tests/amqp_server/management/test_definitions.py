@@ -1,0 +1,294 @@
+"""Definitions: exported, taken over, and what has no counterpart."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from amqp_server.broker.password import from_rabbitmq, hash_password, to_rabbitmq
+from amqp_server.connection.password_checks import PasswordChecks
+from amqp_server.load_definitions import DefinitionsError, load_definitions
+from amqp_server.management.managed_broker import ManagedBroker
+from amqp_server.management.slices import Slices
+
+from .conftest import Connect, ManagedNode
+
+pytestmark = pytest.mark.trio
+
+ALL = {"configure": ".*", "write": ".*", "read": ".*"}
+
+
+def rabbitmq(password: str, digest: str) -> str:
+    return base64.b64encode(b"salt" + hashlib.new(digest, b"salt" + password.encode()).digest()).decode()
+
+
+def queue(name: str, vhost: str = "/", **arguments: Any) -> dict[str, Any]:
+    named = {f"x-{key.replace('_', '-')}": value for key, value in arguments.items()}
+    return {"name": name, "vhost": vhost, "durable": True, "auto_delete": False, "arguments": named}
+
+
+async def test_export_import_export(connect: Connect, node: ManagedNode, tmp_path: Path) -> None:
+    client = connect("admin")
+    # There is no such user.
+    node.broker.permissions.clear_user("other")
+    for path, body in (
+        ("vhosts/v", {"description": "d", "tags": "a,b", "default_queue_type": "quorum"}),
+        ("users/ann", {"password": "secret", "tags": "monitoring"}),
+        (
+            "users/bob",
+            {
+                "password_hash": rabbitmq("bob", "sha512"),
+                "hashing_algorithm": "rabbit_password_hashing_sha512",
+            },
+        ),
+        ("users/nobody", {"password_hash": ""}),
+        ("permissions/v/ann", ALL),
+        ("topic-permissions/v/ann", {"exchange": "amq.topic", "write": "^a", "read": ""}),
+        ("user-limits/ann/max-channels", {"value": 9}),
+        ("vhost-limits/v/max-queues", {"value": 99}),
+        ("global-parameters/cluster_name", {"value": "mine"}),
+        ("exchanges/v/x", {"type": "headers", "arguments": {"alternate-exchange": "amq.topic"}}),
+        ("exchanges/v/y", {"type": "fanout", "durable": False, "auto_delete": True, "internal": True}),
+        ("queues/v/by-default", {}),
+        ("queues/v/classic", {"arguments": {"x-queue-type": "classic", "x-max-priority": 3}}),
+        ("queues/%2F/plain", {"durable": False}),
+        (
+            "policies/v/p",
+            {"pattern": "^b", "definition": {"max-length": 3}, "priority": 2, "apply-to": "queues"},
+        ),
+        ("operator-policies/v/o", {"pattern": "^b", "definition": {"expires": 9_000_000}}),
+    ):
+        answer = await client.put(path, json=body)
+        assert answer.status_code in (201, 204), (path, answer.text)
+    for path, body in (
+        ("bindings/v/e/x/q/classic", {"arguments": {"x-match": "any", "n": 1}}),
+        ("bindings/v/e/x/e/y", {"routing_key": "k"}),
+    ):
+        assert (await client.post(path, json=body)).status_code == 201
+    before = (await client.get("definitions")).json()
+    types = {row["name"]: row["arguments"].get("x-queue-type") for row in before["queues"]}
+    # What the default of a vhost made of it is told, for brokers with another default.
+    assert types == {"by-default": "quorum", "classic": "classic", "plain": None}
+    assert {row["name"] for row in before["users"]} >= {"ann", "bob", "nobody"}
+
+    (tmp_path / "other").mkdir()
+    other = ManagedNode(tmp_path / "other")
+    other.broker.permissions.clear_user("other")
+    managed = ManagedBroker(other)  # type: ignore[arg-type]
+    file = tmp_path / "definitions.json"
+    file.write_text(json.dumps(before))
+    await load_definitions(managed, str(file))
+    # Twice is as good as once.
+    await load_definitions(managed, str(file))
+    for user, password in (("ann", "secret"), ("bob", "bob")):
+        assert other.broker.users.verify(user, password)
+    assert not other.broker.users.verify("nobody", "")
+    assert other.broker.vhost("v").queues["by-default"].type.name == "quorum"
+    assert other.broker.vhost("v").queues["by-default"].settings.max_length == 3
+
+    import httpx
+
+    from amqp_server.management.http import Api
+
+    transport = httpx.ASGITransport(Api(managed, 1 << 20).app(8), client=("127.0.0.1", 1))
+    auth = httpx.BasicAuth("admin", "admin")
+    async with httpx.AsyncClient(transport=transport, base_url="http://broker/api/", auth=auth) as again:
+        after = (await again.get("definitions")).json()
+    for told in (before, after):
+        for section in ("queues", "exchanges", "bindings"):
+            # Several are declared at a time.
+            told[section].sort(key=json.dumps)
+    assert after == before
+
+
+async def test_a_password_gets_a_hash_of_our_own_at_the_next_login(
+    connect: Connect, node: ManagedNode
+) -> None:
+    users = node.broker.users
+    checks = PasswordChecks(users, node.broker.config, node.broker.replace_hash)
+    for digest in ("sha256", "sha512", "md5"):
+        told = {
+            "name": digest,
+            "password_hash": rabbitmq("secret", digest),
+            "hashing_algorithm": f"rabbit_password_hashing_{digest}",
+            "tags": "management",
+        }
+        assert (await connect("admin").post("definitions", json={"users": [told]})).status_code == 204
+        assert users.require(digest).password_hash.startswith(f"{digest}$")
+        assert (await checks.check("peer", digest, "wrong")).value == "refused"
+        assert users.require(digest).password_hash.startswith(f"{digest}$")
+        assert (await checks.check("peer", digest, "secret")).value == "accepted"
+        assert users.require(digest).password_hash.startswith("$argon2id$")
+        assert users.require(digest).tags == ("management",)
+        # Known without another check.
+        assert users.recall(digest, "secret")
+        assert users.verify(digest, "secret")
+        assert not users.verify(digest, "wrong")
+
+
+async def test_a_hash_that_was_changed_meanwhile_stays(node: ManagedNode) -> None:
+    before = node.broker.users.require("guest").password_hash
+    node.broker.users.put("guest", "other", ["administrator"])
+    node.broker.replace_hash("guest", before, "new")
+    assert node.broker.users.require("guest").password_hash == "other"
+
+
+async def test_hashes_go_there_and_back() -> None:
+    for encoded in (hash_password("x"), f"sha256${rabbitmq('x', 'sha256')}", f"md5${rabbitmq('x', 'md5')}"):
+        algorithm, told = to_rabbitmq(encoded)
+        assert from_rabbitmq(algorithm, told) == encoded
+    for told in ("$argon2id$", "$argon2id$v=19$m=99999999,t=3,p=1$c2FsdHNhbHQ$" + "a" * 43, "x"):
+        with pytest.raises(ValueError):
+            from_rabbitmq("argon2id", told)
+
+
+@pytest.mark.parametrize(
+    ("told", "digest"),
+    [
+        ({"rabbitmq_version": "3.5.7"}, "md5"),
+        ({"rabbit_version": "3.5.7"}, "md5"),
+        ({"rabbitmq_version": "3.10.8"}, "sha256"),
+        ({"rabbitmq_version": "0.2.0", "product_name": "mqd"}, "sha256"),
+        ({}, "sha256"),
+    ],
+)
+async def test_old_definitions_do_not_name_the_algorithm(
+    connect: Connect, node: ManagedNode, told: dict[str, Any], digest: str
+) -> None:
+    users = [{"name": "old", "password_hash": rabbitmq("secret", digest), "tags": ""}]
+    assert (await connect("admin").post("definitions", json=told | {"users": users})).status_code == 204
+    assert node.broker.users.verify("old", "secret")
+
+
+async def test_what_has_no_counterpart_is_told(connect: Connect, node: ManagedNode) -> None:
+    client = connect("admin")
+    told = {
+        "users": [{"name": "odd", "password_hash": "x", "hashing_algorithm": "own", "tags": ""}],
+        "vhosts": [{"name": "v2", "metadata": {"default_queue_type": "odd"}}],
+        "parameters": [{"component": "shovel", "name": "s", "vhost": "/", "value": {}}],
+        "policies": [
+            {"vhost": "/", "name": "ha", "pattern": "x", "definition": {"ha-mode": "all"}},
+            {"vhost": "/", "name": "both", "pattern": "x", "definition": {"ha-mode": "all", "max-length": 1}},
+        ],
+        "exchanges": [
+            {"vhost": "/", "name": "late", "type": "x-delayed-message", "durable": True, "auto_delete": False}
+        ],
+        "queues": [queue("odd", queue_type="odd"), queue("good")],
+        "bindings": [
+            {
+                "vhost": "/",
+                "source": "late",
+                "destination": "good",
+                "destination_type": "queue",
+                "routing_key": "",
+            }
+        ],
+        "odd": [{"a": 1}],
+    }
+    answer = await client.post("definitions", json=told)
+    assert answer.status_code == 200
+    skipped = {(row["section"], row["vhost"], row["name"]): row["reason"] for row in answer.json()["skipped"]}
+    assert skipped == {
+        ("odd", "", ""): "unknown here",
+        ("users", "", "odd"): "hashing algorithm own is not known here",
+        ("vhosts", "", "v2"): "default queue type odd is not known here",
+        ("parameters", "/", "s"): "component shovel has no counterpart here",
+        ("policies", "/", "ha"): "ha-mode has no counterpart here",
+        ("policies", "/", "both"): "ha-mode has no counterpart here",
+        ("exchanges", "/", "late"): "exchange type x-delayed-message is not known here",
+        ("queues", "/", "odd"): "queue type odd is not known here",
+        ("bindings", "/", "late"): "there is no exchange 'late'",
+    }
+    assert set(node.broker.vhost("/").queues) == {"good"}
+    assert [record.name for record in node.broker.parameters] == ["both"]
+    answer = await client.post("definitions/other", json={"queues": [queue("q")], "users": [{"name": "x"}]})
+    assert answer.json() == {
+        "skipped": [
+            {
+                "section": "users",
+                "vhost": "",
+                "name": "",
+                "reason": "not a part of definitions of one virtual host",
+            }
+        ]
+    }
+    assert "q" in node.broker.vhost("other").queues
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ([], "failed_to_parse_json"),
+        ({"queues": {}}, None),
+        ({"queues": [1]}, "queues must be a list of objects"),
+        ({"queues": {"a": 1}}, "queues must be a list of objects"),
+        (
+            {"queues": [queue("q", "nowhere")]},
+            "queues: 'q' in vhost 'nowhere': Virtual host 'nowhere' does not exist",
+        ),
+        ({"queues": [queue("q", max_length=-1)]}, "queues: 'q' in vhost '/': invalid arg 'x-max-length'"),
+        ({"queues": [{"vhost": "/", "durable": True}]}, "name is missing"),
+        ({"queues": [queue("q") | {"durable": "maybe"}]}, "durable must be true or false"),
+        ({"permissions": [{"user": "no", "vhost": "/"} | ALL]}, 'User "no" does not exist'),
+        ({"permissions": [{"user": "plain", "vhost": "/"} | ALL | {"read": "("}]}, "regular expression"),
+        ({"policies": [{"vhost": "/", "name": "p", "pattern": "("}]}, "policies: 'p' in vhost '/'"),
+        (
+            {"policies": [{"vhost": "/", "name": "p", "pattern": "x", "definition": {"max-length": -1}}]},
+            "-1 is not a valid maximum length",
+        ),
+        ({"users": [{"name": "x", "password_hash": "?", "tags": ""}]}, "password_hash is not base64"),
+        ({"users": [{"name": "x", "tags": "", "limits": {"no": 1}}]}, "Unrecognised terms"),
+    ],
+)
+async def test_what_is_wrong_is_named(connect: Connect, told: Any, reason: str | None) -> None:
+    answer = await connect("admin").post("definitions", json=told)
+    if reason is None:
+        assert answer.status_code == 204
+    else:
+        assert answer.status_code == 400
+        assert reason in answer.json()["reason"]
+
+
+async def test_the_last_administrator_stays(connect: Connect, node: ManagedNode) -> None:
+    for user in ("guest",):
+        node.broker.users.delete(user)
+    answer = await connect("admin").post(
+        "definitions", json={"users": [{"name": "admin", "password_hash": "", "tags": ""}]}
+    )
+    assert answer.status_code == 400
+    assert "is the last administrator" in answer.json()["reason"]
+
+
+async def test_others_go_on_meanwhile(connect_with: Any, node: ManagedNode) -> None:
+    """Each slice ends after a few steps: another request is answered long before the import is over."""
+    client = connect_with(slices=Slices(0))
+    told = {"queues": [queue(f"q{number}") for number in range(500)]}
+    asked: list[int] = []
+
+    async def ask() -> None:
+        while not asked or asked[-1] < 500:
+            asked.append(len(node.broker.vhost("/").queues))
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        assert (await client.post("definitions", json=told)).status_code == 204
+    assert max(after - before for before, after in zip(asked, asked[1:], strict=False)) <= 40
+    assert len(set(asked)) > 20
+
+
+async def test_files_that_are_none(node: ManagedNode, tmp_path: Path) -> None:
+    managed = ManagedBroker(node)  # type: ignore[arg-type]
+    with pytest.raises(DefinitionsError, match="No such file"):
+        await load_definitions(managed, str(tmp_path / "no"))
+    for text, reason in (("{", "failed_to_parse_json"), ('{"queues": 1}', "must be a list")):
+        file = tmp_path / "definitions.json"
+        file.write_text(text)
+        with pytest.raises(DefinitionsError, match=reason):
+            await load_definitions(managed, str(file))
