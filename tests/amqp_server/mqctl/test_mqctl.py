@@ -283,6 +283,13 @@ def test_groups(mqd: Addresses, mqctl: Mqctl) -> None:
         refused = mqctl("reset_group", "billing", *args)
         assert refused.code == 65 and why in refused.err
     assert mqctl("reset_group", "nope", "--to", "first").code == 69
+    # Who may declare queues, but not read the stream, has no group over it.
+    ok(mqctl("add_user", "mia", "pw"))
+    ok(mqctl("set_user_tags", "mia", "management"))
+    ok(mqctl("set_permissions", "mia", "^mine$", "", ""))
+    refused = mqctl("--user", "mia", "--password", "pw", "declare_queue", "mine", *arguments)
+    assert refused.code != 0 and "'orders-0' in vhost '/' refused for user 'mia'" in refused.err
+    ok(mqctl("delete_user", "mia"))
     ok(mqctl("delete_queue", "billing"))
     ok(mqctl("delete_exchange", "orders"))
 
