@@ -35,8 +35,10 @@ from amqp_server.clock import SystemClock
 from amqp_server.cluster.errors import ClusterError, StartAgain
 from amqp_server.cluster.membership import check_alone, drop_copies
 from amqp_server.config import Config, age_ms
+from amqp_server.connection import waiting
 from amqp_server.connection.listener import ListenError, Server, listen
 from amqp_server.connection.password_checks import PasswordChecks
+from amqp_server.connection.poller import Poller
 from amqp_server.connection.tls import ListenerTLS, TLSFileError
 from amqp_server.connection.unfinished import UnfinishedWatch
 from amqp_server.driver import Driver
@@ -119,7 +121,7 @@ class Node:
         alarms = Alarms()
         self._driver = Driver()
         boundary = Boundary()
-        timers = Timers(changed=self._driver.wake, boundary=boundary)
+        timers = Timers(changed=self._driver.timer_changed, boundary=boundary)
         self.marks = DeliveredMarks(environment.directory / MARKS_FILE)
         self.commits = Commit(environment, self.marks, on_full=lambda full: alarms.set("disk", full))
         self._spill_commits = Commit(environment.spill)
@@ -136,6 +138,7 @@ class Node:
             lasts_s=config.turn_ms / 1000,
             tidy=partial(gc.collect, YOUNG),
         )
+        self.poller = Poller(turn, config.turn_ms / 1000, config.receive_bytes)
         services = NodeServices(
             clock=clock,
             queue_time=time_notes.restore(environment, clock),
@@ -176,7 +179,7 @@ class Node:
         )
         self._unfinished = UnfinishedWatch(self.broker, lambda: self.backpressure.ahead)
         self.password_checks = PasswordChecks(self.broker.users, config, self.broker.replace_hash)
-        self.server = Server(self.broker, self.backpressure, self.password_checks)
+        self.server = Server(self.broker, self.backpressure, self.password_checks, self.poller)
         self.tokens = self.server.tokens
         self.resources = ResourceWatch(config, alarms, Path(environment.directory), environment.free_bytes)
         self.reload = Reload(config, self.resources, self.broker.log_limit, reread)
@@ -259,7 +262,7 @@ class Node:
         from amqp_server.cluster.node import ClusterNode
 
         assert isinstance(hosts, ClusterHosts)
-        return ClusterNode(self.broker, parts, hosts)
+        return ClusterNode(self.broker, parts, hosts, self.poller)
 
     def first_start(self) -> None:
         """Make the default vhost and user in an empty data directory."""
@@ -339,14 +342,13 @@ class Node:
             self.metrics_address = _address(metrics)
         _settle_collector()
         async with trio.open_nursery() as background:
-            background.start_soon(self.commits.run, turn.run)
-            background.start_soon(self._spill_commits.run)
+            background.start_soon(waiting.serve, self.poller)
+            background.start_soon(self.commits.run, turn.run, self.poller.report)
+            background.start_soon(self._spill_commits.run, None, self.poller.report)
             background.start_soon(self.environment.reader.run, turn.run)
             background.start_soon(self.environment.spill.reader.run, turn.run)
             background.start_soon(self.stream_store.run, turn.run)
-            background.start_soon(
-                self._driver.run, turn, self.broker.timers, self.broker.clock, self.server.poller
-            )
+            background.start_soon(self._driver.run, turn, self.broker.timers, self.broker.clock, self.poller)
             background.start_soon(self.server.watch)
             background.start_soon(self.resources.run)
             background.start_soon(self.reload.watch_certificates)

@@ -24,9 +24,15 @@ class Driver:
 
     def __init__(self) -> None:
         self._woken = trio.Event()
+        self._wanted = True
 
     def wake(self) -> None:
-        """Run a turn soon, and look up the next timer again."""
+        """Run a turn soon."""
+        self._wanted = True
+        self._woken.set()
+
+    def timer_changed(self) -> None:
+        """Look up the next timer again: it is due earlier."""
         self._woken.set()
 
     async def run(self, turn: Turn, timers: Timers, clock: Clock, clients: Clients | None = None) -> None:
@@ -35,8 +41,11 @@ class Driver:
             if turn.behind and clients is not None:
                 # They were delayed by one turn, and are not to be by two.
                 clients.serve_light()
-            turn.run(_begin, turn, timers, clock)
+            due = timers.next_ms
+            if self._wanted or turn.behind or (due is not None and due <= clock.monotonic_ms()):
+                turn.run(_begin, turn, timers, clock)
             # The turn has handled wakes that came during it.
+            self._wanted = False
             self._woken = trio.Event()
             if turn.behind:
                 # Others have their turns first.

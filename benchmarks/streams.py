@@ -44,8 +44,11 @@ class Route:
 class Terms:
     """Auto-ack unless there is a prefetch, unconfirmed unless there is a window for confirms."""
 
+    #: 0: acks, and no limit.
     prefetch: int | None = None
     confirm_window: int | None = None
+    #: Messages that the publisher may be ahead of the slowest consumer; None: as many as fit.
+    ahead: int | None = None
 
 
 class OpenStream:
@@ -73,12 +76,13 @@ class OpenStream:
             Consumer(connection.sock, size, acks_from)
             for connection, size in zip(self._consumers, sizes, strict=True)
         ]
-        window = self._terms.confirm_window or self._route.window
+        ahead = self._terms.ahead or self._route.window
+        window = self._terms.confirm_window or ahead
         publisher = Publisher(
             self._publisher.sock,
             self._route.blocks(window),
             consumers,
-            self._route.window,
+            ahead,
             MESSAGES_MAX,
             settled,
             self._terms.confirm_window or 0,

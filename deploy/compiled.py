@@ -46,13 +46,24 @@ def sources() -> Iterator[Path]:
         yield from sorted((ROOT / package).rglob("*.py"))
 
 
+def compiler() -> str:
+    return str(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
+
+
+def lack() -> str | None:
+    """Return what is not there to compile with, or None: then nothing need be built to find out."""
+    if shutil.which(compiler()) is None:
+        return f"there is no C compiler ({compiler()})"
+    if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
+        return "there is no Python.h"
+    return None
+
+
 def tools() -> str:
-    """What compiles here; it may be installed later, or change."""
-    compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
-    path = shutil.which(compiler)
+    """What compiles here; it may change."""
+    path = shutil.which(compiler())
     version = path and subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
-    header = Path(sysconfig.get_paths()["include"], "Python.h").exists()
-    return f"{sys.version} {sysconfig.get_platform()} {compiler} {version} {header}"
+    return f"{sys.version} {sysconfig.get_platform()} {compiler()} {version}"
 
 
 def digest() -> str:
@@ -67,6 +78,11 @@ def digest() -> str:
 
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def say_pure(why: str) -> None:
+    say(f"mqd: runs as pure Python, slower than compiled: {why}")
+    say("mqd: on Debian: apt-get install gcc python3-dev")
 
 
 def has_build_tools() -> bool:
@@ -169,6 +185,10 @@ def programs() -> Path:
     if os.environ.get("MQD_PURE", "0") not in ("", "0"):
         say("mqd: runs as pure Python, slower than compiled: MQD_PURE is set")
         return ours
+    why = lack()
+    if why is not None:
+        say_pure(why)
+        return ours
     WHEELS.mkdir(parents=True, exist_ok=True)
     with open(WHEELS.parent / "lock", "w") as lock:
         # Another make may be building the same.
@@ -183,8 +203,7 @@ def _programs(ours: Path) -> Path:
     os.utime(place)
     forget_old()
     if not is_compiled(wheel):
-        say("mqd: runs as pure Python, slower than compiled: no C compiler, or no Python.h, is there")
-        say("mqd: on Debian: apt-get install gcc python3-dev")
+        say_pure(f"the C compiler ({compiler()}) does not work")
         return ours
     where = Path(sys.prefix) / "compiled"
     stamp = where / "digest"

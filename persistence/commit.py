@@ -30,7 +30,7 @@ from persistence.holds import Holds
 from persistence.layer import Layer
 from persistence.marks import DeliveredMarks
 from persistence.ports import Store, Transaction
-from persistence.worker import Worker
+from persistence.worker import Report, Worker
 
 RETRY_SECONDS = 1.0
 TEND_SECONDS = 1.0
@@ -288,11 +288,11 @@ class Commit:
 
     # --- the commit task
 
-    async def run(self, in_turn: Callable[..., None] | None = None) -> None:
+    async def run(self, in_turn: Callable[..., None] | None = None, report: Report | None = None) -> None:
         """Commit until `stop`; all done()s of a transaction are called in one turn. Raises CommitFailed."""
         self._in_turn = in_turn or self._own_turn
         self._loop = trio.lowlevel.current_trio_token()
-        self._worker = Worker("commit", self._loop, self._synced)
+        self._worker = Worker("commit", report or self._loop.run_sync_soon, self._synced)
         try:
             await self._run()
         finally:

@@ -10,7 +10,7 @@ Snapshots are the same: a head under the group, and chunks. All values are seale
 
 from dataclasses import dataclass
 from struct import Struct
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from zlib import crc32
 
 from persistence.record import (
@@ -28,10 +28,10 @@ from persistence.record import (
 CHUNK_KEY = Struct(">QQQH")  # group, index, term, chunk
 ENTRY_HEAD = Struct(">QBIH")  # term, kind, bytes of data, chunks
 SNAPSHOT_HEAD = Struct(">QQH")  # index, term, chunks
-INDEX_MAX = (1 << 64) - 2
-ENTRY_BYTES_MAX = 64 * 1024 * 1024
+INDEX_MAX: Final = (1 << 64) - 2
+ENTRY_BYTES_MAX: Final = 64 * 1024 * 1024
 # LMDB keeps values up to a little under half a page beside their key; larger ones have pages of their own.
-INLINE_BYTES = 1800
+INLINE_BYTES: Final = 1800
 
 EntryLike = tuple[int, int, int, bytes]
 
@@ -57,7 +57,7 @@ class SnapshotHead(NamedTuple):
     chunks: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RecoveredGroup:
     """The stored state of a group, found without reading large bodies.
 

@@ -6,7 +6,7 @@ that were never committed, and their place is needed at once.
 """
 
 from collections.abc import Callable, Generator, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from persistence.errors import CorruptRecord
 from persistence.group_changes import GroupChanges
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from persistence.store import LmdbStore
 
-ERASE_KEYS_MAX = 8192
+ERASE_KEYS_MAX: Final = 8192
 # Each further call to LMDB counts as so many bytes.
-CALL_BYTES = 512
+CALL_BYTES: Final = 512
 
 
 class GroupWriter:
@@ -43,9 +43,16 @@ class GroupWriter:
         self._store = store
         self._tables = store.tables
         self._txn = txn
-        self._entries = txn.cursor(db=store.tables.entries)
+        #: Made when it is needed: most transactions only append.
+        self._cursor: lmdb.Cursor[memoryview] | None = None
         self._called = called
         self._erase_left = ERASE_KEYS_MAX
+
+    @property
+    def _entries(self) -> "lmdb.Cursor[memoryview]":
+        if self._cursor is None:
+            self._cursor = self._txn.cursor(db=self._tables.entries)
+        return self._cursor
 
     def apply(self, group: int, changes: GroupChanges) -> Iterator[None]:
         if changes.dropped:

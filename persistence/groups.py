@@ -7,6 +7,7 @@ each group, the first call that has to know where its log ends.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
 
 from persistence.errors import EntryLost
 from persistence.group_changes import GroupChanges
@@ -15,7 +16,7 @@ from persistence.ports import Store
 from persistence.record import Payload
 
 # So many indexes of a range are looked up in the waiting layers before the disk is asked for them.
-LOOKUPS_MAX = 64
+LOOKUPS_MAX: Final = 64
 
 
 class Bounds:

@@ -12,16 +12,17 @@ that get there are put into it.
 from collections import deque
 from collections.abc import Callable, Iterator
 from operator import itemgetter
+from typing import Final
 
 from persistence.group_changes import GroupChanges
 from persistence.record import Payload
 
 # A layer of this size is large.
-LAYER_BYTES_MAX = 32 * 1024 * 1024
-LAYER_APPENDS_MAX = 50_000
+LAYER_BYTES_MAX: Final = 32 * 1024 * 1024
+LAYER_APPENDS_MAX: Final = 50_000
 
 # A synced transaction costs about this much beside its bytes, so that many small things count, too.
-ENTRY_BYTES = 64
+ENTRY_BYTES: Final = 64
 
 Append = tuple[int, int, Payload, int]  # first_seq, count, payload, parts of it that are its head
 

@@ -1,6 +1,6 @@
 """A layer as bytes: what a record of the write-ahead log has in it."""
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -8,9 +8,9 @@ from persistence.group_changes import GroupChanges
 from persistence.layer import Layer, QueueChanges
 from persistence.record import Payload
 
-VERSION = 1
+VERSION: Final = 1
 #: A layer with more parts is not worth a record: LMDB gets it at once.
-PARTS_MAX = 512
+PARTS_MAX: Final = 512
 
 # queue, dropped, appends, starts, stops, annotations, state; an append: first number, count, head, body
 _Queue = tuple[
@@ -31,8 +31,8 @@ _Group = tuple[
 # stored key, key, value
 _Entry = tuple[bytes, bytes, bytes | None]
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(tuple[int, list[_Queue], list[_Group], list[_Entry]]).decode
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(tuple[int, list[_Queue], list[_Group], list[_Entry]]).decode
 
 
 class UnknownVersion(Exception):

@@ -54,7 +54,7 @@ class PageReader:
 
     async def run(self, in_turn: Callable[..., None]) -> None:
         """Tell who waits, each in a turn of the node, until cancelled. What a turn raises is raised here."""
-        worker = self._worker = Worker("pages", trio.lowlevel.current_trio_token(), self._done)
+        worker = self._worker = Worker("pages", trio.lowlevel.current_trio_token().run_sync_soon, self._done)
         try:
             while True:
                 await self._called.wait()

@@ -15,29 +15,29 @@ wrong key is corrupt, too.
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from zlib import crc32
 
 from persistence.errors import CorruptRecord
 
-RECORD_VERSION = 1
-CHUNK_BYTES = 512 * 1024
+RECORD_VERSION: Final = 1
+CHUNK_BYTES: Final = 512 * 1024
 # Up to this size head and body share a value. A larger limit would save a call for each record and cost a
 # restart: with bodies of 1 KB beside the heads it would read three times as many pages as with none.
-INLINE_BYTES = 512
+INLINE_BYTES: Final = 512
 # Up to this size copying a chunk once more is cheaper than inserting its checksum afterwards.
-COPIED_BYTES_MAX = 8 * 1024
+COPIED_BYTES_MAX: Final = 8 * 1024
 
-KEY = struct.Struct(">QQIH")  # queue_id, first_seq, count, chunks of the body
-BODY_KEY = struct.Struct(">QQH")  # queue_id, first_seq, chunk
-POSITION = struct.Struct(">QQ")  # queue_id, seq
-QUEUE = struct.Struct(">Q")
-HEADER = struct.Struct(">BII")  # version, crc32, payload bytes of all chunks together
-SEALED = struct.Struct(">BI")  # version, crc32
-SIZE = struct.Struct(">I")  # what a header has beside
-SEQ_MAX = (1 << 64) - 1
-COUNT_MAX = (1 << 32) - 1
-CHUNKS_MAX = (1 << 16) - 1
+KEY: Final = struct.Struct(">QQIH")  # queue_id, first_seq, count, chunks of the body
+BODY_KEY: Final = struct.Struct(">QQH")  # queue_id, first_seq, chunk
+POSITION: Final = struct.Struct(">QQ")  # queue_id, seq
+QUEUE: Final = struct.Struct(">Q")
+HEADER: Final = struct.Struct(">BII")  # version, crc32, payload bytes of all chunks together
+SEALED: Final = struct.Struct(">BI")  # version, crc32
+SIZE: Final = struct.Struct(">I")  # what a header has beside
+SEQ_MAX: Final = (1 << 64) - 1
+COUNT_MAX: Final = (1 << 32) - 1
+CHUNKS_MAX: Final = (1 << 16) - 1
 
 Payload = bytes | list[bytes]
 Values = Iterable[tuple[bytes, bytes | bytearray]]
@@ -87,7 +87,7 @@ class RecoveredRecord:
         return self.head_corrupt or _read_body(self._key, self._fetch)[1] is not None
 
 
-@dataclass(slots=True)
+@dataclass
 class RecoveredQueue:
     queue_id: int
     state: bytes | None

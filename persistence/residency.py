@@ -12,13 +12,14 @@ import ctypes
 import os
 import sys
 from pathlib import Path
+from typing import Final
 
 LINUX = sys.platform == "linux"
-MADV_DONTNEED = 4
+MADV_DONTNEED: Final = 4
 # The kernel maps about this much around a touched page, as far as it is in memory.
-FAULT_BYTES = 256 * 1024
+FAULT_BYTES: Final = 256 * 1024
 # A kernel that keeps files in large folios maps a whole one.
-FOLIO_BYTES = 2 * 1024 * 1024
+FOLIO_BYTES: Final = 2 * 1024 * 1024
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 if LINUX:

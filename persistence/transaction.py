@@ -13,7 +13,7 @@ transactions continue it.
 
 import logging
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from persistence import settled
 from persistence.errors import CorruptRecord
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqd.persistence")
 
-ERASE_KEYS_MAX = 8192
+ERASE_KEYS_MAX: Final = 8192
 #: Beside the tables: the last record of the write-ahead log that they have.
-LOGGED = b"logged"
+LOGGED: Final = b"logged"
 # Work between two pauses for the loop: about half a millisecond.
-STEP_WORK = 256 * 1024
-CALL_WORK = 512
+STEP_WORK: Final = 256 * 1024
+CALL_WORK: Final = 512
 
 Erasures = dict[int, dict[int, int]]  # queue → start → stop
 
@@ -47,12 +47,27 @@ class LmdbTransaction:
         self._layer = layer
         self._tables = store.tables
         self._txn = store.begin_write()
-        with store.guard:
-            self._records = self._txn.cursor(db=self._tables.records)
+        #: Made when it is needed: most transactions only append.
+        self._cursor: lmdb.Cursor[memoryview] | None = None
+        self._masked: bool | None = None
         self._erasures: Erasures = {queue_id: dict(spans) for queue_id, spans in store.erasures.items()}
         self._erase_left = ERASE_KEYS_MAX
         self._work = 0
         self._group_erasures = store.groups.erasures
+
+    @property
+    def _records(self) -> "lmdb.Cursor[memoryview]":
+        if self._cursor is None:
+            with self._store.guard:
+                self._cursor = self._txn.cursor(db=self._tables.records)
+        return self._cursor
+
+    @property
+    def _has_masks(self) -> bool:
+        """False if no record has a mask, as where each message is a record of its own: none need be looked for."""
+        if self._masked is None:
+            self._masked = self._txn.stat(self._tables.settled)["entries"] > 0
+        return self._masked
 
     def apply(self) -> Iterator[None]:
         try:
@@ -207,7 +222,7 @@ class LmdbTransaction:
                 yield
         if partly is not None:
             self._settle_part(queue_id, *partly, start, stop)
-        if erased_to > start:
+        if erased_to > start and self._has_masks:
             yield from self._clear(self._tables.settled, queue_id, start, erased_to)
         return reached
 
@@ -223,12 +238,13 @@ class LmdbTransaction:
     def _settle_part(self, queue_id: int, first_seq: int, count: int, start: int, stop: int) -> None:
         bits = settled.mask(first_seq, count, start, stop)
         position = POSITION.pack(queue_id, first_seq)
-        if count > 1:
+        if count > 1 and self._has_masks:
             bits |= self._store.mask(self._txn, queue_id, first_seq, count)
         if bits != settled.whole(count):
             self._put_mask(queue_id, first_seq, count, bits)
             return
-        self._txn.delete(position, db=self._tables.settled)
+        if self._has_masks:
+            self._txn.delete(position, db=self._tables.settled)
         records = self._records
         records.set_range(KEY.pack(queue_id, first_seq, 0, 0))
         self._delete_record()
@@ -244,6 +260,7 @@ class LmdbTransaction:
     def _put_mask(self, queue_id: int, first_seq: int, count: int, bits: int) -> None:
         position = POSITION.pack(queue_id, first_seq)
         mask = bits.to_bytes((count + 7) // 8, "big")
+        self._masked = True
         self._txn.put(position, seal(position, mask), db=self._tables.settled)
 
     def _clear(self, table: "lmdb._Database", queue_id: int, start: int, stop: int) -> Iterator[None]:

@@ -20,16 +20,17 @@ from collections import deque
 from pathlib import Path
 from secrets import token_bytes
 from struct import Struct
+from typing import Final
 from zlib import crc32
 
 from persistence.errors import CommitFailed, DataDirectoryUnusable, StorageFull
 
-BLOCK_BYTES = 4096
-MAGIC = b"mqd-log1"
-SALT_BYTES = 16
-HEADER = Struct(f"<8s{SALT_BYTES}s")
+BLOCK_BYTES: Final = 4096
+MAGIC: Final = b"mqd-log1"
+SALT_BYTES: Final = 16
+HEADER: Final = Struct(f"<8s{SALT_BYTES}s")
 #: Salt, sequence number, bytes of the content, CRC-32 of all else.
-RECORD = Struct(f"<{SALT_BYTES}sQII")
+RECORD: Final = Struct(f"<{SALT_BYTES}sQII")
 
 
 class LogDamaged(Exception):
@@ -48,6 +49,7 @@ class WriteAheadLog:
         self.sequence = self.synced = 0
         #: Records that LMDB does not have: sequence number, first block, blocks.
         self._used: deque[tuple[int, int, int]] = deque()
+        self._used_blocks = 0
         self._next = 1
 
     @classmethod
@@ -119,6 +121,7 @@ class WriteAheadLog:
             return None
         self.sequence += 1
         self._used.append((self.sequence, first, blocks))
+        self._used_blocks += blocks
         self._next = first + blocks
         return self.sequence, first
 
@@ -142,7 +145,7 @@ class WriteAheadLog:
     def stored(self, sequence: int) -> None:
         """LMDB has all records up to this one."""
         while self._used and self._used[0][0] <= sequence:
-            self._used.popleft()
+            self._used_blocks -= self._used.popleft()[2]
 
     @property
     def is_needed(self) -> bool:
@@ -151,7 +154,7 @@ class WriteAheadLog:
 
     @property
     def is_half_full(self) -> bool:
-        return 2 * sum(blocks for _, _, blocks in self._used) >= self._blocks
+        return 2 * self._used_blocks >= self._blocks
 
 
 def _make(file: int, size: int) -> bytes:

@@ -13,12 +13,12 @@ all at once.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 #: What a queue time rests on: on the wall clock alone; on a note on the disk; on a cluster that serves by it.
 GUESSED, RESTORED, KNOWN = range(3)
 #: A node that is behind the others makes time go faster by one part in so many.
-SLEW = 10
+SLEW: Final = 10
 
 
 class Clock(Protocol):

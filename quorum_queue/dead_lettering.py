@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from quorum_queue.machine.effects import Effects, Reason
 from quorum_queue.machine.run import Run
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from quorum_queue.ports import Commits
 
 #: Dead letters that are sent at once; then the turn may be over.
-LETTERS_MAX = 4
+LETTERS_MAX: Final = 4
 #: A dead letter that found no taker is tried again after this time.
-DEAD_LETTER_RETRY_MS = 1_000
+DEAD_LETTER_RETRY_MS: Final = 1_000
 
 
 class WaitingLetters(NamedTuple):

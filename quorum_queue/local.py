@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 from quorum_queue.clock import Clock, QueueTime
 from quorum_queue.dead_lettering import DeadLettering
@@ -36,7 +36,7 @@ from quorum_queue.ports import (
 )
 
 #: Runs of messages that expire in one batch.
-EXPIRES_MAX = 100
+EXPIRES_MAX: Final = 100
 
 
 class NodeServices:

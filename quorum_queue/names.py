@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from typing import Final
 
 from quorum_queue.machine.codec import CodecError, framed, unframed
 from quorum_queue.machine.dedup import Change, Dedup, is_name, key_of
 from quorum_queue.ports import Journal
 
 #: Positions from here on are those of names.
-FIRST_POSITION = 1 << 62
+FIRST_POSITION: Final = 1 << 62
 #: Names in one record.
-RECORD_NAMES_MAX = 1_000
-VERSION = 1
+RECORD_NAMES_MAX: Final = 1_000
+VERSION: Final = 1
 
-_HEAD = struct.Struct(">BQ")
+_HEAD: Final = struct.Struct(">BQ")
 
 
 class NameJournal:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from quorum_queue.host import QueueHost
 from quorum_queue.machine import codec
@@ -23,11 +23,11 @@ logger = logging.getLogger("mqd.queue")
 Delivery = tuple[Consumer, Run, int]
 
 #: One journal record has at most about this many bytes, so that paging in one does not stall the loop.
-RECORD_BYTES_MAX = 256 * 1024
+RECORD_BYTES_MAX: Final = 256 * 1024
 #: So long what the page cache had is taken to be there still, ms.
-KNOWN_MS = 1_000
+KNOWN_MS: Final = 1_000
 #: Runs that consumers hold and that one relief looks at; most may be paged out already.
-PAGE_OUT_LOOKS_MAX = 1_000
+PAGE_OUT_LOOKS_MAX: Final = 1_000
 
 
 class _Asked(NamedTuple):

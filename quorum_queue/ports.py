@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Reason
@@ -156,7 +156,7 @@ class Refused(NamedTuple):
 
 
 #: Why a consumer was not attached: it or another one wants the queue for itself.
-EXCLUSIVE = "exclusive"
+EXCLUSIVE: Final = "exclusive"
 
 
 class ConsumerState(NamedTuple):

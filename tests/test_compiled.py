@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import runpy
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -141,6 +143,23 @@ def test_without_a_compiler_the_install_is_pure(monkeypatch: pytest.MonkeyPatch)
     assert SETUP["hindrance"]() == "there is no C compiler (no-such-compiler)"
     monkeypatch.setenv("CC", "false")
     assert SETUP["hindrance"]() == "the C compiler (false) finds no Python.h or does not work"
+
+
+def test_make_run_goes_on_without_a_compiler(tmp_path: Path) -> None:
+    """With a PATH that has none, and nothing is built to find that out."""
+    environment = {"PATH": str(tmp_path), "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "deploy.compiled"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert Path(done.stdout.strip()) == Path(sys.executable).parent
+    assert "runs as pure Python, slower than compiled: there is no C compiler" in done.stderr
+    assert "built" not in done.stderr
 
 
 @pytest.fixture

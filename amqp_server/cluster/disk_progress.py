@@ -33,7 +33,9 @@ class DiskProgress:
                 self._told[peer] = written
                 self._mesh.send(peer, frames.written(written))
 
-    def heard(self, peer: str, written: int) -> None:
+    def heard_frame(self, peer: str, frame: memoryview) -> None:
+        """Raises FrameError."""
+        written = frames.parse_written(frame)
         identity, said_in = self._session_of[peer]
         self._seen[peer] = Seen(0, identity, said_in, written)
 

@@ -19,6 +19,7 @@ from amqp_server.cluster.client_counts import ClientCounts
 from amqp_server.cluster.errors import ClusterError, StartAgain
 from amqp_server.cluster.founding import Founding
 from amqp_server.cluster.hosts import ClusterHosts
+from amqp_server.cluster.incoming import Handler, Incoming
 from amqp_server.cluster.maintenance import Maintenance
 from amqp_server.cluster.membership import REMOVED, About, Founded
 from amqp_server.cluster.parts import TICK_S, ClusterParts
@@ -27,16 +28,15 @@ from amqp_server.cluster.readiness import obstacle
 from amqp_server.cluster.removed_nodes import RemovedNodes
 from amqp_server.config import parse_address
 from persistence.journal import Journal
+from quorum_queue.beat import until_beat_s
 from quorum_queue.cluster import frames
 from quorum_queue.cluster.dispatch import Dispatch
 from quorum_queue.cluster.guests import Guests
 from quorum_queue.cluster.handover import HandOver
 from quorum_queue.links.handshake import Hello
-from quorum_queue.links.ports import Peer
+from quorum_queue.links.ports import Peer, Poll
 from quorum_queue.machine import versions
-from quorum_queue.machine.codec import CodecError as BatchError
 from quorum_queue.ports import Refused
-from quorum_queue.raft.errors import CodecError
 from quorum_queue.raft.members import Members
 
 logger = logging.getLogger("mqd.cluster")
@@ -54,7 +54,8 @@ RESTATE_LATE_MS = 5_000
 class ClusterNode:
     """See quorum_queue.links.ports.Events, founding.Fate and catalog.Listener."""
 
-    def __init__(self, broker: Broker, parts: ClusterParts, hosts: ClusterHosts) -> None:
+    def __init__(self, broker: Broker, parts: ClusterParts, hosts: ClusterHosts, poll: Poll) -> None:
+        self._poll = poll
         self._config = config = broker.config
         self._broker = broker
         self._turn = broker.turn
@@ -74,7 +75,6 @@ class ClusterNode:
         self.catalog = Catalog(self.node, self.incarnation, broker.topology, self.roster, self)
         self._guests = Guests(self.mesh, self._turn, hosts.host_of)
         self.reach = parts.reach
-        self._dispatch = Dispatch(self.replicas, self.mesh, self._guests, hosts, self.reach)
         self.maintenance = Maintenance(
             self.replicas,
             self.roster,
@@ -106,12 +106,19 @@ class ClusterNode:
         #: When links broke, for nodes that do not count as down yet, ms.
         self._broken_at: dict[str, int] = {}
         self._joined = trio.Event()
-        #: When this process was last seen running, and peers whose present session is from before it stood
-        #: still.
-        self._awake_ms = broker.clock.monotonic_ms()
         self._queue_time = broker.services.queue_time
-        self._from_before: dict[str, None] = {}
         self.client_counts = ClientCounts(self.mesh, self._turn, broker.sessions, broker.limits)
+        self._incoming = Incoming(
+            self._turn,
+            broker.clock,
+            self.mesh,
+            Dispatch(self.replicas, self.mesh, self._guests, hosts, self.reach),
+            self._handlers(),
+            asleep_ms_max=config.cluster_dead_ms + config.node_down_ms // 2,
+            distrust=self.replicas.distrust,
+        )
+        #: See quorum_queue.links.ports.Events.
+        self.received = self._incoming.received
         broker.alarms.subscribe(self._alarm_changed)
         founded = self._founding.founded
         if founded is not None:
@@ -340,7 +347,7 @@ class ClusterNode:
 
     def _link_down(self, peer: str) -> None:
         self._removed.link_down(peer)
-        self._from_before.pop(peer, None)
+        self._incoming.link_down(peer)
         self._broken_at[peer] = self._broker.clock.monotonic_ms()
         self.reach.link_down(peer)
         self.replicas.link_down(peer)
@@ -352,25 +359,6 @@ class ClusterNode:
         for host in list(self.hosts.remote.values()):
             host.link_down(peer)
 
-    def _look_at_clock(self) -> None:
-        """Find out whether this process stood still so long that the others may have gone on without it.
-
-        The frames in its sockets are outdated then. This node might deliver messages from them that other
-        consumers have got and acked meanwhile. So all sessions begin anew, and this node leads nothing until
-        the others have told it the present state.
-        """
-        now = self._broker.clock.monotonic_ms()
-        asleep_ms, self._awake_ms = now - self._awake_ms, now
-        if asleep_ms < self._config.cluster_dead_ms + self._config.node_down_ms // 2:
-            return
-        logger.warning(
-            "this process stood still for %d ms: asking the other nodes for the present state", asleep_ms
-        )
-        self._from_before = dict.fromkeys(self.mesh.connected())
-        for peer in self._from_before:
-            self.mesh.drop(peer)
-        self.replicas.distrust()
-
     def _node_is(self, node: str, incarnation: int | None) -> None:
         """Tell the queues led here to drop the consumers of a node that is down, or has restarted."""
         self.replicas.incarnations[node] = incarnation
@@ -380,50 +368,37 @@ class ClusterNode:
             if host.group.is_leader:
                 host.gone_members()
 
-    def received(self, peer: str, found: list[memoryview]) -> None:
-        self._turn.run(self._received, peer, found)
+    def _handlers(self) -> dict[int, Handler]:
+        """Of frames that are not about a queue or its group."""
+        parts = self._parts
+        return {
+            frames.REPLY: lambda peer, frame: self._replied(*frames.parse_reply(frame)),
+            frames.APPLIED: lambda peer, frame: parts.topology_progress.heard(
+                peer, frames.parse_applied(frame)
+            ),
+            frames.FURTHER: lambda peer, frame: parts.topology_progress.heard_of(
+                *frames.parse_further(frame)
+            ),
+            frames.REACH: self._heard_reach,
+            frames.WRITTEN: parts.disk_progress.heard_frame,
+            frames.TIME: lambda peer, frame: self._heard_time(*frames.parse_time(frame)),
+            frames.ASK: lambda peer, frame: self.questions.asked(peer, *frames.parse_ask(frame)),
+            frames.ANSWER: self._heard_answer,
+            frames.CLIENTS: self.client_counts.heard,
+            frames.QUERY: self.hosts.asks.asked,
+            frames.TOLD: self.hosts.asks.told,
+            frames.ABOUT: lambda peer, frame: self._founding.heard(
+                peer, msgspec.msgpack.decode(frame[1:], type=About)
+            ),
+        }
 
-    def _received(self, peer: str, found: list[memoryview]) -> None:
-        self._look_at_clock()
-        if peer in self._from_before:
-            return
-        try:
-            for frame in found:
-                self._frame(peer, frame)
-        except (frames.FrameError, CodecError, BatchError, msgspec.MsgspecError) as error:
-            logger.error("node %s sent an invalid frame: %s", peer, error)
-            self.mesh.drop(peer)
+    def _heard_reach(self, peer: str, frame: memoryview) -> None:
+        self.reach.heard(peer, frames.parse_reach(frame))
+        self._parts.topology_progress.reach_changed(peer)
 
-    def _frame(self, peer: str, frame: memoryview) -> None:
-        kind = frame[0]
-        if kind == frames.REPLY:
-            self._replied(*frames.parse_reply(frame))
-        elif kind == frames.APPLIED:
-            self._parts.topology_progress.heard(peer, frames.parse_applied(frame))
-        elif kind == frames.FURTHER:
-            self._parts.topology_progress.heard_of(*frames.parse_further(frame))
-        elif kind == frames.REACH:
-            self.reach.heard(peer, frames.parse_reach(frame))
-            self._parts.topology_progress.reach_changed(peer)
-        elif kind == frames.WRITTEN:
-            self._parts.disk_progress.heard(peer, frames.parse_written(frame))
-        elif kind == frames.TIME:
-            self._heard_time(*frames.parse_time(frame))
-        elif kind == frames.ASK:
-            self.questions.asked(peer, *frames.parse_ask(frame))
-        elif kind == frames.ANSWER:
-            number, last, part = frames.parse_answer(frame)
-            self.questions.answered(peer, number, last=last, part=part)
-        elif kind == frames.CLIENTS:
-            self.client_counts.heard(peer, frame)
-        elif kind == frames.QUERY:
-            self.hosts.asks.asked(peer, frame)
-        elif kind == frames.TOLD:
-            self.hosts.asks.told(peer, frame)
-        elif kind == frames.ABOUT:
-            self._founding.heard(peer, msgspec.msgpack.decode(frame[1:], type=About))
-        else:
-            self._dispatch.frame(peer, frame)
+    def _heard_answer(self, peer: str, frame: memoryview) -> None:
+        number, last, part = frames.parse_answer(frame)
+        self.questions.answered(peer, number, last=last, part=part)
 
     def _replied(self, token: str, batch: bytes) -> None:
         host = self._broker.replies.get(token)
@@ -434,17 +409,17 @@ class ClusterNode:
 
     async def run(self) -> None:
         """Keep the links and the clocks of the groups until cancelled."""
-        self._awake_ms = self._broker.clock.monotonic_ms()
+        self._incoming.begin()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.mesh.run, self)
+            nursery.start_soon(self.mesh.run, self, self._poll)
             nursery.start_soon(self._tick)
             nursery.start_soon(self._leave)
 
     async def _tick(self) -> None:
-        looked = 0
+        clock, tick_ms, looked = self._broker.clock, round(TICK_S * 1000), 0
         while True:
-            await trio.sleep(TICK_S)
-            now = self._broker.clock.monotonic_ms()
+            await trio.sleep(until_beat_s(tick_ms, clock.monotonic_ms()))
+            now = clock.monotonic_ms()
             founding = self.leads_topology and not self._knows_nodes
             look = founding or now - looked >= self._config.rebalance_ms
             if look:
@@ -453,7 +428,7 @@ class ClusterNode:
 
     def _ticked(self, now: int, look: bool) -> None:
         config = self._config
-        self._look_at_clock()
+        self._incoming.look_at_clock()
         self.replicas.tick(self.mesh.heard_within(config.cluster_dead_ms / 1000))
         self.reach.tell()
         self._hand_over.tick()

@@ -7,7 +7,7 @@ import socket
 import ssl
 from functools import partial
 from time import monotonic
-from typing import Protocol
+from typing import Final, Protocol
 
 import trio
 
@@ -26,16 +26,19 @@ from amqp_server.connection.session import State
 from amqp_server.connection.tls import ListenerTLS
 from amqp_server.connection.tokens import Tokens, is_token
 from amqp_server.connection.transport import Backpressure, Transport
+from quorum_queue.beat import now_ms, until_beat_s
 from quorum_queue.links.wire import TlsWire
 
 logger = logging.getLogger("mqd.connection")
 
 #: Connections accepted in one turn.
-ACCEPT_BATCH = 8
+ACCEPT_BATCH: Final = 8
+#: Between two looks at all connections, ms.
+WATCH_MS: Final = 1_000
 #: Of a connection that comes directly.
-NO_PROXY = ProxyHeader(0)
+NO_PROXY: Final = ProxyHeader(0)
 #: Time between two summaries of lines that were not logged one by one, s.
-LOG_SUMMARY_S = 10.0
+LOG_SUMMARY_S: Final = 10.0
 
 
 class ListenError(Exception):
@@ -70,15 +73,19 @@ def listen(address: str, backlog: int) -> socket.socket:
 
 
 class Server:
-    """Accepts connections, waits for their sockets, and watches over them. See connection.transport.Edge."""
+    """Accepts connections, and watches over them. See connection.transport.Edge."""
 
     def __init__(
-        self, broker: Broker, backpressure: AwaitedBackpressure, password_checks: PasswordChecks
+        self,
+        broker: Broker,
+        backpressure: AwaitedBackpressure,
+        password_checks: PasswordChecks,
+        poller: Poller,
     ) -> None:
         self.broker = broker
         self.config = broker.config
         self.turn = broker.turn
-        self.poller = Poller(broker.turn, self.config.turn_ms / 1000, self.config.receive_bytes)
+        self.poller = poller
         self.backpressure = backpressure
         self.password_checks = password_checks
         self.transports: dict[Transport, None] = {}
@@ -95,20 +102,12 @@ class Server:
 
     async def run(self) -> None:
         """Serve connections until cancelled. Then all of them end."""
-        poller = self.poller
         try:
             async with trio.open_nursery() as self._nursery:
-                self._nursery.start_soon(self._watch_disk)
-                while True:
-                    await trio.lowlevel.wait_readable(poller.fileno())
-                    while poller.serve():
-                        # Others have their turns first.
-                        await trio.lowlevel.checkpoint()
+                await self._watch_disk()
         finally:
             self._nursery = None
-            poller.end_all(self.transports)
-            trio.lowlevel.notify_closing(poller.fileno())
-            poller.close()
+            self.poller.end_all(self.transports)
 
     async def serve(self, listening: socket.socket, tls: ListenerTLS | None = None) -> None:
         """Accept until the socket is closed, or cancelled."""
@@ -312,7 +311,7 @@ class Server:
         """End connections whose client is gone or never logs in. Looks once a second."""
         summarised = trio.current_time()
         while True:
-            await trio.sleep(1.0)
+            await trio.sleep(until_beat_s(WATCH_MS, now_ms()))
             self._check_all()
             if trio.current_time() - summarised >= LOG_SUMMARY_S:
                 summarised = trio.current_time()

@@ -1,7 +1,8 @@
-"""All clients' sockets in one epoll set: those that are ready are served together, in one turn.
+"""All clients' sockets and all links in one epoll set: those that are ready are served together, in one turn.
 
-One task waits for the set itself (`listener.Server.run`), so a thousand clients that each send a message cost one wake,
-one run of the queues, one commit and one flush of the links.
+One task waits for the set itself (`waiting.serve`), so a thousand clients that each send a message cost one wake, one
+run of the queues, one commit and one flush of the links. What a commit's thread reports, and what other nodes answer,
+is part of the same turn, ahead of the clients: confirms and commits leave with what the clients cause.
 
 There are two classes. A *light* connection sends little at a time, and what it sends is done quickly: all light ones
 that are ready are read in one turn, a small buffer each. A *heavy* one filled that buffer, or its last read took long,
@@ -18,7 +19,8 @@ from __future__ import annotations
 import os
 import select
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -26,6 +28,7 @@ from amqp_server.turn import Scheduled, Turn
 
 if TYPE_CHECKING:
     from amqp_server.connection.transport import Transport
+    from quorum_queue.links.session import LinkSession
 
 READ: Final = select.EPOLLIN
 WRITE: Final = select.EPOLLOUT
@@ -42,16 +45,22 @@ class Poller:
     __slots__ = (
         "_by_fd",
         "_closed",
+        "_closing",
         "_epoll",
         "_heavy",
         "_light",
         "_light_s",
+        "_link_by_fd",
+        "_links",
         "_over",
         "_polling",
+        "_reports",
+        "_run_late",
         "_turn",
         "_wake_fd",
         "_woken",
         "_writable",
+        "_writable_links",
         "buffer",
         "little",
         "now",
@@ -78,14 +87,28 @@ class Poller:
         self._writable: list[Transport] = []
         #: They have ended, and are given up in the next turn.
         self._over: list[Transport] = []
+        self._link_by_fd: dict[int, LinkSession] = {}
+        #: Ready to be read, and with room again.
+        self._links: list[LinkSession] = []
+        self._writable_links: list[LinkSession] = []
+        #: What other threads report.
+        self._reports: deque[Callable[[], None]] = deque()
+        #: Makes a call on the loop: for reports that come when this is closed.
+        self._run_late: Callable[[Callable[[], None]], object] | None = None
+        #: The descriptor that wakes must not be closed while a thread writes to it.
+        self._closing = Lock()
 
     def fileno(self) -> int:
         return self._epoll.fileno()
 
-    def close(self) -> None:
-        self._closed = True
-        self._epoll.close()
-        os.close(self._wake_fd)
+    def close(self, run_late: Callable[[Callable[[], None]], object] | None = None) -> None:
+        """Give up the set. `run_late` makes a call on the loop, from any thread: for reports that come later."""
+        with self._closing:
+            self._closed = True
+            self._run_late = run_late
+            self._epoll.close()
+            os.close(self._wake_fd)
+        self._run_reports()
 
     def end_all(self, transports: Iterable[Transport]) -> None:
         """Give up all connections: the node stops."""
@@ -102,16 +125,57 @@ class Poller:
         before = transport.watched
         if events == before:
             return
+        self._wait_for(transport.fd, before, events)
         if not before:
-            self._epoll.register(transport.fd, events)
             self._by_fd[transport.fd] = transport
+        elif not events:
+            del self._by_fd[transport.fd]
+        transport.watched = events
+
+    def watch_link(self, session: LinkSession, *, writable: bool) -> None:
+        """See quorum_queue.links.ports.Poll."""
+        events = READ | WRITE if writable else READ
+        if events != session.watched and not self._closed:
+            self._wait_for(session.fd, session.watched, events)
+            self._link_by_fd[session.fd] = session
+            session.watched = events
+
+    def forget_link(self, session: LinkSession) -> None:
+        if session.watched and not self._closed:
+            self._wait_for(session.fd, session.watched, 0)
+            del self._link_by_fd[session.fd]
+        session.watched = 0
+
+    def _wait_for(self, fd: int, before: int, events: int) -> None:
+        if not before:
+            self._epoll.register(fd, events)
         elif events:
-            self._epoll.modify(transport.fd, events)
+            self._epoll.modify(fd, events)
         else:
             # With an empty mask it would still tell of errors, again and again.
-            del self._by_fd[transport.fd]
-            self._epoll.unregister(transport.fd)
-        transport.watched = events
+            self._epoll.unregister(fd)
+
+    def report(self, call: Callable[[], None]) -> None:
+        """Make this call in the next turn. Any thread may call this."""
+        self._reports.append(call)
+        with self._closing:
+            if not self._closed:
+                os.eventfd_write(self._wake_fd, 1)
+                return
+            run_late = self._run_late
+        if run_late is not None:
+            run_late(self._run_reports)
+
+    def _run_reports(self) -> None:
+        reports = self._reports
+        while reports:
+            reports.popleft()()
+
+    def read_again(self, session: LinkSession) -> None:
+        if not session.queued:
+            session.queued = True
+            self._links.append(session)
+            self._wake()
 
     def again(self, transport: Transport) -> None:
         """Serve it soon, whether its socket is readable or not: something of what it has sent is left."""
@@ -141,14 +205,14 @@ class Poller:
             self._polling = True
             self._turn.run(self._read_heavy)
             self._polling = False
-        return bool(self._light or self._heavy or self._over)
+        return bool(self._light or self._heavy or self._over or self._links)
 
     def serve_light(self) -> None:
         """Serve the light connections that are ready, in one turn: another task has more to do than one."""
         if self._closed:
             return
         self._serve_light()
-        if self._light or self._heavy or self._over:
+        if self._light or self._heavy or self._over or self._links:
             self._wake()
 
     def _serve_light(self) -> None:
@@ -156,7 +220,14 @@ class Poller:
         if not self._light:
             # Those that are left come first, and are ready still.
             self._poll()
-        if self._light or self._writable or self._over:
+        if (
+            self._light
+            or self._links
+            or self._reports
+            or self._writable
+            or self._writable_links
+            or self._over
+        ):
             self._turn.run(self._read_light)
         self._polling = False
 
@@ -169,6 +240,8 @@ class Poller:
                 if fd == self._wake_fd:
                     self._woken = False
                     os.eventfd_read(fd)
+                else:
+                    self._link_is_ready(fd, events)
                 continue
             if events != READ and transport.watched & WRITE:
                 self._writable.append(transport)
@@ -179,8 +252,32 @@ class Poller:
                 else:
                     self._light.append(transport)
 
+    def _link_is_ready(self, fd: int, events: int) -> None:
+        session = self._link_by_fd.get(fd)
+        if session is None:
+            return
+        if events != READ and session.watched & WRITE:
+            self._writable_links.append(session)
+        if events != WRITE and not session.queued:
+            session.queued = True
+            self._links.append(session)
+
+    def _serve_links(self) -> None:
+        """Other nodes are never made to wait: what they say ends what clients wait for."""
+        if self._writable_links:
+            has_room, self._writable_links = self._writable_links, []
+            for session in has_room:
+                session.writable()
+        if self._links:
+            ready, self._links = self._links, []
+            for session in ready:
+                session.queued = False
+                session.read()
+
     def _read_light(self) -> None:
         turn = self._turn
+        self._run_reports()
+        self._serve_links()
         writable, self._writable = self._writable, []
         for transport in writable:
             transport.contain(transport.writable)

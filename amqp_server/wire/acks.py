@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import struct
 from itertools import chain, repeat
+from typing import Final
 
 #: basic.ack: 7 bytes of frame header, class and method, tag, multiple, frame end.
-FRAME_BYTES = 21
-SIGNATURE = b"\x00\x00\x00\x0d\x00\x3c\x00\x50"
-_TAG = struct.Struct(">QH")
+FRAME_BYTES: Final = 21
+SIGNATURE: Final = b"\x00\x00\x00\x0d\x00\x3c\x00\x50"
+_TAG: Final = struct.Struct(">QH")
 _LOW = [bytes((value,)) for value in range(256)]
 #: Acks in order after which a prediction is tried.
-STREAK = 4
+STREAK: Final = 4
 #: Stands for the tag 0 of a single ack, which is never unacked.
-NO_TAG = -1
+NO_TAG: Final = -1
 _SINGLE, _MULTIPLE = 0x00CE, 0x01CE
 _flatten = chain.from_iterable
 

@@ -7,6 +7,7 @@ Only what must be changed is changed, so header fields keep the types that the p
 from __future__ import annotations
 
 import struct
+from typing import Final
 
 from amqp_server.errors import FrameError
 from amqp_server.wire import frames, tables
@@ -29,7 +30,7 @@ PROPERTIES = (
     "app_id",
     "cluster_id",
 )
-_HEADER = struct.Struct(">HHQH")
+_HEADER: Final = struct.Struct(">HHQH")
 _END = bytes((frames.END,))
 _FIXED_SIZES = {"delivery_mode": 1, "priority": 1, "timestamp": 8}
 

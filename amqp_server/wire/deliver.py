@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import struct
 from itertools import chain, repeat
+from typing import Final
 
 from amqp_server.wire import content
 from amqp_server.wire.frames import short_string
 from quorum_queue.machine.run import Run
 
-_PREFIX = struct.Struct(">BHIHH")
+_PREFIX: Final = struct.Struct(">BHIHH")
 #: Contents from this size on, in bytes, are sent without being copied.
-LARGE_BYTES = 8192
+LARGE_BYTES: Final = 8192
 #: Lengths that a consumer remembers; there may be thousands of consumers.
-PREFIXES_MAX = 16
+PREFIXES_MAX: Final = 16
 _LOW = [bytes((value,)) for value in range(256)]
 _flatten = chain.from_iterable
 

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import struct
+from typing import Final
 
 from pamqp import base
 
 from amqp_server.wire import methods
 
-PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
+PROTOCOL_HEADER: Final = b"AMQP\x00\x00\x09\x01"
 
-METHOD = 1
-HEADER = 2
-BODY = 3
-HEARTBEAT = 8
+METHOD: Final = 1
+HEADER: Final = 2
+BODY: Final = 3
+HEARTBEAT: Final = 8
 END = 0xCE
 #: Type, channel, payload size, and the frame end.
-OVERHEAD = 8
+OVERHEAD: Final = 8
 #: Every peer takes frames of this size (spec 4.2.3, and the tune rules of connection.tune).
-FRAME_BYTES_MIN = 4096
+FRAME_BYTES_MIN: Final = 4096
 
-HEARTBEAT_FRAME = b"\x08\x00\x00\x00\x00\x00\x00\xce"
+HEARTBEAT_FRAME: Final = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 
 prefix = struct.Struct(">BHI")
 
@@ -36,7 +37,7 @@ def raw_frame(kind: int, channel: int, payload: bytes) -> bytes:
 
 
 #: Bytes of a short string, such as a routing key.
-SHORT_STRING_MAX = 255
+SHORT_STRING_MAX: Final = 255
 
 
 def short_string(text: str | bytes) -> bytes:

@@ -13,19 +13,19 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from amqp_server.wire import shapes, tables
 from quorum_queue.machine.run import Attributes
 
-_HEADER = struct.Struct(">BHIHHQH")
-_BODY = struct.Struct(">BHI")
+_HEADER: Final = struct.Struct(">BHIHHQH")
+_BODY: Final = struct.Struct(">BHI")
 #: Headers in a row that differ, after which nobody looks for equal ones for a while.
-VARIED = 2
+VARIED: Final = 2
 #: Bytes of headers that are looked at property by property, after which the caller may have something else to do.
-WALKED_MAX = 16 * 1024
+WALKED_MAX: Final = 16 * 1024
 #: Frames up to this size pass to every consumer uncut (spec 4.2.3: frame-min-size).
-SMALL_FRAME = 4096
+SMALL_FRAME: Final = 4096
 
 # Property flags (spec, class basic).
 CONTENT_TYPE, CONTENT_ENCODING, HEADERS, DELIVERY_MODE = 0x8000, 0x4000, 0x2000, 0x1000
@@ -37,7 +37,7 @@ _PLAIN_TAIL = CORRELATION_ID | MESSAGE_ID | TIMESTAMP | TYPE | APP_ID | CLUSTER_
 
 
 #: What a shape takes up beside its two numbers, which are as long as the header, bytes.
-SHAPE_BYTES = 400
+SHAPE_BYTES: Final = 400
 
 
 class Outcome(Enum):
@@ -467,4 +467,4 @@ def _next_key(data: bytes, pos: int, end: int, frame_bytes_max: int) -> bytes:
     return data[pos:after]
 
 
-_PUBLISH = b"\x00\x3c\x00\x28"
+_PUBLISH: Final = b"\x00\x3c\x00\x28"

@@ -7,6 +7,8 @@ that agree under the mask are walked the same way, so what was found for the one
 
 from __future__ import annotations
 
+from typing import Final
+
 from amqp_server.wire import content, tables
 
 _LENGTH_ONLY = (
@@ -19,7 +21,7 @@ _LENGTH_ONLY = (
     "cluster_id",
 )
 #: Bytes of reply-to that tell direct reply-to from others.
-_REPLY_PREFIX = 4
+_REPLY_PREFIX: Final = 4
 _FIXED_TAGS = {ord("t"): 1, ord("b"): 1, ord("B"): 1, ord("s"): 2, ord("u"): 2, ord("I"): 4, ord("i"): 4}
 _FIXED_TAGS |= {ord("l"): 8, ord("L"): 8, ord("f"): 4, ord("d"): 8, ord("T"): 8, ord("D"): 5}
 

@@ -13,10 +13,11 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
+from typing import Final
 
 #: The highest table_depth_max there is. What was stored under another limit is read with this one.
-DEPTH_MAX = 128
-NAME_BYTES_MAX = 255
+DEPTH_MAX: Final = 128
+NAME_BYTES_MAX: Final = 255
 
 _FIXED: dict[int, tuple[struct.Struct, Callable[[int | float], object]]] = {
     ord("t"): (struct.Struct(">B"), bool),
@@ -32,9 +33,9 @@ _FIXED: dict[int, tuple[struct.Struct, Callable[[int | float], object]]] = {
     ord("d"): (struct.Struct(">d"), float),
 }
 _SIZES = {tag: layout.size for tag, (layout, _) in _FIXED.items()} | {ord("D"): 5, ord("T"): 8, ord("V"): 0}
-_U32 = struct.Struct(">I")
-_DECIMAL = struct.Struct(">Bi")
-_TIMESTAMP = struct.Struct(">Q")
+_U32: Final = struct.Struct(">I")
+_DECIMAL: Final = struct.Struct(">Bi")
+_TIMESTAMP: Final = struct.Struct(">Q")
 _LONG_STRING = ord("S")
 _LONG_STRINGS = (_LONG_STRING, ord("x"))
 

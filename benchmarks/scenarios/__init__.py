@@ -20,6 +20,8 @@ from .throughput import Throughput
 
 CONFIRM_WINDOW = 1_000
 PREFETCH = 500
+#: Messages that wait for a consumer that takes one at a time: enough that one is always there.
+PREFETCH_1_AHEAD = 200
 
 TRANSIENT, OTHER, LARGE = at_least(6), at_least(4), at_least(1)
 
@@ -47,6 +49,30 @@ SCENARIOS: tuple[Scenario, ...] = (
         routes.durable_queue,
         Terms(PREFETCH, CONFIRM_WINDOW),
     ),
+    Throughput(
+        "prefetch-1",
+        "transient, acks one by one, prefetch 1",
+        at_least(1),
+        routes.one_queue(128),
+        Terms(1, ahead=PREFETCH_1_AHEAD),
+        quick=False,
+    ),
+    Throughput(
+        "prefetch-500",
+        "transient, acks one by one, prefetch 500",
+        OTHER,
+        routes.one_queue(128),
+        Terms(PREFETCH),
+        quick=False,
+    ),
+    Throughput(
+        "prefetch-none",
+        "transient, acks one by one, no prefetch limit",
+        OTHER,
+        routes.one_queue(128),
+        Terms(0),
+        quick=False,
+    ),
     Throughput("topic-1000", "topic exchange, 1,000 bindings", OTHER, routes.topic),
     Throughput("headers-100", "headers exchange, 100 bindings", OTHER, routes.headers),
     Throughput("fanout-10", "fanout to 10 queues, 10 consumers", OTHER, routes.fanout),
@@ -58,12 +84,13 @@ SCENARIOS: tuple[Scenario, ...] = (
         "perf-test", "PerfTest, 100 producers with 1 unconfirmed each, 100 consumers", 100, 1, at_least(1.3)
     ),
     PerfTest("perf-test-1", "PerfTest, 1 producer with 100 unconfirmed, 1 consumer", 1, 100, at_least(3)),
-    ClosedLoop(1, durable=False),
-    ClosedLoop(1, durable=True),
-    ClosedLoop(100, durable=False),
-    ClosedLoop(100, durable=True),
-    ClosedLoop(1_000, durable=False),
-    ClosedLoop(1_000, durable=True),
+    ClosedLoop(1, "transient"),
+    ClosedLoop(1, "durable"),
+    ClosedLoop(100, "transient"),
+    ClosedLoop(100, "durable"),
+    ClosedLoop(100, "quorum"),
+    ClosedLoop(1_000, "transient"),
+    ClosedLoop(1_000, "durable"),
     Churn(),
     IdleConnections(),
     ManyQueues(),
@@ -72,6 +99,10 @@ SCENARIOS: tuple[Scenario, ...] = (
     SuperStream(),
     Startup(),
     *CLUSTER_SCENARIOS,
+    ClosedLoop(1, "quorum", nodes=3),
+    ClosedLoop(100, "quorum", nodes=3),
+    ClosedLoop(200, "quorum", nodes=3),
+    ClosedLoop(1_000, "quorum", nodes=3),
     *SPARK_SCENARIOS,
     *SPARK_READ_SCENARIOS,
     *SPARK_STREAM_SCENARIOS,

@@ -6,11 +6,13 @@ import resource
 import select
 import time
 from contextlib import ExitStack
+from typing import Any
 
 from pamqp import commands, frame
 
 from ..brokers import Broker
 from ..client import HOST, Connection, Refused
+from ..clusters import QUORUM, Cluster
 from ..frames import CHANNEL, message
 from ..pump import Pace, Stalled
 from ..streams import properties
@@ -27,9 +29,9 @@ STALL_S = 20.0
 class Looper:
     """One client with a queue of its own."""
 
-    def __init__(self, connection: Connection, queue: str, durable: bool) -> None:
+    def __init__(self, connection: Connection, queue: str, durable: bool, arguments: dict[str, Any]) -> None:
         self.sock = connection.sock
-        connection.queue(queue, durable=durable)
+        connection.queue(queue, durable=durable, **arguments)
         connection.consume(queue, 10 if durable else None)
         self._message = message("", queue, BODY, properties(persistent=durable))
         self.sock.sendall(self._message)
@@ -60,24 +62,31 @@ class Looper:
 class ClosedLoop(Scenario):
     quick = False
 
-    def __init__(self, clients: int, *, durable: bool) -> None:
-        kind = "durable" if durable else "transient"
-        self.name = f"closed-loop-{clients}-{kind}"
-        acked = ", persistent, acks" if durable else ", auto-ack"
-        self.title = f"{clients:,} clients with one message each under way, {kind}{acked}, confirms"
+    def __init__(self, clients: int, kind: str, nodes: int = 1) -> None:
+        """Queues are transient, durable or quorum. On several nodes clients are spread, each with a queue that is led by
+        its node."""
+        on = "" if nodes == 1 else f"-{nodes}-nodes"
+        self.name = f"closed-loop-{clients}-{kind}{on}"
+        where = "" if nodes == 1 else "three nodes: "
+        acked = ", auto-ack" if kind == "transient" else ", persistent, acks"
+        self.title = f"{where}{clients:,} clients with one message each under way, {kind}{acked}, confirms"
+        self.nodes = nodes
         self.figures = (Figure("rate", "loops/s", at_least(1)),)
-        self._clients, self._durable = clients, durable
+        self._clients = clients
+        self._durable = kind != "transient"
+        self._arguments = QUORUM if kind == "quorum" else {}
 
     def run(self, broker: Broker, pace: Pace) -> Figures:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        ports = broker.ports if isinstance(broker, Cluster) else [broker.port]
         names = [f"bench-loop-{number}" for number in range(self._clients)]
         with ExitStack() as connections, select.epoll() as poll:
             loopers: dict[int, Looper] = {}
-            for name in names:
-                connection = Connection(broker.port)
+            for number, name in enumerate(names):
+                connection = Connection(ports[number % len(ports)])
                 connections.callback(connection.sock.close)
-                looper = Looper(connection, name, self._durable)
+                looper = Looper(connection, name, self._durable, self._arguments)
                 loopers[looper.sock.fileno()] = looper
                 poll.register(looper.sock.fileno(), select.EPOLLIN)
             try:

@@ -52,7 +52,7 @@ class _Thread:
     def __init__(self, name: str, loop: trio.lowlevel.TrioToken, report: Callable[[_Job], None]) -> None:
         self._jobs: deque[_Job] = deque()
         self._report = report
-        self._worker = Worker(name, loop, self._done)
+        self._worker = Worker(name, loop.run_sync_soon, self._done)
 
     def __len__(self) -> int:
         return len(self._jobs)

@@ -25,7 +25,7 @@ from quorum_queue.machine.run import Run
 #: All targets of a dead letter have it.
 _SENT: Final = object()
 #: Each sending looks for the lowest position among at most so many held letters.
-LOOK_MAX = 1_000
+LOOK_MAX: Final = 1_000
 
 if TYPE_CHECKING:
     from quorum_queue.cluster.group_host import GroupHost

@@ -59,7 +59,9 @@ class Dispatch:
     def frame(self, peer: str, frame: memoryview) -> None:
         """Take one frame. Raises frames.FrameError, CodecError: the peer is broken."""
         kind = frame[0]
-        if kind == frames.QUEUE:
+        if kind == frames.RAFT:
+            self._replicas.received(peer, frame)
+        elif kind == frames.QUEUE:
             self._guests.received(peer, frame)
         elif kind == frames.EVENTS:
             queue_id, head, bodies = frames.parse_events(frame)

@@ -28,64 +28,87 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from quorum_queue.clock import KNOWN
 
-(RAFT, BATCH, STATE, FETCH, ENTRIES, ABOUT, QUEUE, EVENTS, APPLIED, REPLY, WRITTEN, LEAVING, LEFT,
- REACH, FURTHER, STOPPED, SEEK, SOUGHT, PASS, TIME, ASK, ANSWER, QUERY, TOLD, CLIENTS) = range(1, 26)  # fmt: skip
+RAFT: Final = 1
+BATCH: Final = 2
+STATE: Final = 3
+FETCH: Final = 4
+ENTRIES: Final = 5
+ABOUT: Final = 6
+QUEUE: Final = 7
+EVENTS: Final = 8
+APPLIED: Final = 9
+REPLY: Final = 10
+WRITTEN: Final = 11
+LEAVING: Final = 12
+LEFT: Final = 13
+REACH: Final = 14
+FURTHER: Final = 15
+STOPPED: Final = 16
+SEEK: Final = 17
+SOUGHT: Final = 18
+PASS: Final = 19
+TIME: Final = 20
+ASK: Final = 21
+ANSWER: Final = 22
+QUERY: Final = 23
+TOLD: Final = 24
+CLIENTS: Final = 25
 
 #: A node that announces this feature understands REACH and FURTHER.
-REACH_FEATURE = "reach"
+REACH_FEATURE: Final = "reach"
 #: A node that announces this feature understands STOPPED.
-STOPPED_FEATURE = "stopped"
+STOPPED_FEATURE: Final = "stopped"
 #: A node that announces this feature understands SEEK, SOUGHT and PASS.
-LOSSES_FEATURE = "losses"
+LOSSES_FEATURE: Final = "losses"
 #: A node that announces this feature understands ASK and ANSWER.
-MANAGEMENT_FEATURE = "management"
+MANAGEMENT_FEATURE: Final = "management"
 #: A node that announces this feature understands TIME.
-TIME_FEATURE = "time"
+TIME_FEATURE: Final = "time"
 #: A node that announces this feature understands CLIENTS.
-CLIENTS_FEATURE = "clients"
+CLIENTS_FEATURE: Final = "clients"
 
-_GROUP = struct.Struct(">BQ")
-_STOPPED = struct.Struct(">BQQ")
-_STATE = struct.Struct(">BQQQQQQH")
-_ENTRY = struct.Struct(">QQBI")
-_EVENTS = struct.Struct(">BQI")
-_REACH = struct.Struct(">BB")
-_QUESTION = struct.Struct(">QQQQ")
-_SOUGHT = struct.Struct(">BQQ")
-_ANSWER = struct.Struct(">QBQQBI")
-_TIME = struct.Struct(">BBQ")
-_PART = struct.Struct(">BQB")
-_QUERY = struct.Struct(">BQQBQ")
-_TOLD = struct.Struct(">BQQBQQQQ")
+_GROUP: Final = struct.Struct(">BQ")
+_STOPPED: Final = struct.Struct(">BQQ")
+_STATE: Final = struct.Struct(">BQQQQQQH")
+_ENTRY: Final = struct.Struct(">QQBI")
+_EVENTS: Final = struct.Struct(">BQI")
+_REACH: Final = struct.Struct(">BB")
+_QUESTION: Final = struct.Struct(">QQQQ")
+_SOUGHT: Final = struct.Struct(">BQQ")
+_ANSWER: Final = struct.Struct(">QBQQBI")
+_TIME: Final = struct.Struct(">BBQ")
+_PART: Final = struct.Struct(">BQB")
+_QUERY: Final = struct.Struct(">BQQBQ")
+_TOLD: Final = struct.Struct(">BQQBQQQQ")
 #: Flag of a REACH: the sender accepts leadership.
-_LEADS = 1
+_LEADS: Final = 1
 #: Kind of an entry that the asked node does not hold; its data is this one byte.
-GONE = 255
-LOST = b"\x00"
+GONE: Final = 255
+LOST: Final = b"\x00"
 #: The asked node has just started, and does not know whether the entry is lost, or was settled and deleted.
-PERHAPS_SETTLED = b"\x01"
+PERHAPS_SETTLED: Final = b"\x01"
 
 
 # Answers of a SOUGHT about an entry.
 #: Here it is.
-FOUND = 0
+FOUND: Final = 0
 #: It should be on this disk as well, and cannot be read here either.
-LOST_HERE = 1
+LOST_HERE: Final = 1
 #: This node's log has another entry there, or none.
-NOT_HERE = 2
+NOT_HERE: Final = 2
 #: This node has applied the entry and does not keep it, or cannot tell whether it is the same.
-APPLIED_HERE = 3
+APPLIED_HERE: Final = 3
 #: Here is the leader's entry at this index (the sender leads); the asker's next readable entry is not in its
 #: log.
-LEADERS = 4
+LEADERS: Final = 4
 
 
 #: In place of the anchor's term: the asker knows that the entry is committed.
-COMMITTED = (1 << 64) - 1
+COMMITTED: Final = (1 << 64) - 1
 
 
 class FrameError(Exception):

@@ -9,16 +9,16 @@ come within `gather_ms` of it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from quorum_queue.cluster.group import Group
 
 #: The fixed cost of an entry, in bytes of data that cost the same.
-SMALL_ENTRY_BYTES = 16 * 1024
+SMALL_ENTRY_BYTES: Final = 16 * 1024
 #: Entries under way at once. Two, so that a publish and the ack of an earlier message need not wait for each
 #: other.
-UNDER_WAY_MAX = 2
+UNDER_WAY_MAX: Final = 2
 
 
 def waits(group: Group) -> bool:

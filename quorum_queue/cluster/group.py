@@ -9,7 +9,7 @@ reorders the commands of a client.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from quorum_queue.cluster import frames
 from quorum_queue.raft.core import Raft
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 #: Bytes counted for each entry of the log beside its data.
-ENTRY_OVERHEAD = 64
+ENTRY_OVERHEAD: Final = 64
 
 
 class StateMachine(Protocol):

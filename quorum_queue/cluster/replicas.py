@@ -13,7 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from quorum_queue.boundary import Boundary
 from quorum_queue.clock import Clock
@@ -36,7 +36,7 @@ logger = logging.getLogger("mqd.replication")
 
 _RAFT = bytes((frames.RAFT,))
 #: A leader that this node heard from within this time stays leader, ms.
-OTHERS_HEARD_MS = 2_000
+OTHERS_HEARD_MS: Final = 2_000
 
 
 class Turn(Protocol):

@@ -10,11 +10,10 @@ import trio
 
 from quorum_queue.links.greeting import Greeter
 from quorum_queue.links.handshake import Hello, Refused, Standing
-from quorum_queue.links.ports import LinkOptions
+from quorum_queue.links.ports import LinkOptions, Wire
 from quorum_queue.links.seldom import SeldomLog
-from quorum_queue.links.session import LOST
 from quorum_queue.links.sessions import Sessions
-from quorum_queue.links.wire import TlsWire, Wire
+from quorum_queue.links.wire import LOST, TlsWire, close
 
 logger = logging.getLogger("mqd.links")
 
@@ -69,7 +68,7 @@ class Accepting:
         if len(pool) >= self._options.half_open_max:
             oldest = next(iter(pool))
             del pool[oldest]
-            oldest.close()
+            close(oldest)
             self._log.write(
                 logging.INFO, "crowd", "", "too many connections at the port for links: one dropped"
             )
@@ -87,7 +86,7 @@ class Accepting:
             self._log.write(logging.DEBUG, "lost", "", f"link from {where} came to nothing: {text}")
         finally:
             self._leave(wire)
-            wire.close()
+            close(wire)
 
     async def _greet(self, wire: Wire, where: str) -> tuple[Hello, Standing] | None:
         """Find out who dialled. A stranger may send anything; nothing in the node depends on it yet."""

@@ -13,11 +13,10 @@ import trio
 from quorum_queue.links.choice import decides
 from quorum_queue.links.greeting import Greeter
 from quorum_queue.links.handshake import Refused
-from quorum_queue.links.ports import LinkOptions, Peer
+from quorum_queue.links.ports import LinkOptions, Peer, Wire
 from quorum_queue.links.seldom import SeldomLog
-from quorum_queue.links.session import LOST
 from quorum_queue.links.sessions import Pair, Sessions
-from quorum_queue.links.wire import TlsWire, Wire
+from quorum_queue.links.wire import LOST, TlsWire, close
 
 
 class Dialling:
@@ -84,7 +83,7 @@ class Dialling:
                 self._log.write(logging.INFO, "lost", peer.name, f"no link to {where} yet: {text}")
         finally:
             if wire is not None:
-                wire.close()
+                close(wire)
 
     async def _connect(self, peer: Peer) -> Wire:
         with trio.fail_after(self._options.dial_ms / 1000):

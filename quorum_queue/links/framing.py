@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import Final
 
-HEAD = struct.Struct(">I")
+HEAD: Final = struct.Struct(">I")
 KEEP_ALIVE = HEAD.pack(0)
 
 #: Frames up to this size are joined into one piece when queued: cheaper than giving the kernel the pieces.
-JOIN_BYTES_MAX = 4096
+JOIN_BYTES_MAX: Final = 4096
 
 #: Two buffers up to this size are kept for the next frames of a session: fresh memory costs a page fault each
 #: 4 KiB.
-SPARE_BYTES_MAX = 2 << 20
+SPARE_BYTES_MAX: Final = 2 << 20
 
 
 class FrameError(Exception):

@@ -16,7 +16,8 @@ from quorum_queue.links.handshake import (
     Refused,
     Standing,
 )
-from quorum_queue.links.wire import Wire
+from quorum_queue.links.ports import Wire
+from quorum_queue.links.wire import readable, writable
 
 
 class EndedError(ConnectionError):
@@ -75,16 +76,16 @@ async def write_message(wire: Wire, message: bytes) -> None:
     while rest:
         rest = rest[wire.send([rest]) :]
         if rest:
-            await wire.writable()
+            await writable(wire)
     while wire.pending_bytes:
-        await wire.writable()
+        await writable(wire)
 
 
 async def _exactly(wire: Wire, count: int) -> bytearray:
     data = bytearray(count)
     rest = memoryview(data)
     while rest:
-        await wire.readable()
+        await readable(wire)
         came = wire.receive([rest])
         if came == 0:
             raise EndedError("the connection ended within the handshake")

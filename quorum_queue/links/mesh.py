@@ -14,10 +14,11 @@ from quorum_queue.links.accepting import Accepting
 from quorum_queue.links.dialling import Dialling
 from quorum_queue.links.greeting import Greeter
 from quorum_queue.links.handshake import Hello, Keys, check_size
-from quorum_queue.links.ports import Events, LinkOptions, Peer
+from quorum_queue.links.plain_wire import PlainWire
+from quorum_queue.links.ports import Events, LinkOptions, Peer, Poll, Wire
 from quorum_queue.links.seldom import SeldomLog
 from quorum_queue.links.sessions import Sessions
-from quorum_queue.links.wire import PlainWire, TlsWire, Wire
+from quorum_queue.links.wire import TlsWire
 
 logger = logging.getLogger("mqd.links")
 
@@ -51,13 +52,13 @@ class Mesh:
         sessions = self._sessions = Sessions(node, options)
         #: Queue one frame, the parts concatenated; False if there is no session. It leaves at the end of this turn. Big
         #: parts are not copied. Raises ValueError if the frame is empty or longer than a frame may be.
-        self.send = sessions.send
+        self.send = sessions.outgoing.send
         #: The turn calls `flush` at its end: nothing need be sent before.
-        self.turn_begins = sessions.turn_begins
+        self.turn_begins = sessions.outgoing.turn_begins
         #: Send the queued frames. Outside of turns that happens by itself.
-        self.flush = sessions.flush
+        self.flush = sessions.outgoing.flush
         #: Return the peers to which the next `flush` sends something.
-        self.waiting = sessions.waiting
+        self.waiting = sessions.outgoing.waiting
         greeter = Greeter(Keys(secret), cluster, hello, os.urandom, self._sessions.standing)
         log = SeldomLog(logger, options.log_interval_ms / 1000, trio.current_time)
         self._accepting = Accepting(self._sessions, greeter, options, self._wire, log)
@@ -66,9 +67,10 @@ class Mesh:
         for peer in peers:
             self.add_peer(peer)
 
-    async def run(self, events: Events) -> None:
-        """Accept and dial until cancelled, and notify `events`. An exception of `events` ends this, too."""
+    async def run(self, events: Events, poll: Poll) -> None:
+        """Accept and dial until cancelled, and notify `events`; its `received` is called by the poll."""
         self._sessions.events = events
+        self._sessions.poll = poll
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery

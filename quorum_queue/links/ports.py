@@ -1,11 +1,14 @@
-"""The mesh's options, and the events that it reports."""
+"""The mesh's options, the events that it reports, and what it needs: wires, and a poll of their sockets."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from quorum_queue.links.handshake import Hello
+
+if TYPE_CHECKING:
+    from quorum_queue.links.session import LinkSession
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,43 @@ class LinkOptions:
     log_interval_ms: int = 5_000
 
 
+class Wire(Protocol):
+    """Bytes to and from a socket; nothing waits. See plain_wire.PlainWire, wire.TlsWire."""
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes taken by `send` and not yet by the socket."""
+
+    @property
+    def more(self) -> bool:
+        """True if `receive` may return something though the socket is not readable."""
+
+    def fileno(self) -> int: ...
+
+    def receive(self, buffers: list[memoryview]) -> int | None:
+        """Fill the buffers in order with received bytes; return their count, 0 at the end, None if there were none."""
+
+    def send(self, chunks: list[bytes | memoryview]) -> int:
+        """Return how many bytes of the chunks were taken: all, some, or none."""
+
+    def push(self) -> None:
+        """Move bytes that `send` has taken before to the socket."""
+
+    def close(self) -> None: ...
+
+
+class Poll(Protocol):
+    """Calls sessions, within a turn, when their sockets are ready. See amqp_server.connection.poller."""
+
+    def watch_link(self, session: LinkSession, *, writable: bool) -> None:
+        """Call its `read` whenever its socket is readable, and its `writable` when there is room, if asked for."""
+
+    def forget_link(self, session: LinkSession) -> None: ...
+
+    def read_again(self, session: LinkSession) -> None:
+        """Call its `read` once more, though its socket may have nothing."""
+
+
 class Events(Protocol):
     """The node above: called on the loop, without waiting; it must be fast.
 
@@ -67,4 +107,4 @@ class Events(Protocol):
         """All complete frames of one read, in order. The views are valid during this call only."""
 
 
-__all__ = ["Events", "Hello", "LinkOptions", "Peer"]
+__all__ = ["Events", "Hello", "LinkOptions", "Peer", "Poll", "Wire"]

@@ -1,34 +1,54 @@
-"""One session with one peer: writes queued frames to the wire, and passes frames from the wire to the mesh."""
+"""One session with one peer: writes queued frames to the wire, and passes frames from the wire to the node.
+
+It has no task. The poll that waits for all sockets calls it, in a turn, when its own is ready.
+"""
 
 from __future__ import annotations
 
-import logging
-import ssl
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
-
-import trio
+from typing import Final
 
 from quorum_queue.links.framing import KEEP_ALIVE, FrameError, FrameReader, encode
 from quorum_queue.links.handshake import Hello
-from quorum_queue.links.ports import LinkOptions
+from quorum_queue.links.ports import LinkOptions, Poll, Wire
 from quorum_queue.links.steady_clock import SteadyClock
-from quorum_queue.links.wire import Wire
-
-logger = logging.getLogger("mqd.links")
 
 #: Chunks given to the kernel at once (IOV_MAX is 1,024), and bytes, as it takes no more than fit in the
 #: socket.
-GATHER_MAX = 512
-GATHER_BYTES = 2 << 20
-
-#: Ordinary ends of a connection.
-LOST = (OSError, ssl.SSLError, trio.BrokenResourceError, trio.ClosedResourceError)
+GATHER_MAX: Final = 512
+GATHER_BYTES: Final = 2 << 20
 
 
 class LinkSession:
     """A session lasts from its agreed beginning until one side ends it."""
+
+    __slots__ = (
+        "_blocked",
+        "_clock",
+        "_ended",
+        "_frame_bytes_max",
+        "_now_s",
+        "_poll",
+        "_queue",
+        "_queue_bytes_max",
+        "_queued_bytes",
+        "_reader",
+        "_received",
+        "_sent_since_tick",
+        "_wire",
+        "adopted_as",
+        "began",
+        "closed",
+        "fd",
+        "heard_at",
+        "hello",
+        "peer",
+        "queued",
+        "reason",
+        "watched",
+    )
 
     def __init__(
         self,
@@ -38,7 +58,13 @@ class LinkSession:
         options: LinkOptions,
         reader: FrameReader,
         clock: SteadyClock,
+        now_s: Callable[[], float],
+        poll: Poll,
+        received: Callable[[str, list[memoryview]], None],
+        ended: Callable[[], None],
     ) -> None:
+        """`received` takes all complete frames of one read; what it raises is the node's fault, not the peer's. `ended`
+        is called once, when the session is closed."""
         self.peer = hello.name
         self.hello = hello
         #: Its number among the sessions of the node that adopted it; see choice.
@@ -46,28 +72,45 @@ class LinkSession:
         self._wire = wire
         self._reader = reader
         self._clock = clock
+        self._now_s = now_s
+        self._poll = poll
+        self._received = received
+        self._ended = ended
         self._frame_bytes_max = options.frame_bytes_max
         self._queue_bytes_max = options.queue_bytes_max
         self._queue: deque[bytes | memoryview] = deque()
         self._queued_bytes = 0
-        #: The socket is full: `_drain` continues when it has room.
+        #: The socket is full: `writable` continues when it has room.
         self._blocked = False
-        self._wake_drain = trio.Event()
-        self._scope = trio.CancelScope()
         #: The session takes and passes on no more frames.
         self.closed = False
         #: Why our side ended it, if it did.
         self.reason = ""
         self._sent_since_tick = True
-        self.began = self.heard_at = clock.at(trio.current_time())
+        self.began = self.heard_at = clock.at(now_s())
+        self.fd = wire.fileno()
+        #: For the poll: the events that it waits for, and whether the session is to be read.
+        self.watched = 0
+        self.queued = False
 
     @property
     def pending_bytes(self) -> int:
         return self._queued_bytes + self._wire.pending_bytes
 
+    def begin(self) -> None:
+        """Begin to read."""
+        if not self.closed:
+            self._poll.watch_link(self, writable=self._blocked)
+            if self._wire.more:
+                self._poll.read_again(self)
+
+    # -- out -------------------------------------------------------------------------------------------------------
+
     def send(self, parts: list[bytes]) -> bool:
         """Queue one frame; `flush` sends it."""
-        size = sum(map(len, parts))
+        size = 0
+        for part in parts:
+            size += len(part)
         if not 0 < size <= self._frame_bytes_max:
             raise ValueError(f"a frame of {size} bytes; it has to be from 1 to {self._frame_bytes_max}")
         if self._queued_bytes + size > self._queue_bytes_max:
@@ -84,14 +127,16 @@ class LinkSession:
         try:
             while self._queue:
                 if not self._send_some():
-                    self._blocked = True
-                    self._wake_drain.set()
+                    self._wait_for_room()
                     return
             if self._wire.pending_bytes:
-                self._blocked = True
-                self._wake_drain.set()
-        except LOST as error:
+                self._wait_for_room()
+        except OSError as error:
             self.close(str(error))
+
+    def _wait_for_room(self) -> None:
+        self._blocked = True
+        self._poll.watch_link(self, writable=True)
 
     def _send_some(self) -> int:
         queue = self._queue
@@ -110,48 +155,48 @@ class LinkSession:
                     break
         return sent
 
-    async def _drain(self) -> None:
+    def writable(self) -> None:
+        """The socket has room again."""
+        if self.closed:
+            return
         try:
-            while True:
-                await self._wake_drain.wait()
-                self._wake_drain = trio.Event()
-                while self._queue or self._wire.pending_bytes:
-                    await self._wire.writable()
-                    if self._queue:
-                        self._send_some()
-                self._blocked = False
-        except LOST as error:
+            self._wire.push()
+            if self._queue:
+                self._send_some()
+        except OSError as error:
             self.close(str(error))
+            return
+        if not self._queue and not self._wire.pending_bytes:
+            self._blocked = False
+            self._poll.watch_link(self, writable=False)
 
-    async def run(self, received: Callable[[LinkSession, list[memoryview]], None]) -> None:
-        """Pass on frames until the session ends.
+    # -- in --------------------------------------------------------------------------------------------------------
 
-        Raises what `received` raises: that is the node's fault, not the peer's.
-        """
-        with self._scope:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._drain)
-                try:
-                    await self._read(received)
-                    self.close("closed by the peer")
-                except LOST as error:
-                    self.close(str(error))
-                except FrameError as error:
-                    self.close(f"it sent what is no frame: {error}")
-
-    async def _read(self, received: Callable[[LinkSession, list[memoryview]], None]) -> None:
-        wire, reader, clock = self._wire, self._reader, self._clock
-        while not self.closed:
-            await wire.readable()
-            count = wire.receive(reader.buffers())
+    def read(self) -> None:
+        """Pass on the frames that one read completes. Raises what the node raises."""
+        if self.closed:
+            return
+        try:
+            count = self._wire.receive(self._reader.buffers())
             if count is None:
-                continue
-            if not count:
                 return
-            self.heard_at = clock.at(trio.current_time())
-            frames = reader.received(count)
-            if frames and not self.closed:
-                received(self, frames)
+            if not count:
+                self.close("closed by the peer")
+                return
+            self.heard_at = self._clock.at(self._now_s())
+            frames = self._reader.received(count)
+        except OSError as error:
+            self.close(str(error))
+            return
+        except FrameError as error:
+            self.close(f"it sent what is no frame: {error}")
+            return
+        if frames:
+            self._received(self.peer, frames)
+        if self._wire.more and not self.closed:
+            self._poll.read_again(self)
+
+    # -- time and the end ------------------------------------------------------------------------------------------
 
     def keep_alive(self) -> None:
         """Send a keep-alive if nothing was sent since the last call."""
@@ -162,10 +207,11 @@ class LinkSession:
         self._sent_since_tick = False
 
     def close(self, reason: str = "") -> None:
-        """End the session: it takes nothing more; `run` returns soon."""
+        """End the session: it takes nothing more."""
         if not self.closed:
             self.closed = True
             self.reason = reason
             self._queue.clear()
             self._queued_bytes = 0
-            self._scope.cancel()
+            self._poll.forget_link(self)
+            self._ended()

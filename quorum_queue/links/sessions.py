@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 import struct
+from time import monotonic
 
 import trio
 
+from quorum_queue.beat import now_ms, until_beat_s
 from quorum_queue.links.choice import decides, follows, takes
 from quorum_queue.links.framing import FrameReader
 from quorum_queue.links.greeting import read_message, write_message
 from quorum_queue.links.handshake import Hello, Refused, Standing
-from quorum_queue.links.ports import Events, LinkOptions, Peer
+from quorum_queue.links.open_sessions import OpenSessions
+from quorum_queue.links.ports import Events, LinkOptions, Peer, Poll, Wire
 from quorum_queue.links.session import LinkSession
 from quorum_queue.links.steady_clock import SteadyClock
-from quorum_queue.links.wire import Wire
 
 logger = logging.getLogger("mqd.links")
 
@@ -52,19 +54,19 @@ class Pair:
 class Sessions:
     """At most one session with each peer."""
 
+    #: Set before the first connection.
     events: Events
+    poll: Poll
 
     def __init__(self, node: str, options: LinkOptions) -> None:
         self.node = node
         self._options = options
         self.pairs: dict[str, Pair] = {}
-        self.open: dict[str, LinkSession] = {}
+        self._flush_wanted = trio.Event()
+        self.outgoing = OpenSessions(lambda: self._flush_wanted.set())
+        self.open = self.outgoing.by_peer
         #: Sessions that this node has begun because the peer decided so.
         self._adopted = 0
-        self._dirty: dict[LinkSession, None] = {}
-        #: Within a turn of the node, whose end sends the queued frames.
-        self._turning = False
-        self._flush_wanted = trio.Event()
         #: Shared by all links: it is filled and emptied between two waits.
         self._shared = memoryview(bytearray(options.read_bytes))
         self._clock = SteadyClock(0.0, 2 * options.heartbeat_ms / 1000)
@@ -83,30 +85,7 @@ class Sessions:
 
     def seen_s(self) -> float:
         """Return the steady time."""
-        return self._clock.at(trio.current_time())
-
-    def send(self, peer: str, parts: list[bytes]) -> bool:
-        session = self.open.get(peer)
-        if session is None or session.closed or not session.send(parts):
-            return False
-        if session not in self._dirty:
-            self._dirty[session] = None
-            if not self._turning:
-                self._flush_wanted.set()
-        return True
-
-    def turn_begins(self) -> None:
-        self._turning = True
-
-    def waiting(self) -> list[str]:
-        return [session.peer for session in self._dirty]
-
-    def flush(self) -> None:
-        self._turning = False
-        dirty = self._dirty
-        while dirty:
-            session, _ = dirty.popitem()
-            session.flush()
+        return self._clock.at(monotonic())
 
     async def authenticated(self, wire: Wire, hello: Hello, standing: Standing) -> None:
         """Agree with the peer whether this connection is the session, and serve it if so. Raises Refused, OSError."""
@@ -118,15 +97,13 @@ class Sessions:
             adopted_as = await self._offer(pair, wire, hello, standing)
             if adopted_as is None:
                 return
-            session = self._session(wire, hello, adopted_as)
+            await self._serve(pair, wire, hello, adopted_as, [])
         else:
             await self._expect_start(wire, hello)
             if pair.session is not None and not follows(hello, pair.session.hello):
                 raise _another(hello)
             self._adopted += 1
-            session = self._session(wire, hello, self._adopted)
-            session.send([ADOPTED.pack(self._adopted)])
-        await self._serve(pair, session)
+            await self._serve(pair, wire, hello, self._adopted, [ADOPTED.pack(self._adopted)])
 
     async def _expect_start(self, wire: Wire, hello: Hello) -> None:
         with trio.fail_after(self._options.dead_ms / 1000):
@@ -156,11 +133,23 @@ class Sessions:
             if pair.candidate is candidate:
                 pair.candidate = None
 
-    def _session(self, wire: Wire, hello: Hello, adopted_as: int) -> LinkSession:
-        reader = FrameReader(self._shared, self._options.frame_bytes_max)
-        return LinkSession(wire, hello, adopted_as, self._options, reader, self._clock)
-
-    async def _serve(self, pair: Pair, session: LinkSession) -> None:
+    async def _serve(self, pair: Pair, wire: Wire, hello: Hello, adopted_as: int, first: list[bytes]) -> None:
+        """`first` is a frame that the session begins with, if any."""
+        ended = trio.Event()
+        session = LinkSession(
+            wire,
+            hello,
+            adopted_as,
+            self._options,
+            FrameReader(self._shared, self._options.frame_bytes_max),
+            self._clock,
+            monotonic,
+            self.poll,
+            self.events.received,
+            ended.set,
+        )
+        if first:
+            session.send(first)
         if pair.session is not None:
             self._end(pair, pair.session, "the peer began anew")
         pair.session = self.open[pair.name] = session
@@ -170,7 +159,8 @@ class Sessions:
         self.events.link_up(pair.name, session.hello)
         session.flush()
         try:
-            await session.run(self._received)
+            session.begin()
+            await ended.wait()
         finally:
             self._end(pair, session, "this node stops")
 
@@ -179,30 +169,26 @@ class Sessions:
         if pair.session is not session:
             return
         pair.session = None
-        del self.open[pair.name]
-        self._dirty.pop(session, None)
+        self.outgoing.remove(session)
         if self.seen_s() - session.began >= GOOD_SESSION_S:
             pair.failures = 0
         pair.unlinked.set()
         logger.info("link to %s down: %s", pair.name, session.reason)
         self.events.link_down(pair.name)
 
-    def _received(self, session: LinkSession, frames: list[memoryview]) -> None:
-        self.events.received(session.peer, frames)
-
     async def flush_on_demand(self) -> None:
         """Send frames that were queued outside of turns, as soon as the task that queued them waits."""
         while True:
             await self._flush_wanted.wait()
             self._flush_wanted = trio.Event()
-            self.flush()
+            self.outgoing.flush()
 
     async def keep_time(self) -> None:
         """Send keep-alives and end the sessions of silent peers."""
-        heartbeat_s, dead_s = self._options.heartbeat_ms / 1000, self._options.dead_ms / 1000
+        dead_s = self._options.dead_ms / 1000
         while True:
-            await trio.sleep(heartbeat_s)
-            self._clock.tick(trio.current_time())
+            await trio.sleep(until_beat_s(self._options.heartbeat_ms, now_ms()))
+            self._clock.tick(monotonic())
             seen = self.seen_s()
             for session in list(self.open.values()):
                 if seen - session.heard_at > dead_s:

@@ -1,76 +1,24 @@
-"""Bytes to and from a socket, plain or through TLS, read and sent without waiting. For links and for clients alike."""
+"""Bytes to and from a socket through TLS, read and sent without waiting, for links and for clients alike. And how a task
+of Trio's waits for a wire: only handshakes do."""
 
 from __future__ import annotations
 
 import socket
 import ssl
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import trio
+
+if TYPE_CHECKING:
+    from quorum_queue.links.ports import Wire
 
 #: Bytes encrypted at once; so many may have left the queue and not yet reached the socket.
 TLS_CHUNK_BYTES = 256 * 1024
 #: Bytes read from the socket at once, to be decrypted.
 TLS_READ_BYTES = 256 * 1024
 
-
-class Wire(Protocol):
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes taken by `send` and not yet by the socket."""
-
-    async def readable(self) -> None:
-        """Wait until `receive` may return data."""
-
-    def receive(self, buffers: list[memoryview]) -> int | None:
-        """Fill the buffers in order with received bytes; return their count, 0 at the end, None if there were none."""
-
-    def send(self, chunks: list[bytes | memoryview]) -> int:
-        """Return how many bytes of the chunks were taken: all, some, or none."""
-
-    async def writable(self) -> None:
-        """Wait until `send` may take more; move bytes that it has taken before to the socket."""
-
-    def close(self) -> None:
-        """Close the wire. A task that waits for it gets trio.ClosedResourceError."""
-
-
-class PlainWire:
-    """A TCP socket."""
-
-    __slots__ = ("_socket",)
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
-
-    @property
-    def pending_bytes(self) -> int:
-        return 0
-
-    async def readable(self) -> None:
-        await _readable(self._socket)
-
-    def receive(self, buffers: list[memoryview]) -> int | None:
-        try:
-            if len(buffers) == 1:
-                return self._socket.recv_into(buffers[0])
-            return self._socket.recvmsg_into(buffers)[0]
-        except (BlockingIOError, InterruptedError):
-            return None
-
-    def send(self, chunks: list[bytes | memoryview]) -> int:
-        try:
-            if len(chunks) == 1:
-                return self._socket.send(chunks[0])
-            return self._socket.sendmsg(chunks)
-        except (BlockingIOError, InterruptedError):
-            return 0
-
-    async def writable(self) -> None:
-        await _writable(self._socket)
-
-    def close(self) -> None:
-        _close(self._socket)
+#: Ordinary ends of a connection.
+LOST = (OSError, ssl.SSLError, trio.BrokenResourceError, trio.ClosedResourceError)
 
 
 class TlsWire:
@@ -96,7 +44,7 @@ class TlsWire:
                 self._tls.do_handshake()
             except ssl.SSLWantReadError:
                 await self._send_all()
-                await _readable(self._socket)
+                await _readable(self.fileno())
                 if self._fill() == 0:
                     raise ConnectionResetError("the other side left during the TLS handshake") from None
             except ssl.SSLError:
@@ -124,13 +72,6 @@ class TlsWire:
 
     def fileno(self) -> int:
         return self._socket.fileno()
-
-    async def readable(self) -> None:
-        if self._more or self._ended:
-            # Let other tasks run, too.
-            await trio.lowlevel.checkpoint()
-        else:
-            await _readable(self._socket)
 
     def receive(self, buffers: list[memoryview]) -> int | None:
         if not self._more and not self._ended:
@@ -175,12 +116,8 @@ class TlsWire:
         self.push()
         return size
 
-    async def writable(self) -> None:
-        await _writable(self._socket)
-        self.push()
-
     def close(self) -> None:
-        _close(self._socket)
+        self._socket.close()
 
     def push(self) -> None:
         """Move bytes that were encrypted to the socket."""
@@ -197,7 +134,7 @@ class TlsWire:
     async def _send_all(self) -> None:
         self.push()
         while self._unsent:
-            await self.writable()
+            await writable(self)
 
     def _fill(self) -> int | None:
         """Take the socket's bytes; return their count, 0 at the end, None if there were none."""
@@ -212,19 +149,33 @@ class TlsWire:
         return len(data)
 
 
-async def _readable(sock: socket.socket) -> None:
-    if sock.fileno() < 0:
+async def readable(wire: Wire) -> None:
+    """Wait until `receive` may return data."""
+    if wire.more:
+        # Let other tasks run, too.
+        await trio.lowlevel.checkpoint()
+    else:
+        await _readable(wire.fileno())
+
+
+async def writable(wire: Wire) -> None:
+    """Wait until `send` may take more; move bytes that it has taken before to the socket."""
+    fileno = wire.fileno()
+    if fileno < 0:
         raise trio.ClosedResourceError
-    await trio.lowlevel.wait_readable(sock)
+    await trio.lowlevel.wait_writable(fileno)
+    wire.push()
 
 
-async def _writable(sock: socket.socket) -> None:
-    if sock.fileno() < 0:
+def close(wire: Wire) -> None:
+    """Close the wire. A task that waits for it gets trio.ClosedResourceError."""
+    fileno = wire.fileno()
+    if fileno >= 0:
+        trio.lowlevel.notify_closing(fileno)
+        wire.close()
+
+
+async def _readable(fileno: int) -> None:
+    if fileno < 0:
         raise trio.ClosedResourceError
-    await trio.lowlevel.wait_writable(sock)
-
-
-def _close(sock: socket.socket) -> None:
-    if sock.fileno() >= 0:
-        trio.lowlevel.notify_closing(sock)
-        sock.close()
+    await trio.lowlevel.wait_readable(fileno)

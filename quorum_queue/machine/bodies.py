@@ -9,17 +9,17 @@ import struct
 from array import array
 from bisect import bisect_right
 from itertools import accumulate
-from typing import Any
+from typing import Any, Final
 
 from quorum_queue.machine.arrays import unpacked
 from quorum_queue.machine.codec import CodecError
 
-VERSION = 1
+VERSION: Final = 1
 
 #: version, now_ms
-ENTRY = struct.Struct(">BQ")
+ENTRY: Final = struct.Struct(">BQ")
 #: incarnation, number, bytes of node, keys, commands; messages; bytes of bodies
-BATCH = struct.Struct(">QQHIIIQ")
+BATCH: Final = struct.Struct(">QQHIIIQ")
 
 
 class Bodies:

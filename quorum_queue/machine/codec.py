@@ -12,17 +12,17 @@ import struct
 from array import array
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import Any
+from typing import Any, Final
 
 from quorum_queue.machine.run import Attributes, Run
 
-VERSION = 2
+VERSION: Final = 2
 #: The first parts of what `encode` returns, which hold all that `decode_heads` needs.
-HEAD_PARTS = 2
-_PREFIX = struct.Struct(">BI")
+HEAD_PARTS: Final = 2
+_PREFIX: Final = struct.Struct(">BI")
 #: messages, mixed heads?, persistent?, priority, ttl_ms (-1 none), channel, frame_bytes, overhead, expires_at
 #: (-1 none), bytes of heads
-_RUN = struct.Struct(">I??BqHIIqI")
+_RUN: Final = struct.Struct(">I??BqHIIqI")
 
 
 class CodecError(Exception):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from quorum_queue.machine.run import Run
 
-UNLIMITED = 1 << 62
+UNLIMITED: Final = 1 << 62
 
 
 class Window(Protocol):

@@ -13,21 +13,21 @@ clock.
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Final
 
 from quorum_queue.machine.settings import Settings
 from quorum_queue.machine.states import DedupState
 
 #: A producer that sent nothing for this long is forgotten.
-PRODUCER_IDLE_MS = 7 * 24 * 3_600_000
+PRODUCER_IDLE_MS: Final = 7 * 24 * 3_600_000
 #: Longer ids and names of producers are remembered by their hash.
-NAME_BYTES_MAX = 128
+NAME_BYTES_MAX: Final = 128
 #: A sequence is any signed long; bytes have it without sign.
-_SEQUENCE_LOW = -(1 << 63)
-SEQUENCE_MAX = (1 << 63) - 1
+_SEQUENCE_LOW: Final = -(1 << 63)
+SEQUENCE_MAX: Final = (1 << 63) - 1
 
 #: Prefix of the producer in a name.
-_SEQUENCE_BYTES = 9
+_SEQUENCE_BYTES: Final = 9
 _ID, _SEQUENCE = b"i", b"s"
 
 #: (name of a message, True): taken; (key, False): forgotten.

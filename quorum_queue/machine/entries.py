@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -31,25 +31,25 @@ from quorum_queue.machine.settings import Settings
 
 #: A consumer's key on a replica is (node, incarnation, *key on the node); those of a channel have this much
 #: in common.
-CHANNEL_FIELDS = 4
+CHANNEL_FIELDS: Final = 4
 
 #: verb, origin + 1 (0 none), first, messages, flags, priority, ttl_ms (-1 none), channel, frame_bytes,
 #: overhead, bytes of heads, of ids
-_ENQUEUE = struct.Struct(">BQQIBBqHIIII")
+_ENQUEUE: Final = struct.Struct(">BQQIBBqHIIII")
 _MIXED, _PERSISTENT, _WITH_IDS, _WITH_SEQUENCE, _WITH_LETTER = 1, 2, 4, 8, 16
 #: verb, key, first and last delivery id
-_RANGE = struct.Struct(">BIQQ")
+_RANGE: Final = struct.Struct(">BIQQ")
 #: verb, key, flags, prefetch, window's limit, priority, next delivery id
-_ATTACH = struct.Struct(">BIBQQqQ")
+_ATTACH: Final = struct.Struct(">BIBQQqQ")
 _NO_ACK, _EXCLUSIVE, _PAUSED = 1, 2, 4
 #: verb, key, value
-_VALUE = struct.Struct(">BIQ")
+_VALUE: Final = struct.Struct(">BIQ")
 #: verb, two numbers
-_NUMBERS = struct.Struct(">BQQ")
+_NUMBERS: Final = struct.Struct(">BQQ")
 #: source, position, low
-_LETTER = struct.Struct(">QQQ")
+_LETTER: Final = struct.Struct(">QQQ")
 #: verb, bytes that follow
-_BLOB = struct.Struct(">BI")
+_BLOB: Final = struct.Struct(">BI")
 
 (_V_ENQUEUE, _V_SETTLE, _V_RETURN, _V_DISCARD, _V_ATTACH, _V_GET, _V_DETACH, _V_PAUSE, _V_PREFETCH, _V_WINDOW,
  _V_PURGE, _V_CONFIGURE, _V_TICK, _V_TOUCH, _V_DEAD_LETTERED, _V_NODE_DOWN, _V_VERSION, _V_LOSE) = range(1, 19)  # fmt: skip

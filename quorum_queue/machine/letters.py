@@ -11,14 +11,14 @@ All limits here affect the state of every member, so they are no options: changi
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 #: Number of source queues that are remembered; the one that has been idle for longest is forgotten.
-SOURCES_MAX = 1_000
+SOURCES_MAX: Final = 1_000
 #: Stretches of positions remembered for each source; the lowest are forgotten.
-STRETCHES_MAX = 10_000
+STRETCHES_MAX: Final = 10_000
 #: Stretches kept although the sender no longer waits for them.
-STRETCHES_KEPT = 1_000
+STRETCHES_KEPT: Final = 1_000
 
 #: (source, first and last + 1 of each stretch, one after the other), least recently used first.
 State = list[tuple[int, list[int]]]

@@ -28,7 +28,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from quorum_queue.machine import versions
 from quorum_queue.machine.consumers import Checkout, Consumer, Consumers
@@ -45,8 +45,8 @@ ENQUEUES = ("enqueue", "enqueue_once", "enqueue_letter")
 
 #: Most messages that one batch hands out; the rest waits for the next one, so that the machine notices full
 #: consumers.
-BURST_MESSAGES = 4096
-BURST_BYTES = 1 << 20
+BURST_MESSAGES: Final = 4096
+BURST_BYTES: Final = 1 << 20
 
 
 class Meta(NamedTuple):

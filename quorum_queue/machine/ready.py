@@ -11,11 +11,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from operator import attrgetter
+from typing import Final
 
 from quorum_queue.machine.run import Run
 
 #: Of the next runs at most so many are looked at.
-LOOKS_MAX = 4096
+LOOKS_MAX: Final = 4096
 
 _by_position = attrgetter("seqs.start")
 

@@ -8,16 +8,17 @@ does.
 from __future__ import annotations
 
 from array import array
+from typing import Final
 
 from quorum_queue.machine.attributes import Attributes as Attributes
 
 #: Longest run that merging makes: long enough that its own cost does not matter, short enough to page in and
 #: out.
-RUN_LENGTH_MAX = 2048
+RUN_LENGTH_MAX: Final = 2048
 #: The same in bytes: a run is paged out, and in again, as a whole.
-RUN_BYTES_MAX = 1 << 20
+RUN_BYTES_MAX: Final = 1 << 20
 #: A run at most this long joins a run with other heads, which then keeps one head per message.
-MIXED_LENGTH_MAX = 16
+MIXED_LENGTH_MAX: Final = 16
 
 
 DEFAULT_ATTRIBUTES = Attributes()

@@ -15,6 +15,7 @@ message lost within one is sent again only while the leader waits for an answer.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import Final
 
 from quorum_queue.raft import dispatch, election, following
 from quorum_queue.raft.errors import LogDiverged, NotLeader
@@ -28,7 +29,7 @@ from quorum_queue.raft.roles import CANDIDATE, FOLLOWER, LEADER, PRE_CANDIDATE
 from quorum_queue.raft.timeouts import election_timeout, lost_timeout
 
 #: Stands in place of a vote while the member has no memory, followed by the number of its new disk.
-_AMNESIAC = "?"
+_AMNESIAC: Final = "?"
 
 
 class Raft:

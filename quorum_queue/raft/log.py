@@ -11,18 +11,18 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from quorum_queue.raft.errors import EntryLost
 from quorum_queue.raft.messages import Entry
 
 #: Bytes counted for each cached entry beside its data.
-ENTRY_OVERHEAD = 100
+ENTRY_OVERHEAD: Final = 100
 #: Entries that are asked of the disk at once.
-READ_ENTRIES_MAX = 64
+READ_ENTRIES_MAX: Final = 64
 #: Spans of entries that are known to be at hand: one for the state machine, one for each follower.
-AT_HAND_MAX = 8
-_ENDLESS = 1 << 63
+AT_HAND_MAX: Final = 8
+_ENDLESS: Final = 1 << 63
 
 
 class Storage(Protocol):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from quorum_queue.raft.errors import CodecError
 
-_VERSION = 1
-_COUNT_MAX = 255
-_NAME_BYTES_MAX = 255
+_VERSION: Final = 1
+_COUNT_MAX: Final = 255
+_NAME_BYTES_MAX: Final = 255
 
 
 class HardState(NamedTuple):

@@ -11,50 +11,56 @@ from __future__ import annotations
 
 import struct
 from sys import intern
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from quorum_queue.raft.errors import CodecError
 from quorum_queue.raft.members import Members
 
 # Kinds of entries.
-NORMAL, MEMBERS, EMPTY = range(3)
+NORMAL: Final = 0
+MEMBERS: Final = 1
+EMPTY: Final = 2
 #: Data of an EMPTY entry that replaces one which no member can read any more.
-PASSED_OVER = b"lost"
+PASSED_OVER: Final = b"lost"
 
 # Kinds of messages.
 #: Entries after (index, log_term); always answered, once they are durable at the receiver.
 #: `hint_term`: what the leader has committed, also beyond what this log has.
-APPEND = 1
+APPEND: Final = 1
 #: Answer to APPEND, COMMIT and SNAPSHOT. `index`: durable and as the leader has it; `commit`: the sender's.
 #: With `reject`, `index` is the one that did not fit, (hint, hint_term) the next to try.
-APPEND_ANSWER = 2
+APPEND_ANSWER: Final = 2
 #: May I campaign for `term`, with a log that ends at (index, log_term)?
-PRE_VOTE = 3
-PRE_VOTE_ANSWER = 4
+PRE_VOTE: Final = 3
+PRE_VOTE_ANSWER: Final = 4
 #: The request for a real vote. `context` is 1 if the leader itself asked for the election.
-VOTE = 5
-VOTE_ANSWER = 6
+VOTE: Final = 5
+VOTE_ANSWER: Final = 6
 #: A snapshot at (index, log_term) with these members is on its way.
-SNAPSHOT = 7
-SNAPSHOT_ANSWER = 8
+SNAPSHOT: Final = 7
+SNAPSHOT_ANSWER: Final = 8
 #: The leader asks the receiver to campaign at once.
-TIMEOUT_NOW = 9
+TIMEOUT_NOW: Final = 9
 #: The sender no longer leads.
-RESIGN = 10
+RESIGN: Final = 10
 #: The leader's commit has risen, for a log that has (index, log_term). Answered only if it has not.
-COMMIT = 11
+COMMIT: Final = 11
 
-_KINDS = range(APPEND, COMMIT + 1)
-_VERSION = 1
-_HEAD = struct.Struct(">BBBQQQQQBB")
-_MORE = struct.Struct(">QQQQ")
-_ENTRY = struct.Struct(">QBI")
-_U16 = struct.Struct(">H")
-_U32 = struct.Struct(">I")
-_REJECT, _HAS_MORE, _HAS_MEMBERS, _HAS_ENTRIES, _PATIENT = 1, 2, 4, 8, 16
-_FLAGS = 31
+_KINDS: Final = range(APPEND, COMMIT + 1)
+_VERSION: Final = 1
+_HEAD: Final = struct.Struct(">BBBQQQQQBB")
+_MORE: Final = struct.Struct(">QQQQ")
+_ENTRY: Final = struct.Struct(">QBI")
+_U16: Final = struct.Struct(">H")
+_U32: Final = struct.Struct(">I")
+_REJECT: Final = 1
+_HAS_MORE: Final = 2
+_HAS_MEMBERS: Final = 4
+_HAS_ENTRIES: Final = 8
+_PATIENT: Final = 16
+_FLAGS: Final = 31
 #: Indexes and terms stay below, so that sums of them still fit in 64 bits.
-_NUMBER_MAX = 1 << 62
+_NUMBER_MAX: Final = 1 << 62
 
 
 class Entry(NamedTuple):
@@ -123,7 +129,7 @@ def _decode(data: memoryview) -> tuple[int, Message]:
     version, kind, flags, group, term, index, log_term, commit, sender_bytes, to_bytes = _HEAD.unpack_from(
         data
     )
-    if version != _VERSION or kind not in _KINDS or flags > _FLAGS:
+    if version != _VERSION or not APPEND <= kind <= COMMIT or flags > _FLAGS:
         raise CodecError(f"a message has version {version}, kind {kind} and flags {flags}")
     offset = _HEAD.size
     hint = hint_term = context = amnesiac = 0

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from quorum_queue.raft.options import Options
 
 #: The leader does not know where the logs agree: one append at a time.
-PROBE = 0
+PROBE: Final = 0
 #: In step: appends are sent ahead of the answers.
-REPLICATE = 1
+REPLICATE: Final = 1
 #: Its next entry is gone from the log: it gets a snapshot first.
-SNAPSHOT = 2
+SNAPSHOT: Final = 2
 
 
 class Progress:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from quorum_queue.raft.options import Options
 
-_MASK = (1 << 64) - 1
+_MASK: Final = (1 << 64) - 1
 
 
 def mix(*numbers: int) -> int:

@@ -11,6 +11,9 @@ from typing import Any
 
 import trio
 
+from amqp_server.connection import waiting
+from amqp_server.connection.poller import Poller
+from amqp_server.turn import NoPeers, Turn
 from conformance_tests.patience import PATIENCE_S
 from quorum_queue.links.handshake import Hello
 from quorum_queue.links.mesh import Mesh
@@ -78,6 +81,14 @@ class Recorder:
             assert states == ["up", "down"] * (len(states) // 2) + ["up"] * (len(states) % 2)
 
 
+class NoCommits:
+    """See amqp_server.turn.Commits."""
+
+    def turn_begins(self) -> None: ...
+
+    def turn_ends(self) -> None: ...
+
+
 def listening(port: int = 0) -> socket.socket:
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -115,7 +126,10 @@ class LinkNode:
     async def _run(self) -> None:
         try:
             with self._scope:
-                await self.mesh.run(self.events)
+                poller = Poller(Turn(NoCommits(), NoPeers(), lambda: None), 1.0, 1 << 16)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(waiting.serve, poller)
+                    await self.mesh.run(self.events, poller)
         finally:
             self._stopped.set()
 

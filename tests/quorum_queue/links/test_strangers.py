@@ -16,8 +16,9 @@ from conformance_tests.patience import PATIENCE_S
 from quorum_queue.links.framing import HEAD
 from quorum_queue.links.greeting import Greeter, read_message, write_message
 from quorum_queue.links.handshake import MESSAGE_BYTES_MAX, Dialler, Hello, Keys, Standing
+from quorum_queue.links.plain_wire import PlainWire
 from quorum_queue.links.sessions import ADOPTED, START
-from quorum_queue.links.wire import PlainWire
+from quorum_queue.links.wire import readable
 
 from .nodes import SECRET, LinkNode, nodes, until
 
@@ -144,7 +145,7 @@ async def end_of(wire: PlainWire) -> None:
     buffer = memoryview(bytearray(4096))
     with trio.fail_after(PATIENCE_S):
         while True:
-            await wire.readable()
+            await readable(wire)
             try:
                 if wire.receive([buffer]) == 0:
                     return

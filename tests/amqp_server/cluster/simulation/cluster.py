@@ -29,9 +29,12 @@ LOOK_ROUNDS = 12
 
 @contextmanager
 def by_hand() -> Iterator[None]:
-    """The broker's coroutines await what `waiting` has, within this."""
+    """The broker's coroutines await what `waiting` has, within this. A node's clock goes on in steps, so its ticks come one
+    interval after the other, and not on the beat: between two steps."""
     places: list[Any] = [product, administration]
     before = [place.trio for place in places]
+    ticking: Any = product
+    until_beat_s, ticking.until_beat_s = ticking.until_beat_s, _whole_interval_s
     for place in places:
         place.trio = waiting
     try:
@@ -40,6 +43,11 @@ def by_hand() -> Iterator[None]:
     finally:
         for place, module in zip(places, before, strict=True):
             place.trio = module
+        ticking.until_beat_s = until_beat_s
+
+
+def _whole_interval_s(interval_ms: int, at_ms: int) -> float:
+    return interval_ms / 1000
 
 
 class Cluster:

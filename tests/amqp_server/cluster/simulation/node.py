@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from outcome import Outcome, capture
 
@@ -262,7 +262,7 @@ class SimulatedNode:
             hosts=hosts, replication=made.replication,
         )  # fmt: skip
         with watching(self, self.ledger):
-            self.cluster = cluster = ClusterNode(broker, made, hosts)
+            self.cluster = cluster = ClusterNode(broker, made, hosts, cast(Any, None))
         self._identities[self.name, self.incarnation] = self.disk.node_id
         self.turn.run(self._begin, cluster, journal)
         return self.alive
