@@ -2,7 +2,7 @@
 
 It stores no messages, only how far it is: see quorum_queue.consumer_groups. In each stream it has one reader, which stays
 while members come and go, and hands what it reads to the member that has the partition. What comes back is read again. See
-docs/adr/0025-consumer-groups.md.
+docs/adr/0028-consumer-groups.md.
 """
 
 from __future__ import annotations
