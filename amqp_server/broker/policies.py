@@ -40,12 +40,14 @@ if TYPE_CHECKING:
     from amqp_server.broker.queue import Queue
     from amqp_server.broker.vhost import VHost
 
+#: A consumer group has nothing that a policy could change.
+QUEUES = frozenset(name for name, each in QUEUE_TYPES.items() if not each.is_group)
 #: What a policy may apply to, and which kinds of queues, or exchanges, that means. The last three are those of
 #: RabbitMQ 3.12.
 APPLIES: Mapping[str, frozenset[str]] = {
-    "queues": frozenset(QUEUE_TYPES),
+    "queues": QUEUES,
     "exchanges": frozenset({"exchange"}),
-    "all": frozenset({*QUEUE_TYPES, "exchange"}),
+    "all": QUEUES | {"exchange"},
     "classic_queues": frozenset({"classic"}),
     "quorum_queues": frozenset({"quorum"}),
     "streams": frozenset({"stream"}),

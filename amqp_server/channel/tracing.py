@@ -49,12 +49,12 @@ def trace_frames(channel: Channel, queue: str, data: bytes) -> None:
     """The same, of a stream: `data` is what the client gets."""
     targets = channel.vhost.router.route(TRACE, f"deliver.{queue}").queues
     if targets:
-        for exchange, routing_key, item in _deliveries(data):
-            _deliver(channel, targets, queue, exchange, routing_key, item, redelivered=False)
+        for exchange, routing_key, redelivered, item in _deliveries(data):
+            _deliver(channel, targets, queue, exchange, routing_key, item, redelivered=redelivered)
 
 
-def _deliveries(data: bytes) -> Iterator[tuple[str, str, bytes]]:
-    """Go through frames of basic.deliver and its contents: exchange, routing key, and the content's frames."""
+def _deliveries(data: bytes) -> Iterator[tuple[str, str, bool, bytes]]:
+    """Go through frames of basic.deliver and its contents: exchange, routing key, redelivered, and the content's frames."""
     position, end = 0, len(data)
     while position < end:
         _, _, size = frames.prefix.unpack_from(data, position)
@@ -63,9 +63,10 @@ def _deliveries(data: bytes) -> Iterator[tuple[str, str, bytes]]:
         while position < end and data[position] != frames.METHOD:
             _, _, size = frames.prefix.unpack_from(data, position)
             position += 7 + size + 1
-        # Class and method, the consumer's tag, the delivery tag, and whether it is redelivered.
-        exchange, routing_key = parse_head(method[4 + 1 + method[4] + 8 + 1 :])
-        yield exchange, routing_key, data[start:position]
+        # Behind class and method, the consumer's tag and the delivery tag.
+        flag = 4 + 1 + method[4] + 8
+        exchange, routing_key = parse_head(method[flag + 1 :])
+        yield exchange, routing_key, bool(method[flag]), data[start:position]
 
 
 def _deliver(

@@ -107,7 +107,7 @@ async def aliveness(call: Call) -> Any:
         call.require_own(vhost, "queue", ALIVENESS_QUEUE, access)
     try:
         await broker.declare_queue(vhost, ALIVENESS_QUEUE, durable=False, auto_delete=False, arguments={})
-        await broker.publish(vhost, "", ALIVENESS_QUEUE, {}, b"test_message", call.user.name)
+        await broker.publish(vhost, "", ALIVENESS_QUEUE, {}, b"test_message", call.user.name, call.access)
         got = await broker.get(vhost, ALIVENESS_QUEUE, 1, "ack")
     except AMQPError as error:
         raise refusal_of(error) from None

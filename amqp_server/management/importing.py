@@ -26,7 +26,7 @@ from amqp_server.broker.parameters import (
 from amqp_server.broker.password import InvalidPasswordHash, from_rabbitmq
 from amqp_server.broker.permissions import InvalidPermission
 from amqp_server.broker.policies import KEYS
-from amqp_server.broker.queue_types import QUEUE_TYPES, not_replicated
+from amqp_server.broker.queue_types import GROUP, QUEUE_TYPES, not_replicated
 from amqp_server.broker.super_streams import PARTITIONS
 from amqp_server.broker.users import UserRefused, checked_name, checked_tags, hashed
 from amqp_server.broker.vhosts import VhostRefused
@@ -95,7 +95,11 @@ class Import:
         await self._one_by_one("global_parameters", sections, self._global_parameter)
         await self._one_by_one("policies", sections, self._policy)
         await self._one_by_one("parameters", sections, self._parameter)
-        await self._several("queues", sections["queues"], self._queue)
+        # A group is over a stream, which must be there.
+        groups = [item for item in sections["queues"] if _is_group(item)]
+        others = [item for item in sections["queues"] if not _is_group(item)]
+        await self._several("queues", others, self._queue)
+        await self._several("queues", groups, self._queue)
         await self._several("bindings", sections["bindings"], self._binding)
 
     def _skip(self, section: str, item: Mapping[str, Any], why: str) -> None:
@@ -307,6 +311,9 @@ class Import:
         if isinstance(type_, str) and type_ not in QUEUE_TYPES:
             self._skip("queues", item, f"queue type {type_} is not known here")
             return None
+        if type_ == GROUP.name and self._broker.cluster is not None:
+            self._skip("queues", item, "a cluster has no consumer groups")
+            return None
         unknown = (
             not_replicated(arguments) if type_ == "stream" and self._broker.cluster is not None else None
         )
@@ -411,6 +418,11 @@ def _text(item: Item, key: str) -> str:
     if not isinstance(value, str):
         raise _Wrong(f"{key} is missing" if value is None else f"{key} must be a text")
     return value
+
+
+def _is_group(item: Item) -> bool:
+    arguments = item.get("arguments")
+    return isinstance(arguments, dict) and arguments.get("x-queue-type") == GROUP.name
 
 
 def _switch(item: Item, key: str, *, default: bool = False) -> bool:

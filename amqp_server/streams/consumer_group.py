@@ -2,7 +2,7 @@
 
 It stores no messages, only how far it is: see quorum_queue.consumer_groups. In each stream it has one reader, which stays
 while members come and go, and hands what it reads to the member that has the partition. What comes back is read again. See
-docs/adr/0025-consumer-groups.md.
+docs/adr/0028-consumer-groups.md.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol
 
-import msgspec
-
 from amqp_server.streams.deliver import BatchReader
 from amqp_server.streams.headed import below, count_field, cut, headed, offsets_of, reader_with, stream_field
 from amqp_server.streams.host import BOUNDLESS, StreamConsumer, StreamHost
+from amqp_server.streams.places import VERSION, Place, PlaceError, decode, encode
 from amqp_server.streams.start import Start
 from persistence.streams.batch import Batch
 from persistence.streams.log import Wanted
@@ -34,8 +33,6 @@ from quorum_queue.ports import ConsumerState, Got, Hosted, Refused
 
 logger = logging.getLogger("mqd.groups")
 
-#: Of what is stored of a partition.
-VERSION = 1
 #: A stream that could not be read is tried again after this time.
 RETRY_MS = 1_000
 #: Dead letters of a group that are on their way at once.
@@ -86,19 +83,6 @@ class GroupOptions:
         #: Gaps that are remembered of a partition, and how long commits may wait for others; see amqp_server.config.
         self.spans_max = spans_max
         self.commit_ms = commit_ms
-
-
-class Place(msgspec.Struct, array_like=True):
-    """What is stored of a partition."""
-
-    version: int
-    stream_id: int
-    cursor: int
-    #: What was handed out and is not done: from, to, how often it came back.
-    pending: list[tuple[int, int, int]]
-
-
-_decoder = msgspec.msgpack.Decoder(Place)
 
 
 class Reader:
@@ -316,8 +300,8 @@ class ConsumerGroupHost(QueueHost):
         self._known = found.state is not None
         for number, data in found.annotations.items():
             try:
-                place = _decoder.decode(data)
-            except msgspec.MsgspecError as error:
+                place = decode(data)
+            except PlaceError as error:
                 logger.error("%s: partition %d begins anew: %s", self._name, number, error)
             else:
                 if number < len(self._slots):
@@ -696,11 +680,8 @@ class ConsumerGroupHost(QueueHost):
         changed, self.group.changed = self.group.changed, {}
         for partition in changed:
             if partition.cursor >= 0 and self.group.partitions.get(partition.stream_id) is partition:
-                pending = [tuple(span) for span in partition.pending()]
-                place = Place(VERSION, partition.stream_id, partition.cursor, pending)  # type: ignore[arg-type]
-                self._services.journal.annotate(
-                    self.queue_id, partition.number, msgspec.msgpack.encode(place)
-                )
+                stored = encode(partition.stream_id, partition.cursor, partition.pending())
+                self._services.journal.annotate(self.queue_id, partition.number, stored)
         if self._commit_at < 0:
             # Whoever waits for the disk, as for the answer to tx.commit, has it committed at once.
             self._commit_at = self._services.clock.monotonic_ms() + self.options.commit_ms

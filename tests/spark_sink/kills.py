@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.spark_sink import chaos, source_chaos
+from tests.spark_sink import chaos, source_chaos, stream_chaos
 
 
 def spark_kills() -> bool:
@@ -10,4 +10,6 @@ def spark_kills() -> bool:
     print("Spark writes:", flush=True)
     wrote = chaos.every(chaos.STEPS, chaos.STEPS, chaos.VARIANTS)
     print("Spark reads and writes:", flush=True)
-    return chaos.every(source_chaos.STEPS, source_chaos.STEPS, chaos.VARIANTS) and wrote
+    read = chaos.every(source_chaos.STEPS, source_chaos.STEPS, chaos.VARIANTS)
+    print("Spark reads streams:", flush=True)
+    return chaos.every(stream_chaos.STEPS, stream_chaos.STEPS, stream_chaos.KINDS) and wrote and read

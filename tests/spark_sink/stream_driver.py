@@ -1,10 +1,12 @@
 """A Spark driver that can be killed: from a stream into files.
 
-`python -m tests.spark_sink.stream_driver DIRECTORY URL STREAM`; ends when the stream is read to the end.
+`python -m tests.spark_sink.stream_driver DIRECTORY URL STREAM MESSAGES`, with so many messages in a micro-batch; ends when
+the stream is read to the end. Also for spark-submit, where the session is given.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,16 +20,19 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 TRIGGER_MESSAGES = 750
+NOT_STARTED = "Python worker failed to connect back"
+STARTS_MAX = 5
 
 
 class StreamDriver(Driver):
     """A process of this module."""
 
-    def __init__(self, directory: Path, url: str, stream: str) -> None:
+    def __init__(self, directory: Path, url: str, stream: str, most: int = TRIGGER_MESSAGES) -> None:
         session.environment()
         self._commits = directory / "checkpoint" / "commits"
         self._output = directory / "driver.log"
         command = [sys.executable, "-m", "tests.spark_sink.stream_driver", str(directory), url, stream]
+        command.append(str(most))
         with self._output.open("ab") as output:
             self.process = subprocess.Popen(
                 command, cwd=session.ROOT, stdout=output, stderr=subprocess.STDOUT
@@ -43,10 +48,12 @@ class StreamDriver(Driver):
         until(f"batch {batch} is committed", reached)
 
 
-def start(spark: SparkSession, directory: Path, url: str, stream: str) -> StreamingQuery:
+def start(
+    spark: SparkSession, directory: Path, url: str, stream: str, most: int = TRIGGER_MESSAGES
+) -> StreamingQuery:
     rows = (
         spark.readStream.format("amqp")
-        .options(url=url, stream=stream, startingOffsets="earliest", maxOffsetsPerTrigger=TRIGGER_MESSAGES)
+        .options(url=url, stream=stream, startingOffsets="earliest", maxOffsetsPerTrigger=most)
         .load()
     )
     return (
@@ -59,10 +66,28 @@ def start(spark: SparkSession, directory: Path, url: str, stream: str) -> Stream
     )
 
 
+def run(spark: SparkSession, directory: Path, url: str, stream: str, most: int = TRIGGER_MESSAGES) -> None:
+    """To the end of the stream. Spark gives the reader's process 10 s to start, which a busy machine may not do."""
+    from pyspark.errors import StreamingQueryException
+
+    for attempt in range(STARTS_MAX):
+        try:
+            start(spark, directory, url, stream, most).awaitTermination()
+            return
+        except StreamingQueryException as error:
+            if attempt + 1 == STARTS_MAX or NOT_STARTED not in str(error):
+                raise
+
+
 def main() -> int:
-    directory, url, stream = sys.argv[1:]
-    spark = session.start(Path(directory))
-    start(spark, Path(directory), url, stream).awaitTermination()
+    directory, url, stream, most = sys.argv[1:]
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        from pyspark.sql import SparkSession
+
+        spark = SparkSession.builder.getOrCreate()
+    else:
+        spark = session.start(Path(directory))
+    run(spark, Path(directory), url, stream, int(most))
     spark.stop()
     return 0
 

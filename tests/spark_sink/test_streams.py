@@ -471,10 +471,12 @@ def test_a_driver_that_is_killed_reads_each_row_once_into_files(
         with stream_driver.StreamDriver(tmp_path, url, stream) as driver:
             driver.reach(0)
             driver.kill()
-        query = stream_driver.start(spark, tmp_path, url, stream)
+        reading = threading.Thread(target=stream_driver.run, args=(spark, tmp_path, url, stream))
+        reading.start()
         wait_until("the query goes on", lambda: (commits / "1").exists(), QUERY_S)
         node.kill()
         node.start()
-        assert query.awaitTermination(QUERY_S)
+        reading.join(QUERY_S)
+        assert not reading.is_alive()
     found = [int(row.value) for row in spark.read.json(str(tmp_path / "out")).select("value").collect()]
     assert len(found) == 3_000 and sorted(found) == list(range(3_000))

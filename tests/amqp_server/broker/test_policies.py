@@ -13,7 +13,7 @@ from amqp_server.broker.broker import Broker
 from amqp_server.broker.operations import ClearParameter, DeleteVhost, PutParameter
 from amqp_server.broker.parameters import OPERATOR_POLICY, POLICY, ParameterRefused
 from amqp_server.broker.policies import Applied, Policy, joined
-from amqp_server.broker.queue_types import CLASSIC, QUORUM, STREAM
+from amqp_server.broker.queue_types import CLASSIC, GROUP, QUORUM, STREAM
 from amqp_server.config import Config
 from amqp_server.turn import Turn
 from persistence.journal import Journal
@@ -291,3 +291,13 @@ def test_many_queues_follow_in_several_turns(monkeypatch: pytest.MonkeyPatch) ->
         turn.catch_up()
     assert done
     assert all(queue.settings.max_length == 3 for queue in queues)
+
+
+def test_no_policy_applies_to_a_consumer_group(node: MemoryNode) -> None:
+    put(node.broker, "p", {"max-length-bytes": 5, "expires": 7})
+    put(node.broker, "o", {"expires": 5}, operator=True, apply_to="queues")
+    assert node.broker.policies.of_queue("/", "q", CLASSIC).definition == {
+        "max-length-bytes": 5,
+        "expires": 5,
+    }
+    assert node.broker.policies.of_queue("/", "q", GROUP).definition == {}

@@ -271,6 +271,8 @@ async def test_the_management_api_takes_tokens(
             assert sent.json() == {"routed": True}
             assert (await ask("GET", "users")).status_code == 401
             assert (await ask("GET", "vhosts", issuer.token("mqd.tag:monitoring"))).status_code == 200
+            alive = await ask("GET", "aliveness-test/%2F", issuer.token(f"{ALL} mqd.tag:monitoring"))
+            assert alive.json() == {"status": "ok"}
             administrator = issuer.token("mqd.tag:administrator")
             assert (await ask("GET", "users", administrator)).status_code == 200
             for wrong in (issuer.token("mqd.read:*/*"), issuer.token(exp=time.time() - 1), "x", "."):

@@ -240,7 +240,7 @@ def test_super_streams(mqctl: Mqctl, tmp_path: Path) -> None:
     assert ok(mqctl("list_queues")).out == ""
 
 
-def test_groups(mqd: Addresses, mqctl: Mqctl) -> None:
+def test_groups(mqd: Addresses, mqctl: Mqctl, tmp_path: Path) -> None:
     ok(mqctl("declare_exchange", "orders", "x-super-stream", "-a", "x-partitions=2"))
     arguments = ("-a", "x-queue-type=stream-group", "-a", "x-stream=orders", "-a", "x-stream-offset=first")
     ok(mqctl("declare_queue", "billing", *arguments))
@@ -283,6 +283,22 @@ def test_groups(mqd: Addresses, mqctl: Mqctl) -> None:
         refused = mqctl("reset_group", "billing", *args)
         assert refused.code == 65 and why in refused.err
     assert mqctl("reset_group", "nope", "--to", "first").code == 69
+    # Who may declare queues, but not read the stream, has no group over it.
+    ok(mqctl("add_user", "mia", "pw"))
+    ok(mqctl("set_user_tags", "mia", "management"))
+    ok(mqctl("set_permissions", "mia", "^mine$", "", ""))
+    refused = mqctl("--user", "mia", "--password", "pw", "declare_queue", "mine", *arguments)
+    assert refused.code != 0 and "'orders-0' in vhost '/' refused for user 'mia'" in refused.err
+    ok(mqctl("delete_user", "mia"))
+    # An import makes it when its streams are there.
+    file = str(tmp_path / "definitions.json")
+    ok(mqctl("export_definitions", file))
+    ok(mqctl("delete_queue", "billing"))
+    ok(mqctl("delete_exchange", "orders"))
+    ok(mqctl("set_policy", "short", "", '{"expires": 3600000}'))
+    ok(mqctl("import_definitions", file))
+    assert ok(mqctl("-q", "list_groups", *columns[:2])).rows == [["billing", "orders"]]
+    ok(mqctl("clear_policy", "short"))
     ok(mqctl("delete_queue", "billing"))
     ok(mqctl("delete_exchange", "orders"))
 

@@ -621,3 +621,72 @@ def test_who_may_not_read_the_stream_has_no_group_over_it(node: StreamNode, peer
     declare_stream(peer)
     node.broker.permissions.set("other", "/", ".*", ".*", "g")
     assert "'s'" in refused(declare(opened(node, "other")), 403)
+
+
+# -- failures ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_group_outlives_a_failure_of_its_stream(node: StreamNode, peer: Peer) -> None:
+    filled(node, peer, 10)
+    one = opened(node)
+    consume(node, one, 4)
+    worked(node, one)
+    tell(one, commands.Basic.Ack(2, multiple=True))
+    worked(node, one)
+    stream = node.broker.vhost("/").queues["s"]
+    node.turn.run(stream.host_failed, RuntimeError("for the test"))
+    node.work()
+    assert host(node).ready_count == 0
+    for _ in range(3):
+        node.pass_time(1_000)
+        node.work()
+    # The member is still there, and goes on with what it had not got.
+    tell(one, commands.Basic.Ack(6, multiple=True))
+    assert offsets(worked(node, one)[0]) == [6, 7, 8, 9]
+    assert committed(node) == [6]
+
+
+def test_a_group_that_failed_begins_where_it_was(node: StreamNode, peer: Peer) -> None:
+    filled(node, peer, 10)
+    one = opened(node)
+    consume(node, one, 4)
+    worked(node, one)
+    tell(one, commands.Basic.Ack(2, multiple=True))
+    worked(node, one)
+    group = node.broker.vhost("/").queues["g"]
+    node.turn.run(group.host_failed, RuntimeError("for the test"))
+    node.work()
+    assert [type(each) for _, each in one.answers()] == [commands.Basic.Cancel]
+    for _ in range(3):
+        node.pass_time(1_000)
+        node.work()
+    two = opened(node)
+    consume(node, two)
+    (messages,) = worked(node, two)
+    assert [(each.offset, each.again) for each in messages] == [(each, each < 6) for each in range(2, 10)]
+
+
+def test_a_transaction_of_acks(node: StreamNode, peer: Peer) -> None:
+    filled(node, peer, 10)
+    tell(peer, commands.Tx.Select())
+    consume(node, peer, 5)
+    worked(node, peer)
+    tell(peer, commands.Basic.Ack(3, multiple=True))
+    assert worked(node, peer) == [[]] and committed(node) == [0]
+    ((_, answer),) = [
+        each for each in peer.call(1, commands.Tx.Commit()) if not isinstance(each[1], Delivery)
+    ]
+    assert isinstance(answer, commands.Tx.CommitOk)
+    # The answer came when the acks were on the disk.
+    node.restart()
+    node.work()
+    assert committed(node) == [3]
+
+
+def test_recover_brings_all_back(node: StreamNode, peer: Peer) -> None:
+    filled(node, peer, 5)
+    consume(node, peer)
+    worked(node, peer)
+    tell(peer, commands.Basic.Ack(2), commands.Basic.Recover(requeue=True))
+    (messages,) = worked(node, peer)
+    assert [(each.offset, each.again) for each in messages] == [(0, True), (2, True), (3, True), (4, True)]

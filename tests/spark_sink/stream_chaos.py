@@ -1,0 +1,121 @@
+"""The stream source's longer proofs: `python -m tests.spark_sink.stream_chaos`.
+
+A streaming query reads a stream, or a super stream, into files, while things are killed: the driver three times, the
+broker twice, an executor of a standalone cluster. Each row is in the files once. Prints what it saw.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+from conformance_tests.ports import free_port
+from tests.reliability.node import Node
+from tests.spark_sink.chaos import KILLS, Step, every, until
+from tests.spark_sink.peer import Peer
+from tests.spark_sink.standalone import Standalone
+from tests.spark_sink.stream_driver import StreamDriver
+
+ROWS, TRIGGER = 3_000, 200
+STREAM = "chaos"
+KINDS = ("stream", "super-stream")
+
+
+def fill(url: str, kind: str) -> None:
+    with Peer(url) as peer:
+        if kind == "stream":
+            peer.channel.queue_declare(STREAM, durable=True, arguments={"x-queue-type": "stream"})
+        else:
+            peer.channel.exchange_declare(
+                STREAM, "x-super-stream", durable=True, arguments={"x-partitions": 2}
+            )
+        peer.channel.tx_select()
+        for number in range(ROWS):
+            address = ("", STREAM) if kind == "stream" else (STREAM, f"k{number % 50}")
+            peer.channel.basic_publish(*address, str(number).encode())
+        peer.channel.tx_commit()
+
+
+def judge(directory: Path, what: str) -> None:
+    """Read the files that Spark's log of the sink names. Raises AssertionError."""
+    seen: Counter[int] = Counter()
+    for path in committed(directory / "out" / "_spark_metadata"):
+        seen.update(int(json.loads(line)["value"]) for line in path.read_text().splitlines())
+    lost, twice = set(range(ROWS)) - seen.keys(), seen.total() - len(seen)
+    print(f"{what}: {ROWS} rows, {seen.total()} in files, {len(lost)} lost, {twice} twice", flush=True)
+    assert not lost and not twice
+
+
+def committed(log: Path) -> set[Path]:
+    """A compact file has all of those before it."""
+    found: set[Path] = set()
+    for entry in log.iterdir():
+        if entry.name.startswith("."):
+            continue
+        for line in entry.read_text().splitlines()[1:]:
+            found.add(Path(unquote(urlparse(json.loads(line)["path"]).path)))
+    return found
+
+
+def driver_kills(directory: Path, kind: str) -> None:
+    with Node(directory) as node:
+        url = f"amqp://guest:guest@127.0.0.1:{node.port}/"
+        fill(url, kind)
+        for kill in range(KILLS):
+            with StreamDriver(directory, url, STREAM, TRIGGER) as driver:
+                driver.reach(1 + 4 * kill)
+                driver.kill()
+        with StreamDriver(directory, url, STREAM, TRIGGER) as driver:
+            driver.finish()
+    judge(directory, f"{kind}, driver kill -9 x{KILLS}")
+
+
+def broker_kills(directory: Path, kind: str) -> None:
+    port = free_port()
+    url = f"amqp://guest:guest@127.0.0.1:{port}/"
+    with Node(directory, "--amqp", f"127.0.0.1:{port}") as node:
+        fill(url, kind)
+        with StreamDriver(directory, url, STREAM, TRIGGER) as driver:
+            for batch in (2, 7):
+                driver.reach(batch)
+                node.kill()
+                node.start()
+            driver.finish()
+    judge(directory, f"{kind}, broker kill -9 x2")
+
+
+def executor_kill(directory: Path, kind: str) -> None:
+    with Node(directory) as node, Standalone(directory) as cluster:
+        url = f"amqp://guest:guest@127.0.0.1:{node.port}/"
+        fill(url, kind)
+        job = cluster.submit("tests.spark_sink.stream_driver", str(directory), url, STREAM, str(TRIGGER))
+        third = directory / "checkpoint" / "commits" / "3"
+        until("a beginning", lambda: job.poll() is not None or third.exists())
+        assert job.poll() is None, cluster.log()
+        os.kill(cluster.executors()[0], signal.SIGKILL)
+        assert job.wait(300) == 0, cluster.log()
+    judge(directory, f"{kind}, executor kill -9 on a standalone cluster")
+
+
+STEPS: dict[str, Step] = {"driver": driver_kills, "broker": broker_kills, "executor": executor_kill}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", choices=STEPS, default=list(STEPS))
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    return 0 if every(STEPS, options.only, options.kinds) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
