@@ -122,6 +122,8 @@ class NoPeers:
 
 #: Turns after which there is a look for garbage among the objects that have come since.
 TIDY_TURNS: Final = 64
+#: Queues that a turn may still apply when it is no longer to be given more.
+SCHEDULED_MAX: Final = 64
 
 
 def _no_time() -> float:
@@ -243,6 +245,11 @@ class Turn:
     def overdue(self) -> bool:
         """True if the turn has lasted long enough: who has more to do leaves it for later."""
         return self.now() > self.ends
+
+    def is_full(self) -> bool:
+        """True if the turn is overdue, or will be with the queues that are to be applied: for who hands to many queues
+        what takes them longer."""
+        return len(self.scheduled) >= SCHEDULED_MAX or self.now() > self.ends
 
     def later(self, unit: Unit, call: Callable[[], object]) -> None:
         """Call in a turn that comes soon, behind all that was left before. Calls of one unit are one call."""
