@@ -143,7 +143,7 @@ export class PagedTable extends Table {
     this.refresh();
   }
 
-  async update_page() {
+  async showPage() {
     const {page, name, regex, sort, reverse} = this.state;
     const query = {page, page_size: PAGE_SIZE, name, use_regex: regex, sort, sort_reverse: reverse};
     let told;

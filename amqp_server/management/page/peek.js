@@ -1,0 +1,89 @@
+// What is in a queue: its first messages are taken, shown, and put back to their place.
+
+import {post} from "./api.js";
+import {button, fill, h} from "./dom.js";
+import {input, labelled} from "./dialog.js";
+import {bytes, count, json} from "./format.js";
+import {refused} from "./notice.js";
+
+/** The node gives as many at a time at most. */
+const SEARCHED = 1_000;
+const SHOWN_MAX = 100;
+const PAYLOAD_BYTES = 50_000;
+
+export function peek(vhost, queue) {
+  const fields = {
+    count: {name: "count", label: "Messages", type: "number", min: 1, max: SHOWN_MAX, value: 10},
+    text: {
+      name: "text",
+      label: "Search for",
+      help: `In payload, routing key and properties of the first ${SEARCHED} messages; empty: the first ones are shown.`,
+    },
+  };
+  const inputs = {count: input(fields.count), text: input(fields.text)};
+  const found = h("div", {class: "messages", "aria-live": "polite"});
+  const form = h(
+    "form",
+    {
+      class: "row",
+      onsubmit: (event) => {
+        event.preventDefault();
+        look();
+      },
+    },
+    labelled(fields.count, inputs.count),
+    labelled(fields.text, inputs.text),
+    h("button", {}, "Show messages"),
+    button("Hide", () => fill(found)),
+  );
+
+  async function look() {
+    const text = inputs.text.value;
+    const wanted = Math.min(SHOWN_MAX, Math.max(1, Number(inputs.count.value) || 1));
+    const asked = {
+      count: text ? SEARCHED : wanted,
+      ackmode: "ack_requeue_true",
+      encoding: "auto",
+      truncate: PAYLOAD_BYTES,
+    };
+    fill(found, h("p", {}, "Looking …"));
+    try {
+      const messages = await post(["queues", vhost, queue, "get"], asked);
+      const matching = text ? messages.filter((message) => has(message, text)) : messages;
+      const told = text
+        ? `${count(matching.length)} of the first ${count(messages.length)} messages match.`
+        : `${count(messages.length)} messages.`;
+      fill(found, h("p", {}, told), matching.slice(0, wanted).map(article));
+    } catch (error) {
+      fill(found);
+      refused(error);
+    }
+  }
+
+  const note = "They are put back to their place, and count as delivered once more.";
+  return h("section", {}, h("h2", {}, "Messages"), h("p", {class: "about"}, note), form, found);
+}
+
+function has(message, text) {
+  const wanted = text.toLowerCase();
+  const places = [message.payload, message.routing_key, message.exchange, JSON.stringify(message.properties)];
+  return places.some((each) => each.toLowerCase().includes(wanted));
+}
+
+function article(message) {
+  const length = message.payload_encoding === "base64" ? "in Base64, " : "";
+  const cut = message.payload_bytes > PAYLOAD_BYTES ? `, the first ${bytes(PAYLOAD_BYTES)} of it` : "";
+  const head = [
+    `exchange ${message.exchange || "(default)"}`,
+    `key ${message.routing_key}`,
+    `${length}${bytes(message.payload_bytes)}${cut}`,
+    message.redelivered && "redelivered",
+  ];
+  return h(
+    "article",
+    {class: "message card"},
+    h("p", {class: "name"}, head.filter(Boolean).join(" · ")),
+    Object.keys(message.properties).length > 0 && h("pre", {class: "properties"}, json(message.properties)),
+    h("pre", {tabindex: "0"}, message.payload),
+  );
+}
