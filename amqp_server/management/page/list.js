@@ -5,10 +5,11 @@ import {poll} from "./poll.js";
 import {PagedTable} from "./table.js";
 
 /** Show it; returns what asks the node again at once. */
-export function listPage(root, {title, columns, keyOf, load, query, signal, actions = [], empty, before = []}) {
+export function listPage(root, {title, columns, keyOf, load, query, signal, actions = [], empty, before = [], filtered = true}) {
   const table = new PagedTable(columns, keyOf, {
     caption: title,
     empty,
+    filtered,
     query,
     load: (asked) => load(asked, signal),
     refresh: () => again(),

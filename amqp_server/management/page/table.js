@@ -79,7 +79,7 @@ export class Table {
 /** A table of which the node sends a page at a time, filtered and sorted there. */
 export class PagedTable extends Table {
   /** `load(query)` asks the node; `query` is that of the address. */
-  constructor(columns, keyOf, {query, load, refresh, ...options}) {
+  constructor(columns, keyOf, {query, load, refresh, filtered = true, ...options}) {
     super(columns, keyOf, options);
     this.load = load;
     this.refresh = () => refresh();
@@ -102,8 +102,7 @@ export class PagedTable extends Table {
     const bar = h(
       "div",
       {class: "bar"},
-      this.filter,
-      h("label", {class: "check"}, this.regex, "regular expression"),
+      filtered && [this.filter, h("label", {class: "check"}, this.regex, "regular expression")],
       this.counted,
       this.back,
       this.next,
