@@ -29,7 +29,7 @@ function url(parts, query) {
   return made;
 }
 
-async function send(method, parts, {query, body, signal, headers} = {}) {
+async function send(method, parts, {query, body, signal, headers, raw} = {}) {
   const options = {
     method,
     signal,
@@ -50,6 +50,7 @@ async function send(method, parts, {query, body, signal, headers} = {}) {
     throw new ApiError(0, {error: "unreachable", reason: "the node does not answer"});
   }
   const text = await response.text();
+  if (raw && response.ok) return text;
   let told = null;
   try {
     told = text ? JSON.parse(text) : null;
@@ -67,6 +68,8 @@ async function send(method, parts, {query, body, signal, headers} = {}) {
 }
 
 export const get = (parts, query, signal) => send("GET", parts, {query, signal});
+/** The answer as it was sent: numbers in it may be larger than those of scripts. */
+export const getText = (parts) => send("GET", parts, {raw: true});
 export const put = (parts, body, query) => send("PUT", parts, {body, query});
 export const post = (parts, body, query) => send("POST", parts, {body, query});
 export const remove = (parts, query, headers) => send("DELETE", parts, {query, headers});
