@@ -97,12 +97,17 @@ export async function show(root, {query, signal}) {
   });
 }
 
+/** A node that stands alone does so until it is started anew. */
+let alone = false;
+
 /** null: the node stands alone. */
 async function status(signal) {
+  if (alone) return null;
   try {
     return await get(["cluster"], {}, signal);
   } catch (error) {
-    if (error.status === 404) return null;
-    throw error;
+    if (error.status !== 404) throw error;
+    alone = true;
+    return null;
   }
 }
