@@ -65,7 +65,12 @@ def explain(
 
 
 def _step(
-    router: Router, exchange: Exchange, routing_key: str, message: Message | None, nonce: int, bindings_max: int
+    router: Router,
+    exchange: Exchange,
+    routing_key: str,
+    message: Message | None,
+    nonce: int,
+    bindings_max: int,
 ) -> Step:
     if not exchange.name:
         # Every queue is bound to it by its name.

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 
 def publish_unchanged(
-    channel: Channel, queue: Queue, exchange: str, routing_key: str, properties: content.Properties, body: bytes
+    channel: Channel,
+    queue: Queue,
+    exchange: str,
+    routing_key: str,
+    properties: content.Properties,
+    body: bytes,
 ) -> bool:
     """Give the queue a message. True if it is there to take it; then the channel's confirms tell whether it did."""
     connection = channel.connection

@@ -114,11 +114,11 @@ class Api:
         slices: Slices | None = None,
         filter_ms: int = 1_000,
         page: bool = True,
-        sessions: SessionLimits = SessionLimits(),  # noqa: B008 - frozen
+        sessions: SessionLimits | None = None,
     ) -> None:
         self._broker = broker
         self._with_page = page
-        self._session_limits = sessions
+        self._session_limits = sessions or SessionLimits()
         #: None: no page is served, and nobody logs in by a cookie.
         self._page: PageLogin | None = None
         self._body_bytes_max = body_bytes_max

@@ -86,6 +86,7 @@ async function show() {
   const of = DETAILS[path] ?? path;
   const page = PAGES.find((each) => each[0] === of);
   document.body.classList.remove("menu-open");
+  document.querySelector(".toggle")?.setAttribute("aria-expanded", "false");
   for (const link of menu.children) {
     if (link.dataset.page === of) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");

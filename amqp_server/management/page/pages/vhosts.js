@@ -13,11 +13,15 @@ const SHOWN = [
   {label: "Name", sort: "name", text: (row) => row.name},
   {label: "Description", sort: "description", text: (row) => row.description ?? ""},
   {label: "Tags", text: (row) => (row.tags ?? []).join(", ")},
-  {label: "Queues are", text: (row) => row.default_queue_type ?? ""},
+  {label: "Queues are", text: queueType},
   {label: "Traced", text: (row) => (row.tracing ? "yes" : "no")},
   {label: "Ready", sort: "messages_ready", number: true, text: (row) => count(row.messages_ready)},
   {label: "Unacked", sort: "messages_unacknowledged", number: true, text: (row) => count(row.messages_unacknowledged)},
 ];
+
+function queueType(row) {
+  return row.default_queue_type === "undefined" ? "" : (row.default_queue_type ?? "");
+}
 
 export async function show(root, {query, signal}) {
   const administrator = may("administrator");
