@@ -28,22 +28,24 @@ export class Table {
   }
 
   show(rows) {
-    const found = new Map();
+    const wanted = new Map(rows.map((row) => [this.keyOf(row), row]));
+    // First what has gone: a row that has the focus keeps it only if it is not moved.
+    for (const [key, line] of this.rows) {
+      if (wanted.has(key)) continue;
+      line.element.remove();
+      this.rows.delete(key);
+    }
     let before = null;
-    for (const row of rows) {
-      const key = this.keyOf(row);
-      if (found.has(key)) continue;
+    for (const [key, row] of wanted) {
       const line = this.rows.get(key) ?? this.line(row);
+      this.rows.set(key, line);
       line.row = row;
       this.update(line);
-      found.set(key, line);
       const place = before === null ? this.body.firstChild : before.nextSibling;
       if (place !== line.element) this.body.insertBefore(line.element, place);
       before = line.element;
     }
-    for (const [key, line] of this.rows) if (!found.has(key)) line.element.remove();
-    this.rows = found;
-    this.empty.hidden = found.size > 0;
+    this.empty.hidden = wanted.size > 0;
   }
 
   line(row) {

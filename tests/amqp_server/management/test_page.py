@@ -23,6 +23,7 @@ from amqp_server.management.sessions import SessionLimits, Sessions
 
 from .conftest import BODY_BYTES_MAX, ManagedNode, sha256
 
+
 class Clock:
     """In seconds."""
 
