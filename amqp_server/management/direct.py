@@ -25,6 +25,10 @@ from amqp_server.wire import content, frames, methods, tables
 CHANNEL = 1
 #: For the queue that messages are moved to. One without a majority may never answer.
 ANSWER_S = 30.0
+#: What a stream gives is read for so long: nobody tells that there is no more that is wanted.
+READ_S = 2.0
+#: Messages of a stream that come before the first of them is acked.
+READ_AHEAD = 4
 _TIMESTAMP = struct.Struct(">Q")
 
 
@@ -42,6 +46,18 @@ class Got(NamedTuple):
     @property
     def tag(self) -> int:
         return self.ok.delivery_tag or 0
+
+
+class Read(NamedTuple):
+    """A message of a stream."""
+
+    deliver: commands.Basic.Deliver
+    content: Content
+
+    @property
+    def offset(self) -> int:
+        value = (self.content.properties.headers or {}).get("x-stream-offset", 0)
+        return value if isinstance(value, int) else 0
 
 
 class Direct:
@@ -117,6 +133,40 @@ class Direct:
         told, message = answers
         assert isinstance(told, commands.Basic.GetOk) and isinstance(message, Content)
         return Got(told, message)
+
+    async def read(
+        self, stream: str, arguments: Mapping[str, Any], count: int, bytes_max: int, end: int
+    ) -> list[Read]:
+        """Read a stream as a consumer with these arguments, at most to the offset before `end`."""
+        found: list[Read] = []
+        size = 0
+        answers = await self.ask(commands.Basic.Qos(prefetch_count=min(count, READ_AHEAD)))
+        consume = methods.make(
+            commands.Basic.Consume, queue=stream, consumer_tag="management", arguments=dict(arguments)
+        )
+        answers = await self.ask(consume)
+        deliver: commands.Basic.Deliver | None = None
+        with trio.move_on_after(READ_S):
+            while True:
+                for answer in answers:
+                    if isinstance(answer, commands.Basic.Deliver):
+                        deliver = answer
+                    elif isinstance(answer, Content) and deliver is not None:
+                        found.append(Read(deliver, answer))
+                        size += len(answer.body)
+                if len(found) >= count or size >= bytes_max or (found and found[-1].offset >= end - 1):
+                    break
+                self._answered = trio.Event()
+                answers = []
+                if deliver is not None:
+                    tag, deliver = deliver.delivery_tag or 0, None
+                    answers = await self.ask(commands.Basic.Ack(tag, True))
+                if not answers:
+                    answers = list(self._answers(b"".join(self._outbox.take())))
+                if not answers:
+                    await self._answered.wait()
+                    answers = list(self._answers(b"".join(self._outbox.take())))
+        return found[:count]
 
     async def hand_on(self, queue: Queue, got: Sequence[Got], settled: Callable[[], Awaitable[None]]) -> int:
         """Give messages that were taken to another queue, and settle those that it has for good; return how many.

@@ -838,6 +838,40 @@ class ManagedBroker:
                 await direct.ask(ack if fate == "ack" else reject)
         return got
 
+    async def read(
+        self, vhost: str, stream: str, arguments: Mapping[str, object], count: int
+    ) -> list[tuple[int, MessageView]]:
+        """Return messages of a stream with their offsets, as a consumer with these arguments gets them.
+
+        Raises PreconditionFailed for what is no stream, and for arguments that are none.
+        """
+        queue = self._broker.vhost(vhost).queues.get(stream)
+        if queue is None:
+            raise NotFound(f"no queue '{stream}' in vhost '{vhost}'")
+        if not isinstance(queue.host, StreamHost):
+            raise PreconditionFailed(f"queue '{stream}' in vhost '{vhost}' is no stream, or has failed here")
+        end, start = queue.host.next_offset, arguments.get("x-stream-offset")
+        if end <= queue.host.first_offset or (isinstance(start, int) and start >= end):
+            return []
+        with Direct(self._broker, vhost, ITSELF) as direct:
+            found = await direct.read(stream, arguments, count, GET_BYTES_MAX, end)
+        return [
+            (
+                each.offset,
+                MessageView(
+                    exchange=each.deliver.exchange or "",
+                    routing_key=each.deliver.routing_key or "",
+                    redelivered=False,
+                    message_count=0,
+                    properties=_properties(each.content.properties),
+                    body=each.content.body,
+                ),
+            )
+            for each in found
+            # A message that came in meanwhile may be among them.
+            if each.offset < end
+        ]
+
     async def move(self, vhost: str, source: str, destination: str, count: int) -> tuple[int, int]:
         """Move the first messages of a queue to another one; return how many went, and how many it refused.
 

@@ -142,6 +142,40 @@ def _shown(message: MessageView, asked: GetRequest) -> dict[str, Any]:
     }
 
 
+class ReadRequest(msgspec.Struct):
+    """Where a consumer of a stream would begin: see x-stream-offset."""
+
+    offset: int | str = "first"
+    count: int = 10
+    #: Messages with this x-stream-filter-value only.
+    filter: str | None = None
+    encoding: Literal["auto", "base64"] = "auto"
+    truncate: int | None = None
+
+
+async def read(call: Call) -> Any:
+    """Messages of a stream. Nothing changes in it."""
+    vhost, name = call.own_vhost(), call.path["name"]
+    asked = call.read(ReadRequest)
+    call.require_own(vhost, "queue", name, "read")
+    if not 1 <= asked.count <= COUNT_MAX:
+        raise bad_request(f"count must be 1 to {COUNT_MAX}")
+    if asked.truncate is not None and asked.truncate < 0:
+        raise bad_request("truncate must not be negative")
+    arguments: dict[str, object] = {"x-stream-offset": asked.offset}
+    if asked.filter is not None:
+        arguments["x-stream-filter"] = asked.filter
+    told = GetRequest(asked.count, "ack_requeue_true", asked.encoding, asked.truncate)
+    found = await call.broker.read(vhost, name, arguments, asked.count)
+    rows: list[dict[str, Any]] = []
+    for offset, message in found:
+        await call.slices.rest()
+        row = _shown(message, told) | {"offset": offset}
+        del row["message_count"]
+        rows.append(row)
+    return rows
+
+
 #: Of one request; whoever wants to move more asks again.
 MOVE_MAX = 10_000
 

@@ -173,6 +173,7 @@ ROUTES = (
     Route("DELETE", "/api/queues/{vhost}/{name}", MANAGEMENT, queues.delete_queue),
     Route("DELETE", "/api/queues/{vhost}/{name}/contents", MANAGEMENT, queues.purge_queue),
     Route("POST", "/api/queues/{vhost}/{name}/get", MANAGEMENT, messages.get, audited=False),
+    Route("POST", "/api/queues/{vhost}/{name}/read", MANAGEMENT, messages.read, audited=False),
     Route("POST", "/api/queues/{vhost}/{name}/move", MANAGEMENT, messages.move),
     Route("GET", "/api/queues/{vhost}/{name}/bindings", MANAGEMENT, bindings.bindings_of_queue),
     Route("GET", "/api/groups", MANAGEMENT, groups.groups),

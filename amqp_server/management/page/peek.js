@@ -1,4 +1,4 @@
-// What is in a queue: its first messages are taken, shown, and put back to their place.
+// What is in a queue: its first messages are taken, shown, and put back to their place. A stream is read.
 
 import {post} from "./api.js";
 import {button, fill, h} from "./dom.js";
@@ -9,18 +9,21 @@ import {refused} from "./notice.js";
 /** The node gives as many at a time at most. */
 const SEARCHED = 1_000;
 const SHOWN_MAX = 100;
+/** Of a payload; of each of many that are searched. */
 const PAYLOAD_BYTES = 50_000;
+const SEARCHED_BYTES = 10_000;
 
-export function peek(vhost, queue) {
+export function peek(vhost, queue, isStream) {
   const fields = {
+    offset: {name: "offset", label: "From", value: "last", help: "first, last, an offset, or an age such as 1h"},
     count: {name: "count", label: "Messages", type: "number", min: 1, max: SHOWN_MAX, value: 10},
     text: {
       name: "text",
       label: "Search for",
-      help: `In payload, routing key and properties of the first ${SEARCHED} messages; empty: the first ones are shown.`,
+      help: `In payload, routing key and properties of ${SEARCHED} messages, the first ${bytes(SEARCHED_BYTES)} of each; empty: all are shown.`,
     },
   };
-  const inputs = {count: input(fields.count), text: input(fields.text)};
+  const inputs = {offset: input(fields.offset), count: input(fields.count), text: input(fields.text)};
   const found = h("div", {class: "messages", "aria-live": "polite"});
   const form = h(
     "form",
@@ -31,6 +34,7 @@ export function peek(vhost, queue) {
         look();
       },
     },
+    isStream && labelled(fields.offset, inputs.offset),
     labelled(fields.count, inputs.count),
     labelled(fields.text, inputs.text),
     h("button", {}, "Show messages"),
@@ -40,27 +44,27 @@ export function peek(vhost, queue) {
   async function look() {
     const text = inputs.text.value;
     const wanted = Math.min(SHOWN_MAX, Math.max(1, Number(inputs.count.value) || 1));
-    const asked = {
-      count: text ? SEARCHED : wanted,
-      ackmode: "ack_requeue_true",
-      encoding: "auto",
-      truncate: PAYLOAD_BYTES,
-    };
+    const truncate = text ? SEARCHED_BYTES : PAYLOAD_BYTES;
+    const asked = {count: text ? SEARCHED : wanted, encoding: "auto", truncate};
+    const offset = inputs.offset.value.trim();
+    const more = isStream ? {offset: /^\d+$/.test(offset) ? Number(offset) : offset} : {ackmode: "ack_requeue_true"};
     fill(found, h("p", {}, "Looking …"));
     try {
-      const messages = await post(["queues", vhost, queue, "get"], asked);
+      const messages = await post(["queues", vhost, queue, isStream ? "read" : "get"], {...asked, ...more});
       const matching = text ? messages.filter((message) => has(message, text)) : messages;
       const told = text
-        ? `${count(matching.length)} of the first ${count(messages.length)} messages match.`
+        ? `${count(matching.length)} of ${count(messages.length)} messages match.`
         : `${count(messages.length)} messages.`;
-      fill(found, h("p", {}, told), matching.slice(0, wanted).map(article));
+      fill(found, h("p", {}, told), matching.slice(0, wanted).map((message) => article(message, truncate)));
     } catch (error) {
       fill(found);
       refused(error);
     }
   }
 
-  const note = "They are put back to their place, and count as delivered once more.";
+  const note = isStream
+    ? "They are read as by a consumer of its own. Nothing changes in the stream."
+    : "They are put back to their place, and count as delivered once more.";
   return h("section", {}, h("h2", {}, "Messages"), h("p", {class: "about"}, note), form, found);
 }
 
@@ -70,10 +74,11 @@ function has(message, text) {
   return places.some((each) => each.toLowerCase().includes(wanted));
 }
 
-function article(message) {
+function article(message, truncate) {
   const length = message.payload_encoding === "base64" ? "in Base64, " : "";
-  const cut = message.payload_bytes > PAYLOAD_BYTES ? `, the first ${bytes(PAYLOAD_BYTES)} of it` : "";
+  const cut = message.payload_bytes > truncate ? `, the first ${bytes(truncate)} of it` : "";
   const head = [
+    message.offset !== undefined && `offset ${message.offset}`,
     `exchange ${message.exchange || "(default)"}`,
     `key ${message.routing_key}`,
     `${length}${bytes(message.payload_bytes)}${cut}`,

@@ -93,7 +93,8 @@ export async function show(root, {parts: [vhost, queue], signal}) {
     facts.show(row);
     if (!looked) {
       looked = true;
-      append(messages, [row.type.startsWith("stream") ? null : peek(vhost, queue)]);
+      // A consumer group has no messages of its own.
+      append(messages, [row.type !== "stream-group" && peek(vhost, queue, row.type === "stream")]);
     }
     waiting.show([
       {label: "Ready", points: lengths(row.messages_ready_details)},
