@@ -2,7 +2,7 @@
 
 import {post} from "./api.js";
 import {button, fill, h} from "./dom.js";
-import {input, labelled} from "./dialog.js";
+import {ask, input, labelled} from "./dialog.js";
 import {bytes, count, json} from "./format.js";
 import {refused} from "./notice.js";
 
@@ -13,7 +13,17 @@ const SHOWN_MAX = 100;
 const PAYLOAD_BYTES = 50_000;
 const SEARCHED_BYTES = 10_000;
 
-export function peek(vhost, queue, isStream) {
+const NOTES = {
+  stream: "They are read as by a consumer of its own. Nothing changes in the stream.",
+  quorum:
+    "They are put back to their place, and each look counts as a return: after more returns than the delivery limit " +
+    "allows (20, unless the queue says otherwise) a message is dead-lettered or dropped.",
+  classic: "They are put back to their place, and count as delivered once more.",
+};
+
+/** `type` is that of the queue. */
+export function peek(vhost, queue, type) {
+  const isStream = type === "stream";
   const fields = {
     offset: {name: "offset", label: "From", value: "last", help: "first, last, an offset, or an age such as 1h"},
     count: {name: "count", label: "Messages", type: "number", min: 1, max: SHOWN_MAX, value: 10},
@@ -42,6 +52,7 @@ export function peek(vhost, queue, isStream) {
   );
 
   async function look() {
+    if (type === "quorum" && !(await ask("Show messages?", NOTES.quorum, "Show them"))) return;
     const text = inputs.text.value;
     const wanted = Math.min(SHOWN_MAX, Math.max(1, Number(inputs.count.value) || 1));
     const truncate = text ? SEARCHED_BYTES : PAYLOAD_BYTES;
@@ -62,10 +73,8 @@ export function peek(vhost, queue, isStream) {
     }
   }
 
-  const note = isStream
-    ? "They are read as by a consumer of its own. Nothing changes in the stream."
-    : "They are put back to their place, and count as delivered once more.";
-  return h("section", {}, h("h2", {}, "Messages"), h("p", {class: "about"}, note), form, found);
+  const note = h("p", {class: "about"}, NOTES[type] ?? NOTES.classic);
+  return h("section", {}, h("h2", {}, "Messages"), note, form, found);
 }
 
 function has(message, text) {

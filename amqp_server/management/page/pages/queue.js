@@ -94,7 +94,7 @@ export async function show(root, {parts: [vhost, queue], signal}) {
     if (!looked) {
       looked = true;
       // A consumer group has no messages of its own.
-      append(messages, [row.type !== "stream-group" && peek(vhost, queue, row.type === "stream")]);
+      append(messages, [row.type !== "stream-group" && peek(vhost, queue, row.type)]);
     }
     waiting.show([
       {label: "Ready", points: lengths(row.messages_ready_details)},
