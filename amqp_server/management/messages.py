@@ -143,9 +143,8 @@ def _shown(message: MessageView, asked: GetRequest) -> dict[str, Any]:
 
 
 class ReadRequest(msgspec.Struct):
-    """Where a consumer of a stream would begin: see x-stream-offset."""
-
-    offset: int | str = "first"
+    #: Where a consumer of the stream would begin: see x-stream-offset.
+    offset: str | int = "first"
     count: int = 10
     #: Messages with this x-stream-filter-value only.
     filter: str | None = None
