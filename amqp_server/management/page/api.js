@@ -59,7 +59,9 @@ async function send(method, parts, {query, body, signal, headers, raw} = {}) {
   }
   if (!response.ok) {
     const error = new ApiError(response.status, told ?? {});
-    if (response.status === 401 && error.kind === "not_authorized" && parts[0] !== "session") loggedOut();
+    // The second: somebody has logged in anew in another tab, and this one is of the old session.
+    const ended = error.kind === "not_authorized" || (response.status === 403 && error.kind === "forbidden");
+    if (ended && parts[0] !== "session") loggedOut();
     throw error;
   }
   const missing = response.headers.get("x-missing-nodes");

@@ -70,7 +70,8 @@ async function leave() {
   try {
     await logOut();
   } catch (error) {
-    refused(error);
+    if (error.status === 403) location.reload();
+    else refused(error);
     return;
   }
   await enter("");
