@@ -137,6 +137,8 @@ export class PagedTable extends Table {
   }
 
   change(part) {
+    // Typed, and another page was opened meanwhile.
+    if (!this.element.isConnected) return;
     Object.assign(this.state, part);
     const {page, name, regex, sort, reverse} = this.state;
     keep({page: page > 1 ? page : "", name, regex: regex ? "1" : "", sort, reverse: reverse ? "1" : ""});
