@@ -803,7 +803,11 @@ class Config:
         20, "Logins of one user to the page at a time, likewise.", low=1, high=1_000_000
     )
     http_session_idle_s: float = option(
-        3_600.0, "Time without a request after which a login to the page ends.", unit="s", low=1, high=2_592_000
+        3_600.0,
+        "Time without a request after which a login to the page ends.",
+        unit="s",
+        low=1,
+        high=2_592_000,
     )
     http_session_age_s: float = option(
         43_200.0, "Time after which a login to the page ends, used or not.", unit="s", low=1, high=2_592_000
