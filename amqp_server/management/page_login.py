@@ -117,9 +117,7 @@ class PageLogin:
         self._sessions.end(request.cookies.get(self.cookie, ""))
         id_, session = self._sessions.begin(caller)
         name = caller.user.name
-        audit.info(
-            "user '%s' from %s: logged in to the page", name, peer, extra={"user": name, "peer": peer}
-        )
+        audit.info("user '%s' from %s: logged in to the page", name, peer, extra={"user": name, "peer": peer})
         response = _json(self._told(caller.user, session))
         # Without an age: browsers forget it when they are closed.
         response.set_cookie(

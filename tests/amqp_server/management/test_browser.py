@@ -18,7 +18,9 @@ from conformance_tests.patience import PATIENCE_S
 sync_api: Any = pytest.importorskip("playwright.sync_api")
 expect = sync_api.expect
 
-CHROMIUM = os.environ.get("MQD_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-headless-shell")
+CHROMIUM = (
+    os.environ.get("MQD_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-headless-shell")
+)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
 
 WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 360, "height": 740}

@@ -150,7 +150,14 @@ def test_nothing_in_the_files_needs_what_the_policy_forbids() -> None:
     index = texts["index.html"]
     assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\son\w+=|\sstyle=", index)
     for path, text in texts.items():
-        for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
+        for word in (
+            "innerHTML",
+            "outerHTML",
+            "insertAdjacentHTML",
+            "document.write",
+            "eval(",
+            "new Function",
+        ):
             assert word not in text, (path, word)
         hosts = set(re.findall(r"https?://[\w.]+", text))
         # Names of the XML vocabulary; nobody fetches them.
