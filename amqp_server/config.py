@@ -797,10 +797,17 @@ class Config:
         1_000,
         "Logins of the page at a time; one more ends the one that was used least recently.",
         low=1,
-        high=1_000_000,
+        high=10_000,
     )
     http_sessions_per_user_max: int = option(
         20, "Logins of one user to the page at a time, likewise.", low=1, high=1_000_000
+    )
+    http_sessions_bytes_max: int = option(
+        16 << 20,
+        "Memory for logins of the page, those by tokens with many scopes above all; likewise.",
+        unit="bytes",
+        low=1 << 20,
+        high=1 << 30,
     )
     http_session_idle_s: float = option(
         3_600.0,

@@ -23,6 +23,7 @@ from amqp_server.broker.users import User
 from amqp_server.errors import AMQPError
 from amqp_server.management import everywhere
 from amqp_server.management.answer import Answer, Refusal, encode, not_authorised, not_found, refusal_of
+from amqp_server.management.bodies import read_body
 from amqp_server.management.call import MAY, REASON_HEADER, Call
 from amqp_server.management.listing import Rows, picked
 from amqp_server.management.login import Caller, Login
@@ -208,7 +209,7 @@ class Api:
     async def _call(self, route: Route, request: Request, caller: Caller) -> Call:
         if route.method not in READS and is_of_another_page(request):
             raise Refusal(415, "bad_request", f"content-type must be {JSON} in a request of another page")
-        body = await self._body(request)
+        body = await read_body(request, self._body_bytes_max)
         path = {name: _decoded(part) for name, part in request.path_params.items()}
         query = dict(request.query_params)
         return Call(
@@ -234,20 +235,6 @@ class Api:
             # What was answered stays true: the change is on disk before anybody hears of it. So is the part
             # of a change that was refused in its middle.
             await self._broker.settled()
-
-    async def _body(self, request: Request) -> bytes:
-        announced = request.headers.get("content-length", "0")
-        too_large = Refusal(413, "bad_request", f"body larger than {self._body_bytes_max} bytes")
-        if announced.isdigit() and int(announced[:20]) > self._body_bytes_max:
-            raise too_large
-        parts, size = [], 0
-        async with aclosing(request.stream()) as stream:
-            async for part in stream:
-                size += len(part)
-                if size > self._body_bytes_max:
-                    raise too_large
-                parts.append(part)
-        return b"".join(parts)
 
     def answer(self, question: bytes) -> AsyncGenerator[bytes, None]:
         """Yield this node's part of what another node was asked. See everywhere.ask_others."""

@@ -106,6 +106,7 @@ def _api(broker: ManagedBroker, config: Config) -> tuple[Api, Slices]:
         sessions=SessionLimits(
             config.http_sessions_max,
             config.http_sessions_per_user_max,
+            config.http_sessions_bytes_max,
             config.http_session_idle_s,
             config.http_session_age_s,
         ),

@@ -22,6 +22,11 @@ def is_of_another_page(request: Request) -> bool:
     return not is_json(request) and names_another_page(request)
 
 
+def is_by_tls(request: Request) -> bool:
+    """True if the browser speaks TLS, be it to a proxy in front of this node."""
+    return request.url.scheme == "https" or request.headers.get("origin", "").startswith("https://")
+
+
 def names_another_page(request: Request) -> bool:
     """True if the browser says that the request is of a page of another origin."""
     origin = request.headers.get("origin")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gzip
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,6 +40,8 @@ FILE_HEADERS = HEADERS | {
 
 class PageFile(NamedTuple):
     body: bytes
+    #: The same for clients that take it so.
+    gzipped: bytes
     type: str
     etag: str
 
@@ -51,8 +54,11 @@ def page_files(directory: Path = DIRECTORY) -> Mapping[str, PageFile]:
         type_ = TYPES.get(path.suffix)
         if type_ is not None and path.is_file():
             body = path.read_bytes()
-            etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-            found[path.relative_to(directory).as_posix()] = PageFile(body, type_, etag)
+            # Weak: it is the same whether the body is compressed or not.
+            etag = f'W/"{hashlib.sha256(body).hexdigest()[:32]}"'
+            found[path.relative_to(directory).as_posix()] = PageFile(
+                body, gzip.compress(body, mtime=0), type_, etag
+            )
     return found
 
 
@@ -73,7 +79,23 @@ class PageFiles:
         file = self._files.get(request.path_params.get("path", INDEX))
         if file is None:
             return refuse(not_found())
-        headers = FILE_HEADERS | {"etag": file.etag}
-        if request.headers.get("if-none-match") == file.etag:
+        headers = FILE_HEADERS | {"etag": file.etag, "vary": "accept-encoding"}
+        if _names(request.headers.get("if-none-match", ""), file.etag):
             return Response(status_code=304, headers=headers)
-        return Response(file.body, 200, headers | {"content-type": file.type})
+        headers |= {"content-type": file.type}
+        if _takes_gzip(request.headers.get("accept-encoding", "")):
+            return Response(file.gzipped, 200, headers | {"content-encoding": "gzip"})
+        return Response(file.body, 200, headers)
+
+
+def _names(etags: str, etag: str) -> bool:
+    """Tell whether a list of them has this one; weak or not is the same here."""
+    return any(each.strip().removeprefix("W/") in (etag.removeprefix("W/"), "*") for each in etags.split(","))
+
+
+def _takes_gzip(encodings: str) -> bool:
+    for each in encodings.lower().split(","):
+        name, _, weight = each.partition(";")
+        if name.strip() == "gzip":
+            return weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
+    return False

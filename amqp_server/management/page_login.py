@@ -18,8 +18,9 @@ from starlette.types import Receive, Scope, Send
 
 from amqp_server.broker.users import User
 from amqp_server.management.answer import Refusal, bad_request, encode, login_failed
+from amqp_server.management.bodies import read_body
 from amqp_server.management.login import Caller, Login
-from amqp_server.management.origin import JSON, is_json, names_another_page
+from amqp_server.management.origin import JSON, is_by_tls, is_json, names_another_page
 from amqp_server.management.responses import HEADERS, refuse
 from amqp_server.management.sessions import PageSession, Sessions
 
@@ -62,6 +63,9 @@ class PageLogin:
         session = self._session(request)
         if session is None:
             raise login_failed()
+        # Cookies do not tell ports apart: pages of another server of this host would send it, too.
+        if names_another_page(request):
+            raise Refusal(403, "forbidden", "the request is of another page")
         if changes:
             self._require_csrf(request, session)
         return self._caller_of(session, request)
@@ -71,7 +75,7 @@ class PageLogin:
 
     def _require_csrf(self, request: Request, session: PageSession) -> None:
         told = request.headers.get(CSRF_HEADER, "")
-        if names_another_page(request) or not hmac.compare_digest(told.encode(), session.csrf.encode()):
+        if not hmac.compare_digest(told.encode(), session.csrf.encode()):
             raise Refusal(403, "forbidden", f"the header {CSRF_HEADER} is not that of the session")
 
     def _caller_of(self, session: PageSession, request: Request) -> Caller:
@@ -100,7 +104,7 @@ class PageLogin:
 
     def _who(self, request: Request) -> Response:
         session = self._session(request)
-        if session is None:
+        if session is None or names_another_page(request):
             return _json({"name": ""})
         try:
             caller = self._caller_of(session, request)
@@ -126,13 +130,14 @@ class PageLogin:
             path="/api",
             httponly=True,
             samesite="strict",
-            secure=request.url.scheme == "https",
+            secure=is_by_tls(request),
         )
         return response
 
     def _end(self, request: Request) -> Response:
         session = self._session(request)
         if session is not None:
+            # Whoever shows it is the page.
             self._require_csrf(request, session)
             self._sessions.end(request.cookies[self.cookie])
         response = Response(status_code=204, headers=HEADERS)
@@ -148,11 +153,7 @@ class PageLogin:
         }
 
     async def _credentials(self, request: Request) -> Credentials:
-        body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > self._body_bytes_max:
-                raise Refusal(413, "bad_request", f"body larger than {self._body_bytes_max} bytes")
+        body = await read_body(request, self._body_bytes_max)
         try:
             return msgspec.json.decode(body, type=Credentials)
         except (msgspec.MsgspecError, UnicodeDecodeError):

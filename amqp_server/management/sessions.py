@@ -18,18 +18,22 @@ from amqp_server.management.login import Caller
 #: Of an id, in characters; a longer one is none.
 ID_CHARACTERS = 43
 ID_BYTES = 32
+#: What a session takes without its scopes, and what a scope takes beside its letters.
+SESSION_BYTES = 2_048
+SCOPE_BYTES = 64
 
 
 class SessionLimits(NamedTuple):
     sessions_max: int = 1_000
     per_user_max: int = 20
+    bytes_max: int = 16 << 20
     #: Between two requests, and from the login on.
     idle_s: float = 3_600.0
     age_s: float = 43_200.0
 
 
 class PageSession:
-    __slots__ = ("csrf", "ends", "expires_at_s", "password_hash", "scopes", "used", "user")
+    __slots__ = ("bytes", "csrf", "ends", "expires_at_s", "password_hash", "scopes", "used", "user")
 
     def __init__(self, caller: Caller, ends: float, now: float) -> None:
         self.user = caller.user.name
@@ -40,6 +44,8 @@ class PageSession:
         self.expires_at_s = caller.expires_at_s
         #: What a request that changes something has to show, and another page cannot read.
         self.csrf = secrets.token_urlsafe(ID_BYTES)
+        #: Scopes are the only thing in it that may be large.
+        self.bytes = SESSION_BYTES + sum(SCOPE_BYTES + 4 * len(scope) for scope in caller.scopes or ())
         self.ends = ends
         self.used = now
 
@@ -59,6 +65,7 @@ class Sessions:
         self._wall_clock = wall_clock
         #: By the digests of their ids. The one that was used last stands last.
         self._sessions: OrderedDict[bytes, PageSession] = OrderedDict()
+        self._bytes = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -70,12 +77,16 @@ class Sessions:
         limits, name = self._limits, caller.user.name
         own = [key for key, session in self._sessions.items() if session.user == name]
         for key in own[: max(0, len(own) - limits.per_user_max + 1)]:
-            del self._sessions[key]
-        while len(self._sessions) >= limits.sessions_max:
-            self._sessions.popitem(last=False)
-        id_ = secrets.token_urlsafe(ID_BYTES)
+            self._drop(key)
         now = self._now()
-        session = self._sessions[_digest(id_)] = PageSession(caller, now + limits.age_s, now)
+        session = PageSession(caller, now + limits.age_s, now)
+        while self._sessions and (
+            len(self._sessions) >= limits.sessions_max or self._bytes + session.bytes > limits.bytes_max
+        ):
+            self._drop(next(iter(self._sessions)))
+        id_ = secrets.token_urlsafe(ID_BYTES)
+        self._sessions[_digest(id_)] = session
+        self._bytes += session.bytes
         return id_, session
 
     def find(self, id_: str) -> PageSession | None:
@@ -87,18 +98,23 @@ class Sessions:
         if session is None:
             return None
         if self._has_ended(session):
-            del self._sessions[key]
+            self._drop(key)
             return None
         session.used = self._now()
         self._sessions.move_to_end(key)
         return session
 
     def end(self, id_: str) -> None:
-        self._sessions.pop(_digest(id_), None)
+        key = _digest(id_)
+        if key in self._sessions:
+            self._drop(key)
+
+    def _drop(self, key: bytes) -> None:
+        self._bytes -= self._sessions.pop(key).bytes
 
     def _forget_ended(self) -> None:
         for key in [key for key, session in self._sessions.items() if self._has_ended(session)]:
-            del self._sessions[key]
+            self._drop(key)
 
     def _has_ended(self, session: PageSession) -> bool:
         now = self._now()

@@ -28,7 +28,7 @@ WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 360, "height": 740}
 HOSTILE = [
     "<script>window.ran = 1</script>",
     "\"><img src=x onerror='window.ran=1'>",
-    "two\nlines & 'quotes' \"double\" %2F/ ?#",
+    "'quotes' \"double\" & %2F/ ?# ünïcode ☃ \u202ertl",
     "{{7*7}} ${7*7} javascript:window.ran=1",
 ]
 PAGES = [
@@ -153,6 +153,7 @@ def test_a_login_leaves_no_password_behind(visit: Visit) -> None:
 def test_each_page(visit: Visit, broker: Broker) -> None:
     declare(broker, "q")
     page = visit.log_in()
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
     for title in PAGES:
         link = page.get_by_role("navigation").get_by_role("link", name=title, exact=True)
         if not link.is_visible():

@@ -13,6 +13,7 @@ import pytest
 
 from amqp_server.app import Node
 from amqp_server.broker.grants import Token
+from amqp_server.broker.users import User
 from amqp_server.connection.password_checks import Outcome
 from amqp_server.management.http import Api
 from amqp_server.management.login import Caller
@@ -93,8 +94,45 @@ async def test_each_file_is_served_with_its_type(browser: Browser) -> None:
         assert answer.content == file.body
         assert answer.headers["content-type"] == TYPES["." + path.rpartition(".")[2]]
         assert answer.headers["content-security-policy"] == POLICY
-        again = await client.get(f"/page/{path}", headers={"if-none-match": answer.headers["etag"]})
-        assert (again.status_code, again.content) == (304, b"")
+        etag = answer.headers["etag"]
+        for known in (etag, f'"x", {etag}', "*"):
+            again = await client.get(f"/page/{path}", headers={"if-none-match": known})
+            assert (again.status_code, again.content) == (304, b"")
+        again = await client.get(f"/page/{path}", headers={"if-none-match": '"x"'})
+        assert again.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("accepts", "encoding"),
+    [("gzip, deflate, br", "gzip"), ("br;q=1, GZIP;q=0.5", "gzip"), ("gzip;q=0", None), ("identity", None)],
+)
+async def test_files_are_compressed_for_those_who_take_it(
+    browser: Browser, accepts: str, encoding: str | None
+) -> None:
+    client = browser()
+    answer = await client.get("/page/style.css", headers={"accept-encoding": accepts})
+    assert answer.headers.get("content-encoding") == encoding
+    assert answer.headers["vary"] == "accept-encoding"
+    file = page_files()["style.css"]
+    # As httpx has it after decompression.
+    assert answer.content == file.body
+    sent = int(answer.headers["content-length"])
+    assert sent == len(file.gzipped if encoding else file.body)
+    assert len(file.gzipped) < len(file.body) / 2
+
+
+def test_what_the_first_script_imports_is_announced() -> None:
+    """So that a browser asks for all of it at once, and not for one file after the other."""
+    texts = {path: file.body.decode() for path, file in page_files().items()}
+    needed, pending = set(), ["app.js"]
+    while pending:
+        path = pending.pop()
+        if path in needed:
+            continue
+        needed.add(path)
+        pending += re.findall(r"""^import .* from "\./([^"]+)";$""", texts[path], re.MULTILINE)
+    announced = re.findall(r"""<link rel="modulepreload" href="page/([^"]+)">""", texts["index.html"])
+    assert sorted(announced) == sorted(needed - {"app.js"})
 
 
 @pytest.mark.parametrize(
@@ -207,6 +245,11 @@ async def test_the_cookie_is_for_this_host_and_no_script(browser: Browser) -> No
     assert "httponly" in cookie and "samesite=strict" in cookie and "path=/api" in cookie
     assert "domain" not in cookie and "expires" not in cookie and "max-age" not in cookie
     assert answer.json()["csrf"] not in cookie
+    # Beyond the machine there is a proxy that speaks TLS; the browser tells of it.
+    assert "secure" not in cookie
+    body = {"name": "admin", "password": "admin"}
+    answer = await browser().post("/api/session", json=body, headers={"origin": "https://broker"})
+    assert "; secure" in answer.headers["set-cookie"].lower()
 
 
 async def test_who_may_not_in(browser: Browser, caplog: pytest.LogCaptureFixture) -> None:
@@ -275,6 +318,9 @@ async def test_other_pages_change_nothing(
     # Not even one that has guessed the secret.
     assert (await client.put("/api/vhosts/v", json={}, headers=page)).status_code == 403
     assert "v" not in broker.vhosts
+    # Nor does it read anything, or get what it reads executed.
+    assert (await client.get("/api/vhosts", headers=page)).status_code == 403
+    assert (await client.get("/api/session", headers=page)).json() == {"name": ""}
     # Nor does one log the browser in as somebody else.
     body = {"name": "watcher", "password": "watcher"}
     assert (await client.post("/api/session", json=body, headers=page)).status_code == 415
@@ -410,6 +456,26 @@ def test_sessions_end_and_are_bounded(node: ManagedNode) -> None:
     clock.advance(5)
     assert sessions.find(of_token) is None
     assert all(sessions.find(each) is None for each in ("", "x" * 43, "x" * 10_000))
+
+
+def test_sessions_are_bounded_in_bytes(node: ManagedNode) -> None:
+    limits = SessionLimits(bytes_max=1 << 20)
+    sessions = Sessions(node.broker.users, limits)
+    scopes = tuple(f"read:{number:05}/*" for number in range(2_000))
+    ids = [
+        sessions.begin(Caller(User(f"u{number}", "", ("management",)), scopes, 1e12))[0]
+        for number in range(50)
+    ]
+    assert 1 < len(sessions) < 10
+    assert sessions.find(ids[-1]) and sessions.find(ids[0]) is None
+    # Whoever logs out makes room.
+    for id_ in ids:
+        sessions.end(id_)
+    assert len(sessions) == 0
+    first = sessions.begin(Caller(node.broker.users.require("admin")))[0]
+    for _ in range(3):
+        sessions.begin(Caller(User("ann", "", ()), scopes, 1e12))
+    assert sessions.find(first)
 
 
 def test_ids_are_not_kept(node: ManagedNode) -> None:
