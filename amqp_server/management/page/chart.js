@@ -26,23 +26,26 @@ export function rates(details) {
     ]);
 }
 
-/** The next of 1, 2, 5, 10, 20 … */
-function round(value) {
-  if (value <= 1) return 1;
-  const power = 10 ** Math.floor(Math.log10(value));
+/** The next of 2, 5, 10, 20 … units; of bytes a unit is the largest of B, KiB, MiB, … that fits. */
+function round(value, kilo) {
+  if (value <= 2) return 2;
+  const unit = kilo ** Math.floor(Math.log(value) / Math.log(kilo));
+  const power = unit * 10 ** Math.floor(Math.log10(value / unit));
   return power * [1, 2, 5, 10].find((each) => each * power >= value);
 }
 
 export class Chart {
-  /** `format` makes a text of a value. */
-  constructor(title, format) {
+  /** `format` makes a text of a value; `kilo` is 1024 for bytes. */
+  constructor(title, format, kilo = 1000) {
     this.format = format;
+    this.kilo = kilo;
     this.title = title;
     this.drawing = svg("svg", {class: "chart", role: "img", height: HEIGHT});
     this.legend = h("ul", {class: "legend"});
     this.when = h("span", {class: "when"});
     this.element = h("figure", {class: "card"}, h("figcaption", {}, title, this.when), this.drawing, this.legend);
     this.series = [];
+    this.draw();
     this.drawing.addEventListener("pointermove", (event) => this.look(event));
     this.drawing.addEventListener("pointerleave", () => this.tell(null));
   }
@@ -61,7 +64,7 @@ export class Chart {
     this.first = times.length ? times.reduce((one, other) => Math.min(one, other)) : 0;
     this.last = times.length ? times.reduce((one, other) => Math.max(one, other)) : 1;
     this.width = width;
-    const most = round(points.reduce((largest, [, value]) => Math.max(largest, value), 0));
+    const most = round(points.reduce((largest, [, value]) => Math.max(largest, value), 0), this.kilo);
     const x = (time) => LEFT + ((time - this.first) / (this.last - this.first || 1)) * (width - LEFT - RIGHT);
     const y = (value) => TOP + (1 - value / most) * (HEIGHT - TOP - BOTTOM);
     this.x = x;

@@ -73,7 +73,7 @@ export function form(title, fields, label, action) {
 export function labelled(field, element) {
   const help = field.help && h("small", {}, field.help);
   if (field.type === "checkbox") return h("label", {class: "check"}, element, field.label, help);
-  return h("label", {class: "field"}, h("span", {}, field.label), element, help);
+  return h("label", {class: field.type === "number" ? "field number-field" : "field"}, h("span", {}, field.label), element, help);
 }
 
 export function input(field) {

@@ -7,7 +7,7 @@ export class Facts {
   constructor(lines) {
     this.lines = lines.map(([label, text, href]) => {
       const value = href ? h("a", {class: "name"}) : h("span", {class: "name"});
-      return {text, href, value, element: h("div", {}, h("dt", {}, label), h("dd", {}, value))};
+      return {text, href, value, element: h("div", {hidden: true}, h("dt", {}, label), h("dd", {}, value))};
     });
     this.element = h("dl", {class: "facts card"}, this.lines.map((line) => line.element));
   }

@@ -13,6 +13,7 @@ export function short(value) {
 
 export function rate(value) {
   if (typeof value !== "number") return "–";
+  if (value === 0) return "0/s";
   return `${value >= 100 ? WHOLE.format(Math.round(value)) : value.toFixed(1).replace(/\.0$/, "")}/s`;
 }
 

@@ -64,13 +64,29 @@ export function graph(center, nodes, edges, title) {
       {},
       svg(
         "marker",
-        {id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto-start-reverse"},
+        {id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 9, markerHeight: 9, markerUnits: "userSpaceOnUse", orient: "auto-start-reverse"},
         svg("path", {class: "arrow", d: "M0 0L8 4L0 8z"}),
       ),
     ),
-    edges.filter((edge) => places.has(edge.from) && places.has(edge.to)).map((edge) => line(edge, places)),
+    bundled(edges).map((bundle) => line(bundle, places)),
     [...nodes].map(([key, node]) => box(key === center, node, places.get(key))),
   );
+}
+
+/** One line for all bindings between two of them: those that a message takes come first. */
+function bundled(edges) {
+  const bundles = new Map();
+  for (const edge of edges) {
+    const key = JSON.stringify([edge.from, edge.to, Boolean(edge.dashed)]);
+    if (!bundles.has(key)) bundles.set(key, []);
+    bundles.get(key).push(edge);
+  }
+  return [...bundles.values()].map((bundle) => {
+    const inOrder = [...bundle.filter((edge) => edge.hit), ...bundle.filter((edge) => !edge.hit)];
+    const labels = inOrder.map((edge) => edge.label);
+    const more = labels.length > 1 ? ` +${labels.length - 1}` : "";
+    return {...inOrder[0], labels, short: cut(labels[0], 18 - more.length) + more};
+  });
 }
 
 function line(edge, places) {
@@ -88,8 +104,8 @@ function line(edge, places) {
   return svg(
     "g",
     {class: kind},
-    svg("path", {d: path, "marker-end": "url(#arrow)"}, svg("title", {}, edge.label)),
-    onward && svg("text", {x: x2 - 10, y: y2 - 5, "text-anchor": "end"}, cut(edge.label, 16)),
+    svg("path", {d: path, "marker-end": "url(#arrow)"}, svg("title", {}, edge.labels.join("\n"))),
+    onward && svg("text", {x: x2 - 12, y: y2 - 6, "text-anchor": "end"}, edge.short),
   );
 }
 

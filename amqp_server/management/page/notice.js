@@ -1,8 +1,13 @@
 // What has happened, in a line that screen readers read out: done, refused, or nodes that do not answer.
 
-import {button, fill, h} from "./dom.js";
+import {button, fill, h, say} from "./dom.js";
 
 const SHOWN_MS = 6_000;
+/** By the status of an answer. */
+const TEXTS = {
+  401: "Your user may not see this.",
+  404: "There is nothing of this name, or no more.",
+};
 
 const notices = h("div", {class: "notices", role: "status", "aria-live": "polite"});
 const trouble = h("div", {class: "trouble", role: "alert", hidden: true});
@@ -25,7 +30,9 @@ export function refused(error) {
 /** Why what is shown is not up to date; null: it is. */
 export function problem(error) {
   trouble.hidden = error === null;
-  fill(trouble, error === null ? "" : `Not up to date: ${error.message}`);
+  document.body.classList.toggle("absent", error?.status === 404);
+  if (error === null) fill(trouble);
+  else say(trouble, TEXTS[error.status] ?? `Not up to date: ${error.message}`);
 }
 
 let missingSince = 0;

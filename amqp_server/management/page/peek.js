@@ -3,15 +3,17 @@
 import {post} from "./api.js";
 import {button, fill, h} from "./dom.js";
 import {ask, input, labelled} from "./dialog.js";
-import {bytes, count, json} from "./format.js";
+import {bytes, count, json, table} from "./format.js";
 import {refused} from "./notice.js";
 
 /** The node gives as many at a time at most. */
 const SEARCHED = 1_000;
 const SHOWN_MAX = 100;
 /** Of a payload; of each of many that are searched. */
-const PAYLOAD_BYTES = 50_000;
-const SEARCHED_BYTES = 10_000;
+const PAYLOAD_BYTES = 51_200;
+const SEARCHED_BYTES = 10_240;
+
+const LINE = 160;
 
 const NOTES = {
   stream: "They are read as by a consumer of its own. Nothing changes in the stream.",
@@ -30,7 +32,7 @@ export function peek(vhost, queue, type) {
     text: {
       name: "text",
       label: "Search for",
-      help: `In payload, routing key and properties of ${SEARCHED} messages, the first ${bytes(SEARCHED_BYTES)} of each; empty: all are shown.`,
+      help: `In payload, routing key and properties of ${count(SEARCHED)} messages, the first ${bytes(SEARCHED_BYTES)} of each; empty: all are shown.`,
     },
   };
   const inputs = {offset: input(fields.offset), count: input(fields.count), text: input(fields.text)};
@@ -83,6 +85,12 @@ function has(message, text) {
   return places.some((each) => each.toLowerCase().includes(wanted));
 }
 
+/** In one line, if they are few. */
+function properties(message) {
+  const line = table(message.properties);
+  return line.length <= LINE ? line : json(message.properties);
+}
+
 function article(message, truncate) {
   const length = message.payload_encoding === "base64" ? "in Base64, " : "";
   const cut = message.payload_bytes > truncate ? `, the first ${bytes(truncate)} of it` : "";
@@ -97,7 +105,7 @@ function article(message, truncate) {
     "article",
     {class: "message card"},
     h("p", {class: "name"}, head.filter(Boolean).join(" · ")),
-    Object.keys(message.properties).length > 0 && h("pre", {class: "properties"}, json(message.properties)),
+    Object.keys(message.properties).length > 0 && h("pre", {class: "properties"}, properties(message)),
     h("pre", {tabindex: "0"}, message.payload),
   );
 }

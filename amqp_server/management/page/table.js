@@ -15,14 +15,15 @@ export class Table {
     this.columns = columns;
     this.keyOf = keyOf;
     this.rows = new Map();
-    this.heads = columns.map((column) => h("th", {scope: "col", class: column.number && "number"}, column.label));
-    this.body = h("tbody");
+    this.heads = columns.map((column) => h("th", {role: "columnheader", scope: "col", class: column.number && "number"}, column.label));
+    this.body = h("tbody", {role: "rowgroup"});
     this.empty = h("p", {class: "empty"}, empty);
     this.empty.hidden = true;
     this.element = h(
       "div",
       {class: "scroll", tabindex: "0", role: "region", "aria-label": caption},
-      h("table", {}, h("thead", {}, h("tr", {}, this.heads)), this.body),
+      // Named, because on a narrow screen they are not laid out as tables, and would be none for screen readers.
+      h("table", {role: "table"}, h("thead", {role: "rowgroup"}, h("tr", {role: "row"}, this.heads)), this.body),
       this.empty,
     );
   }
@@ -49,14 +50,14 @@ export class Table {
   }
 
   line(row) {
-    const line = {row, cells: [], element: h("tr")};
+    const line = {row, cells: [], element: h("tr", {role: "row"})};
     for (const column of this.columns) {
       let inner = null;
       let cell;
-      if (column.make) cell = h("td", {class: column.class}, column.make(row, () => line.row));
+      if (column.make) cell = h("td", {role: "cell", class: "actions"}, column.make(row, () => line.row));
       else {
         inner = column.href ? h("a", {class: "name"}) : h("span", {class: "name"});
-        cell = h("td", {class: column.number && "number", "data-label": column.label}, inner);
+        cell = h("td", {role: "cell", class: column.number && "number", "data-label": column.label}, inner);
       }
       line.cells.push(inner);
       line.element.append(cell);
@@ -85,11 +86,13 @@ export class PagedTable extends Table {
     super(columns, keyOf, options);
     this.load = load;
     this.refresh = () => refresh();
+    /** In which order rows come unless somebody has chosen. */
+    this.usual = columns.find((column) => column.sort)?.sort ?? "";
     this.state = {
       page: Math.max(1, Number.parseInt(query.page ?? "1", 10) || 1),
       name: query.name ?? "",
       regex: query.regex === "1",
-      sort: query.sort ?? "",
+      sort: query.sort ?? this.usual,
       reverse: query.reverse === "1",
     };
     this.heads.forEach((head, index) => this.sortable(head, columns[index]));
@@ -105,9 +108,7 @@ export class PagedTable extends Table {
       "div",
       {class: "bar"},
       filtered && [this.filter, h("label", {class: "check"}, this.regex, "regular expression")],
-      this.counted,
-      this.back,
-      this.next,
+      h("div", {class: "pager"}, this.counted, this.back, this.next),
     );
     this.element = h("div", {}, bar, this.element);
     this.mark();
@@ -141,7 +142,13 @@ export class PagedTable extends Table {
     if (!this.element.isConnected) return;
     Object.assign(this.state, part);
     const {page, name, regex, sort, reverse} = this.state;
-    keep({page: page > 1 ? page : "", name, regex: regex ? "1" : "", sort, reverse: reverse ? "1" : ""});
+    keep({
+      page: page > 1 ? page : "",
+      name,
+      regex: regex ? "1" : "",
+      sort: sort === this.usual ? "" : sort,
+      reverse: reverse ? "1" : "",
+    });
     this.mark();
     this.refresh();
   }

@@ -255,7 +255,6 @@ def test_queues_are_paged_sorted_and_filtered_by_the_node(visit: Visit, broker: 
         rows = page.get_by_role("table").locator("tbody tr")
         expect(rows).to_have_count(50)
         expect(page.locator(".counted")).to_have_text("120, page 1 of 3")
-        page.get_by_role("button", name="Name", exact=True).click()
         expect(rows.first).to_contain_text("q000")
         page.get_by_role("button", name="Name", exact=True).click()
         expect(rows.first).to_contain_text("q119")

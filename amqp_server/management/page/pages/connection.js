@@ -37,7 +37,7 @@ const FACTS = [
 export async function show(root, {parts: [connection], signal}) {
   const path = ["connections", connection];
   const facts = new Facts(FACTS);
-  const chart = new Chart("Bytes per second", (value) => `${bytes(Math.round(value))}/s`);
+  const chart = new Chart("Bytes per second", (value) => `${bytes(Math.round(value))}/s`, 1024);
   const channels = new Table(CHANNELS, (row) => row.name, {caption: "Channels", empty: "It has no channel."});
 
   function close() {

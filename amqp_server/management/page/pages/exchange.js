@@ -33,11 +33,18 @@ export async function show(root, {parts: [vhost, exchange], query, signal}) {
   const drawing = h("div", {class: "scroll graph-room card", tabindex: "0", role: "region", "aria-label": "Bindings, drawn"});
   let near = new Neighbourhood(vhost, exchange);
   let explained = [];
+  let looked = false;
 
   function draw() {
     near.mark(explained);
     const title = `Bindings of exchange ${exchange || "(default)"}`;
     fill(drawing, graph(exchangeKey(exchange), near.nodes, [...near.edges.values()], title));
+    if (looked) return;
+    looked = true;
+    // On a narrow screen, what it is about is not beyond the edge.
+    const box = drawing.querySelector(".center rect").getBBox();
+    drawing.scrollLeft = box.x + box.width / 2 - drawing.clientWidth / 2;
+    drawing.scrollTop = box.y + box.height / 2 - drawing.clientHeight / 2;
   }
 
   async function reload() {

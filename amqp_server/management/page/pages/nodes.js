@@ -40,7 +40,7 @@ const LED = [
 export async function show(root, {query, signal}) {
   const nodes = new Table(NODES, (node) => node.name, {caption: "Nodes"});
   const about = h("p", {class: "about"});
-  const memory = new Chart(`Memory of ${user.node}`, bytes);
+  const memory = new Chart(`Memory of ${user.node}`, bytes, 1024);
   const syncs = new Chart(`Syncs per second of ${user.node}`, rate);
   const led = h("div", {hidden: true});
   const table = new PagedTable(LED, (row) => JSON.stringify([row.vhost, row.name]), {

@@ -79,9 +79,10 @@ export async function show(root, {parts: [vhost, queue], signal}) {
   const bindings = new Table(BINDINGS, (row) => JSON.stringify([row.source, row.properties_key]), {caption: "Bindings"});
   const path = ["queues", vhost, queue];
   const messages = h("div", {});
+  const buttons = h("div", {class: "buttons"});
   let looked = false;
   append(root, [
-    h("div", {class: "title"}, h("h1", {}, "Queue ", name(queue)), actions(vhost, queue, () => again())),
+    h("div", {class: "title"}, h("h1", {}, "Queue ", name(queue)), buttons),
     facts.element,
     h("div", {class: "charts"}, waiting.element, moving.element),
     messages,
@@ -93,6 +94,7 @@ export async function show(root, {parts: [vhost, queue], signal}) {
     facts.show(row);
     if (!looked) {
       looked = true;
+      append(buttons, actions(row, () => again()));
       // A consumer group has no messages of its own.
       append(messages, [row.type !== "stream-group" && peek(vhost, queue, row.type)]);
     }
@@ -111,7 +113,8 @@ export async function show(root, {parts: [vhost, queue], signal}) {
   });
 }
 
-function actions(vhost, queue, again) {
+function actions({vhost, name: queue, type, members}, again) {
+  const isLog = type.startsWith("stream");
   const path = ["queues", vhost, queue];
 
   async function purge() {
@@ -136,15 +139,13 @@ function actions(vhost, queue, again) {
     });
   }
 
-  return h(
-    "div",
-    {class: "buttons"},
-    button("Publish", () => publishForm(vhost, "", queue, again), "primary"),
-    button("Move", () => moveForm(vhost, queue, again)),
-    may("administrator") && button("Leader", lead),
-    button("Purge", purge, "danger"),
+  return [
+    type !== "stream-group" && button("Publish", () => publishForm(vhost, "", queue, again), "primary"),
+    !isLog && button("Move", () => moveForm(vhost, queue, again)),
+    may("administrator") && members?.length > 1 && button("Leader", lead),
+    !isLog && button("Purge", purge, "danger"),
     button("Delete", del, "danger"),
-  );
+  ];
 }
 
 function moveForm(vhost, queue, again) {
