@@ -30,7 +30,7 @@ export function refused(error) {
 /** Why what is shown is not up to date; null: it is. */
 export function problem(error) {
   trouble.hidden = error === null;
-  document.body.classList.toggle("absent", error?.status === 404);
+  document.body.classList.toggle("absent", error !== null && error.status in TEXTS);
   if (error === null) fill(trouble);
   else say(trouble, TEXTS[error.status] ?? `Not up to date: ${error.message}`);
 }

@@ -1,4 +1,7 @@
-"""The page in a real Chromium, where there is one: Debian's packages chromium or chromium-headless-shell."""
+"""The page in a real Chromium, where there is one: Debian's packages chromium or chromium-headless-shell.
+
+`make page` runs these tests. It brings playwright, and says so if there is no Chromium.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ sync_api: Any = pytest.importorskip("playwright.sync_api")
 expect = sync_api.expect
 
 CHROMIUM = (
-    os.environ.get("MQD_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-headless-shell")
+    os.environ.get("TEST_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-headless-shell")
 )
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
 
