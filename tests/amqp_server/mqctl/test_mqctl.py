@@ -638,12 +638,12 @@ def test_definitions(mqctl: Mqctl, tmp_path: Path) -> None:
     ok(mqctl("export_definitions", "-p", "defined", str(own)))
     told = json.loads(own.read_text())
     assert [each["name"] for each in told["queues"]] == ["q"]
-    told["parameters"] = [{"component": "shovel", "name": "s", "value": {}}]
+    told["parameters"] = [{"component": "federation", "name": "s", "value": {}}]
     own.write_text(json.dumps(told))
     outcome = ok(mqctl("import_definitions", "-p", "defined", str(own)))
     assert (
         outcome.out
-        == "left out: parameters 's' in vhost 'defined': component shovel has no counterpart here\n"
+        == "left out: parameters 's' in vhost 'defined': component federation has no counterpart here\n"
     )
     own.write_text("{")
     assert mqctl("import_definitions", str(own)).code == 65
