@@ -100,9 +100,15 @@ def count(channel: BlockingChannel, queue: str) -> int:
 
 
 def bodies(channel: BlockingChannel, queue: str) -> list[bytes]:
+    """Take all that is in the queue."""
     found: list[bytes] = []
-    while (got := channel.basic_get(queue, auto_ack=True))[0] is not None:
-        found.append(got[2])
+    left = count(channel, queue)
+    if left:
+        for _, _, body in channel.consume(queue, auto_ack=True):
+            found.append(body)
+            if len(found) == left:
+                break
+        channel.cancel()
     return found
 
 
