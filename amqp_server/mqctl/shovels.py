@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
+from urllib.parse import quote
 
 import click
 
@@ -83,6 +85,43 @@ def _change(invocation: Invocation, vhost: str, name: str, *more: str) -> None:
 @pass_invocation
 def delete_shovel(invocation: Invocation, vhost: str, name: str) -> None:
     _change(invocation, vhost, name)
+
+
+@mqctl.command("delete_shovels", help="Deletes all shovels of a vhost.")
+@in_vhost
+@pass_invocation
+def delete_shovels(invocation: Invocation, vhost: str) -> None:
+    for row in invocation.client.get("shovels", vhost):
+        _change(invocation, vhost, row["name"])
+
+
+@mqctl.command(
+    "shovel_queues",
+    help="Has each durable queue of a vhost filled from the queue of its name at another broker, by a shovel of this"
+    " name. URI is that of the same vhost there; - for stdin, so that its password is in no list of processes.",
+)
+@in_vhost
+@click.argument("uri")
+@pass_invocation
+def shovel_queues(invocation: Invocation, vhost: str, uri: str) -> None:
+    if uri == "-":
+        uri = sys.stdin.readline().strip()
+    for row in invocation.client.get("queues", vhost, columns="name,durable,exclusive,type"):
+        name = row["name"]
+        if not row["durable"] or row["exclusive"]:
+            continue
+        if row["type"] not in ("classic", "quorum"):
+            invocation.say(f"left out: queue '{name}' of type {row['type']}")
+            continue
+        value = {
+            "src-uri": uri,
+            "src-queue": name,
+            "src-predeclared": True,
+            "dest-uri": f"amqp:///{quote(vhost, safe='')}",
+            "dest-queue": name,
+            "dest-predeclared": True,
+        }
+        invocation.client.put("parameters", "shovel", vhost, name, body={"value": value})
 
 
 @mqctl.command("restart_shovel", help="Has a shovel connect anew.")

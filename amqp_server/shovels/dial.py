@@ -49,6 +49,14 @@ async def dial(uri: Uri, config: Config, local: Local, name: str) -> trio.abc.St
         await trio.aclose_forcefully(stream)
         # What OpenSSL has said is what an operator wants to know.
         raise error.__cause__ if isinstance(error.__cause__, ssl.SSLError) else error from None
+    except ValueError as error:
+        await trio.aclose_forcefully(stream)
+        # ssl.SSLError is none of these, but for that of a certificate.
+        if isinstance(error, ssl.SSLError):
+            raise
+        raise ShovelError(
+            f"{uri.shown}: {uri.server_name or uri.host} can be the name of no certificate"
+        ) from None
     except BaseException:
         await trio.aclose_forcefully(stream)
         raise

@@ -89,8 +89,9 @@ class Shovels:
         for key, running in list(self._running.items()):
             if wanted.get(key) != running.record:
                 del self._running[key]
-                self._ending[key] = running.shovel
-                running.shovel.stop()
+                if not running.shovel.over.is_set():
+                    self._ending[key] = running.shovel
+                    running.shovel.stop()
         for key, record in wanted.items():
             # The one before may hold the queue yet.
             if key not in self._running and key not in self._ending:
@@ -108,7 +109,11 @@ class Shovels:
         nursery.start_soon(self._run, key, shovel)
 
     async def _run(self, key: Key, shovel: Shovel) -> None:
-        await shovel.run()
+        try:
+            await shovel.run()
+        except Exception:
+            # A defect of ours: no client of the node is to suffer.
+            logger.exception("shovel '%s' in vhost '%s': internal error", shovel.name, shovel.vhost)
         if self._ending.get(key) is shovel:
             del self._ending[key]
             self._changed.set()

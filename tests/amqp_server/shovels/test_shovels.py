@@ -30,6 +30,26 @@ def broker() -> Iterator[Broker]:
         yield broker
 
 
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a certificate of localhost, its key, and its authority's."""
+    directory, authority = tmp_path_factory.mktemp("authority"), trustme.CA()
+    issued = authority.issue_cert("localhost")
+    issued.private_key_and_cert_chain_pem.write_to_path(str(directory / "cert"))
+    issued.private_key_pem.write_to_path(str(directory / "key"))
+    (directory / "key").chmod(0o600)
+    authority.cert_pem.write_to_path(str(directory / "ca"))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def other(authority: Path) -> Iterator[Broker]:
+    """Another broker, which listens with TLS, too."""
+    files = {"tls_cert_file": str(authority / "cert"), "tls_key_file": str(authority / "key")}
+    with start(amqps="127.0.0.1:0", **files) as other:
+        yield other
+
+
 @pytest.fixture
 def vhost(broker: Broker) -> Iterator[Vhost]:
     with broker.vhost("shovels") as vhost:
@@ -192,6 +212,26 @@ def test_a_shovel_ends_after_its_messages(
     assert bodies(channel, "a") == [b"%d" % number for number in range(moved, 10)]
 
 
+def test_a_name_can_be_used_again(vhost: Vhost, channel: BlockingChannel) -> None:
+    for number in range(5):
+        channel.basic_publish("", "a", b"%d" % number)
+        shovel(vhost, src_delete_after="queue-length")
+        eventually(lambda: there(vhost) == [])
+    assert bodies(channel, "b") == [b"%d" % number for number in range(5)]
+
+
+def test_the_destination_has_an_alarm(vhost: Vhost, channel: BlockingChannel, other: Broker) -> None:
+    other.api("PUT", "/api/nodes/n1/memory-limit", {"limit": "1MiB"})
+    # It blocks who publishes: the first message.
+    shovel(vhost, dest_uri=other.url(), src_prefetch_count=10)
+    eventually(lambda: status(vhost)["state"] in ("running", "blocked"))
+    publish(channel, [b"%d" % number for number in range(100)])
+    eventually(lambda: status(vhost)["state"] == "blocked")
+    assert status(vhost)["pending"] <= 10 and status(vhost)["forwarded"] == 0
+    other.api("PUT", "/api/nodes/n1/memory-limit", {"limit": "64GiB"})
+    eventually(lambda: status(vhost)["forwarded"] == 100)
+
+
 def test_queues_are_made_and_what_has_no_queue_waits(vhost: Vhost, channel: BlockingChannel) -> None:
     shovel(vhost, src_queue="new", dest_queue="other", dest_queue_args={"x-queue-type": "quorum"})
     eventually(lambda: status(vhost)["state"] == "running")
@@ -239,42 +279,41 @@ def test_restart_and_change_and_delete(vhost: Vhost, channel: BlockingChannel) -
             vhost.broker.api(method, f"{path}/s{more}")
 
 
-def test_the_next_uri_is_taken_and_a_broker_that_comes_back(vhost: Vhost, channel: BlockingChannel) -> None:
-    with start() as other:
-        at = other.url()
-        shovel(
-            vhost, dest_uri=["amqp://guest:guest@127.0.0.1:1", at], dest_queue="there", src_prefetch_count=100
-        )
-        eventually(lambda: status(vhost)["state"] == "running")
-        wanted = [b"%d" % number for number in range(1_600)]
-        publish(channel, wanted[:1_000])
-        eventually(lambda: status(vhost)["forwarded"] > 100)
-        other.kill()
-        eventually(lambda: status(vhost)["state"] in ("terminated", "starting"))
-        publish(channel, wanted[1_000:])
-        other.start()
-        eventually(lambda: count(channel, "a") == 0, 30)
-        connection = pika.BlockingConnection(pika.URLParameters(at))
-        # Once or, what was confirmed when it was killed, twice.
-        assert set(bodies(connection.channel(), "there")) == set(wanted)
-        connection.close()
+def test_the_next_uri_is_taken_and_a_broker_that_comes_back(
+    vhost: Vhost, channel: BlockingChannel, other: Broker
+) -> None:
+    at = other.url()
+    shovel(vhost, dest_uri=["amqp://guest:guest@127.0.0.1:1", at], dest_queue="there", src_prefetch_count=100)
+    eventually(lambda: status(vhost)["state"] == "running")
+    wanted = [b"%d" % number for number in range(1_600)]
+    publish(channel, wanted[:1_000])
+    eventually(lambda: status(vhost)["forwarded"] > 100)
+    other.kill()
+    eventually(lambda: status(vhost)["state"] in ("terminated", "starting"))
+    publish(channel, wanted[1_000:])
+    other.start()
+    eventually(lambda: count(channel, "a") == 0, 30)
+    connection = pika.BlockingConnection(pika.URLParameters(at))
+    # Once or, what was confirmed when it was killed, twice.
+    assert set(bodies(connection.channel(), "there")) == set(wanted)
+    connection.close()
 
 
-def test_a_node_that_is_killed_goes_on() -> None:
+def test_a_node_that_is_killed_goes_on(broker: Broker, vhost: Vhost, other: Broker) -> None:
     """Nothing is lost if the shovel's node dies: at least once."""
-    with start(shovel_reconnect_min_ms=20) as own, own.vhost("kept") as vhost, start() as other:
-        source = pika.BlockingConnection(pika.URLParameters(other.url())).channel()
-        source.queue_declare("a", durable=True)
-        wanted = [b"%d" % number for number in range(1_000)]
-        publish(source, wanted)
-        shovel(vhost, src_uri=other.url(), src_prefetch_count=20)
-        eventually(lambda: status(vhost)["forwarded"] > 50)
-        own.kill()
-        own.start()
-        eventually(lambda: source.queue_declare("a", passive=True).method.message_count == 0, 30)
-        eventually(lambda: status(vhost)["pending"] == 0)
-        channel = pika.BlockingConnection(pika.URLParameters(vhost.amqp_url)).channel()
-        assert set(bodies(channel, "b")) == set(wanted)
+    source = pika.BlockingConnection(pika.URLParameters(other.url())).channel()
+    source.queue_declare("a", durable=True)
+    wanted = [b"%d" % number for number in range(1_000)]
+    publish(source, wanted)
+    shovel(vhost, src_uri=other.url(), src_prefetch_count=20)
+    eventually(lambda: status(vhost)["forwarded"] > 50)
+    broker.kill()
+    broker.start()
+    eventually(lambda: count(source, "a") == 0, 30)
+    eventually(lambda: status(vhost)["pending"] == 0)
+    connection = pika.BlockingConnection(pika.URLParameters(vhost.amqp_url))
+    assert set(bodies(connection.channel(), "b")) == set(wanted)
+    connection.close()
 
 
 @contextmanager
@@ -436,32 +475,22 @@ class TestRights:
         eve.close()
 
 
-def test_tls_and_hosts(tmp_path: Path) -> None:
-    authority = trustme.CA()
-    issued, files = (
-        authority.issue_cert("localhost"),
-        [str(tmp_path / name) for name in ("cert", "key", "ca")],
-    )
-    issued.private_key_and_cert_chain_pem.write_to_path(files[0])
-    issued.private_key_pem.write_to_path(files[1])
-    Path(files[1]).chmod(0o600)
-    authority.cert_pem.write_to_path(files[2])
-    with start(amqps="127.0.0.1:0", tls_cert_file=files[0], tls_key_file=files[1]) as other:
-        listeners = other.api("GET", "/api/overview")["listeners"]
-        port = next(row["port"] for row in listeners if row["protocol"] == "amqp/ssl")
-        limits = {"shovel_tls_ca_file": files[2], "shovel_hosts": "localhost,10.0.0.0/8"}
-        with start(shovel_reconnect_min_ms=20, **limits) as own, own.vhost("tls") as vhost:
-            at = f"amqps://guest:guest@localhost:{port}"
-            shovel(vhost, src_queue="a", dest_uri=at)
-            eventually(lambda: status(vhost)["state"] == "running")
-            assert status(vhost)["dest_uri"] == f"amqps://localhost:{port}"
-            for more, why in (
-                ("?server_name_indication=other", "certificate can't be trusted"),
-                (f"?cacertfile={files[2]}", "must be in the directory of shovel_tls_directory"),
-            ):
-                shovel(vhost, dest_uri=at + more)
-                eventually(lambda: why in status(vhost).get("reason", ""))  # noqa: B023
-            shovel(vhost, dest_uri=at.replace("amqps", "amqp"))
-            eventually(lambda: status(vhost)["state"] == "terminated")
-            with pytest.raises(ApiError, match="may not connect to 127.0.0.1"):
-                shovel(vhost, dest_uri=f"amqp://127.0.0.1:{port}")
+def test_tls_and_hosts(authority: Path, other: Broker) -> None:
+    listeners = other.api("GET", "/api/overview")["listeners"]
+    port = next(row["port"] for row in listeners if row["protocol"] == "amqp/ssl")
+    limits = {"shovel_tls_ca_file": str(authority / "ca"), "shovel_hosts": "localhost,10.0.0.0/8"}
+    with start(shovel_reconnect_min_ms=20, **limits) as own, own.vhost("tls") as vhost:
+        at = f"amqps://guest:guest@localhost:{port}"
+        shovel(vhost, src_queue="a", dest_uri=at)
+        eventually(lambda: status(vhost)["state"] == "running")
+        assert status(vhost)["dest_uri"] == f"amqps://localhost:{port}"
+        for more, why in (
+            ("?server_name_indication=other", "certificate can't be trusted"),
+            (f"?cacertfile={authority / 'ca'}", "must be in the directory of shovel_tls_directory"),
+        ):
+            shovel(vhost, dest_uri=at + more)
+            eventually(lambda: why in status(vhost).get("reason", ""))  # noqa: B023
+        shovel(vhost, dest_uri=at.replace("amqps", "amqp"))
+        eventually(lambda: status(vhost)["state"] == "terminated")
+        with pytest.raises(ApiError, match="may not connect to 127.0.0.1"):
+            shovel(vhost, dest_uri=f"amqp://127.0.0.1:{port}")
