@@ -15,7 +15,7 @@ from pamqp import commands
 
 from amqp_server.wire import acks, intake
 from amqp_server.wire.deliver import DeliverTemplate
-from amqp_server.wire.intake import Publisher, Route, Segment
+from amqp_server.wire.intake import Publisher, PublishRoute, Segment
 from benchmarks import frames
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Effects
@@ -38,11 +38,11 @@ def best_ns(work: Callable[[], Any], prepare: Callable[[], Any] = lambda: None) 
     return best / COUNT
 
 
-def route(exchange: str = "", routing_key: str = "queue") -> Route:
+def route(exchange: str = "", routing_key: str = "queue") -> PublishRoute:
     message = frames.message(exchange, routing_key, b"")
     size = 8 + int.from_bytes(message[3:7], "big")
     head = bytes((len(exchange),)) + exchange.encode() + bytes((len(routing_key),)) + routing_key.encode()
-    return Route(
+    return PublishRoute(
         key=message[:size],
         channel=1,
         publisher=None,

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from amqp_server.management.routes import ROUTES
+from amqp_server.management.endpoints import ENDPOINTS
 from amqp_server.mqctl.command import mqctl
 from amqp_server.mqctl.main import COMMANDS
 
@@ -65,7 +65,7 @@ def test_commands_of_mqctl() -> None:
 
 
 def test_paths_of_the_management_api() -> None:
-    paths = {re.sub(r"\{\w+\}", "*", route.path) for route in ROUTES}
+    paths = {re.sub(r"\{\w+\}", "*", route.path) for route in ENDPOINTS}
     page = ROOT / "docs" / "operating.md"
     told = set(re.findall(r"/api/[a-z/-]+[a-z]", page.read_text()))
     assert len(told) >= 6 and told <= paths

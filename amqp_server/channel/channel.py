@@ -19,7 +19,7 @@ from amqp_server.channel.unacked import Piece, Unacked, UnknownTag
 from amqp_server.channel.window import ChannelWindow
 from amqp_server.errors import PreconditionFailed
 from amqp_server.wire.frames import method_frame
-from amqp_server.wire.intake import Route, Segment
+from amqp_server.wire.intake import PublishRoute, Segment
 
 if TYPE_CHECKING:
     from amqp_server.broker.vhost import VHost
@@ -47,7 +47,7 @@ class Assembly:
         "route",
     )
 
-    def __init__(self, route: Route) -> None:
+    def __init__(self, route: PublishRoute) -> None:
         self.route = route
         #: Topology generation at the time of routing; the message may be complete much later.
         self.generation: int = route.publisher.broker.generation

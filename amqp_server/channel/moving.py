@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from amqp_server.channel.publish import expiration_ms, publish
 from amqp_server.wire import content, frames
 from amqp_server.wire.frames import short_string
-from amqp_server.wire.intake import SMALL_FRAME, Route, Segment
+from amqp_server.wire.intake import SMALL_FRAME, PublishRoute, Segment
 
 if TYPE_CHECKING:
     from amqp_server.broker.queue import Queue
@@ -37,7 +37,7 @@ def publish_unchanged(
         channel.number,
         large,
     )
-    route = Route(
+    route = PublishRoute(
         key=b"",
         channel=channel.number,
         publisher=channel,

@@ -20,7 +20,7 @@ from amqp_server.errors import AccessRefused, NotFound, NotImplemented_, Precond
 from amqp_server.wire import content, frames, methods, tables
 from amqp_server.wire.deliver import LARGE_BYTES
 from amqp_server.wire.frames import short_string
-from amqp_server.wire.intake import SMALL_FRAME, Route, Segment
+from amqp_server.wire.intake import SMALL_FRAME, PublishRoute, Segment
 from exchanges.router import Depends
 from quorum_queue.machine.run import Run
 from quorum_queue.ports import Recipient
@@ -40,13 +40,13 @@ RESOLVED_BYTES_MAX = 1024
 RESOLVED_BYTES = 400
 
 
-def make_route(channel: Channel, key: bytes, method: commands.Basic.Publish) -> Route:
+def make_route(channel: Channel, key: bytes, method: commands.Basic.Publish) -> PublishRoute:
     """Check and route a publish frame. Raises NotFound, AccessRefused, NotImplemented_."""
     if method.immediate:
         raise NotImplemented_("immediate=true")
     connection, vhost, broker = channel.connection, channel.vhost, channel.broker
     exchange, routing_key = method.exchange, method.routing_key
-    route = Route(
+    route = PublishRoute(
         key=key,
         channel=channel.number,
         publisher=channel,
@@ -114,17 +114,17 @@ class _Resolver:
 
     __slots__ = ("_by_queues", "_channel", "_depends", "_known", "_known_bytes", "_route")
 
-    def __init__(self, channel: Channel, route: Route, depends: Depends) -> None:
+    def __init__(self, channel: Channel, route: PublishRoute, depends: Depends) -> None:
         self._channel = channel
         # Not the route itself, which refers to this: they would stay until the collector comes.
         self._route = derived(route, ())
         self._depends = depends
-        self._known: dict[bytes, Route] = {}
+        self._known: dict[bytes, PublishRoute] = {}
         self._known_bytes = 0
         #: Routes by their queues, where no message has to be looked at.
-        self._by_queues: dict[tuple[str, ...], Route] = {}
+        self._by_queues: dict[tuple[str, ...], PublishRoute] = {}
 
-    def __call__(self, payload: bytes) -> Route:
+    def __call__(self, payload: bytes) -> PublishRoute:
         """Return the route of a message with this content header."""
         if self._depends is Depends.NONCE:
             return self._next()
@@ -149,7 +149,7 @@ class _Resolver:
             remembered(size)
         return route
 
-    def _next(self) -> Route:
+    def _next(self) -> PublishRoute:
         """Return the route of a message that may be any, by the number that counts up."""
         channel, vhost, mine = self._channel, self._channel.vhost, self._route
         queues = vhost.router.route(mine.exchange, mine.routing_key, None, vhost.next_nonce()).queues
@@ -167,10 +167,13 @@ class _Resolver:
 
 
 def derived(
-    route: Route, targets: tuple[Target, ...], exchange: str | None = None, routing_key: str | None = None
-) -> Route:
+    route: PublishRoute,
+    targets: tuple[Target, ...],
+    exchange: str | None = None,
+    routing_key: str | None = None,
+) -> PublishRoute:
     """Return the route of one message of `route`."""
-    return Route(
+    return PublishRoute(
         key=route.key,
         channel=route.channel,
         publisher=route.publisher,
@@ -337,7 +340,7 @@ def _give(segment: Segment, hosts: list[Recipient], origin: Any, first: int, *, 
         scheduled[host] = None
 
 
-def _hosts(channel: Channel, route: Route, count: int) -> list[Recipient]:
+def _hosts(channel: Channel, route: PublishRoute, count: int) -> list[Recipient]:
     """Return the present hosts of the queues that messages were routed to, which may have moved since then; count them
     there.
 
@@ -363,7 +366,7 @@ def enqueue_counted(host: Recipient, run: Run, origin: Any, first: int) -> None:
 
 
 def return_all(
-    channel: Channel, route: Route, contents: list[bytes], heads: list[bytes] | None = None
+    channel: Channel, route: PublishRoute, contents: list[bytes], heads: list[bytes] | None = None
 ) -> None:
     """Send messages that nobody gets back to their publisher (basic.return, 312)."""
     if heads is not None:

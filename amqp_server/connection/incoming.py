@@ -27,7 +27,7 @@ from amqp_server.errors import (
     UnexpectedFrame,
 )
 from amqp_server.wire import acks, frames, intake, methods
-from amqp_server.wire.intake import Outcome, Publisher, Route, Segment
+from amqp_server.wire.intake import Outcome, Publisher, PublishRoute, Segment
 
 if TYPE_CHECKING:
     from amqp_server.broker.queue import Target
@@ -118,7 +118,7 @@ class Incoming:
         self._body_left = 0
         self._body_channel: Channel | None = None
         #: The memo: publish frames to routes, as of one generation of the topology.
-        self.routes: dict[bytes, Route] = {}
+        self.routes: dict[bytes, PublishRoute] = {}
         #: Their keys, by channel.
         self._keys: dict[Channel, list[bytes]] = {}
         #: One tuple for each combination of queues that routes lead to.
@@ -413,7 +413,7 @@ class Incoming:
         channel.assembly = Assembly(route)
         return pos + len(route.key)
 
-    def _new_route(self, key: bytes, channel: Channel) -> Route | None:
+    def _new_route(self, key: bytes, channel: Channel) -> PublishRoute | None:
         """Decode, check and route a publish frame not seen before; None if that closed the channel."""
         method = methods.decode(key[7:-1])
         assert isinstance(method, commands.Basic.Publish)

@@ -64,7 +64,7 @@ class Call:
         self.filter_ms = filter_ms
         #: By their names in lower case.
         self.headers: Mapping[str, str] = {} if headers is None else headers
-        #: Method and path of the route; see routes.ROUTES.
+        #: Method and path of the route; see endpoints.ENDPOINTS.
         self.method = method
         self.route = route
         #: Another node asks, for this node's part.

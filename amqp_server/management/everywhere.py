@@ -31,7 +31,7 @@ PART_BYTES = 16_384
 
 class Question(msgspec.Struct):
     method: str
-    #: As routes.ROUTES has it.
+    #: As endpoints.ENDPOINTS has it.
     path: str
     parts: dict[str, str]
     query: dict[str, str]

@@ -16,7 +16,7 @@ from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route as StarletteRoute
+from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from amqp_server.broker.users import User
@@ -25,13 +25,13 @@ from amqp_server.management import everywhere
 from amqp_server.management.answer import Answer, Refusal, encode, not_authorised, not_found, refusal_of
 from amqp_server.management.bodies import read_body
 from amqp_server.management.call import MAY, REASON_HEADER, Call
+from amqp_server.management.endpoints import ANYBODY, ENDPOINTS, Endpoint
 from amqp_server.management.listing import Rows, picked
 from amqp_server.management.login import Caller, Login
 from amqp_server.management.origin import JSON, is_of_another_page
 from amqp_server.management.page_files import PageFiles, page_files
 from amqp_server.management.page_login import PATH, PageLogin, is_of_the_page
 from amqp_server.management.responses import HEADERS, refuse
-from amqp_server.management.routes import ANYBODY, ROUTES, Route
 from amqp_server.management.sessions import SessionLimits, Sessions
 from amqp_server.management.slices import Slices
 
@@ -132,18 +132,18 @@ class Api:
         # Wrong logins of one address leave most of the places to others.
         self._login = Login(self._broker, max(1, requests_max // LOGINS_SHARE))
         self._slots = Slots(requests_max, self._per_user_max)
-        by_path: dict[str, dict[str, Route]] = {}
-        for route in ROUTES:
-            by_path.setdefault(route.path, {})[route.method] = route
-        routes = [StarletteRoute(path, Endpoint(self, by_method)) for path, by_method in by_path.items()]
+        by_path: dict[str, dict[str, Endpoint]] = {}
+        for endpoint in ENDPOINTS:
+            by_path.setdefault(endpoint.path, {})[endpoint.method] = endpoint
+        routes = [Route(path, _Path(self, by_method)) for path, by_method in by_path.items()]
         # For probes, which have no login and learn nothing else: it lives, and it can serve.
-        routes += [StarletteRoute("/health", _alive), StarletteRoute("/health/ready", self._ready)]
+        routes += [Route("/health", _alive), Route("/health/ready", self._ready)]
         if self._with_page:
             sessions = Sessions(self._broker.users, self._session_limits)
             self._page = PageLogin(self._broker, self._login, sessions)
             files = PageFiles(page_files())
-            routes += [StarletteRoute("/", files), StarletteRoute("/page/{path:path}", files)]
-            routes.append(StarletteRoute(PATH, self._page))
+            routes += [Route("/", files), Route("/page/{path:path}", files)]
+            routes.append(Route(PATH, self._page))
         starlette = Starlette(routes=routes, exception_handlers={HTTPException: unrouted})
         starlette.router.redirect_slashes = False
         return Gate(starlette)
@@ -155,34 +155,34 @@ class Api:
             return refuse(Refusal(503, "unavailable", obstacle))
         return await _alive(request)
 
-    async def serve(self, route: Route, request: Request, send: Send) -> None:
+    async def serve(self, endpoint: Endpoint, request: Request, send: Send) -> None:
         async def respond(response: Response) -> None:
             await response(request.scope, request.receive, send)
 
-        if route.who == ANYBODY:
-            await respond(await self._respond(route, request, NOBODY))
+        if endpoint.who == ANYBODY:
+            await respond(await self._respond(endpoint, request, NOBODY))
             return
         try:
-            caller = await self._caller(route, request)
+            caller = await self._caller(endpoint, request)
             with self._slots.hold(caller.user.name), _protected(request):
-                await respond(await self._respond(route, request, caller))
+                await respond(await self._respond(endpoint, request, caller))
         except Refusal as refusal:
             # Without a slot: it is small, and the client may take its time for it.
             await respond(refuse(refusal, challenge=not is_of_the_page(request)))
 
-    async def _respond(self, route: Route, request: Request, caller: Caller) -> Response:
+    async def _respond(self, endpoint: Endpoint, request: Request, caller: Caller) -> Response:
         call: Call | None = None
         try:
-            call = await self._call(route, request, caller)
-            response = await _response(await self._answer(route, call), call.missing)
-            _note(route, request, caller.user, response.status_code)
+            call = await self._call(endpoint, request, caller)
+            response = await _response(await self._answer(endpoint, call), call.missing)
+            _note(endpoint, request, caller.user, response.status_code)
             return response
         except Refusal as refusal:
-            _note(route, request, caller.user, refusal.status)
+            _note(endpoint, request, caller.user, refusal.status)
             return refuse(refusal, challenge=not is_of_the_page(request))
         except AMQPError as error:
             refused = refusal_of(error)
-            _note(route, request, caller.user, refused.status)
+            _note(endpoint, request, caller.user, refused.status)
             return refuse(refused, challenge=not is_of_the_page(request))
         except ClientDisconnect:
             return Response(status_code=400)
@@ -194,20 +194,20 @@ class Api:
             if call is not None:
                 call.end()
 
-    async def _caller(self, route: Route, request: Request) -> Caller:
+    async def _caller(self, endpoint: Endpoint, request: Request) -> Caller:
         peer = request.client.host if request.client else ""
         authorization, page = request.headers.get("authorization", ""), self._page
         # A browser may remember a password, too: the page's own requests are those of its session.
         if page is not None and page.has_cookie(request) and (not authorization or is_of_the_page(request)):
-            caller = page.caller(request, changes=route.method not in READS)
+            caller = page.caller(request, changes=endpoint.method not in READS)
         else:
             caller = await self._login.caller(authorization, peer)
-        if MAY[route.who].isdisjoint(caller.user.tags):
-            raise not_authorised(f"Not {route.who} user")
+        if MAY[endpoint.who].isdisjoint(caller.user.tags):
+            raise not_authorised(f"Not {endpoint.who} user")
         return caller
 
-    async def _call(self, route: Route, request: Request, caller: Caller) -> Call:
-        if route.method not in READS and is_of_another_page(request):
+    async def _call(self, endpoint: Endpoint, request: Request, caller: Caller) -> Call:
+        if endpoint.method not in READS and is_of_another_page(request):
             raise Refusal(415, "bad_request", f"content-type must be {JSON} in a request of another page")
         body = await read_body(request, self._body_bytes_max)
         path = {name: _decoded(part) for name, part in request.path_params.items()}
@@ -221,16 +221,16 @@ class Api:
             self._slices,
             self._filter_ms,
             request.headers,
-            method=route.method,
-            route=route.path,
+            method=endpoint.method,
+            route=endpoint.path,
             scopes=caller.scopes,
         )
 
-    async def _answer(self, route: Route, call: Call) -> object:
-        if route.method in READS:
-            return picked(await route.handler(call), call.query)
+    async def _answer(self, endpoint: Endpoint, call: Call) -> object:
+        if endpoint.method in READS:
+            return picked(await endpoint.handler(call), call.query)
         try:
-            return await route.handler(call)
+            return await endpoint.handler(call)
         finally:
             # What was answered stays true: the change is on disk before anybody hears of it. So is the part
             # of a change that was refused in its middle.
@@ -242,10 +242,10 @@ class Api:
 
     def _call_of(self, question: everywhere.Question) -> tuple[everywhere.Handler, Call]:
         """Raises Refusal for what is no question to one node of several, and for a user who is gone."""
-        route = next(
+        endpoint = next(
             (
                 each
-                for each in ROUTES
+                for each in ENDPOINTS
                 if each.everywhere and (each.method, each.path) == (question.method, question.path)
             ),
             None,
@@ -253,7 +253,7 @@ class Api:
         user = self._broker.users.get(question.user)
         if question.scopes is not None:
             user = User(question.user, "", tuple(question.tags))
-        if route is None or user is None or MAY[route.who].isdisjoint(user.tags):
+        if endpoint is None or user is None or MAY[endpoint.who].isdisjoint(user.tags):
             raise not_found()
         call = Call(
             self._broker,
@@ -264,29 +264,29 @@ class Api:
             self._slices,
             self._filter_ms,
             {REASON_HEADER: question.reason},
-            method=route.method,
-            route=route.path,
+            method=endpoint.method,
+            route=endpoint.path,
             local=True,
             scopes=question.scopes,
         )
-        return route.handler, call
+        return endpoint.handler, call
 
 
-class Endpoint:
+class _Path:
     """All methods of one path. Starlette leaves them to it because it is no function."""
 
-    def __init__(self, api: Api, by_method: Mapping[str, Route]) -> None:
+    def __init__(self, api: Api, by_method: Mapping[str, Endpoint]) -> None:
         self._api = api
         self._by_method = by_method
         self._allowed = ", ".join(sorted(by_method))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        route = self._by_method.get("GET" if scope["method"] == "HEAD" else scope["method"])
-        if route is None:
+        endpoint = self._by_method.get("GET" if scope["method"] == "HEAD" else scope["method"])
+        if endpoint is None:
             refusal = Refusal(405, "method_not_allowed", f"allowed: {self._allowed}")
             await refuse(refusal, allow=self._allowed)(scope, receive, send)
             return
-        await self._api.serve(route, Request(scope, receive), send)
+        await self._api.serve(endpoint, Request(scope, receive), send)
 
 
 @contextmanager
@@ -325,14 +325,14 @@ async def _alive(request: Request) -> Response:
     return await _response({"status": "ok"})
 
 
-def _note(route: Route, request: Request, user: User, status: int) -> None:
+def _note(endpoint: Endpoint, request: Request, user: User, status: int) -> None:
     """Log who has changed what, or tried to. Never a body, which may have a password in it."""
-    if route.method in READS or not route.audited:
+    if endpoint.method in READS or not endpoint.audited:
         return
     peer = request.client.host if request.client else ""
     audit.info(
         "user '%s' from %s: %s %s: %d",
-        *(user.name, peer, route.method, request.scope["path"], status),
+        *(user.name, peer, endpoint.method, request.scope["path"], status),
         extra={"user": user.name, "peer": peer},
     )
 

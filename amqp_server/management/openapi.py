@@ -1,6 +1,6 @@
 """The OpenAPI description of the management API: `python -m amqp_server.management.openapi > docs/openapi.json`.
 
-It is made from the routes: paths and methods, the tag that a user needs, and the bodies that handlers read.
+It is made from the endpoints: paths and methods, the tag that a user needs, and the bodies that handlers read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 
 from amqp_server.config import VERSION
 from amqp_server.management import listing
-from amqp_server.management.routes import ROUTES, Handler, Route
+from amqp_server.management.endpoints import ENDPOINTS, Endpoint, Handler
 
 _READ = re.compile(r"\bcall\.read\((\w+)\)")
 _PART = re.compile(r"\{(\w+)\}")
@@ -65,21 +65,21 @@ def body_of(handler: Handler) -> type[msgspec.Struct] | None:
     return kind
 
 
-def lists(route: Route) -> bool:
+def lists(endpoint: Endpoint) -> bool:
     """True if the handler lists rows, which the query can filter, sort and page."""
-    return route.method == "GET" and "listing(" in inspect.getsource(route.handler).replace(
+    return endpoint.method == "GET" and "listing(" in inspect.getsource(endpoint.handler).replace(
         "_listed(", "listing("
     )
 
 
 def document() -> dict[str, Any]:
-    bodies = {kind for kind in (body_of(route.handler) for route in ROUTES) if kind is not None}
+    bodies = {kind for kind in (body_of(endpoint.handler) for endpoint in ENDPOINTS) if kind is not None}
     ordered = sorted(bodies, key=lambda kind: kind.__name__)
     schemas, components = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
     body_schemas = dict(zip(ordered, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
-    for route in ROUTES:
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, body_schemas)
+    for endpoint in ENDPOINTS:
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, body_schemas)
     error = {
         "type": "object",
         "required": ["error", "reason"],
@@ -107,16 +107,16 @@ def document() -> dict[str, Any]:
     }
 
 
-def _operation(route: Route, schemas: dict[type[msgspec.Struct], dict[str, Any]]) -> dict[str, Any]:
-    module = route.handler.__module__.rpartition(".")[2]
+def _operation(endpoint: Endpoint, schemas: dict[type[msgspec.Struct], dict[str, Any]]) -> dict[str, Any]:
+    module = endpoint.handler.__module__.rpartition(".")[2]
     told: dict[str, Any] = {
-        "operationId": _name(route),
-        "description": f"For users with the tag {route.who}, or one that includes it.",
+        "operationId": _name(endpoint),
+        "description": f"For users with the tag {endpoint.who}, or one that includes it.",
         "tags": [module],
-        "parameters": list(_parameters(route)),
-        "responses": dict(_responses(route.method)),
+        "parameters": list(_parameters(endpoint)),
+        "responses": dict(_responses(endpoint.method)),
     }
-    kind = body_of(route.handler)
+    kind = body_of(endpoint.handler)
     if kind is not None:
         told["requestBody"] = {
             "required": bool(kind.__struct_fields__) and not _all_optional(kind),
@@ -125,29 +125,29 @@ def _operation(route: Route, schemas: dict[type[msgspec.Struct], dict[str, Any]]
     return told
 
 
-def _name(route: Route) -> str:
+def _name(endpoint: Endpoint) -> str:
     """The handler's name, with the path where it has several."""
-    names = [_short_name(each) for each in ROUTES if each.handler is route.handler]
-    name = _short_name(route)
-    return name if names.count(name) == 1 else "_".join([name, *_WORDS.findall(route.path)[1:]])
+    names = [_short_name(each) for each in ENDPOINTS if each.handler is endpoint.handler]
+    name = _short_name(endpoint)
+    return name if names.count(name) == 1 else "_".join([name, *_WORDS.findall(endpoint.path)[1:]])
 
 
-def _short_name(route: Route) -> str:
-    module = route.handler.__module__.rpartition(".")[2]
-    return f"{module}_{route.handler.__name__}" + ("_in_vhost" if "{vhost}" in route.path else "")
+def _short_name(endpoint: Endpoint) -> str:
+    module = endpoint.handler.__module__.rpartition(".")[2]
+    return f"{module}_{endpoint.handler.__name__}" + ("_in_vhost" if "{vhost}" in endpoint.path else "")
 
 
 def _all_optional(kind: type[msgspec.Struct]) -> bool:
     return all(not field.required for field in msgspec.structs.fields(kind))
 
 
-def _parameters(route: Route) -> Iterator[dict[str, Any]]:
-    for name in _PART.findall(route.path):
+def _parameters(endpoint: Endpoint) -> Iterator[dict[str, Any]]:
+    for name in _PART.findall(endpoint.path):
         schema: dict[str, Any] = {"type": "string", "minLength": 1}
         if name == "kind":
             schema = {"enum": ["q", "e"]}
         yield {"name": name, "in": "path", "required": True, "schema": schema}
-    if lists(route):
+    if lists(endpoint):
         yield from ({"$ref": f"#/components/parameters/{name}"} for name in LISTING)
 
 

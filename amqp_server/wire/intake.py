@@ -1,7 +1,7 @@
 """Publishes out of raw bytes: the first hot loop.
 
 Clients send the same few `basic.publish` frames again and again. The memo maps the exact bytes of such a frame, its
-channel number included, to a `Route` that was decoded, checked and routed once. `take` then walks the buffer by offset:
+channel number included, to a `PublishRoute` that was decoded, checked and routed once. `take` then walks the buffer by offset:
 while method frame and content header are those of the message before, a message costs three comparisons and a slice.
 
 Whatever does not look exactly as expected is left where it stands and named SLOW: the slow path decodes it with pamqp
@@ -59,7 +59,7 @@ class Memo(Protocol):
     def clear(self) -> None: ...
 
 
-class Route:
+class PublishRoute:
     """Targets of the messages of one publish frame, for one generation of the topology."""
 
     __slots__ = (
@@ -86,7 +86,7 @@ class Route:
         head: bytes,
         mandatory: bool,
         targets: tuple[Any, ...] = (),
-        resolve: Callable[[bytes], Route] | None = None,
+        resolve: Callable[[bytes], PublishRoute] | None = None,
         counted: Any = None,
     ) -> None:
         #: The whole method frame.
@@ -115,13 +115,13 @@ class Segment:
 
     __slots__ = ("attributes", "contents", "heads", "route")
 
-    def __init__(self, route: Route, attributes: Attributes) -> None:
+    def __init__(self, route: PublishRoute, attributes: Attributes) -> None:
         self.route = route
         self.attributes = attributes
         self.contents: list[bytes] = []
         self.heads: list[bytes] | None = None
 
-    def takes(self, route: Route, attributes: Attributes) -> bool:
+    def takes(self, route: PublishRoute, attributes: Attributes) -> bool:
         """True if messages of `route` may go on in this segment, because they go to the same queues."""
         mine = self.route
         return (
@@ -293,11 +293,11 @@ def take(
     data: bytes,
     pos: int,
     end: int,
-    route: Route,
-    routes: Mapping[bytes, Route],
+    route: PublishRoute,
+    routes: Mapping[bytes, PublishRoute],
     publisher: Publisher,
     segments: list[Segment],
-) -> tuple[int, Outcome, Route]:
+) -> tuple[int, Outcome, PublishRoute]:
     """Take the publishes at `pos`, the first of which has this route's frame, into `segments`.
 
     Goes on to other known routes of the same channel. Returns the offset of the first byte not taken, why it stopped,
@@ -310,7 +310,7 @@ def take(
     unpack_header, unpack_body = _HEADER.unpack_from, _BODY.unpack_from
     body_max = publisher.frame_max - 8
     segment: Segment | None = None
-    target: Route | None = None
+    target: PublishRoute | None = None
     # The content header of the message before with its body's frame header, and what it was found to mean.
     template = b""
     stride = header_bytes = mask = decisive = 0
@@ -426,8 +426,8 @@ def take(
 def _switch(
     segments: list[Segment],
     segment: Segment | None,
-    before: Route | None,
-    route: Route,
+    before: PublishRoute | None,
+    route: PublishRoute,
     attributes: Attributes,
 ) -> Segment:
     """Return the segment for messages of `route`: the last one, if it takes them, or a new one."""

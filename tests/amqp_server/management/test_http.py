@@ -7,9 +7,9 @@ import trio
 import trio.testing
 
 from amqp_server.broker.users import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER
+from amqp_server.management.endpoints import ANYBODY, ENDPOINTS
 from amqp_server.management.managed_broker import ManagedBroker
 from amqp_server.management.responses import HEADERS
-from amqp_server.management.routes import ANYBODY, ROUTES
 
 from .conftest import BODY_BYTES_MAX, Connect, ManagedNode
 
@@ -62,7 +62,7 @@ async def test_guest_from_here(connect: Connect) -> None:
     assert (await connect("guest", peer="::ffff:127.0.0.1").get("whoami")).status_code == 200
 
 
-@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
+@pytest.mark.parametrize("route", ENDPOINTS, ids=lambda route: f"{route.method} {route.path}")
 async def test_no_route_lets_a_lesser_user_through(connect: Connect, route: Any) -> None:
     path = route.path.format(**PATH).removeprefix("/api/")
     if route.who == ANYBODY:

@@ -6,8 +6,8 @@ import json
 import re
 from pathlib import Path
 
+from amqp_server.management.endpoints import ENDPOINTS
 from amqp_server.management.openapi import body_of, document, text
-from amqp_server.management.routes import ROUTES
 
 FILE = Path(__file__).parents[3] / "docs" / "openapi.json"
 
@@ -18,7 +18,7 @@ def test_the_file_is_up_to_date() -> None:
 
 def test_every_route_is_described() -> None:
     told = {(method.upper(), path) for path, methods in document()["paths"].items() for method in methods}
-    assert told == {(route.method, route.path) for route in ROUTES}
+    assert told == {(route.method, route.path) for route in ENDPOINTS}
 
 
 def test_operations_have_names_of_their_own() -> None:
@@ -35,7 +35,7 @@ def test_bodies_are_those_that_handlers_read() -> None:
         "auto_delete",
         "arguments",
     }
-    assert sum(body_of(route.handler) is not None for route in ROUTES) >= 8
+    assert sum(body_of(route.handler) is not None for route in ENDPOINTS) >= 8
 
 
 def test_references_lead_somewhere() -> None:

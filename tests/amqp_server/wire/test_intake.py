@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from amqp_server.wire import intake
 from amqp_server.wire.content import Properties
-from amqp_server.wire.intake import Outcome, Publisher, Route, Segment
+from amqp_server.wire.intake import Outcome, Publisher, PublishRoute, Segment
 from quorum_queue.machine.run import Attributes
 
 from .published import Message, acknowledge, harmless, message, messages, raw, refused, repeated, short
@@ -33,12 +33,12 @@ class Scanner:
 
     def __init__(self, frame_max: int = 131_072) -> None:
         self.publisher = Publisher(frame_max, b"guest", 1 << 24)
-        self.routes: dict[bytes, Route] = {}
+        self.routes: dict[bytes, PublishRoute] = {}
         channel = object()
         for exchange, key in KEYS:
             for bits in (0, 1):
                 frame = Message(exchange, key, bits, b"", b"", ()).frames(CHANNEL)[0]
-                self.routes[frame] = Route(
+                self.routes[frame] = PublishRoute(
                     key=frame,
                     channel=CHANNEL,
                     publisher=channel,
