@@ -141,7 +141,7 @@ class Api:
         if self._with_page:
             sessions = Sessions(self._broker.users, self._session_limits)
             self._page = PageLogin(self._broker, self._login, sessions)
-            files = PageFiles(page_files())
+            files = PageFiles(page_files(), self._slices)
             routes += [Route("/", files), Route("/page/{path:path}", files)]
             routes.append(Route(PATH, self._page))
         starlette = Starlette(routes=routes, exception_handlers={HTTPException: unrouted})

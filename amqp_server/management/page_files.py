@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from amqp_server.management.answer import Refusal, not_found
 from amqp_server.management.responses import HEADERS, refuse
+from amqp_server.management.slices import Slices
 
 DIRECTORY = Path(__file__).parent / "page"
 INDEX = "index.html"
@@ -65,11 +66,13 @@ def page_files(directory: Path = DIRECTORY) -> Mapping[str, PageFile]:
 class PageFiles:
     """`/`, and what is below `/page/`."""
 
-    def __init__(self, files: Mapping[str, PageFile]) -> None:
+    def __init__(self, files: Mapping[str, PageFile], slices: Slices) -> None:
         self._files = files
+        self._slices = slices
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
+        await self._slices.rest()
         await self._response(request)(scope, receive, send)
 
     def _response(self, request: Request) -> Response:

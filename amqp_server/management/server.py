@@ -228,6 +228,8 @@ class Connection:
 
     async def _talk(self) -> None:
         server, socket = self._server, self._stream.socket
+        # Many may come at a time, and each one costs as much as a request.
+        await server.slices.rest()
         peer = parse_socket_addr(socket.family, socket.getpeername())
         here = parse_socket_addr(socket.family, socket.getsockname())
         if server.proxies and server.proxies.trusts(socket.getpeername()[0]):

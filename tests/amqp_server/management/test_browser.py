@@ -345,6 +345,65 @@ def test_by_keyboard(visit: Visit) -> None:
     expect(page.get_by_role("button", name="Declare a queue")).to_be_focused()
 
 
+def test_what_is_not_there_or_not_permitted(visit: Visit, broker: Broker) -> None:
+    declare(broker, "q")
+    page = visit.log_in()
+    visit.go("queue", "/", "nothing <b>")
+    trouble = page.locator(".trouble").first
+    expect(trouble).to_have_text("There is nothing of this name, or no more.")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Queue nothing <b>")
+    # Nor is there anything to do with it.
+    expect(page.get_by_role("main").get_by_role("button")).to_have_count(0)
+    visit.go("queue", "/", "q")
+    expect(page.get_by_role("button", name="Purge")).to_be_visible()
+    expect(trouble).to_be_hidden()
+    broker.api("DELETE", "/api/queues/%2F/q")
+    expect(trouble).to_have_text("There is nothing of this name, or no more.")
+    expect(page.get_by_role("main").get_by_role("button")).to_have_count(0)
+    visit.go("wurst")
+    expect(page.get_by_role("heading", level=1)).to_have_text("There is no such page")
+    page.get_by_role("button", name="Log out").click()
+    declare(broker, "q")
+    broker.api("PUT", "/api/users/bob", {"password": "secret", "tags": "management"})
+    visit.log_in("bob", "secret")
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    visit.go("queue", "/", "q")
+    expect(trouble).to_have_text("Your user may not see this.")
+    broker.api("PUT", "/api/permissions/%2F/bob", {"configure": "", "write": "", "read": ""})
+    page.reload()
+    page.get_by_role("button", name="Show messages").click()
+    expect(page.get_by_role("status").first).to_contain_text("access to queue 'q' in vhost '/' refused")
+
+
+def test_a_chart_without_an_answer(visit: Visit) -> None:
+    page = visit.page
+    page.route("**/api/overview*", lambda route: route.abort())
+    visit.log_in()
+    expect(page.locator(".trouble").first).to_have_text("Not up to date: the node does not answer")
+    page.locator("svg.chart").first.hover()
+    page.get_by_role("heading", name="Overview").hover()
+    expect(page.locator(".legend").first).to_have_text("")
+
+
+def test_a_node_that_goes_and_comes_back(chromium: Any) -> None:
+    with start() as broker:
+        visit = Visit(chromium, broker.http_url)
+        page = visit.log_in()
+        expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+        broker.kill()
+        expect(page.locator(".trouble").first).to_have_text("Not up to date: the node does not answer")
+        broker.start()
+        # It knows nothing of the sessions that it had before.
+        expect(page.get_by_role("alert").first).to_have_text("The login has ended. Log in again.")
+        broker.kill()
+        page.get_by_label("User").fill("guest")
+        page.get_by_label("Password").fill("guest")
+        page.get_by_role("button", name="Log in").click()
+        expect(page.get_by_role("alert")).to_have_text("the node does not answer")
+        visit.context.close()
+        assert visit.complaints == [] and visit.strangers == []
+
+
 def test_another_page_cannot_frame_it(chromium: Any, broker: Broker) -> None:
     context = chromium.new_context()
     page = context.new_page()

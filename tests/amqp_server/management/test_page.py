@@ -239,6 +239,22 @@ async def test_a_session(browser: Browser) -> None:
     assert (await client.get("/api/whoami")).status_code == 401
 
 
+async def test_a_login_takes_no_id_from_outside(browser: Browser) -> None:
+    """Whoever has put an id of theirs into a browser does not get what its user logs in to."""
+    client = browser()
+    await log_in(client, "watcher")
+    (cookie,) = client.cookies.jar
+    for planted in (cookie.value or "", "A" * 43):
+        headers = {"cookie": f"{cookie.name}={planted}"}
+        known = await browser().get("/api/whoami", headers=headers)
+        assert known.status_code == (200 if planted == cookie.value else 401)
+        body = {"name": "admin", "password": "admin"}
+        answer = await browser().post("/api/session", json=body, headers=headers)
+        assert answer.status_code == 200 and planted not in answer.headers["set-cookie"]
+        # And the session that it was of has ended.
+        assert (await browser().get("/api/whoami", headers=headers)).status_code == 401
+
+
 async def test_the_cookie_is_for_this_host_and_no_script(browser: Browser) -> None:
     answer = await browser().post("/api/session", json={"name": "admin", "password": "admin"})
     cookie = answer.headers["set-cookie"].lower()
