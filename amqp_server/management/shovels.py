@@ -10,6 +10,7 @@ from amqp_server.management.call import Call
 from amqp_server.management.everywhere import Row, ask_others
 from amqp_server.management.listing import listing
 from amqp_server.shovels.definition import Definition, InvalidShovel, acts_as, may_reach, parse
+from amqp_server.shovels.uri import InvalidUri
 
 if TYPE_CHECKING:
     from amqp_server.management.managed_broker import ManagedBroker
@@ -46,7 +47,10 @@ def prepared(
     if broker.parameters.get(vhost, SHOVEL, name) is None and count >= config.shovels_max:
         raise ParameterRefused(f"there are {count} shovels, no more are allowed (shovels_max)")
     if user and isinstance(value, dict):
-        value = acts_as(value, user)
+        try:
+            value = acts_as(value, user)
+        except InvalidUri as invalid:
+            raise ParameterRefused(str(invalid)) from None
     return broker.parameters.prepare(vhost, SHOVEL, name, value)
 
 

@@ -11,10 +11,12 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 PORT, TLS_PORT = 5672, 5671
 DEFAULT_VHOST = "/"
+#: Of a user, a virtual host and a host.
+NAME_BYTES_MAX = 255
 #: What stands for a password where a URI is shown.
 MASK = "***"
 
-_CREDENTIALS = re.compile(r"(?P<before>://[^/@?#]*?:)[^/?#]*(?P<after>@)")
+_CREDENTIALS = re.compile(r"(?P<before>://[^/?#:]*:)[^/?#]*(?P<after>@)")
 _IN_QUERY = re.compile(r"(?P<before>[?&]password=)[^&#]*")
 #: Parameters that are numbers.
 _NUMBERS = frozenset({"heartbeat", "connection_timeout", "channel_max", "frame_max"})
@@ -50,9 +52,8 @@ class Uri(NamedTuple):
         scheme = "amqps" if self.secure else "amqp"
         host = f"[{self.host}]" if ":" in self.host else self.host
         port = "" if not host or self.port == (TLS_PORT if self.secure else PORT) else f":{self.port}"
-        vhost = (
-            "" if self.vhost == DEFAULT_VHOST else "/" + self.vhost.replace("%", "%25").replace("/", "%2f")
-        )
+        quoted = quote(self.vhost, safe="").replace("%2F", "%2f")
+        vhost = "" if self.vhost == DEFAULT_VHOST else f"/{quoted}"
         return f"{scheme}://{host}{port}{vhost}"
 
     def __repr__(self) -> str:
@@ -111,13 +112,20 @@ def _parse(text: str) -> Uri:
         raise InvalidUri("its password is masked; give the password itself")
     if not parts.username and parts.password is not None:
         raise InvalidUri("{no_username}")
+    user = None if not parts.username else unquote(parts.username)
+    vhost = unquote(path) or DEFAULT_VHOST
+    if not (host + (user or "")).isprintable():
+        # Such names are nobody's, but the node's own; and lines of the log tell of hosts.
+        raise InvalidUri("{not_printable}")
+    if max(len(each.encode()) for each in (host, user or "", vhost)) > NAME_BYTES_MAX:
+        raise InvalidUri(f"a part has more than {NAME_BYTES_MAX} bytes")
     return Uri(
         secure=secure,
         host=host,
         port=port or (TLS_PORT if secure else PORT),
-        user=None if not parts.username else unquote(parts.username),
+        user=user,
         password=password,
-        vhost=unquote(path) or DEFAULT_VHOST,
+        vhost=vhost,
         **_query(parts.query, secure=secure),
     )
 
@@ -125,6 +133,8 @@ def _parse(text: str) -> Uri:
 def _query(query: str, *, secure: bool) -> dict[str, Any]:
     """What is unknown is overlooked, as in RabbitMQ."""
     found: dict[str, str] = dict(parse_qsl(query, keep_blank_values=True))
+    if not all(value.isprintable() for value in found.values()):
+        raise InvalidUri("{not_printable}")
     numbers: dict[str, int] = {}
     for name in _NUMBERS & found.keys():
         if not re.fullmatch(r"\d{1,9}", found[name], re.ASCII):
@@ -147,5 +157,8 @@ def _query(query: str, *, secure: bool) -> dict[str, Any]:
 
 
 def local_as(text: str, user: str) -> str:
-    """Return the URI of this node, which names nobody, with this user."""
-    return text.replace("://", f"://{quote(user, safe='')}@", 1)
+    """Return the URI of this node, which names nobody, with this user. Raises InvalidUri."""
+    named = text.replace("://@", "://", 1).replace("://", f"://{quote(user, safe='')}@", 1)
+    if parse(named).user != user:
+        raise InvalidUri(f'"{masked(text)}" not a valid URI')
+    return named

@@ -93,6 +93,7 @@ def test_all_that_is_wrong_is_told() -> None:
     [
         ("amqp://", Uri(), "amqp://"),
         ("amqp:///v", Uri(vhost="v"), "amqp:///v"),
+        ("amqp:///a%0ab", Uri(vhost="a\nb"), "amqp:///a%0Ab"),
         ("amqp://ann@/%2f", Uri(user="ann"), "amqp://"),
         ("amqp://a%40b:p%3A%2Fw@h:99/a%2Fb", Uri(False, "h", 99, "a@b", "p:/w", "a/b"), "amqp://h:99/a%2fb"),
         ("amqp://[::1]:5673", Uri(host="::1", port=5673), "amqp://[::1]:5673"),
@@ -124,6 +125,10 @@ def test_uris(text: str, expected: Uri, shown: str) -> None:
         "amqp://:canary@h",
         "amqps://u:canary@/v",
         "amqp://u:canary@:5672",
+        "amqp://%00mqd:canary@/v",
+        "amqp://u:canary@h%0a",
+        "amqps://u:canary@h?server_name_indication=%0a",
+        "amqp://u:canary@h/" + "v" * 256,
     ],
 )
 def test_texts_about_uris_have_no_passwords(text: str) -> None:
@@ -136,11 +141,11 @@ def test_texts_about_uris_have_no_passwords(text: str) -> None:
 def test_masks() -> None:
     value = GOOD | {
         "src-uri": ["amqp://u:canary@h", "amqps://a:b@c?password=canary"],
-        "dest-uri": "amqp://u:x@h",
+        "dest-uri": "amqp://u@v:x@y@h",
     }
     assert masked(value) == GOOD | {
         "src-uri": ["amqp://u:***@h", "amqps://a:***@c?password=***"],
-        "dest-uri": "amqp://u:***@h",
+        "dest-uri": "amqp://u@v:***@h",
     }
     assert masked("text") == "text" and masked({"src-uri": 5}) == {"src-uri": 5}
     assert "secret" not in repr(uri.parse("amqp://u:secret@h"))
@@ -154,6 +159,14 @@ def test_whose_rights() -> None:
     assert changed["src-uri"] == ["amqp://a%40b@", "amqp://a%40b@/v", "amqp://bob@/v"]
     assert changed["dest-uri"] == "amqp://h"
     assert uri.parse(changed["src-uri"][0]).user == "a@b"
+    # Not as the user "ann@", who is somebody else.
+    assert acts_as(GOOD | {"src-uri": "amqp://@/v"}, "ann")["src-uri"] == "amqp://ann@/v"
+    for user in ("", "@", "%40", ":", "@@"):
+        try:
+            changed = acts_as(GOOD | {"src-uri": f"amqp://{user}/v"}, "ann")
+        except InvalidUri:
+            continue
+        assert uri.parse(changed["src-uri"]).user in ("ann", uri.parse(f"amqp://{user}/v").user)
 
 
 @pytest.mark.parametrize(
