@@ -149,30 +149,37 @@ class Watching(Attached):
 
     def __init__(self, host: Host, stream: Stream, start: Start | None) -> None:
         """`start` is None if it is known where the group is."""
-        super().__init__(host, stream, "group watch", start or NEXT)
-        self.looks_up = start is not None
+        begins = start is None or start.offset is not None
+        super().__init__(host, stream, "group watch", NEXT if begins else start)
+        #: Where the group begins, if that is still to be told.
+        self._begins: Start | None = start
 
     def offsets(self) -> range | None:
         """Return which messages there are; None if that is not known yet."""
         host = self.stream.host
         if self.position < 0 or not isinstance(host, StreamHost):
             return None
-        return range(host.first_offset, max(host.first_offset, host.end_offset))
+        first = host.first_offset
+        return range(first, max(first, _end_of(host)))
 
     def began(self, offset: int) -> None:
         self.position = offset
-        if self.looks_up:
-            self.looks_up = False
-            self.host.began(self, offset)
-        host = self.stream.host
+        begins, self._begins = self._begins, None
+        if begins is not None:
+            self.host.began(self, offset if begins.offset is None else begins.offset)
         # It follows the end, and reads nothing on the way there.
-        host.go_on(self.key, host.end_offset)
+        self.stream.host.go_on(self.key, _end_of(self.stream.host))
         self.host.grew(self.stream.queue_id)
 
     def deliver_batch(self, consumer: StreamConsumer, reader: BatchReader, count: int, first_id: int) -> None:
         consumer.credit = BOUNDLESS
         reader.skip(reader.left)
         self.host.grew(self.stream.queue_id)
+
+
+def _end_of(host: StreamHost) -> int:
+    """Return where the next message comes. A node that has no copy of the stream has been told so."""
+    return max(host.next_offset, host.end_offset)
 
 
 class Reading(Attached):

@@ -49,6 +49,24 @@ logger = logging.getLogger("mqd.groups")
 
 #: Commands in one batch.
 _COMMANDS_MAX = 1_000
+#: What clients have done.
+_ASKED = frozenset(
+    {
+        *ENQUEUES,
+        "attach",
+        "detach",
+        "discard",
+        "get",
+        "pause",
+        "prefetch",
+        "purge",
+        "return",
+        "settle",
+        "tick",
+        "touch",
+        "window",
+    }
+)
 
 
 class _Client(Taker):
@@ -200,9 +218,8 @@ class ReplicatedGroupHost(DeferredHost):
         self._served: dict[int, int] = {}
         self._serves = 0
         self._letters: dict[int, Reading] = {}
-        #: Messages of a stream that are on their way to the dead letters, and how many of all are.
-        self._buried: dict[int, dict[int, int]] = {}
-        self._letters_left = 0
+        #: Messages that are on their way to the dead letters: stream and offset.
+        self._buried: dict[tuple[int, int], None] = {}
 
     @property
     def title(self) -> str:
@@ -453,7 +470,7 @@ class ReplicatedGroupHost(DeferredHost):
         if not self.group.is_leader:
             group.freed.clear()
             group.roomy.clear()
-        if self._handed or self.pending or group.freed or group.roomy:
+        if self._handed or self.pending or group.freed or group.roomy or self.replica.dead:
             self.schedule()
 
     def covered(self, applied: int) -> int:
@@ -631,7 +648,7 @@ class ReplicatedGroupHost(DeferredHost):
             reading = readings.get(stream_id)
             if reading is not None:
                 reading.drop(lambda due: True)
-        self._buried.pop(stream_id, None)
+        self._buried = {each: None for each in self._buried if each[0] != stream_id}
 
     def _not_sent(self, key: Key) -> None:
         """A consumer does not hold any more what it was given and not sent."""
@@ -679,7 +696,6 @@ class ReplicatedGroupHost(DeferredHost):
             handed, self._handed = self._handed, []
             for each in handed:
                 self._take(each)
-        streams: dict[int, Stream] = {}
         for readings in (self._readings, self._letters):
             for stream_id, reading in list(readings.items()):
                 if reading.stream.deleted:
@@ -687,8 +703,6 @@ class ReplicatedGroupHost(DeferredHost):
                     del readings[stream_id]
                     continue
                 reading.go_on()
-        if self._handed and streams:
-            self.schedule()
 
     def _take(self, handed: Handed) -> None:
         key, stream_id = handed.key[2:], handed.stream_id
@@ -748,7 +762,7 @@ class ReplicatedGroupHost(DeferredHost):
         self._planned, self._planned_gets = {}, {}
         self._planning, self._planning_gets = [], []
         self._ready = dict.fromkeys(self.replica.group.partitions)
-        self._buried, self._letters_left = {}, 0
+        self._buried = {}
         for reading in self._letters.values():
             reading.close()
         self._letters = {}
@@ -908,21 +922,28 @@ class ReplicatedGroupHost(DeferredHost):
 
     def _bury(self) -> None:
         """Send what has died, some at once."""
+        self._buried = {each: None for each in self._buried if self._is_dead(*each)}
         for dead in self.replica.dead:
             stream_id, span = dead.partition.stream_id, dead.span
-            sent = self._buried.setdefault(stream_id, {})
             reading = self._reading(self._letters, stream_id, "group letters")
             if reading is None:
                 self.retry()
                 continue
             for low in range(span.low, span.stop):
-                if self._letters_left >= LETTERS_MAX:
-                    return
-                if low not in sent:
-                    sent[low] = 0
-                    self._letters_left += 1
+                if len(self._buried) >= LETTERS_MAX:
+                    break
+                if (stream_id, low) not in self._buried:
+                    self._buried[stream_id, low] = None
                     reading.dues.append(Due(_Undertaker(self, dead), stream_id, low, low + 1, 0, 0))
             reading.go_on()
+
+    def _is_dead(self, stream_id: int, offset: int) -> bool:
+        return any(
+            [
+                each.partition.stream_id == stream_id and each.span.low <= offset < each.span.stop
+                for each in self.replica.dead
+            ]
+        )
 
     def send_letter(self, stream_id: int, offset: int, run: Any, dead: Dead) -> None:
         def done(taken: bool) -> None:
@@ -963,6 +984,8 @@ class ReplicatedGroupHost(DeferredHost):
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def hand_over(self, to: DeferredHost, *, failed: bool = False) -> None:
+        # What this member had to say itself is not for another one.
+        self.pending = [command for command in map(_as_asked, self.pending) if command[0] in _ASKED]
         self.replicas.leave(self.queue_id)
         super().hand_over(to, failed=failed)
 
@@ -991,6 +1014,10 @@ class ReplicatedGroupHost(DeferredHost):
 
     def closed(self) -> None:
         """Nothing of it is under way any more."""
+
+
+def _as_asked(command: Command) -> Command:
+    return command[:2] if command[0] == "purge" else command
 
 
 def _prefetch(consumer: Consumer) -> int:

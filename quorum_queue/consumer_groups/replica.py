@@ -208,12 +208,10 @@ class Replica:
             group.give_back(command[1], command[2], command[3])
         elif verb == "discard":
             group.discard(command[1], command[2], command[3])
-        elif verb == "unsent":
-            group.give_back(command[1], command[2], command[3], seen=False)
         elif verb == "attach":
             self._attach(command[1], command[2], command[3], is_own=is_own)
         elif verb == "detach":
-            self._detach(command[1], gone=command[2])
+            self._leave(command[1], gone=command[2])
         elif verb == "limit":
             member = group.members.get(command[1])
             if member is not None:
@@ -264,6 +262,14 @@ class Replica:
             self.group.join(_member(key, prefetch, next_id, next_id))
         if is_own:
             self._applied.attached.append((key, refused))
+
+    def _leave(self, key: Key, *, gone: bool) -> None:
+        """A consumer leaves. Its node has told how far it was sent what it was given: nobody has seen the rest."""
+        member = self.group.find(key)
+        if member is not None:
+            self.group.give_back(key, member.sent, _ALL_IDS, seen=False)
+            self._applied.handed = [each for each in self._applied.handed if each.key != key]
+        self._detach(key, gone=gone)
 
     def _detach(self, key: Key, *, gone: bool) -> None:
         if key in self.group.members:
