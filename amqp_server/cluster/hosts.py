@@ -12,6 +12,7 @@ from amqp_server.broker.hosts import LocalHosts, limits_of
 from amqp_server.broker.metadata import Metadata
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.reply import home_of
+from amqp_server.broker.super_streams import index_of
 from amqp_server.cluster.catalog import GROUP
 from amqp_server.cluster.replies import RemoteReply
 from amqp_server.cluster.roster import Roster
@@ -217,6 +218,7 @@ class ClusterHosts:
             queue.settings,
             groups.replicas,
             streams=lambda: consumer_groups.streams_of(queue.vhost, queue.parsed.stream),
+            has_heard_of=lambda queue_id: index_of(queue_id) <= groups.replicas.unopened.topology_index,
         )
         groups.open(host, queue, late=late)
         self.grouped[queue.queue_id] = host

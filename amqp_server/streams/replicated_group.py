@@ -181,8 +181,10 @@ class ReplicatedGroupHost(DeferredHost):
         replicas: Replicas,
         *,
         streams: Callable[[], list[Any]],
+        has_heard_of: Callable[[int], bool],
     ) -> None:
-        """`streams` tells the partitions as the topology has them now."""
+        """`streams` tells the partitions as the topology has them now; `has_heard_of`, whether that has come to a queue's
+        declaration here."""
         super().__init__(queue, services.turn)
         self.queue_id = queue_id
         self.options = options
@@ -191,6 +193,7 @@ class ReplicatedGroupHost(DeferredHost):
         self._services = services
         self._settings = settings
         self._streams = streams
+        self._has_heard_of = has_heard_of
         self._own = replicas.own_in(queue_id)
         self._ahead_ms = -(1 << 62)
         #: Attaches, gets, purges and moves on their way: batch, verb, key or token.
@@ -813,8 +816,7 @@ class ReplicatedGroupHost(DeferredHost):
         streams = {each.queue_id: each.name for each in self._streams()}
         come = [[stream_id, name] for stream_id, name in streams.items() if stream_id not in known]
         # A stream that this node has not heard of yet is not gone.
-        reached = self.replicas.unopened.topology_index
-        gone = [each for each in known if each not in streams and each <= reached]
+        gone = [each for each in known if each not in streams and self._has_heard_of(each)]
         if come or gone:
             self.pending.append(("streams", come, gone))
 

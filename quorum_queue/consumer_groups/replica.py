@@ -152,6 +152,11 @@ class Replica:
         self._finish()
         return applied
 
+    def begin_with(self, index: int, now_ms: int) -> None:
+        """The group was put in as it was without a log: its log goes on behind this entry."""
+        self.applied, self.now_ms = index, now_ms
+        self._finish()
+
     def _is_next(self, batch: NodeBatch) -> bool:
         """Return whether this batch is next in order, and note it. The first batch of a new start ends the earlier one."""
         incarnation, last = self.batches.get(batch.node, (0, 0))
