@@ -85,19 +85,18 @@ class _Client(Taker):
         self._told = consumer.next_id
 
     def take(self, due: Due, headers: Headers, reader: BatchReader, count: int) -> None:
-        host, again = self._host, due.attempts > 0
-        if again:
-            source = BatchReader(headers.batch(cut(reader, count, redelivered=True), due.attempts))
+        host, sink, again = self._host, self.sink, due.attempts > 0
+        host.sent(self.key, due.first + count)
+        if again or isinstance(sink, Guest):
+            batch = headers.batch(cut(reader, count, redelivered=again), due.attempts)
+            if isinstance(sink, Guest):
+                host.contain(sink, sink.deliver, self, run_of(batch), due.first)
+            else:
+                source = BatchReader(batch)
+                host.contain(sink, sink.deliver_batch, self, source, count, due.first, again)
         else:
             source = headers.reader(reader)
-            if isinstance(self.sink, Guest):
-                source = BatchReader(cut(source, count))
             reader.skip(count)
-        host.sent(self.key, due.first + count)
-        sink = self.sink
-        if isinstance(sink, Guest):
-            host.contain(sink, sink.deliver, self, run_of(source.batch), due.first)
-        else:
             host.contain(sink, sink.deliver_batch, self, source, count, due.first, again)
         self._taken(due, count)
 
@@ -473,7 +472,7 @@ class ReplicatedGroupHost(DeferredHost):
         if not self.group.is_leader:
             group.freed.clear()
             group.roomy.clear()
-        if self._handed or self.pending or group.freed or group.roomy or self.replica.dead:
+        if self._handed or self.pending or (self.group.is_leader and self._has_to_lead()):
             self.schedule()
 
     def covered(self, applied: int) -> int:
@@ -785,6 +784,19 @@ class ReplicatedGroupHost(DeferredHost):
             # This node may have been no member for a while, in which the leader took nothing from it.
             self.group.sent_to = ("", 0)
             self.replicas.touch(self.group)
+
+    def _has_to_lead(self) -> bool:
+        replica = self.replica
+        group = replica.group
+        return bool(
+            self._stale
+            or self._ready
+            or group.freed
+            or group.roomy
+            or replica.getting
+            or replica.dead
+            or len(group.partitions) != len(self._watching)
+        )
 
     def _coordinate(self) -> None:
         """Propose what is to be done."""

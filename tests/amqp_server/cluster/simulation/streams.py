@@ -88,6 +88,7 @@ class Reader:
     """A consumer at some node. See amqp_server.streams.host.Sink."""
 
     wanted = None
+    for_group = False
 
     def __init__(self, simulation: StreamSimulation, name: str, number: int, start: Start) -> None:
         self._simulation = simulation
