@@ -30,6 +30,7 @@ from amqp_server.cluster.membership import Directory, Founded, drop_copies
 from amqp_server.cluster.roster import Roster
 from amqp_server.cluster.store import GroupStore
 from amqp_server.config import Config
+from amqp_server.streams import places
 from amqp_server.streams.replicated import decode_state
 from conformance_tests.patience import PATIENCE_S
 from persistence.commit import Commit
@@ -39,6 +40,8 @@ from persistence.journal import Journal
 from persistence.memory import MemoryEnvironment
 from persistence.record import Record
 from quorum_queue.cluster.state import unpack_state
+from quorum_queue.consumer_groups.partition import Span
+from quorum_queue.consumer_groups.replica import Replica as GroupReplica
 from quorum_queue.local import LocalHost
 from quorum_queue.machine import codec
 from quorum_queue.machine.consumers import Consumer
