@@ -163,8 +163,10 @@ class _Undertaker(Taker):
 class ReplicatedGroupHost(DeferredHost):
     """The host of a consumer group, and the state machine of its Raft group."""
 
+    #: For mypyc; see `closed`.
+    __deletable__ = ("group",)
+
     single = False
-    shares_windows = False
     counts_bytes = False
     wants_ids = False
     holds_dead_letters = False
@@ -1027,7 +1029,8 @@ class ReplicatedGroupHost(DeferredHost):
         answer_publishes(pending, confirm=False)
 
     def closed(self) -> None:
-        """Nothing of it is under way any more."""
+        # They refer to each other.
+        del self.group
 
 
 def _as_asked(command: Command) -> Command:
