@@ -14,6 +14,7 @@ from amqp_server.broker.queue import Queue
 from amqp_server.config import age_ms
 from amqp_server.errors import PreconditionFailed, Unavailable
 from amqp_server.streams.consumer_group import ConsumerGroupHost
+from amqp_server.streams.group_reading import end_of
 from amqp_server.streams.host import StreamHost
 from amqp_server.streams.remote_host import StreamRemoteHost
 from amqp_server.streams.replicated_group import ReplicatedGroupHost
@@ -55,10 +56,18 @@ class Place:
         self.name = name
 
     @property
+    def end(self) -> int:
+        """The offset of the next message, as far as this node knows."""
+        host = self.host
+        if isinstance(host, StreamRemoteHost):
+            return end_of(host)
+        return 0 if host is None else host.end_offset
+
+    @property
     def unread(self) -> int:
         """How many messages of the partition are to be handed out."""
         host = self.host
-        return 0 if host is None else self.partition.unread(host.first_offset, host.end_offset)
+        return 0 if host is None else self.partition.unread(host.first_offset, self.end)
 
 
 class ManagedGroups:
@@ -127,7 +136,7 @@ class ManagedGroups:
             "stream": place.name,
             "committed_offset": partition.committed if known else None,
             "next_offset": partition.cursor if known else None,
-            "end_offset": host.end_offset if known and host is not None else None,
+            "end_offset": place.end if known else None,
             "lag": place.unread + partition.held.count,
             "messages_unacknowledged": partition.held.count,
             "oldest_unread_ms": self._age_of(place),

@@ -160,7 +160,7 @@ class Watching(Attached):
         if self.position < 0 or not isinstance(host, StreamHost):
             return None
         first = host.first_offset
-        return range(first, max(first, _end_of(host)))
+        return range(first, max(first, end_of(host)))
 
     def began(self, offset: int) -> None:
         self.position = offset
@@ -168,7 +168,7 @@ class Watching(Attached):
         if begins is not None:
             self.host.began(self, offset if begins.offset is None else begins.offset)
         # It follows the end, and reads nothing on the way there.
-        self.stream.host.go_on(self.key, _end_of(self.stream.host))
+        self.stream.host.go_on(self.key, end_of(self.stream.host))
         self.host.grew(self.stream.queue_id)
 
     def deliver_batch(self, consumer: StreamConsumer, reader: BatchReader, count: int, first_id: int) -> None:
@@ -177,7 +177,7 @@ class Watching(Attached):
         self.host.grew(self.stream.queue_id)
 
 
-def _end_of(host: StreamHost) -> int:
+def end_of(host: StreamHost) -> int:
     """Return where the next message comes. A node that has no copy of the stream has been told so."""
     return max(host.next_offset, host.end_offset)
 
@@ -289,4 +289,4 @@ def _unbroken(offsets: range | list[int]) -> int:
     return count
 
 
-__all__ = ["Attached", "Due", "Reading", "Stream", "Taker", "Watching"]
+__all__ = ["Attached", "Due", "Reading", "Stream", "Taker", "Watching", "end_of"]

@@ -17,7 +17,7 @@ from typing import Any
 
 from amqp_server.streams.consumer_group import LETTERS_MAX, RETRY_MS, GroupOptions
 from amqp_server.streams.deliver import BatchReader
-from amqp_server.streams.group_reading import Due, Reading, Stream, Taker, Watching
+from amqp_server.streams.group_reading import Due, Reading, Stream, Taker, Watching, end_of
 from amqp_server.streams.headed import Headers, cut
 from amqp_server.streams.host import StreamHost
 from amqp_server.streams.runs import run_of
@@ -200,6 +200,8 @@ class ReplicatedGroupHost(DeferredHost):
         #: Attaches, gets, purges and moves on their way: batch, verb, key or token.
         self._asked: list[tuple[int, str, Any]] = []
         self._moving: dict[int, Callable[[Refused | None], None]] = {}
+        #: Barriers of those who declared the group, and wait until it is known where it begins.
+        self._beginning: list[Callable[..., None]] = []
         #: Who takes messages, by their keys on this node.
         self._takers: dict[Key, Taker] = {}
         self._handed: list[Handed] = []
@@ -257,7 +259,7 @@ class ReplicatedGroupHost(DeferredHost):
         for stream_id, partition in self.replica.group.partitions.items():
             host = hosts.get(stream_id)
             if host is not None:
-                count += partition.unread(host.first_offset, host.end_offset)
+                count += partition.unread(host.first_offset, end_of(host))
         return count
 
     @property
@@ -294,6 +296,18 @@ class ReplicatedGroupHost(DeferredHost):
             self._coordinate()
         if self.pending or self._pending_barriers:
             self._send_pending()
+
+    @property
+    def _has_begun(self) -> bool:
+        """Return whether it is known where the group is in each stream: `next` means the time of the declaration."""
+        replica = self.replica
+        return replica.known and all([each.cursor != UNKNOWN for each in replica.group.partitions.values()])
+
+    def barrier(self, done: Callable[..., None]) -> None:
+        if self.ended or self._has_begun:
+            super().barrier(done)
+        else:
+            self._beginning.append(done)
 
     def _send_pending(self) -> None:
         node, incarnation = self._own
@@ -470,6 +484,10 @@ class ReplicatedGroupHost(DeferredHost):
     def entries_applied(self) -> None:
         if self.ended:
             return
+        if self._beginning and self._has_begun:
+            beginning, self._beginning = self._beginning, []
+            for done in beginning:
+                self.barrier(done)
         group = self.replica.group
         if not self.group.is_leader:
             group.freed.clear()
@@ -1000,6 +1018,8 @@ class ReplicatedGroupHost(DeferredHost):
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def hand_over(self, to: DeferredHost, *, failed: bool = False) -> None:
+        self._pending_barriers += self._beginning
+        self._beginning = []
         # What this member had to say itself is not for another one.
         self.pending = [command for command in map(_as_asked, self.pending) if command[0] in _ASKED]
         self.replicas.leave(self.queue_id)
@@ -1020,6 +1040,9 @@ class ReplicatedGroupHost(DeferredHost):
 
     def _refuse_askers(self, why: Refused) -> None:
         super()._refuse_askers(why)
+        beginning, self._beginning = self._beginning, []
+        for passed in beginning:
+            passed(why)
         moving, self._moving = self._moving, {}
         for done in moving.values():
             done(why)

@@ -31,7 +31,8 @@ from quorum_queue.consumer_groups.group import Dead, Group, Member, Portion
 from quorum_queue.consumer_groups.partition import UNKNOWN, Partition, Span
 from quorum_queue.machine.effects import Reason
 
-#: Messages that may be on their way to one member. It says how far they are after each half of that.
+#: Messages that may be on their way to one member. It says how far they are after each half of that. The same on all
+#: nodes, as all that entries do.
 AHEAD_MAX = 4096
 #: Higher than any delivery id.
 _ALL_IDS = 1 << 62
