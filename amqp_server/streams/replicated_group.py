@@ -619,8 +619,6 @@ class ReplicatedGroupHost(DeferredHost):
             self._purged(token, count)
         for token in applied.moved:
             self._has_moved(token)
-        if applied.detached:
-            self.queue.consumer_gone(self.consumer_count)
         if number:
             self._passed(number)
 

@@ -54,16 +54,15 @@ class Applied:
 
     __slots__ = (
         "attached",
-        "detached",
         "forgotten",
         "gone",
         "got_nothing",
         "handed",
         "lost",
         "missed",
+        "moved",
         "numbers",
         "purged",
-        "moved",
     )
 
     def __init__(self) -> None:
@@ -72,8 +71,6 @@ class Applied:
         self.missed = range(0)
         #: Own consumers that asked to be attached, and why they were not.
         self.attached: list[tuple[Key, str | None]] = []
-        #: Consumers of any node went.
-        self.detached = False
         self.handed: list[Handed] = []
         #: Own getters that get nothing.
         self.got_nothing: list[Key] = []
@@ -278,8 +275,6 @@ class Replica:
         self._detach(key, gone=gone)
 
     def _detach(self, key: Key, *, gone: bool) -> None:
-        if key in self.group.members:
-            self._applied.detached = True
         self.group.leave(key, gone=gone)
         if gone:
             self.getting.pop(key, None)
