@@ -1062,7 +1062,7 @@ def _prefetch(consumer: Consumer) -> int:
     """Return how many messages it may hold."""
     window = consumer.window
     if window is not None and not consumer.window_limit:
-        consumer.limit(consumer.own_prefetch, window if isinstance(window, int) else getattr(window, "limit", 0))
+        consumer.limit(consumer.own_prefetch, getattr(window, "limit", 0))
     return 0 if consumer.no_ack else consumer.prefetch
 
 

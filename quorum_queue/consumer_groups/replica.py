@@ -422,8 +422,12 @@ class Replica:
                 each.number,
                 each.cursor,
                 each.generation,
-                [tuple(span) for span in each.returned.all()],
-                [(*dead.span, str(dead.reason)) for dead in self.dead if dead.partition is each],
+                [(span.low, span.stop, span.attempts) for span in each.returned.all()],
+                [
+                    (dead.span.low, dead.span.stop, dead.span.attempts, dead.reason)
+                    for dead in self.dead
+                    if dead.partition is each
+                ],
                 -1 if each.owner is None else places[each.owner.key],
                 () if each.holder is None else each.holder.key,
             )
