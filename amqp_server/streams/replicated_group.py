@@ -832,9 +832,10 @@ class ReplicatedGroupHost(DeferredHost):
             self._serve_getters()
         self._ready = {}
         order = sorted(ready, key=lambda each: self._served.get(each, 0)) if len(ready) > 1 else list(ready)
+        taken = [*self._planned, *[stream_id for stream_id, _, _ in self._planning]]
         for stream_id in order:
             partition = group.partitions.get(stream_id)
-            if partition is not None and stream_id not in self._planned:
+            if partition is not None and stream_id not in taken:
                 self._plan(partition)
         if self.replica.dead:
             self._bury()
