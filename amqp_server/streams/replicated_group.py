@@ -275,10 +275,14 @@ class ReplicatedGroupHost(DeferredHost):
         return len(self.replica.group.members)
 
     def consumers(self) -> list[ConsumerState]:
-        return [
-            ConsumerState(each.key, False, False, each.prefetch, 0, bool(each.owned))
-            for each in self.replica.group.members.values()
-        ]
+        # Only its own node knows whether a consumer needs acks.
+        takers, own = self._takers, self._own
+        found: list[ConsumerState] = []
+        for each in self.replica.group.members.values():
+            taker = takers.get(each.key[2:]) if each.key[:2] == own else None
+            no_ack = isinstance(taker, _Client) and taker.no_ack
+            found.append(ConsumerState(each.key, no_ack, False, each.prefetch, 0, bool(each.owned)))
+        return found
 
     def look(self) -> None:
         """An operator looks at what is told of it."""
@@ -314,7 +318,10 @@ class ReplicatedGroupHost(DeferredHost):
         group = self.group
         commands: list[Command] = []
         for command in self._outgoing():
-            commands += self._in_log(command)
+            if command[0] == "settle":
+                _settle(commands, command)
+            else:
+                commands += self._in_log(command)
         for start in range(0, len(commands), _COMMANDS_MAX):
             part = commands[start : start + _COMMANDS_MAX]
             number = group.next_number
@@ -1057,6 +1064,17 @@ class ReplicatedGroupHost(DeferredHost):
 
 def _as_asked(command: Command) -> Command:
     return command[:2] if command[0] == "purge" else command
+
+
+def _settle(commands: list[Command], command: Command) -> None:
+    """Add an ack. Many that follow each other are one."""
+    _, key, low, high = command
+    if commands:
+        verb, *last = commands[-1]
+        if verb == "settle" and last[0] == key and last[2] == low - 1:
+            commands[-1] = ("settle", key, last[1], high)
+            return
+    commands.append(command)
 
 
 def _prefetch(consumer: Consumer) -> int:
