@@ -1070,9 +1070,9 @@ def _settle(commands: list[Command], command: Command) -> None:
     """Add an ack. Many that follow each other are one."""
     _, key, low, high = command
     if commands:
-        verb, *last = commands[-1]
-        if verb == "settle" and last[0] == key and last[2] == low - 1:
-            commands[-1] = ("settle", key, last[1], high)
+        last = commands[-1]
+        if last[0] == "settle" and last[1] == key and last[3] == low - 1:
+            commands[-1] = ("settle", key, last[2], high)
             return
     commands.append(command)
 
