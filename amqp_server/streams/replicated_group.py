@@ -855,7 +855,7 @@ class ReplicatedGroupHost(DeferredHost):
         come = [[stream_id, name] for stream_id, name in streams.items() if stream_id not in known]
         # A stream that this node has not heard of yet is not gone.
         gone = [each for each in known if each not in streams and self._has_heard_of(each)]
-        if come or gone:
+        if come or gone or not self.replica.known:
             self.pending.append(("streams", come, gone))
 
     def _watch_streams(self) -> None:

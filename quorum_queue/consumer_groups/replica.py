@@ -109,7 +109,7 @@ class Replica:
         #: Index of the last entry applied, and its time.
         self.applied = 0
         self.now_ms = 0
-        #: It has had streams: what comes from now on is read from its first message on.
+        #: It was told its streams: what comes from now on is read from its first message on.
         self.known = False
         #: What has died and is not where it goes.
         self.dead: list[Dead] = []
@@ -318,8 +318,8 @@ class Replica:
                 group.add(partition)
                 if known:
                     group.begin(partition, 0)
-        self.known = self.known or bool(come)
-        if self.known and not group.partitions:
+        self.known = True
+        if not group.partitions:
             for key in list(group.members):
                 self._lose(key)
 

@@ -438,6 +438,17 @@ def test_when_its_streams_are_gone_so_are_its_members() -> None:
     ]
 
 
+def test_a_group_whose_stream_went_before_it_began_knows_so() -> None:
+    replica = Replica(None, dead_letters=False)
+    applied(replica, ("streams", [], []))
+    assert replica.known
+    assert applied(replica, ("attach", key("a"), 0, 0)).attached == [
+        (whole("a"), "the stream of the group is gone")
+    ]
+    applied(replica, ("streams", [[8, "s"]], []))
+    assert replica.group.partitions[8].cursor == 0
+
+
 def test_a_stream_that_comes_later_is_read_from_its_first_message_on() -> None:
     replica = replica_with("a")
     applied(replica, ("streams", [[8, "s-2"]], []))
