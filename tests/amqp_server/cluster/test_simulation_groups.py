@@ -78,8 +78,23 @@ def stays_as_it_is(self: ReplicatedGroupHost) -> None:
     """Consumers of nodes that are gone keep their places."""
 
 
-def nothing_again(self: ReplicatedGroupHost) -> None:
-    """A new leader goes on with what it finds, and looks at nothing again."""
+_detach: Any = ReplicatedGroupHost._detach
+
+
+def says_nothing(self: ReplicatedGroupHost, key: Any, *, gone: bool) -> Any:
+    """A consumer that leaves does not tell how far it was sent what it was given."""
+    return [command for command in _detach(self, key, gone=gone) if command[0] != "sent"]
+
+
+_hand: Any = Replica._hand
+
+
+def whatever_is_next(self: Replica, stream_id: int, key: Any, low: int, stop: int) -> None:
+    """A proposal that comes too late has an effect: something else is handed out."""
+    partition = self.group.partitions.get(stream_id)
+    if partition is not None and partition.cursor >= 0:
+        partition.cursor = max(partition.cursor, low)
+    _hand(self, stream_id, key, low, stop)
 
 
 MUTATIONS = [
@@ -87,7 +102,8 @@ MUTATIONS = [
     Mutation("a new owner does not wait", Partition, "active", whoever_owns_it),
     Mutation("what comes back is not flagged", Group, "_give_back", as_new),
     Mutation("consumers of dead nodes stay", ReplicatedGroupHost, "gone_members", stays_as_it_is),
-    Mutation("a new leader does nothing", ReplicatedGroupHost, "leader_changed", nothing_again),
+    Mutation("who leaves does not tell how far it was sent", ReplicatedGroupHost, "_detach", says_nothing),
+    Mutation("a proposal that comes too late counts", Replica, "_hand", whatever_is_next),
 ]
 
 
