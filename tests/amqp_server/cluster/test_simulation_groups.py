@@ -90,10 +90,10 @@ _hand: Any = Replica._hand
 
 
 def whatever_is_next(self: Replica, stream_id: int, key: Any, low: int, stop: int) -> None:
-    """A proposal that comes too late has an effect: something else is handed out."""
+    """A proposal that comes too late has an effect: it is handed out again."""
     partition = self.group.partitions.get(stream_id)
-    if partition is not None and partition.cursor >= 0:
-        partition.cursor = max(partition.cursor, low)
+    if partition is not None and not partition.returned:
+        partition.cursor = min(partition.cursor, low)
     _hand(self, stream_id, key, low, stop)
 
 
