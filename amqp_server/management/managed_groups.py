@@ -151,7 +151,8 @@ class ManagedGroups:
         own = (replication.node, replication.incarnation)
         here = len(member.key) == 4 or member.key[:-4] == own
         if subscription is not None and here:
-            return subscription.channel.connection.client.name
+            name: str = subscription.channel.connection.client.name
+            return name
         return "" if len(member.key) == 4 else f"on node {member.key[-6]}"
 
     def members(self, vhost: str, name: str) -> list[dict[str, Any]] | None:

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 from amqp_server.streams.deliver import BatchReader
 from amqp_server.streams.headed import Headers, below, cut, offsets_of
-from amqp_server.streams.runs import run_of
 from amqp_server.streams.host import BOUNDLESS, StreamConsumer, StreamHost
 from amqp_server.streams.places import VERSION, Place, PlaceError, decode, encode
+from amqp_server.streams.runs import run_of
 from amqp_server.streams.start import Start
 from persistence.streams.batch import Batch
 from persistence.streams.log import Wanted

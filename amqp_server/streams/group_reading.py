@@ -149,8 +149,8 @@ class Watching(Attached):
 
     def __init__(self, host: Host, stream: Stream, start: Start | None) -> None:
         """`start` is None if it is known where the group is."""
-        begins = start is None or start.offset is not None
-        super().__init__(host, stream, "group watch", NEXT if begins else start)
+        looked_up = start if start is not None and start.offset is None else NEXT
+        super().__init__(host, stream, "group watch", looked_up)
         #: Where the group begins, if that is still to be told.
         self._begins: Start | None = start
 

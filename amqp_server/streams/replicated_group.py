@@ -284,6 +284,9 @@ class ReplicatedGroupHost(DeferredHost):
             found.append(ConsumerState(each.key, no_ack, False, each.prefetch, 0, bool(each.owned)))
         return found
 
+    def touch(self) -> None:
+        """A group has no lease."""
+
     def look(self) -> None:
         """An operator looks at what is told of it."""
         for host in self.stream_hosts().values():
@@ -305,7 +308,7 @@ class ReplicatedGroupHost(DeferredHost):
     def _has_begun(self) -> bool:
         """Return whether it is known where the group is in each stream: `next` means the time of the declaration."""
         replica = self.replica
-        return replica.known and all([each.cursor != UNKNOWN for each in replica.group.partitions.values()])
+        return replica.known and all(each.cursor != UNKNOWN for each in replica.group.partitions.values())
 
     def barrier(self, done: Callable[..., None]) -> None:
         if self.ended or self._has_begun:
@@ -397,7 +400,7 @@ class ReplicatedGroupHost(DeferredHost):
 
     def _outgoing(self) -> list[Command]:
         # The base forgets the ids of those who go, which are told first.
-        known = dict(self._next_ids) if any([each[0] == "detach" for each in self.pending]) else {}
+        known = dict(self._next_ids) if any(each[0] == "detach" for each in self.pending) else {}
         commands = super()._outgoing()
         for key, next_id in known.items():
             self._next_ids.setdefault(key, next_id)
@@ -743,9 +746,7 @@ class ReplicatedGroupHost(DeferredHost):
             self._handed.append(handed)
             self.retry()
             return
-        reading.dues.append(
-            Due(taker, stream_id, handed.low, handed.stop, handed.first, handed.attempts)
-        )
+        reading.dues.append(Due(taker, stream_id, handed.low, handed.stop, handed.first, handed.attempts))
 
     def _reading(self, readings: dict[int, Reading], stream_id: int, kind: str) -> Reading | None:
         found = readings.get(stream_id)
@@ -979,10 +980,8 @@ class ReplicatedGroupHost(DeferredHost):
 
     def _is_dead(self, stream_id: int, offset: int) -> bool:
         return any(
-            [
-                each.partition.stream_id == stream_id and each.span.low <= offset < each.span.stop
-                for each in self.replica.dead
-            ]
+            each.partition.stream_id == stream_id and each.span.low <= offset < each.span.stop
+            for each in self.replica.dead
         )
 
     def send_letter(self, stream_id: int, offset: int, run: Any, dead: Dead) -> None:
@@ -1006,7 +1005,7 @@ class ReplicatedGroupHost(DeferredHost):
 
     def let_go(self, node: str, incarnation: int) -> None:
         """A node's member of this group has failed: remove its consumers, up to this start of the node."""
-        if any([name == node and start <= incarnation for name, start in self.replica.nodes()]):
+        if any(name == node and start <= incarnation for name, start in self.replica.nodes()):
             self.submit(("node_down", node, incarnation))
 
     def _look_for_gone(self, applied: int) -> None:

@@ -22,7 +22,7 @@ def run_of(batch: Batch) -> Run:
         at += shape.count * shape.size
     attributes = Attributes(True, 0, None, 1, largest)
     run = Run(range(batch.base, batch.base + len(contents)), contents, heads[0], attributes)
-    if any([head != heads[0] for head in heads]):
+    if any(head != heads[0] for head in heads):
         run.heads = heads
     run.redelivered = items[0] == 1
     return run

@@ -250,7 +250,8 @@ class Replica:
             raise CodecError(f"no command of a consumer group is called {verb!r}")
 
     def _is_own(self, key: Key) -> bool:
-        return key[0] == self._own[0] and key[1] == self._own[1]
+        node, incarnation = self._own
+        return bool(key[0] == node and key[1] == incarnation)
 
     # -- members ---------------------------------------------------------------------------------------------------
 
@@ -287,20 +288,20 @@ class Replica:
 
     def _node_down(self, node: str, incarnation: int) -> None:
         """A node has ended, or has none of its consumers of these starts any more."""
-        for key in self.keys():
+        for key in self.holders():
             if key[0] == node and key[1] <= incarnation:
                 self._detach(key, gone=True)
                 if self._is_own(key):
                     self._applied.gone.append(key)
 
-    def keys(self) -> list[Key]:
+    def holders(self) -> list[Key]:
         """Return all who have, or wait for, something."""
         group = self.group
         return list(dict.fromkeys([*group.members, *group.leaving, *group.getters, *self.getting]))
 
     def nodes(self) -> list[tuple[str, int]]:
         """Return the nodes of consumers, with their starts: nodes that are down need a node_down."""
-        return list(dict.fromkeys([(key[0], key[1]) for key in self.keys()]))
+        return list(dict.fromkeys([(key[0], key[1]) for key in self.holders()]))
 
     # -- partitions ------------------------------------------------------------------------------------------------
 
@@ -450,9 +451,7 @@ class Replica:
         return encode_state(state)
 
     @classmethod
-    def restore(
-        cls, data: bytes | memoryview, delivery_limit: int | None, *, dead_letters: bool
-    ) -> Replica:
+    def restore(cls, data: bytes | memoryview, delivery_limit: int | None, *, dead_letters: bool) -> Replica:
         """Build a replica from what `snapshot` returned. Raises CodecError."""
         state = decode_state(data)
         replica = cls(delivery_limit, dead_letters=dead_letters)

@@ -34,9 +34,13 @@ def ring(three: Ring) -> Ring:
     return three
 
 
-def declare(ring: Ring, name: str, copies: int = 3, **arguments: object) -> str:
+def declare(ring: Ring, name: str, copies: int = 3, **arguments: str | int) -> str:
     """Declare a stream on so many nodes and a group over it; return the name of the group."""
-    table = {"x-queue-type": "stream-group", "x-stream": name, "x-stream-offset": "first"}
+    table: dict[str, str | int] = {
+        "x-queue-type": "stream-group",
+        "x-stream": name,
+        "x-stream-offset": "first",
+    }
     table |= {key.replace("_", "-"): value for key, value in arguments.items()}
     with ring.channel("n1") as channel:
         channel.queue_declare(name, durable=True, arguments=STREAM | {"x-initial-cluster-size": copies})
@@ -55,7 +59,9 @@ def append(ring: Ring, at: str, stream: str, low: int, stop: int) -> None:
 Taken = tuple[int, int, bool, str]
 
 
-def take(ring: Ring, at: str, group: str, count: int, *, ack: bool = True, prefetch: int = 100) -> list[Taken]:
+def take(
+    ring: Ring, at: str, group: str, count: int, *, ack: bool = True, prefetch: int = 100
+) -> list[Taken]:
     """Consume so many messages at a node; return offset, number, flag and the stream of each."""
     found: list[Taken] = []
     with ring.channel(at, confirm=False) as channel:
@@ -214,7 +220,13 @@ def test_a_stuck_member_is_cancelled_and_another_one_goes_on(ring: Ring) -> None
                 break
         assert cancelled.is_set()
         found = take(ring, "n3", group, 5)
-    assert [(number, flag) for _, number, flag, _ in found] == [(0, True), (1, True), (2, False), (3, False), (4, False)]
+    assert [(number, flag) for _, number, flag, _ in found] == [
+        (0, True),
+        (1, True),
+        (2, False),
+        (3, False),
+        (4, False),
+    ]
 
 
 def test_an_operator_sees_and_moves_it(ring: Ring) -> None:
@@ -224,7 +236,7 @@ def test_an_operator_sees_and_moves_it(ring: Ring) -> None:
     for name in NAMES:
         wait_until(
             "the lag is known",
-            lambda name=name: ring.get(name, f"/api/groups/%2F/{group}")["messages"] == 0,  # type: ignore[misc]
+            lambda name=name: ring.get(name, f"/api/groups/%2F/{group}")["messages"] == 0,
         )
         told = ring.get(name, f"/api/groups/%2F/{group}")
         assert [each["committed_offset"] for each in told["partition_details"]] == [20]

@@ -157,10 +157,10 @@ def test_a_proposal_that_this_mqd_does_not_know_ends_the_process() -> None:
         Catalog.apply(node.cluster.catalog, 1000, entry)
 
 
-def declared(scene: Scene, name: str, **arguments: object) -> list[str]:
+def declared(scene: Scene, name: str, **arguments: str) -> list[str]:
     """Have a client declare a queue; return what it is refused with."""
     client = scene.client("a")
-    table = {key.replace("_", "-"): value for key, value in arguments.items()}
+    table: dict[str, Any] = {key.replace("_", "-"): value for key, value in arguments.items()}
     client.ask("declare", name, commands.Queue.Declare(queue=name, durable=True, arguments=table))
     scene.wait(lambda: client.asked is None)
     return client.refusals

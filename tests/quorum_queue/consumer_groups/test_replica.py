@@ -145,7 +145,9 @@ class World:
     def do_plan(self, node: Node) -> None:
         """A leader proposes what it knows."""
         group = node.replica.group
-        missing = [[stream_id, name] for stream_id, name in STREAMS.items() if stream_id not in group.partitions]
+        missing = [
+            [stream_id, name] for stream_id, name in STREAMS.items() if stream_id not in group.partitions
+        ]
         if missing:
             node.pending.append(("streams", missing, []))
         for partition in group.partitions.values():
@@ -162,7 +164,7 @@ class World:
 
     def do_stale(self, node: Node) -> None:
         """One that led before proposes what was so once."""
-        keys = [key for key in node.replica.keys() if key[0] in NODES]
+        keys = [key for key in node.replica.holders() if key[0] in NODES]
         if keys:
             low = self.chance.randrange(END)
             stop = min(low + 5, END)
@@ -172,7 +174,7 @@ class World:
 
     def do_kill(self, node: Node) -> None:
         group = node.replica.group
-        for key in node.replica.keys():
+        for key in node.replica.holders():
             member = group.find(key)
             for _, portion in member.portions() if member is not None and key[0] == node.name else ():
                 stream_id = portion.partition.stream_id
@@ -230,9 +232,7 @@ class World:
         for stream_id, partition in group.partitions.items():
             if partition.cursor == UNKNOWN:
                 continue
-            open_ones = {
-                offset for span in partition.pending() for offset in range(span.low, span.stop)
-            }
+            open_ones = {offset for span in partition.pending() for offset in range(span.low, span.stop)}
             acked = {(stream_id, each) for each in range(partition.cursor) if each not in open_ones}
             had = {each for each in self.acked if each[0] == stream_id}
             assert had <= acked, "commits do not go back"
@@ -314,7 +314,9 @@ def test_the_checks_find_planted_bugs(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- one by one --------------------------------------------------------------------------------------------------------
 
 
-def applied(replica: Replica, *commands: Command, node: str = "n1", number: int = 0, now_ms: int = 1_000) -> Any:
+def applied(
+    replica: Replica, *commands: Command, node: str = "n1", number: int = 0, now_ms: int = 1_000
+) -> Any:
     number = number or replica.batches.get(node, (0, 0))[1] + 1
     entry = encode_entry(now_ms, [encode_batch(node, 1, number, commands)])
     return replica.apply(replica.applied + 1, *decode_entry(entry), ("n1", 1))

@@ -231,9 +231,7 @@ class GroupSimulation(StreamSimulation):
                 raise Violation(f"{host.replicas.node}: {holders} hold messages of one partition")
             if partition.cursor == UNKNOWN:
                 continue
-            open_ones = {
-                offset for span in partition.pending() for offset in range(span.low, span.stop)
-            }
+            open_ones = {offset for span in partition.pending() for offset in range(span.low, span.stop)}
             done = dict.fromkeys([each for each in range(partition.cursor) if each not in open_ones])
             if host.replica.applied >= self._newest:
                 self._newest = host.replica.applied
