@@ -198,6 +198,12 @@ class GroupSimulation(StreamSimulation):
         node.turn.run(node.broker.propose, SetMembers("/", GROUP, queue.queue_id, members, members[0]))
         node.end_turn()
 
+    def lose_files(self, node: SimulatedNode) -> None:
+        """A group of two copies that loses one of them for good has no majority, as any queue."""
+        queue = self.group_queue(node)
+        if queue is not None and len(queue.members) >= 3:
+            super().lose_files(node)
+
     # -- what must hold --------------------------------------------------------------------------------------------
 
     @contextmanager
@@ -251,7 +257,11 @@ class GroupSimulation(StreamSimulation):
         if not any(worker.lives for worker in self.workers):
             self.workers.clear()
             self.work(self.serving[0])
-        for _ in range(400):
+        stands_still, before = 0, -1
+        # A member with a prefetch of 1 may have all the rest.
+        while stands_still < 100:
+            stands_still = stands_still + 1 if self.committed == before else 0
+            before = self.committed
             self.work_off()
             for worker in self.workers:
                 if worker.lives and worker.held:
@@ -300,12 +310,15 @@ class GroupSimulation(StreamSimulation):
 class _Subscribed:
     """A worker as a subscription of the queue."""
 
-    attached = True
     exclusive = False
     tag = ""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
+
+    @property
+    def attached(self) -> bool:
+        return self._worker.attached
 
     def queue_gone(self) -> None:
         self._worker.queue_gone()
