@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from amqp_server.streams.replicated_group import ReplicatedGroupHost
-from quorum_queue.consumer_groups.entries import NodeBatch
 from quorum_queue.consumer_groups.group import Group
 from quorum_queue.consumer_groups.partition import Partition
 from quorum_queue.consumer_groups.replica import Replica
@@ -55,12 +54,6 @@ class Mutation(NamedTuple):
     mutant: Callable[..., Any]
 
 
-def any_batch(self: Replica, batch: NodeBatch) -> bool:
-    """What comes again is taken again."""
-    self.batches[batch.node] = (batch.incarnation, batch.number)
-    return True
-
-
 def whoever_owns_it(self: Partition) -> Any:
     """A new owner does not wait until the one before has let go."""
     return self.owner
@@ -98,7 +91,6 @@ def whatever_is_next(self: Replica, stream_id: int, key: Any, low: int, stop: in
 
 
 MUTATIONS = [
-    Mutation("a batch is taken twice", Replica, "_is_next", any_batch),
     Mutation("a new owner does not wait", Partition, "active", whoever_owns_it),
     Mutation("what comes back is not flagged", Group, "_give_back", as_new),
     Mutation("consumers of dead nodes stay", ReplicatedGroupHost, "gone_members", stays_as_it_is),

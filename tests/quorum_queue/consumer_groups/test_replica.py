@@ -31,6 +31,8 @@ class Client:
         self.due: list[tuple[int, int, int, int]] = []
         self.held: dict[int, tuple[int, int]] = {}
         self.next_id = 0
+        #: The id of the next delivery that it is given.
+        self.given = 0
         self.leaving = False
 
 
@@ -90,8 +92,8 @@ class World:
 
     def step(self) -> None:
         kind = self.chance.choices(
-            ("join", "leave", "send", "ack", "return", "plan", "stale", "entry", "kill", "snapshot"),
-            (3, 2, 20, 14, 2, 14, 3, 30, 0.5, 2),
+            ("join", "leave", "send", "ack", "return", "plan", "stale", "entry", "again", "kill", "snapshot"),
+            (3, 2, 20, 14, 2, 14, 3, 30, 3, 0.5, 2),
         )[0]
         node = self.nodes[self.chance.choice(NODES)]
         getattr(self, f"do_{kind}")(node)
@@ -193,6 +195,12 @@ class World:
         self.log.append(encode_entry(self.now_ms, batches))
         self.apply()
 
+    def do_again(self, node: Node) -> None:
+        """A node that has not heard that its batches were applied sends them to another leader."""
+        if self.log:
+            self.log.append(self.chance.choice(self.log[-20:]))
+            self.apply()
+
     # -- what must hold --------------------------------------------------------------------------------------------
 
     def apply(self) -> None:
@@ -224,8 +232,11 @@ class World:
             assert handed.attempts > 0 or place not in self.seen, "what was seen comes flagged"
             assert handed.attempts == 0 or place in self.seen | self.doubtful, "what is new is not flagged"
             self.handed.add(place)
-            if client is not None and not client.leaving:
+            if client is not None:
                 delivery = handed.first + offset - handed.low
+                assert delivery >= client.given, "no two deliveries have one id"
+                client.given = delivery + 1
+            if client is not None and not client.leaving:
                 client.due.append((delivery, *place, handed.attempts))
 
     def look(self, group: Group) -> None:
@@ -286,6 +297,11 @@ def _take_anything(self: Any) -> Any:
     return self.owner
 
 
+def _take_again(self: Any, batch: Any) -> bool:
+    self.batches[batch.node] = (batch.incarnation, batch.number)
+    return True
+
+
 def _never_unseen(group: Any) -> Any:
     give_back = group.give_back
 
@@ -302,6 +318,7 @@ def test_the_checks_find_planted_bugs(monkeypatch: pytest.MonkeyPatch) -> None:
         (partitions.Partition, "active", _take_anything),
         (Group, "give_back", _never_unseen(Group)),
         (Replica, "_leave", lambda self, key, *, gone: self._detach(key, gone=True)),
+        (Replica, "_is_next", _take_again),
     ]
     for kind, name, wrong in planted:
         with monkeypatch.context() as patch:

@@ -45,6 +45,8 @@ class Worker:
         self.attached = self.gone = False
         #: Deliveries that are yet to be settled.
         self.held: dict[int, int] = {}
+        #: Delivery ids go up.
+        self.next_id = 0
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -77,6 +79,9 @@ class Worker:
     def _takes(self, offset: int, delivery: int, *, again: bool) -> None:
         simulation = self._simulation
         simulation.stream.note("flagged" if again else "delivered to members")
+        if delivery < self.next_id:
+            raise Violation(f"worker {self.number} gets delivery {delivery} after {self.next_id - 1}")
+        self.next_id = delivery + 1
         if not again:
             if offset in simulation.new:
                 raise Violation(f"worker {self.number} gets {offset} as new, as {simulation.new[offset]} did")
@@ -126,6 +131,7 @@ class GroupSimulation(StreamSimulation):
 
     def one_step(self) -> None:
         super().one_step()
+        self.go_on()
         action = self.random.random()
         node = self.nodes[self.random.choice(self.names)]
         if action < 0.10:
@@ -136,6 +142,17 @@ class GroupSimulation(StreamSimulation):
             self.settle_some()
         elif action < 0.41:
             self.change_group_members(node)
+
+    def go_on(self) -> None:
+        """A delivery takes many steps of disks and links: those of the log of the group, and those of the stream."""
+        random = self.random
+        for _ in range(random.choice((0, 2, 6, 12))):
+            places = self.network.places()
+            if places:
+                self.log(self.network.go_on(*random.choice(places), 8))
+            node = self.nodes[random.choice(self.names)]
+            self.step_disk(node)
+            self.step_read(node)
 
     def work(self, node: SimulatedNode) -> None:
         """One more member."""
@@ -164,7 +181,9 @@ class GroupSimulation(StreamSimulation):
         living = [worker for worker in self.workers if worker.lives]
         if not living:
             return
-        worker = self.random.choice(living)
+        # Those who hold something matter more, and most hold nothing: one of them has the partition.
+        busy = [worker for worker in living if worker.held]
+        worker = self.random.choice(busy if busy and self.random.random() < 0.7 else living)
         if self.random.random() < 0.4:
             self.log(f"worker {worker.number} is cancelled")
             self._submit(worker, ("detach", worker.key, False))
