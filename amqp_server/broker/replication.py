@@ -48,7 +48,8 @@ class LocalReplication:
     """A node that is alone."""
 
     clustered = False
-    has_streams = has_groups = True
+    has_streams = True
+    has_groups = True
     incarnation = 0
 
     def __init__(self, node: str, topology: Topology) -> None:

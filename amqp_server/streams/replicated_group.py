@@ -11,6 +11,7 @@ the next one as new, and all else comes flagged.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -33,14 +34,16 @@ from quorum_queue.consumer_groups.entries import (
     encode_batch,
     encode_entry,
 )
-from quorum_queue.consumer_groups.group import Dead, Member
+from quorum_queue.consumer_groups.group import Member
 from quorum_queue.consumer_groups.partition import UNKNOWN, Partition
-from quorum_queue.consumer_groups.replica import AHEAD_MAX, Applied, Handed, Replica
+from quorum_queue.consumer_groups.replica import AHEAD_MAX, Applied, Death, Handed, Replica
 from quorum_queue.errors import Unreadable
 from quorum_queue.host import Key, answer_publishes
 from quorum_queue.local import NodeServices
 from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.letters import Letter
 from quorum_queue.machine.machine import ENQUEUES
+from quorum_queue.machine.run import Run
 from quorum_queue.machine.settings import Settings
 from quorum_queue.ports import ConsumerState, Got, Hosted, Refused
 from quorum_queue.raft.members import Members
@@ -146,7 +149,7 @@ class _Undertaker(Taker):
 
     __slots__ = ("_dead", "_host")
 
-    def __init__(self, host: ReplicatedGroupHost, dead: Dead) -> None:
+    def __init__(self, host: ReplicatedGroupHost, dead: Death) -> None:
         super().__init__()
         self._host = host
         self._dead = dead
@@ -154,10 +157,10 @@ class _Undertaker(Taker):
     def take(self, due: Due, headers: Headers, reader: BatchReader, count: int) -> None:
         for number in range(count):
             run = run_of(headers.batch(cut(reader, 1), 0))
-            self._host.send_letter(due.stream_id, due.low + number, run, self._dead)
+            self._host.send_letter(due.first + number, run, self._dead)
 
     def absent(self, due: Due, count: int) -> None:
-        self._host.submit(("buried", due.stream_id, due.low, due.low + count))
+        self._host.submit(("buried", due.first, count))
 
 
 class ReplicatedGroupHost(DeferredHost):
@@ -224,8 +227,8 @@ class ReplicatedGroupHost(DeferredHost):
         self._served: dict[int, int] = {}
         self._serves = 0
         self._letters: dict[int, Reading] = {}
-        #: Messages that are on their way to the dead letters: stream and offset.
-        self._buried: dict[tuple[int, int], None] = {}
+        #: Numbers of dead letters that are on their way.
+        self._buried: dict[int, None] = {}
 
     @property
     def title(self) -> str:
@@ -678,7 +681,6 @@ class ReplicatedGroupHost(DeferredHost):
             reading = readings.get(stream_id)
             if reading is not None:
                 reading.drop(lambda due: True)
-        self._buried = {each: None for each in self._buried if each[0] != stream_id}
 
     def _not_sent(self, key: Key) -> None:
         """A consumer does not hold any more what it was given and not sent."""
@@ -963,34 +965,38 @@ class ReplicatedGroupHost(DeferredHost):
 
     def _bury(self) -> None:
         """Send what has died, some at once."""
-        self._buried = {each: None for each in self._buried if self._is_dead(*each)}
-        for dead in self.replica.dead:
-            stream_id, span = dead.partition.stream_id, dead.span
+        dead = self.replica.dead
+        firsts = [each.first for each in dead]
+        self._buried = {number: None for number in self._buried if _is_among(number, firsts, dead)}
+        for each in dead:
+            stream_id, (low, stop, _) = each.partition.stream_id, each.span
             reading = self._reading(self._letters, stream_id, "group letters")
             if reading is None:
                 self.retry()
                 continue
-            for low in range(span.low, span.stop):
+            for offset in range(low, stop):
                 if len(self._buried) >= LETTERS_MAX:
                     break
-                if (stream_id, low) not in self._buried:
-                    self._buried[stream_id, low] = None
-                    reading.dues.append(Due(_Undertaker(self, dead), stream_id, low, low + 1, 0, 0))
+                number = each.first + offset - low
+                if number not in self._buried:
+                    self._buried[number] = None
+                    reading.dues.append(
+                        Due(_Undertaker(self, each), stream_id, offset, offset + 1, number, 0)
+                    )
             reading.go_on()
+            if len(self._buried) >= LETTERS_MAX:
+                return
 
-    def _is_dead(self, stream_id: int, offset: int) -> bool:
-        return any(
-            each.partition.stream_id == stream_id and each.span.low <= offset < each.span.stop
-            for each in self.replica.dead
-        )
+    def send_letter(self, number: int, run: Run, dead: Death) -> None:
+        """Send a dead letter. Another leader may have sent it before: its number tells the targets."""
 
-    def send_letter(self, stream_id: int, offset: int, run: Any, dead: Dead) -> None:
         def done(taken: bool) -> None:
             # Whether targets have it, or will not take it.
             if not self.ended and self.group.is_leader:
-                self.submit(("buried", stream_id, offset, offset + 1))
+                self.submit(("buried", number, 1))
 
-        for _ in self._services.dead_letters.dead_letter(self.queue, run, dead.reason, done) or ():
+        letter = Letter(self.queue_id, number, self.replica.dead[0].first if self.replica.dead else number)
+        for _ in self._services.dead_letters.dead_letter(self.queue, run, dead.reason, done, letter) or ():
             pass
 
     # -- nodes -----------------------------------------------------------------------------------------------------
@@ -1059,6 +1065,15 @@ class ReplicatedGroupHost(DeferredHost):
     def closed(self) -> None:
         # They refer to each other.
         del self.group
+
+
+def _is_among(number: int, firsts: list[int], dead: list[Death]) -> bool:
+    """Return whether this letter is one of those that have died; `firsts` are their numbers, in order."""
+    place = bisect_right(firsts, number) - 1
+    if place < 0:
+        return False
+    found = dead[place]
+    return number - found.first < found.span.stop - found.span.low
 
 
 def _as_asked(command: Command) -> Command:

@@ -12,7 +12,7 @@ Commands name consumers by a place in the list of keys of their batch. These are
 And these are the leader's, with whole keys:
 
     ("streams", [(stream, name)], [stream])                               streams that have come, and that have gone
-    ("begin", stream, offset)            ("passed", stream, low, stop)    ("buried", stream, low, stop)
+    ("begin", stream, offset)            ("passed", stream, low, stop)    ("buried", first, count)
     ("hand", stream, key, low, stop)     ("nothing", key)                 ("stuck", before_ms)
     ("node_down", node, incarnation)
 """
@@ -59,9 +59,9 @@ class PartitionState(msgspec.Struct, array_like=True, frozen=True):
     number: int
     cursor: int
     generation: int
-    #: From, to, how often it came back; and why it died.
+    #: From, to, how often it came back; and why it died, and the number of the first death.
     returned: list[tuple[int, int, int]]
-    dead: list[tuple[int, int, int, str]]
+    dead: list[tuple[int, int, int, str, int]]
     #: The place of its owner among the members; below zero if it has none.
     owner: int
     #: Who was handed something of it last, as long as somebody holds any.
@@ -94,6 +94,8 @@ class State(msgspec.Struct, array_like=True, frozen=True):
     #: Node, incarnation and number of the last batch.
     batches: list[tuple[str, int, int]]
     gap: list[str] | None = None
+    #: The number of the next death.
+    deaths: int = 0
 
 
 _batch_decoder = msgspec.msgpack.Decoder(NodeBatch)

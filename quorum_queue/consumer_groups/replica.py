@@ -27,7 +27,7 @@ from quorum_queue.consumer_groups.entries import (
     decode_state,
     encode_state,
 )
-from quorum_queue.consumer_groups.group import Dead, Group, Member, Portion
+from quorum_queue.consumer_groups.group import Group, Member, Portion
 from quorum_queue.consumer_groups.partition import UNKNOWN, Partition, Span
 from quorum_queue.machine.effects import Reason
 
@@ -47,6 +47,19 @@ class Handed(NamedTuple):
     low: int
     stop: int
     attempts: int
+
+
+class Death(NamedTuple):
+    """Messages that have died and are on their way to where dead letters go.
+
+    Deaths are numbered, and these have consecutive numbers from `first` on. So a target knows a letter that comes again,
+    and a message that dies once more after a reset is another letter.
+    """
+
+    partition: Partition
+    span: Span
+    reason: Reason
+    first: int
 
 
 class Applied:
@@ -95,6 +108,7 @@ class Replica:
         "batches",
         "dead",
         "dead_letters",
+        "deaths",
         "gap",
         "getting",
         "group",
@@ -112,7 +126,9 @@ class Replica:
         #: It was told its streams: what comes from now on is read from its first message on.
         self.known = False
         #: What has died and is not where it goes.
-        self.dead: list[Dead] = []
+        self.dead: list[Death] = []
+        #: The number of the next death.
+        self.deaths = 0
         #: Who waits for a single message: the next delivery id, and how many are wanted.
         self.getting: dict[Key, tuple[int, int]] = {}
         #: Incarnation and number of the last batch applied, by node.
@@ -180,12 +196,25 @@ class Replica:
         if group.dead:
             dead, group.dead = group.dead, []
             if self.dead_letters:
-                self.dead += dead
+                for each in dead:
+                    self._die(*each)
             else:
                 for partition, span, _ in dead:
                     group.buried(partition, span.low, span.stop)
         # Nothing of it is stored by itself.
         group.changed.clear()
+
+    def _die(self, partition: Partition, span: Span, reason: Reason) -> None:
+        first, self.deaths = self.deaths, self.deaths + span.stop - span.low
+        if self.dead:
+            last = self.dead[-1]
+            low, stop, attempts = last.span
+            follows = last.first + stop - low == first and stop == span.low and attempts == span.attempts
+            if last.partition is partition and last.reason == reason and follows:
+                # Many are refused one by one.
+                self.dead[-1] = Death(partition, Span(low, span.stop, attempts), reason, last.first)
+                return
+        self.dead.append(Death(partition, span, reason, first))
 
     # -- commands --------------------------------------------------------------------------------------------------
 
@@ -236,7 +265,7 @@ class Replica:
                 partition.passed(command[2], command[3])
                 group.freed[partition] = None
         elif verb == "buried":
-            self._buried(command[1], command[2], command[3])
+            self._buried(command[1], command[2])
         elif verb == "purge":
             self._purge(command[1], command[2], is_own=is_own)
         elif verb == "move":
@@ -394,21 +423,21 @@ class Replica:
             if self._is_own(key):
                 self._applied.got_nothing.append(key)
 
-    def _buried(self, stream_id: int, low: int, stop: int) -> None:
-        partition = self.group.partitions.get(stream_id)
-        if partition is None:
-            return
-        self.group.buried(partition, low, stop)
-        left: list[Dead] = []
+    def _buried(self, first: int, count: int) -> None:
+        """Letters with these numbers are where they go. A reset may have put other messages in their places since."""
+        left: list[Death] = []
         for each in self.dead:
-            span = each.span
-            if each.partition is not partition or span.stop <= low or span.low >= stop:
+            partition, span, reason, number = each
+            start, end = max(first - number, 0), min(first + count - number, span.stop - span.low)
+            if start >= end:
                 left.append(each)
                 continue
+            low, stop = span.low + start, span.low + end
+            self.group.buried(partition, low, stop)
             if span.low < low:
-                left.append(each._replace(span=span._replace(stop=low)))
+                left.append(Death(partition, span._replace(stop=low), reason, number))
             if span.stop > stop:
-                left.append(each._replace(span=span._replace(low=stop)))
+                left.append(Death(partition, span._replace(low=stop), reason, number + end))
         self.dead = left
 
     # -- the whole state -------------------------------------------------------------------------------------------
@@ -424,11 +453,7 @@ class Replica:
                 each.cursor,
                 each.generation,
                 [(span.low, span.stop, span.attempts) for span in each.returned.all()],
-                [
-                    (dead.span.low, dead.span.stop, dead.span.attempts, dead.reason)
-                    for dead in self.dead
-                    if dead.partition is each
-                ],
+                [(*dead.span, dead.reason, dead.first) for dead in self.dead if dead.partition is each],
                 -1 if each.owner is None else places[each.owner.key],
                 () if each.holder is None else each.holder.key,
             )
@@ -447,6 +472,7 @@ class Replica:
             [(key, *wanted) for key, wanted in self.getting.items()],
             [(node, *last) for node, last in sorted(self.batches.items())],
             None if self.gap is None else sorted(self.gap),
+            self.deaths,
         )
         return encode_state(state)
 
@@ -457,15 +483,16 @@ class Replica:
         replica = cls(delivery_limit, dead_letters=dead_letters)
         group = replica.group
         replica.applied, replica.now_ms, replica.known = state.applied, state.now_ms, state.known
+        replica.deaths = state.deaths
         for each in state.partitions:
             partition = Partition(each.stream_id, each.name, each.number)
             partition.cursor, partition.generation = each.cursor, each.generation
             for span in each.returned:
                 partition.returned.add(Span(*span))
-            for low, stop, attempts, reason in each.dead:
+            for low, stop, attempts, reason, first in each.dead:
                 span_of = Span(low, stop, attempts)
                 partition.dying.add(span_of)
-                replica.dead.append(Dead(partition, span_of, cast(Reason, reason)))
+                replica.dead.append(Death(partition, span_of, cast(Reason, reason), first))
             group.add(partition)
         for found, members, limited in (
             (state.members, group.members, True),
@@ -484,6 +511,7 @@ class Replica:
                 owner = owners[each.owner]
                 partition.owner = owner
                 owner.owned[partition] = None
+        replica.dead.sort(key=lambda each: each.first)
         group.generation = state.generation
         group.settled_down()
         replica.getting = {key: (next_id, count) for key, next_id, count in state.getting}
@@ -520,4 +548,4 @@ def _restored(group: Group, saved: MemberState, *, limited: bool) -> Member:
     return member
 
 
-__all__ = ["AHEAD_MAX", "Applied", "Handed", "Replica"]
+__all__ = ["AHEAD_MAX", "Applied", "Death", "Handed", "Replica"]
