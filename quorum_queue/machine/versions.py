@@ -34,7 +34,6 @@ LOSSES = 2
 RETURNED = 2
 #: Held dead letters go when the queue is configured without a dead-letter exchange.
 UNHELD = 4
-NEWEST = 5
 
 #: The topology keeps the nodes on which a queue was declared.
 FOUNDERS = 2
@@ -48,6 +47,8 @@ STREAMS = 3
 PARAMETERS = 4
 #: The cluster has consumer groups.
 GROUPS = 5
+
+NEWEST = GROUPS
 
 #: Features that a node announces in the handshake of a link for the versions that it can apply, beyond the
 #: first.
