@@ -302,6 +302,18 @@ def _take_again(self: Any, batch: Any) -> bool:
     return True
 
 
+def _late_hand(replica: Any) -> Any:
+    hand = replica._hand
+
+    def whatever_is_next(self: Any, stream_id: int, key: Any, low: int, stop: int) -> None:
+        partition = self.group.partitions.get(stream_id)
+        if partition is not None and not partition.returned:
+            partition.cursor = min(partition.cursor, low)
+        hand(self, stream_id, key, low, stop)
+
+    return whatever_is_next
+
+
 def _never_unseen(group: Any) -> Any:
     give_back = group.give_back
 
@@ -319,6 +331,7 @@ def test_the_checks_find_planted_bugs(monkeypatch: pytest.MonkeyPatch) -> None:
         (Group, "give_back", _never_unseen(Group)),
         (Replica, "_leave", lambda self, key, *, gone: self._detach(key, gone=True)),
         (Replica, "_is_next", _take_again),
+        (Replica, "_hand", _late_hand(Replica)),
     ]
     for kind, name, wrong in planted:
         with monkeypatch.context() as patch:
