@@ -29,8 +29,8 @@ def check(vhost: VHost, name: str, parsed: QueueArguments) -> list[Queue]:
     """Return the streams of a new group. Raises NotFound, PreconditionFailed, NotImplemented_."""
     stream = parsed.stream
     place = f"group '{name}' in vhost '{vhost.name}'"
-    if vhost.broker.replication.clustered:
-        raise NotImplemented_(f"a cluster has no consumer groups yet, only a node that stands alone: {place}")
+    if not vhost.broker.replication.has_groups:
+        raise NotImplemented_(f"not before all nodes run this version of mqd: {place}")
     queue = vhost.queues.get(stream)
     if queue is not None and not queue.type.is_stream:
         raise PreconditionFailed(

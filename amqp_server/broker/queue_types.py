@@ -165,7 +165,7 @@ STREAM = QueueType(
 GROUP = QueueType(
     name="stream-group",
     always_durable=True,
-    replicated=False,
+    replicated=True,
     # As it is declared: what is given up is still in the stream, but nobody would look there.
     delivery_limit=None,
     at_least_once=False,

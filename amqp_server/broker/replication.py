@@ -32,6 +32,10 @@ class Replication(Protocol):
     def has_streams(self) -> bool:
         """Return whether streams may be declared: all nodes know them."""
 
+    @property
+    def has_groups(self) -> bool:
+        """The same of consumer groups."""
+
     def propose(self, operation: Operation, done: Done | None = None) -> None:
         """`done` is called when the operation was applied on this node, or with Refused when it could not be
         in time.
@@ -45,6 +49,7 @@ class LocalReplication:
 
     clustered = False
     has_streams = True
+    has_groups = True
     incarnation = 0
 
     def __init__(self, node: str, topology: Topology) -> None:

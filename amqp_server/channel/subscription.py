@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from amqp_server.broker.queue import Queue
 from amqp_server.channel.tracing import trace_frames, trace_run
 from amqp_server.streams.deliver import BatchReader
+from amqp_server.streams.group_reading import Taker
 from amqp_server.streams.host import StreamConsumer
 from amqp_server.streams.start import NEXT, Start
 from amqp_server.wire import content, frames, tables
@@ -96,7 +97,7 @@ class Subscription:
 
     def deliver_batch(
         self,
-        consumer: StreamConsumer | Member,
+        consumer: StreamConsumer | Member | Taker,
         reader: BatchReader,
         count: int,
         first_id: int,

@@ -17,6 +17,7 @@ from amqp_server.cluster.readiness import obstacle
 from amqp_server.config import parse_address
 from amqp_server.errors import NotFound, PreconditionFailed, Unavailable
 from amqp_server.streams.group_host import StreamGroupHost
+from amqp_server.streams.replicated_group import ReplicatedGroupHost
 from amqp_server.turn import Turn
 from exchanges.stable_hash import stable_hash
 from quorum_queue.cluster.group import Group
@@ -197,6 +198,19 @@ class Administration:
                     "next_offset": host.next_offset,
                     "stored_offset": host.stored_offset,
                     "missing": host.missing_count,
+                    "consumers": host.consumer_count,
+                }
+            )
+        if isinstance(host, ReplicatedGroupHost):
+            group = host.replica.group
+            return (
+                told
+                | self._group(host.group)
+                | {
+                    "digest": host.replica.digest().hex(),
+                    "generation": group.generation,
+                    "ready": host.ready_count,
+                    "unacked": host.unacked_count,
                     "consumers": host.consumer_count,
                 }
             )

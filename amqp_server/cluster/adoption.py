@@ -8,7 +8,8 @@ node as the only voter, and the journals of these queues are dropped. Until then
 moment and finds everything as it was; afterwards it goes on as a member. The other nodes join as any new node
 does.
 
-What the journal has of a stream goes to its segments, and the first snapshot of its group says how far they reach.
+What the journal has of a stream goes to its segments, and the first snapshot of its group says how far they reach. How far a
+consumer group is becomes the first snapshot of its Raft group.
 
 Durable classic queues stay in the journal: only the record that they live on this node is new.
 """
@@ -42,6 +43,8 @@ from amqp_server.cluster.errors import ClusterError
 from amqp_server.cluster.membership import Directory, Founded, drop_copies
 from amqp_server.cluster.zones import Zones
 from amqp_server.streams import named
+from amqp_server.streams.places import Place, PlaceError
+from amqp_server.streams.places import decode as decode_place
 from amqp_server.streams.replicated import Replica as StreamReplica
 from exchanges.super_stream import SUPER_STREAM
 from persistence.errors import CorruptRecord
@@ -50,6 +53,8 @@ from persistence.streams import batch as batches
 from persistence.streams.batch import Damaged
 from persistence.streams.log import Lost, Stored, StreamLog
 from quorum_queue.cluster.state import pack_state
+from quorum_queue.consumer_groups.partition import Partition, Span
+from quorum_queue.consumer_groups.replica import Replica as GroupReplica
 from quorum_queue.machine import codec, versions
 from quorum_queue.machine.entries import encode_batch, encode_entry
 from quorum_queue.machine.machine import Machine
@@ -133,6 +138,7 @@ class Adoption:
         self._check_exchanges()
         moving: list[tuple[QueueRecord, QueueArguments, Machine]] = []
         streams: list[tuple[QueueRecord, QueueArguments]] = []
+        groups: list[tuple[QueueRecord, QueueArguments]] = []
         for queue_id, record in sorted(stored.queues.items()):
             parsed = recovery.parsed_of(record)
             if parsed.type.is_stream:
@@ -144,19 +150,16 @@ class Adoption:
                     )
                 streams.append((record, parsed))
             elif parsed.type.is_group:
-                raise ClusterError(
-                    f"queue '{record.name}' in vhost '{record.vhost}' is a consumer group, which a cluster does not have. "
-                    "Start the node without --peers and delete it first"
-                )
+                groups.append((record, parsed))
             elif parsed.type.replicated:
                 machine = stored.machines.get(queue_id) or Machine(recovery.settings_of(self._broker, record))
                 moving.append((record, parsed, machine))
         self._check([(record, machine) for record, _, machine in moving])
         logger.warning(
             "the cluster begins with the data of this node: %d queues, %d quorum queues among them with %d messages, "
-            "and %d streams",
+            "and %d streams and %d consumer groups",
             *(len(stored.queues), len(moving), sum(machine.ready.count for _, _, machine in moving)),
-            len(streams),
+            *(len(streams), len(groups)),
         )
         drop_copies(self._store)
         yield
@@ -172,8 +175,11 @@ class Adoption:
             )
             for record, parsed in streams
         }
+        for record, parsed in groups:
+            state = self._group_state(stored, record, parsed, now_ms)
+            states[record.queue_id] = pack_state(Members((self._node,)), state)
         placed = {record.queue_id: self._placed(record, parsed) for record, parsed, _ in moving}
-        placed |= {record.queue_id: self._placed(record, parsed) for record, parsed in streams}
+        placed |= {record.queue_id: self._placed(record, parsed) for record, parsed in [*streams, *groups]}
         records = [
             placed.get(queue_id) or msgspec.structs.replace(record, node=self._node)
             for queue_id, record in sorted(stored.queues.items())
@@ -272,6 +278,40 @@ class Adoption:
         replica.next_offset = log.stop
         return replica.snapshot()
 
+    def _group_state(
+        self, stored: recovery.StoredQueues, record: QueueRecord, parsed: QueueArguments, now_ms: int
+    ) -> bytes:
+        """Return how far a consumer group is. What it handed out and nobody settled comes again, flagged."""
+        found = self._journal.recover_queue(record.queue_id)
+        limit = parsed.delivery_limit
+        replica = GroupReplica(
+            None if limit is None or limit < 0 else limit,
+            dead_letters=parsed.dead_letter_exchange is not None,
+        )
+        slots, marks = stored.slots.get(record.queue_id, []), self._broker.services.marks
+        for number, data in sorted(found.annotations.items()) if found is not None else ():
+            try:
+                place: Place = decode_place(data)
+            except PlaceError as error:
+                logger.error("group '%s': partition %d begins anew: %s", record.name, number, error)
+                continue
+            stream = stored.queues.get(place.stream_id)
+            if stream is None:
+                continue
+            pending = [Span(low, stop, max(attempts, 1)) for low, stop, attempts in place.pending]
+            cursor = place.cursor
+            marked = marks.get(slots[number]) if number < len(slots) else -1
+            if marked >= cursor:
+                # Handed out, and nobody knows what became of it.
+                pending.append(Span(cursor, marked + 1, 1))
+                cursor = marked + 1
+            partition = Partition(place.stream_id, stream.name, number)
+            replica.group.add(partition)
+            replica.group.begin(partition, cursor, pending)
+        replica.known = found is not None and found.state is not None
+        replica.begin_with(1, now_ms)
+        return replica.snapshot()
+
     def _turn(
         self,
         records: list[QueueRecord],
@@ -291,6 +331,7 @@ class Adoption:
             store.snapshot(queue_id, replica.applied, TERM, pack_state(alone, replica.snapshot()))
             self._journal.drop(queue_id)
         for queue_id, packed in states.items():
+            metadata.delete(MARKS, str(queue_id))
             store.hard(queue_id, TERM, self._node)
             store.snapshot(queue_id, 1, TERM, packed)
             self._journal.drop(queue_id)

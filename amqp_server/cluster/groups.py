@@ -22,6 +22,7 @@ from quorum_queue.raft.messages import EMPTY, MEMBERS, PASSED_OVER
 if TYPE_CHECKING:
     from amqp_server.broker.queue import Queue
     from amqp_server.streams.group_host import StreamGroupHost
+    from amqp_server.streams.replicated_group import ReplicatedGroupHost
 
 logger = logging.getLogger("mqd.cluster")
 
@@ -89,7 +90,13 @@ class Groups:
         """True if a group that stopped here goes on elsewhere."""
         return self.replicas.others_go_on(group_id)
 
-    def open(self, host: GroupHost | StreamGroupHost, queue: Queue, *, late: bool = False) -> None:
+    def open(
+        self,
+        host: GroupHost | StreamGroupHost | ReplicatedGroupHost,
+        queue: Queue,
+        *,
+        late: bool = False,
+    ) -> None:
         """Open the group of a queue that this node is a member of.
 
         `late`: the group existed before. This node may have been a member once, and have forgotten its votes.

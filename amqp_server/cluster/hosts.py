@@ -6,11 +6,13 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from amqp_server.broker import consumer_groups
 from amqp_server.broker.arguments import QueueArguments
 from amqp_server.broker.hosts import LocalHosts, limits_of
 from amqp_server.broker.metadata import Metadata
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.reply import home_of
+from amqp_server.broker.super_streams import index_of
 from amqp_server.cluster.catalog import GROUP
 from amqp_server.cluster.replies import RemoteReply
 from amqp_server.cluster.roster import Roster
@@ -20,6 +22,7 @@ from amqp_server.streams.asks import Asks
 from amqp_server.streams.group_host import StreamGroupHost
 from amqp_server.streams.host import StreamServices
 from amqp_server.streams.remote_host import Publisher, StreamRemoteHost
+from amqp_server.streams.replicated_group import ReplicatedGroupHost
 from quorum_queue.cluster.deferred_host import DeferredHost
 from quorum_queue.cluster.group_host import GroupHost
 from quorum_queue.cluster.reach import Reach
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     from amqp_server.cluster.groups import Groups
     from quorum_queue.cluster.group import Group
 
+#: A member of the Raft group of a queue.
+MemberHost = GroupHost | StreamGroupHost | ReplicatedGroupHost
 RemoteHostT = TypeVar("RemoteHostT", bound=RemoteHost)
 
 
@@ -85,7 +90,7 @@ class ClusterHosts:
             return self._local.make(queue, machine)
         return self._remote_host(queue)
 
-    def _begun(self, queue: Queue, host: GroupHost | StreamGroupHost) -> Host:
+    def _begun(self, queue: Queue, host: MemberHost) -> Host:
         """Return the host to use: others serve a stream until this member, which has lost its disk, is filled."""
         if isinstance(host, StreamGroupHost) and host.group.core.amnesiac:
             queue.host = served = self._remote_host(queue)
@@ -169,10 +174,12 @@ class ClusterHosts:
             if self.queues[queue_id].record.leader == node:
                 _hurry(host.group, up)
 
-    def _group_host(self, queue: Queue, *, late: bool = False) -> GroupHost | StreamGroupHost:
+    def _group_host(self, queue: Queue, *, late: bool = False) -> MemberHost:
         """Make the host of a queue that this node is a member of. `late`: it joined after the beginning."""
         if queue.type.is_stream:
             return self._stream_group_host(queue, late=late)
+        if queue.type.is_group:
+            return self._consumer_group_host(queue, late=late)
         host = GroupHost(
             queue,
             queue.queue_id,
@@ -196,6 +203,22 @@ class ClusterHosts:
             queue.settings,
             groups.replicas,
             self.asks,
+        )
+        groups.open(host, queue, late=late)
+        self.grouped[queue.queue_id] = host
+        return host
+
+    def _consumer_group_host(self, queue: Queue, *, late: bool) -> ReplicatedGroupHost:
+        groups = self._groups
+        host = ReplicatedGroupHost(
+            queue,
+            queue.queue_id,
+            self._services,
+            consumer_groups.options_of(queue),
+            queue.settings,
+            groups.replicas,
+            streams=lambda: consumer_groups.streams_of(queue.vhost, queue.parsed.stream),
+            has_heard_of=lambda queue_id: index_of(queue_id) <= groups.replicas.unopened.topology_index,
         )
         groups.open(host, queue, late=late)
         self.grouped[queue.queue_id] = host
@@ -304,7 +327,7 @@ class ClusterHosts:
         if queue_id not in self.grouped and queue_id not in self.stopped:
             self._move_here(queue, self._group_host(queue, late=True))
 
-    def _move_here(self, queue: Queue, after: GroupHost | StreamGroupHost) -> None:
+    def _move_here(self, queue: Queue, after: MemberHost) -> None:
         """Let this node's own member serve the queue, once another one has answered all pending commands."""
         before = self.remote[queue.queue_id]
         moving: Any = before

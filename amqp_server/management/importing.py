@@ -321,8 +321,11 @@ class Import:
             self._skip("queues", item, f"queue type {type_} is not known here")
             return None
         if type_ == GROUP.name and self._broker.cluster is not None:
-            self._skip("queues", item, "a cluster has no consumer groups")
-            return None
+            stream = arguments.get("x-stream")
+            if isinstance(stream, str) and self._broker.queue(vhost, stream) is None:
+                # It is over a super stream, or over a stream that was left out.
+                self._skip("queues", item, f"there is no stream '{stream}'")
+                return None
         unknown = (
             not_replicated(arguments) if type_ == "stream" and self._broker.cluster is not None else None
         )

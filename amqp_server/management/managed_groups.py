@@ -13,10 +13,15 @@ from amqp_server.broker.broker import Broker
 from amqp_server.broker.queue import Queue
 from amqp_server.config import age_ms
 from amqp_server.errors import PreconditionFailed, Unavailable
-from amqp_server.streams.consumer_group import ConsumerGroupHost, Reader
+from amqp_server.streams.consumer_group import ConsumerGroupHost
+from amqp_server.streams.group_reading import end_of
 from amqp_server.streams.host import StreamHost
+from amqp_server.streams.remote_host import StreamRemoteHost
+from amqp_server.streams.replicated_group import ReplicatedGroupHost
 from amqp_server.streams.start import NEXT, Start
-from quorum_queue.consumer_groups.group import Member
+from quorum_queue.consumer_groups.group import Group, Member
+from quorum_queue.consumer_groups.partition import Partition
+from quorum_queue.ports import Host, Refused
 
 _NAMES = {"first": Start("first"), "last": Start("last"), "next": NEXT}
 
@@ -41,8 +46,32 @@ def parse_to(text: str) -> Start:
     return Start(time_ms=int(aware.timestamp() * 1000))
 
 
+class Place:
+    """A partition of a group, and the stream."""
+
+    def __init__(self, partition: Partition, host: Any, name: str) -> None:
+        self.partition = partition
+        #: None if the stream does not serve on this node.
+        self.host: StreamHost | None = host if isinstance(host, StreamHost) else None
+        self.name = name
+
+    @property
+    def end(self) -> int:
+        """The offset of the next message, as far as this node knows."""
+        host = self.host
+        if isinstance(host, StreamRemoteHost):
+            return end_of(host)
+        return 0 if host is None else host.end_offset
+
+    @property
+    def unread(self) -> int:
+        """How many messages of the partition are to be handed out."""
+        host = self.host
+        return 0 if host is None else self.partition.unread(host.first_offset, self.end)
+
+
 class ManagedGroups:
-    """The groups of a node that stands alone; a cluster has none."""
+    """The groups that this node serves. In a cluster these are the groups that it keeps a copy of."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -61,9 +90,8 @@ class ManagedGroups:
         queue = self._broker.vhost(vhost).groups.get(name)
         if queue is None:
             return None
-        host = queue.host
-        readers = host.readers if isinstance(host, ConsumerGroupHost) else []
-        partitions = [self._partition(queue, *each) for each in enumerate(readers)]
+        places = _places(queue.host)
+        partitions = [self._partition(queue, *each) for each in enumerate(places)]
         return self._summary(queue) | {"partition_details": partitions}
 
     def _summary(self, queue: Queue) -> dict[str, Any]:
@@ -76,58 +104,70 @@ class ManagedGroups:
             "messages": host.ready_count + host.unacked_count,
             "messages_unacknowledged": host.unacked_count,
         }
-        if not isinstance(host, ConsumerGroupHost):
-            return told | {"state": "failed", "partitions": 0, "generation": 0, "oldest_unread_ms": None}
-        readers = host.readers
-        state = "running" if readers else "stream is gone"
-        ages = [age for age in map(self._age_of, readers) if age is not None]
+        if not isinstance(host, ConsumerGroupHost | ReplicatedGroupHost):
+            state = "on other nodes" if queue.members else "failed"
+            return told | {"state": state, "partitions": 0, "generation": 0, "oldest_unread_ms": None}
+        places = _places(host)
+        known = isinstance(host, ReplicatedGroupHost) and not host.replica.known
+        ages = [age for age in map(self._age_of, places) if age is not None]
         return told | {
-            "state": state,
-            "partitions": len(readers),
-            "generation": host.group.generation,
+            "state": "running" if places or known else "stream is gone",
+            "partitions": len(places),
+            "generation": _group_of(host).generation,
             "oldest_unread_ms": max(ages, default=None),
         }
 
-    def _age_of(self, reader: Reader) -> int | None:
-        """Return how old the oldest message is that was not acked; None if there is none."""
-        host, partition = reader.stream.host, reader.partition
-        if not isinstance(host, StreamHost) or partition.cursor < 0 or partition.committed >= host.end_offset:
+    def _age_of(self, place: Place) -> int | None:
+        """Return how old the oldest message is that was not acked; None if there is none, or if that is not known here."""
+        host, partition = place.host, place.partition
+        if host is None or isinstance(host, StreamRemoteHost) or partition.cursor < 0:
+            return None
+        if partition.committed >= host.end_offset:
             return None
         time = host.time_of(partition.committed)
         return None if time is None else max(self._broker.services.queue_time.now_ms() - time, 0)
 
-    def _partition(self, queue: Queue, number: int, reader: Reader) -> dict[str, Any]:
-        host, partition = reader.stream.host, reader.partition
-        known = partition.cursor >= 0 and isinstance(host, StreamHost)
+    def _partition(self, queue: Queue, number: int, place: Place) -> dict[str, Any]:
+        host, partition = place.host, place.partition
+        known = partition.cursor >= 0 and host is not None
         owner = partition.owner
         return {
             "partition": number,
-            "stream": reader.stream.name,
+            "stream": place.name,
             "committed_offset": partition.committed if known else None,
             "next_offset": partition.cursor if known else None,
-            "end_offset": host.end_offset if known else None,
-            "lag": reader.unread + partition.held.count,
+            "end_offset": place.end if known else None,
+            "lag": place.unread + partition.held.count,
             "messages_unacknowledged": partition.held.count,
-            "oldest_unread_ms": self._age_of(reader),
-            "member": None if owner is None else owner.key[2],
+            "oldest_unread_ms": self._age_of(place),
+            "member": None if owner is None else owner.key[-2],
             "connection": None if owner is None else self._connection(queue, owner),
         }
 
     def _connection(self, queue: Queue, member: Member) -> str:
-        subscription = queue.subscriptions.get(member.key)
-        return "" if subscription is None else subscription.channel.connection.client.name
+        """Return the name of its connection; of one of another node, that node."""
+        subscription = queue.subscriptions.get(member.key[-4:])
+        replication = self._broker.replication
+        own = (replication.node, replication.incarnation)
+        here = len(member.key) == 4 or member.key[:-4] == own
+        if subscription is not None and here:
+            name: str = subscription.channel.connection.client.name
+            return name
+        return "" if len(member.key) == 4 else f"on node {member.key[-6]}"
 
     def members(self, vhost: str, name: str) -> list[dict[str, Any]] | None:
         queue = self._broker.vhost(vhost).groups.get(name)
         if queue is None:
             return None
         host = queue.host
-        members = list(host.group.members.values()) if isinstance(host, ConsumerGroupHost) else []
+        members: list[Member] = []
+        if isinstance(host, ConsumerGroupHost | ReplicatedGroupHost):
+            members = list(_group_of(host).members.values())
         return [
             {
-                "consumer_tag": each.key[2],
+                "consumer_tag": each.key[-2],
                 "connection": self._connection(queue, each),
-                "channel": each.key[1],
+                "channel": each.key[-3],
                 "prefetch_count": each.prefetch,
                 "messages_unacknowledged": each.count,
                 "partitions": sorted([partition.name for partition in each.owned]),
@@ -143,17 +183,20 @@ class ManagedGroups:
         queue = self._broker.vhost(vhost).groups[name]
         place = f"group '{name}' in vhost '{vhost}'"
         host = queue.host
-        if not isinstance(host, ConsumerGroupHost):
+        if not isinstance(host, ConsumerGroupHost | ReplicatedGroupHost):
+            if queue.members:
+                raise Unavailable(f"{place} is not on this node: ask one of {', '.join(queue.members)}")
             raise Unavailable(f"{place} has failed on this node")
-        readers = host.readers
+        places = _places(host)
         if partition is not None:
-            if not 0 <= partition < len(readers):
-                raise PreconditionFailed(f"{place} has {len(readers)} partitions, and no number {partition}")
-            readers = readers[partition : partition + 1]
-        found: list[tuple[Reader, int]] = []
-        for reader in readers:
-            found.append((reader, await self._look_up(reader, start)))
-        if queue.host is not host or any(reader.closed for reader in readers):
+            if not 0 <= partition < len(places):
+                raise PreconditionFailed(f"{place} has {len(places)} partitions, and no number {partition}")
+            places = places[partition : partition + 1]
+        found: list[tuple[Place, int]] = []
+        for each in places:
+            found.append((each, await self._look_up(each, start)))
+        now = {id(each.partition) for each in _places(host)}
+        if queue.host is not host or any(id(each.partition) not in now for each in places):
             raise Unavailable(f"{place} or its stream has changed meanwhile; try again")
         if host.consumer_count and not (force or dry_run):
             # Its members would go on with what they hold.
@@ -161,21 +204,44 @@ class ManagedGroups:
                 f"{place} has {host.consumer_count} members: stop them first, or force it"
             )
         told = [
-            {"stream": reader.stream.name, "from": reader.partition.committed, "to": offset}
-            for reader, offset in found
+            {"stream": each.name, "from": each.partition.committed, "to": offset} for each, offset in found
         ]
         if not dry_run:
-            self._broker.turn.run(host.move, found)
-            stored = trio.Event()
-            self._broker.turn.run(self._broker.services.commits.request, stored.set)
-            await stored.wait()
+            await self._move(host, found)
         return told
 
-    async def _look_up(self, reader: Reader, start: Start) -> int:
+    async def _move(
+        self, host: ConsumerGroupHost | ReplicatedGroupHost, found: list[tuple[Place, int]]
+    ) -> None:
+        """Raises Unavailable."""
+        done = trio.Event()
+        refusals: list[Refused] = []
+        if isinstance(host, ConsumerGroupHost):
+            readers = {each.partition.stream_id: each for each in host.readers}
+            moved = [(readers[place.partition.stream_id], offset) for place, offset in found]
+            self._broker.turn.run(host.move, moved)
+            self._broker.turn.run(self._broker.services.commits.request, done.set)
+            await done.wait()
+            return
+
+        def has_moved(refused: Refused | None) -> None:
+            if refused is not None:
+                refusals.append(refused)
+            done.set()
+
+        offsets = [(place.partition.stream_id, offset) for place, offset in found]
+        self._broker.turn.run(host.move, offsets, has_moved)
+        await done.wait()
+        if refusals:
+            raise Unavailable(refusals[0].text)
+
+    async def _look_up(self, place: Place, start: Start) -> int:
         """Return the offset that is meant in a partition. Raises Unavailable."""
-        host = reader.stream.host
-        if not isinstance(host, StreamHost) or reader.partition.cursor < 0:
-            raise Unavailable(f"stream '{reader.stream.name}' does not serve; try again")
+        host = place.host
+        if isinstance(host, StreamRemoteHost):
+            raise Unavailable(f"stream '{place.name}' is not on this node: ask one that has it")
+        if host is None or place.partition.cursor < 0:
+            raise Unavailable(f"stream '{place.name}' does not serve; try again")
         answers: list[int] = []
         answered = trio.Event()
 
@@ -187,8 +253,23 @@ class ManagedGroups:
         self._broker.turn.run(look, start, found)
         await answered.wait()
         if answers[0] < 0:
-            raise Unavailable(f"stream '{reader.stream.name}' could not be read; try again")
+            raise Unavailable(f"stream '{place.name}' could not be read; try again")
         return min(max(answers[0], host.first_offset), host.end_offset)
+
+
+def _group_of(host: ConsumerGroupHost | ReplicatedGroupHost) -> Group:
+    return host.group if isinstance(host, ConsumerGroupHost) else host.replica.group
+
+
+def _places(host: Host) -> list[Place]:
+    """Return the partitions of a group, in order."""
+    if isinstance(host, ConsumerGroupHost):
+        return [Place(each.partition, each.stream.host, each.stream.name) for each in host.readers]
+    if not isinstance(host, ReplicatedGroupHost):
+        return []
+    streams = host.stream_hosts()
+    partitions = sorted(host.replica.group.partitions.values(), key=lambda each: each.number)
+    return [Place(each, streams.get(each.stream_id), each.name) for each in partitions]
 
 
 __all__ = ["ManagedGroups", "parse_to"]

@@ -14,9 +14,10 @@ from functools import partial
 from typing import Any, Protocol
 
 from amqp_server.streams.deliver import BatchReader
-from amqp_server.streams.headed import below, count_field, cut, headed, offsets_of, reader_with, stream_field
+from amqp_server.streams.headed import Headers, below, cut, offsets_of
 from amqp_server.streams.host import BOUNDLESS, StreamConsumer, StreamHost
 from amqp_server.streams.places import VERSION, Place, PlaceError, decode, encode
+from amqp_server.streams.runs import run_of
 from amqp_server.streams.start import Start
 from persistence.streams.batch import Batch
 from persistence.streams.log import Wanted
@@ -24,10 +25,8 @@ from quorum_queue.consumer_groups.group import Dead, Group, Key, Member
 from quorum_queue.consumer_groups.partition import ENDLESS, UNKNOWN, Partition, Span
 from quorum_queue.host import DELETED, QueueHost, answer_publishes
 from quorum_queue.local import NodeServices
-from quorum_queue.machine.attributes import Attributes
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import ENQUEUES, Command
-from quorum_queue.machine.run import Run
 from quorum_queue.machine.settings import Settings
 from quorum_queue.ports import ConsumerState, Got, Hosted, Refused
 
@@ -109,10 +108,7 @@ class Reader:
         self.stalled = True
         #: Somebody gets a single message of the partition.
         self.getting = False
-        self._fields = stream_field(stream.name)
-        #: The batch that was read last, and the same with the headers that members get.
-        self._source: Batch | None = None
-        self._headed: BatchReader | None = None
+        self._headers = Headers(stream.name)
 
     @property
     def unread(self) -> int:
@@ -131,14 +127,11 @@ class Reader:
         """The stream was deleted, or has failed on this node."""
         self.attached = self.attaching = False
         self.position = UNKNOWN
-        self._forget()
+        self._headers.forget()
         self._host.lost(self)
 
     def failed(self, error: Exception) -> None:
         self._host.failed(error)
-
-    def _forget(self) -> None:
-        self._source = self._headed = None
 
     def close(self) -> None:
         stream = self.stream
@@ -147,7 +140,7 @@ class Reader:
         if self.attached or self.attaching:
             stream.host.submit(("detach", self.key, True))
         self.attached = self.attaching = False
-        self._forget()
+        self._headers.forget()
 
     def go_on(self) -> None:
         """Have the stream hand out what is wanted next."""
@@ -184,7 +177,7 @@ class Reader:
                 host.schedule()
                 return
             self._hand(member, reader, span)
-        self._forget()
+        self._headers.forget()
 
     def _stall(self, consumer: StreamConsumer) -> None:
         consumer.credit = 0
@@ -199,7 +192,7 @@ class Reader:
         if again:
             part = cut(reader, count, redelivered=True)
         else:
-            source = self._with_headers(reader)
+            source = self._headers.reader(reader)
             reader.skip(count)
         stop = min(reader.offset, span.stop)
         first = host.hand(partition, member, offsets, stop, span.attempts)
@@ -211,38 +204,9 @@ class Reader:
         member.owned[partition] = None
         host.deliver(member, source, count, first, again=again)
 
-    def _with_headers(self, reader: BatchReader) -> BatchReader:
-        """Return the same place in the batch with more headers."""
-        if self._source is not reader.batch or self._headed is None:
-            self._source = reader.batch
-            self._headed = None
-        if self._headed is None or self._headed.index > reader.index:
-            self._headed = reader_with(reader.batch, self._fields)
-        self._headed.skip(reader.index - self._headed.index)
-        return self._headed
-
     def dressed(self, batch: Batch, attempts: int) -> Batch:
         """Return a message as members get it."""
-        return _flagged(headed(batch, self._fields), attempts)
-
-
-def _flagged(batch: Batch, attempts: int) -> Batch:
-    return headed(batch, count_field(attempts)) if attempts else batch
-
-
-def _run_of(batch: Batch) -> Run:
-    """Return a batch with one message as a run."""
-    shape, item = batch.shapes[0], bytes(batch.items)
-    content_at = 2 + shape.first
-    largest = max(shape.second + 8, shape.third)
-    run = Run(
-        range(batch.base, batch.base + 1),
-        [item[content_at:]],
-        item[1 : 1 + shape.first],
-        Attributes(True, 0, None, 1, largest),
-    )
-    run.redelivered = item[0] == 1
-    return run
+        return self._headers.batch(batch, attempts)
 
 
 class ConsumerGroupHost(QueueHost):
@@ -724,7 +688,7 @@ class ConsumerGroupHost(QueueHost):
         lows = [span.low, *[batch.base + 1 for batch in found]]
         self._letters_left = len(found) + 1
         for batch, low in zip(found, lows, strict=False):
-            run = _run_of(reader.dressed(batch, 0))
+            run = run_of(reader.dressed(batch, 0))
             letter = partial(self._letter_sent, partition, low, batch.base + 1)
             parts = self._services.dead_letters.dead_letter(self.queue, run, dead.reason, letter)
             for _ in parts or ():
@@ -793,7 +757,7 @@ class ConsumerGroupHost(QueueHost):
         first = self.hand(partition, getter, range(offset, offset + 1), offset + 1, span.attempts)
         self.group.getters[getter.key] = getter
         self._last_got = partition.number
-        run = _run_of(reader.dressed(found[0], span.attempts))
+        run = run_of(reader.dressed(found[0], span.attempts))
         run.redelivered = again
         self._got(getter.key, Got(run, first))
 

@@ -25,6 +25,37 @@ _OFFSET_BYTES: Final = 1 + len(OFFSET) + 1 + 8
 _flatten = chain.from_iterable
 
 
+class Headers:
+    """Puts the headers of a group into the messages of one stream."""
+
+    __slots__ = ("_fields", "_headed", "_source")
+
+    def __init__(self, name: str) -> None:
+        """`name` is that of the stream."""
+        self._fields = stream_field(name)
+        #: The batch that was read last, and the same with these headers.
+        self._source: Batch | None = None
+        self._headed: BatchReader | None = None
+
+    def reader(self, reader: BatchReader) -> BatchReader:
+        """Return the same place in the batch, with the headers. It goes on by itself."""
+        if self._source is not reader.batch or self._headed is None:
+            self._source = reader.batch
+            self._headed = None
+        if self._headed is None or self._headed.index > reader.index:
+            self._headed = reader_with(reader.batch, self._fields)
+        self._headed.skip(reader.index - self._headed.index)
+        return self._headed
+
+    def forget(self) -> None:
+        self._source = self._headed = None
+
+    def batch(self, batch: Batch, attempts: int) -> Batch:
+        """Return messages as members get them that came back so many times."""
+        found = headed(batch, self._fields)
+        return headed(found, count_field(attempts)) if attempts else found
+
+
 def stream_field(name: str) -> dict[bytes, bytes]:
     """Return the header that names the stream of a message."""
     encoded = name.encode()[:SHORT_STRING_MAX]
@@ -166,4 +197,4 @@ def offsets_of(reader: BatchReader, count: int) -> range | list[int]:
     return [batch.base + each for each in batch.offsets[start : start + count]]
 
 
-__all__ = ["below", "count_field", "cut", "headed", "offsets_of", "reader_with", "stream_field"]
+__all__ = ["Headers", "below", "count_field", "cut", "headed", "offsets_of", "reader_with", "stream_field"]

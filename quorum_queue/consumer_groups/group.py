@@ -54,6 +54,8 @@ class Member:
     __slots__ = (
         "_portions",
         "_starts",
+        "ahead_max",
+        "channel",
         "count",
         "key",
         "next_id",
@@ -61,6 +63,7 @@ class Member:
         "owned",
         "paused",
         "prefetch",
+        "sent",
         "sink",
         "window",
     )
@@ -74,9 +77,15 @@ class Member:
         window: Window | None = None,
         sink: Any = None,
         paused: bool = False,
+        channel: Key | None = None,
+        ahead_max: int = 0,
     ) -> None:
-        #: Begins with connection and channel.
+        """`channel` is who else may have what this one may; None: the key begins with connection and channel."""
         self.key = key
+        self.channel: Key = key[:2] if channel is None else channel
+        #: Messages that may be on their way to it; 0 is unlimited. Those below `sent` have been sent.
+        self.ahead_max = ahead_max
+        self.sent = 0
         #: Messages that it may hold; 0 is unlimited.
         self.prefetch = prefetch
         self.no_ack = no_ack
@@ -90,21 +99,29 @@ class Member:
         self._starts: list[int] = []
         self._portions: list[Portion] = []
 
-    @property
-    def channel(self) -> Key:
-        return self.key[:2]
-
     def room(self) -> int:
         """Return how many messages it may take now."""
         if self.paused:
             return 0
         room = self.prefetch - self.count if self.prefetch and not self.no_ack else UNLIMITED
+        if self.ahead_max:
+            room = min(room, self.ahead_max - (self.next_id - self.sent))
         return room if self.window is None else min(room, self.window.room())
 
     @property
     def oldest_ms(self) -> int | None:
         """When the oldest delivery that it holds was handed out."""
         return self._portions[0].at_ms if self._portions else None
+
+    def portions(self) -> list[tuple[int, Portion]]:
+        """Return what it holds, with the id of the first delivery of each."""
+        return list(zip(self._starts, self._portions, strict=True))
+
+    def put(self, first: int, portion: Portion) -> None:
+        """It holds this, by these ids, which are higher than those before."""
+        self._starts.append(first)
+        self._portions.append(portion)
+        self._counted(len(portion.offsets))
 
     def add(self, portion: Portion) -> int:
         """Return the id of the first delivery."""
@@ -301,6 +318,10 @@ class Group:
                 self._give(partition, shared.get(partition))
         return bool(changes)
 
+    def settled_down(self) -> None:
+        """Members and partitions were put in as they were, shared out."""
+        self._uneven = False
+
     def _give(self, partition: Partition, member: Member | None) -> None:
         before = partition.owner
         if before is not None:
@@ -347,17 +368,17 @@ class Group:
             self._change(partition)
         self._has_room(member)
 
-    def give_back(self, key: Key, low: int, high: int) -> None:
-        """Deliveries come back to their places, before all that is newer."""
+    def give_back(self, key: Key, low: int, high: int, *, seen: bool = True) -> None:
+        """Deliveries come back to their places, before all that is newer. `seen`: they may have come to the client."""
         member = self.find(key)
         if member is not None:
-            self._give_back(member.take(low, high))
+            self._give_back(member.take(low, high), 1 if seen else 0)
         self._has_room(member)
 
-    def _give_back(self, portions: list[Portion]) -> None:
+    def _give_back(self, portions: list[Portion], more: int = 1) -> None:
         limit = self.delivery_limit
         for portion in portions:
-            partition, attempts = portion.partition, portion.attempts + 1
+            partition, attempts = portion.partition, portion.attempts + more
             partition.held.take(portion.low, portion.stop)
             span = Span(portion.low, portion.stop, attempts)
             if limit is not None and attempts > limit:

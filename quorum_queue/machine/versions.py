@@ -15,6 +15,8 @@ node only begins with the newest.
     4   mqd 0.2: a queue that loses its dead-letter exchange drops the dead letters that it holds; clusters have
         policies
 
+    5   mqd 0.2: nothing new for quorum queues; clusters have consumer groups
+
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
 """
@@ -32,7 +34,6 @@ LOSSES = 2
 RETURNED = 2
 #: Held dead letters go when the queue is configured without a dead-letter exchange.
 UNHELD = 4
-NEWEST = 4
 
 #: The topology keeps the nodes on which a queue was declared.
 FOUNDERS = 2
@@ -44,6 +45,10 @@ ADMINISTRATOR = 2
 STREAMS = 3
 #: The topology has parameters, policies among them.
 PARAMETERS = 4
+#: The cluster has consumer groups.
+GROUPS = 5
+
+NEWEST = GROUPS
 
 #: Features that a node announces in the handshake of a link for the versions that it can apply, beyond the
 #: first.
@@ -63,6 +68,7 @@ __all__ = [
     "FEATURES",
     "FIRST",
     "FOUNDERS",
+    "GROUPS",
     "LETTERS",
     "LOSSES",
     "NEWEST",

@@ -30,6 +30,7 @@ from amqp_server.cluster.membership import Directory, Founded, drop_copies
 from amqp_server.cluster.roster import Roster
 from amqp_server.cluster.store import GroupStore
 from amqp_server.config import Config
+from amqp_server.streams import places
 from amqp_server.streams.replicated import decode_state
 from conformance_tests.patience import PATIENCE_S
 from persistence.commit import Commit
@@ -39,6 +40,8 @@ from persistence.journal import Journal
 from persistence.memory import MemoryEnvironment
 from persistence.record import Record
 from quorum_queue.cluster.state import unpack_state
+from quorum_queue.consumer_groups.partition import Span
+from quorum_queue.consumer_groups.replica import Replica as GroupReplica
 from quorum_queue.local import LocalHost
 from quorum_queue.machine import codec
 from quorum_queue.machine.consumers import Consumer
@@ -531,15 +534,26 @@ def test_streams_that_no_cluster_can_have() -> None:
     assert disk.founded is None
 
 
-def test_a_group_is_not_taken_into_a_cluster() -> None:
-    disk, _ = with_stream()
+def test_a_group_goes_on_where_it_was() -> None:
+    """What was held, and what was handed out without a note, comes again; what was acked behind it does not."""
+    disk, journal = with_stream()
     table: dict[str, Any] = {"x-queue-type": "stream-group", "x-stream": "log"}
-    record = QueueRecord("/", "readers", 98, False, encoded(table))
+    record = QueueRecord("/", "readers", 100, False, encoded(table))
     disk.environment.put(QUEUES_TABLE, key("/", "readers"), encode(record))
+    journal.state(100, b"\x01")
+    journal.annotate(100, 0, places.encode(99, 20, [Span(5, 8, 0), Span(12, 13, 3)]))
     disk.environment.flush()
-    with pytest.raises(ClusterError, match="queue 'readers' in vhost '/' is a consumer group"):
-        list(disk.adoption().steps())
-    assert disk.founded is None
+    list(disk.adoption().steps())
+    disk.environment.flush()
+    found = GroupStore(disk.environment).read_state(100)
+    assert found is not None
+    members, state = unpack_state(found[2])
+    replica = GroupReplica.restore(state, None, dead_letters=False)
+    partition = replica.group.partitions[99]
+    assert members.voters == ("n1",) and replica.known
+    assert (partition.name, partition.cursor, partition.committed) == ("log", 20, 5)
+    assert partition.pending() == [Span(5, 8, 1), Span(12, 13, 3)]
+    assert Journal(disk.environment).recover_queue(100) is None
 
 
 def test_streams_survive_an_adoption_that_is_not_finished() -> None:

@@ -395,7 +395,7 @@ def test_transactions_and_dead_letters(ring: Ring) -> None:
 
 def test_what_streams_do_not_have_is_refused(ring: Ring) -> None:
     declare(ring, "plain")
-    for what in ("get", "purge", "delete", "declare", "group"):
+    for what in ("get", "purge", "delete", "declare"):
         with ring.channel("n2") as channel, pytest.raises(ConnectionClosedByBroker) as closed:
             if what == "get":
                 channel.basic_get("plain")
@@ -403,9 +403,6 @@ def test_what_streams_do_not_have_is_refused(ring: Ring) -> None:
                 channel.queue_purge("plain")
             elif what == "declare":
                 channel.queue_declare("other", durable=True, arguments=STREAM | {"x-stream-unheard-of": 1})
-            elif what == "group":
-                group = {"x-queue-type": "stream-group", "x-stream": "plain"}
-                channel.queue_declare("other", durable=True, arguments=group)
             else:
                 channel.queue_delete("plain", if_unused=True)
         assert closed.value.reply_code == 540

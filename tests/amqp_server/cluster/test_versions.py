@@ -8,12 +8,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from pamqp import commands
 
 from amqp_server.broker import operations
 from amqp_server.broker.records import QueueRecord, encoded
 from amqp_server.broker.topology import LATER_FIELDS
 from amqp_server.cluster.catalog import GROUP, Catalog, RaiseVersion
 from amqp_server.cluster.parts import FEATURES
+from amqp_server.streams.replicated_group import ReplicatedGroupHost
 from quorum_queue.boundary import Fatal
 from quorum_queue.links.handshake import Hello
 from quorum_queue.machine import versions
@@ -153,3 +155,30 @@ def test_a_proposal_that_this_mqd_does_not_know_ends_the_process() -> None:
     entry = node.cluster.catalog.encode([batch])
     with pytest.raises(Fatal, match=r"entry 1000 .* can't be read by this version of mqd"):
         Catalog.apply(node.cluster.catalog, 1000, entry)
+
+
+def declared(scene: Scene, name: str, **arguments: str) -> list[str]:
+    """Have a client declare a queue; return what it is refused with."""
+    client = scene.client("a")
+    table: dict[str, Any] = {key.replace("_", "-"): value for key, value in arguments.items()}
+    client.ask("declare", name, commands.Queue.Declare(queue=name, durable=True, arguments=table))
+    scene.wait(lambda: client.asked is None)
+    return client.refusals
+
+
+def test_consumer_groups_wait_for_the_last_node() -> None:
+    scene = old_scene()
+    for name in "ab":
+        upgrade(scene, name)
+    group = {"x_queue_type": "stream-group", "x_stream": "s"}
+    (refused,) = declared(scene, "g", **group)
+    assert "not before all nodes run this version of mqd" in refused
+    upgrade(scene, "c")
+    scene.ticks(60)
+    assert not declared(scene, "s", x_queue_type="stream")
+    assert not declared(scene, "g", **group)
+    scene.settle()
+    queue_id = scene.nodes["a"].broker.vhost("/").queues["g"].queue_id
+    hosts = [node.cluster.hosts.grouped[queue_id] for node in scene.running]
+    assert [type(host) for host in hosts] == [ReplicatedGroupHost] * 3
+    assert len({host.replica.digest() for host in hosts}) == 1

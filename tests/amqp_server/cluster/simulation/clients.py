@@ -95,7 +95,7 @@ class Client:
         self.consumers: dict[str, int] = {}
         self.tags = 0
         self.closing = False
-        #: What the broker said when it closed a channel.
+        #: What the broker said when it closed a channel, or the connection.
         self.refusals: list[str] = []
         #: Bodies of what was delivered, in order.
         self.received: list[bytes] = []
@@ -171,6 +171,8 @@ class Client:
     def _of_connection(self, method: base.Frame | Delivery) -> None:
         if isinstance(method, commands.Connection.Close):
             self.world.ledger.note("connections closed by the broker")
+            self.refusals.append(str(method.reply_text))
+            self.asked = None
             self.node.turn.receive(self.session, frames.method_frame(0, commands.Connection.CloseOk()))
             self._ended()
         elif isinstance(method, commands.Connection.CloseOk):

@@ -1,0 +1,188 @@
+"""What the log of a consumer group holds, and its state as bytes.
+
+    entry   u8 version | u64 now_ms | batches of nodes, each with its length before it
+    batch   of one node, in msgpack: whose it is, and its commands
+
+Commands name consumers by a place in the list of keys of their batch. These are of the batch's own node:
+
+    ("attach", key, prefetch, next id)   ("detach", key, gone)            ("limit", key, prefetch)
+    ("get", key, next id)                ("sent", key, id)                ("purge", token, [(stream, first, stop)])
+    ("settle" | "return" | "discard", key, low, high)                     ("move", token, [(stream, offset)])
+
+And these are the leader's, with whole keys:
+
+    ("streams", [(stream, name)], [stream])                               streams that have come, and that have gone
+    ("begin", stream, offset)            ("passed", stream, low, stop)    ("buried", first, count)
+    ("hand", stream, key, low, stop)     ("nothing", key)                 ("stuck", before_ms)
+    ("node_down", node, incarnation)
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+#: Of entries and of states.
+VERSION = 1
+_ENTRY = struct.Struct(">BQ")
+_LENGTH = struct.Struct(">I")
+
+Key = tuple[Any, ...]
+Command = tuple[Any, ...]
+
+#: Commands whose second field is a consumer of the batch's node.
+KEYED = frozenset({"attach", "detach", "limit", "get", "sent", "settle", "return", "discard"})
+
+
+class CodecError(Exception):
+    """The bytes are nothing that this version knows."""
+
+
+class NodeBatch(msgspec.Struct, array_like=True, frozen=True):
+    """What one node has to say in one of its turns."""
+
+    node: str
+    #: The start of the node.
+    incarnation: int
+    #: Consecutive from 1 within an incarnation.
+    number: int
+    keys: list[tuple[str | int | bool | None, ...]]
+    commands: list[tuple[Any, ...]]
+
+
+class PartitionState(msgspec.Struct, array_like=True, frozen=True):
+    stream_id: int
+    name: str
+    number: int
+    cursor: int
+    generation: int
+    #: From, to, how often it came back; and why it died, and the number of the first death.
+    returned: list[tuple[int, int, int]]
+    dead: list[tuple[int, int, int, str, int]]
+    #: The place of its owner among the members; below zero if it has none.
+    owner: int
+    #: Who was handed something of it last, as long as somebody holds any.
+    holder: tuple[str | int | bool | None, ...]
+
+
+class MemberState(msgspec.Struct, array_like=True, frozen=True):
+    key: tuple[str | int | bool | None, ...]
+    prefetch: int
+    next_id: int
+    sent: int
+    #: First id, stream, from, to, how often it came back, when it was handed out.
+    portions: list[tuple[int, int, int, int, int, int]]
+
+
+class State(msgspec.Struct, array_like=True, frozen=True):
+    """All that a replica has."""
+
+    version: int
+    applied: int
+    now_ms: int
+    known: bool
+    generation: int
+    partitions: list[PartitionState]
+    members: list[MemberState]
+    leaving: list[MemberState]
+    getters: list[MemberState]
+    #: Who waits for single messages, its next delivery id, and how many are wanted.
+    getting: list[tuple[tuple[str | int | bool | None, ...], int, int]]
+    #: Node, incarnation and number of the last batch.
+    batches: list[tuple[str, int, int]]
+    gap: list[str] | None = None
+    #: The number of the next death.
+    deaths: int = 0
+
+
+_batch_decoder = msgspec.msgpack.Decoder(NodeBatch)
+_state_decoder = msgspec.msgpack.Decoder(State)
+
+
+def encode_batch(node: str, incarnation: int, number: int, commands: Iterable[Command]) -> bytes:
+    """Return what a node sends to the leader. Keys are those on this node."""
+    keys: dict[Key, int] = {}
+    encoded: list[Command] = []
+    for command in commands:
+        if command[0] in KEYED:
+            place = keys.setdefault(command[1], len(keys))
+            command = (command[0], place, *command[2:])
+        encoded.append(command)
+    return msgspec.msgpack.encode(NodeBatch(node, incarnation, number, list(keys), encoded))
+
+
+def encode_entry(now_ms: int, found: list[bytes]) -> bytes:
+    """Put the batches of nodes into one entry."""
+    parts = [_ENTRY.pack(VERSION, now_ms)]
+    for each in found:
+        parts += (_LENGTH.pack(len(each)), each)
+    return b"".join(parts)
+
+
+def decode_entry(data: bytes | memoryview) -> tuple[int, list[NodeBatch]]:
+    """Return time and batches; all commands have whole keys. Raises CodecError."""
+    try:
+        version, now_ms = _ENTRY.unpack_from(data)
+        if version != VERSION:
+            raise CodecError(f"an entry has version {version}, this mqd reads version {VERSION}")
+        found: list[NodeBatch] = []
+        at = _ENTRY.size
+        view = memoryview(data)
+        while at < len(data):
+            (size,) = _LENGTH.unpack_from(data, at)
+            at += _LENGTH.size
+            found.append(_with_keys(_batch_decoder.decode(view[at : at + size])))
+            at += size
+        return now_ms, found
+    except (struct.error, msgspec.MsgspecError, LookupError, TypeError) as error:
+        raise CodecError(f"no entry of a consumer group: {error}") from error
+
+
+def _with_keys(batch: NodeBatch) -> NodeBatch:
+    owner = batch.node, batch.incarnation
+    commands: list[Command] = []
+    for command in batch.commands:
+        verb = command[0]
+        if verb in KEYED:
+            command = (verb, (*owner, *batch.keys[command[1]]), *command[2:])
+        elif verb == "hand":
+            command = (verb, command[1], tuple(command[2]), *command[3:])
+        elif verb == "nothing":
+            command = (verb, tuple(command[1]))
+        commands.append(command)
+    return NodeBatch(batch.node, batch.incarnation, batch.number, [], commands)
+
+
+def encode_state(state: State) -> bytes:
+    return msgspec.msgpack.encode(state)
+
+
+def decode_state(data: bytes | memoryview) -> State:
+    """Raises CodecError."""
+    try:
+        state = _state_decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise CodecError(f"no state of a consumer group: {error}") from error
+    if state.version != VERSION:
+        raise CodecError(f"a state has version {state.version}, this mqd reads version {VERSION}")
+    return state
+
+
+__all__ = [
+    "VERSION",
+    "CodecError",
+    "Command",
+    "Key",
+    "MemberState",
+    "NodeBatch",
+    "PartitionState",
+    "State",
+    "decode_entry",
+    "decode_state",
+    "encode_batch",
+    "encode_entry",
+    "encode_state",
+]

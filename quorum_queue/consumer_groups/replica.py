@@ -1,0 +1,551 @@
+"""The replica of a consumer group on each member of its Raft group: the group, and what replication adds. Pure.
+
+Every replica applies the same entries and comes to the same state; every node then hands its own consumers what they were
+given. The state has only names of them: a consumer is its key, which begins with its node and that node's start.
+
+The leader is the coordinator: it knows how far the streams are, and proposes what to hand to whom. A proposal may come too
+late, because a member has gone or something has come back meanwhile. It is looked at when it is applied, and then nothing
+comes of it. So whatever a leader knew, a partition has one member at a time, and no message is handed out twice at once.
+
+A node numbers its batches, and replicas apply them only in order (see quorum_queue.machine.replicated).
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Any, NamedTuple, cast
+
+from quorum_queue.consumer_groups.entries import (
+    VERSION,
+    CodecError,
+    Command,
+    Key,
+    MemberState,
+    NodeBatch,
+    PartitionState,
+    State,
+    decode_state,
+    encode_state,
+)
+from quorum_queue.consumer_groups.group import Group, Member, Portion
+from quorum_queue.consumer_groups.partition import UNKNOWN, Partition, Span
+from quorum_queue.machine.effects import Reason
+
+#: Messages that may be on their way to one member. It says how far they are after each half of that. The same on all
+#: nodes, as all that entries do.
+AHEAD_MAX = 4096
+#: Higher than any delivery id.
+_ALL_IDS = 1 << 62
+
+
+class Handed(NamedTuple):
+    """Messages that a consumer of this node was given: those from `low` up to `stop`, by consecutive ids from `first` on."""
+
+    key: Key
+    stream_id: int
+    first: int
+    low: int
+    stop: int
+    attempts: int
+
+
+class Death(NamedTuple):
+    """Messages that have died and are on their way to where dead letters go.
+
+    Deaths are numbered, and these have consecutive numbers from `first` on. So a target knows a letter that comes again,
+    and a message that dies once more after a reset is another letter.
+    """
+
+    partition: Partition
+    span: Span
+    reason: Reason
+    first: int
+
+
+class Applied:
+    """What an entry means for this node."""
+
+    __slots__ = (
+        "attached",
+        "forgotten",
+        "gone",
+        "got_nothing",
+        "handed",
+        "lost",
+        "missed",
+        "moved",
+        "numbers",
+        "purged",
+    )
+
+    def __init__(self) -> None:
+        #: Own batches that were applied, and own ones in an entry that no member can read any more.
+        self.numbers: list[int] = []
+        self.missed = range(0)
+        #: Own consumers that asked to be attached, and why they were not.
+        self.attached: list[tuple[Key, str | None]] = []
+        self.handed: list[Handed] = []
+        #: Own getters that get nothing.
+        self.got_nothing: list[Key] = []
+        #: (token, messages) of own purges, and tokens of own moves.
+        self.purged: list[tuple[int, int]] = []
+        self.moved: list[int] = []
+        #: Own consumers that were removed because the group took the node for down; nothing of `handed` is theirs.
+        self.gone: list[Key] = []
+        #: Own consumers that have lost their places for good.
+        self.lost: list[Key] = []
+        #: Streams of which nobody holds any more what was handed out in earlier entries.
+        self.forgotten: list[int] = []
+
+
+class Replica:
+    """One member's copy of a group."""
+
+    __slots__ = (
+        "_applied",
+        "_own",
+        "applied",
+        "batches",
+        "dead",
+        "dead_letters",
+        "deaths",
+        "gap",
+        "getting",
+        "group",
+        "known",
+        "now_ms",
+    )
+
+    def __init__(self, delivery_limit: int | None, *, dead_letters: bool) -> None:
+        """As the group was declared. `dead_letters`: what has died goes somewhere."""
+        self.group = Group(delivery_limit)
+        self.dead_letters = dead_letters
+        #: Index of the last entry applied, and its time.
+        self.applied = 0
+        self.now_ms = 0
+        #: It was told its streams: what comes from now on is read from its first message on.
+        self.known = False
+        #: What has died and is not where it goes.
+        self.dead: list[Death] = []
+        #: The number of the next death.
+        self.deaths = 0
+        #: Who waits for a single message: the next delivery id, and how many are wanted.
+        self.getting: dict[Key, tuple[int, int]] = {}
+        #: Incarnation and number of the last batch applied, by node.
+        self.batches: dict[str, tuple[int, int]] = {}
+        #: After an entry was given up: the nodes with a batch applied since.
+        self.gap: dict[str, None] | None = None
+        self._applied = Applied()
+        self._own: tuple[str, int] = ("", 0)
+
+    def passed_over(self, index: int) -> None:
+        """No member can read the entry with this index any more."""
+        self.applied = index
+        self.gap = {}
+
+    def apply(self, index: int, now_ms: int, found: list[NodeBatch], own: tuple[str, int]) -> Applied:
+        """Apply an entry; return what it means for the node and incarnation `own`. Raises CodecError."""
+        if index <= self.applied:
+            raise ValueError(f"entry {index} comes after entry {self.applied}")
+        self.applied = index
+        self.now_ms = max(self.now_ms, now_ms)
+        applied = self._applied = Applied()
+        self._own = own
+        for batch in found:
+            before = self.batches.get(batch.node, (0, 0))
+            if not self._is_next(batch):
+                continue
+            is_own = batch.node == own[0] and batch.incarnation == own[1]
+            if is_own:
+                last = before[1] if before[0] == batch.incarnation else 0
+                if batch.number != last + 1:
+                    applied.missed = range(last + 1, batch.number)
+                applied.numbers.append(batch.number)
+            for command in batch.commands:
+                self._run(command, is_own=is_own)
+        self._finish()
+        return applied
+
+    def begin_with(self, index: int, now_ms: int) -> None:
+        """The group was put in as it was without a log: its log goes on behind this entry."""
+        self.applied, self.now_ms = index, now_ms
+        self._finish()
+
+    def _is_next(self, batch: NodeBatch) -> bool:
+        """Return whether this batch is next in order, and note it. The first batch of a new start ends the earlier one."""
+        incarnation, last = self.batches.get(batch.node, (0, 0))
+        may_miss = self.gap is not None and batch.node not in self.gap
+        if batch.incarnation > incarnation:
+            if batch.number != 1 and not may_miss:
+                return False
+            self._node_down(batch.node, batch.incarnation - 1)
+        elif (
+            batch.incarnation < incarnation
+            or batch.number <= last
+            or (batch.number > last + 1 and not may_miss)
+        ):
+            return False
+        self.batches[batch.node] = (batch.incarnation, batch.number)
+        if self.gap is not None:
+            self.gap[batch.node] = None
+        return True
+
+    def _finish(self) -> None:
+        group = self.group
+        group.rebalance()
+        if group.dead:
+            dead, group.dead = group.dead, []
+            if self.dead_letters:
+                for each in dead:
+                    self._die(*each)
+            else:
+                for partition, span, _ in dead:
+                    group.buried(partition, span.low, span.stop)
+        # Nothing of it is stored by itself.
+        group.changed.clear()
+
+    def _die(self, partition: Partition, span: Span, reason: Reason) -> None:
+        first, self.deaths = self.deaths, self.deaths + span.stop - span.low
+        if self.dead:
+            last = self.dead[-1]
+            low, stop, attempts = last.span
+            follows = last.first + stop - low == first and stop == span.low and attempts == span.attempts
+            if last.partition is partition and last.reason == reason and follows:
+                # Many are refused one by one.
+                self.dead[-1] = Death(partition, Span(low, span.stop, attempts), reason, last.first)
+                return
+        self.dead.append(Death(partition, span, reason, first))
+
+    # -- commands --------------------------------------------------------------------------------------------------
+
+    def _run(self, command: Command, *, is_own: bool) -> None:
+        """Raises CodecError."""
+        try:
+            self._do(command, is_own=is_own)
+        except (IndexError, TypeError, KeyError) as error:
+            raise CodecError(f"a command of a consumer group: {command[0]!r}: {error!r}") from error
+
+    def _do(self, command: Command, *, is_own: bool) -> None:
+        group, verb = self.group, command[0]
+        if verb == "settle":
+            group.settle(command[1], command[2], command[3])
+        elif verb == "hand":
+            self._hand(command[1], command[2], command[3], command[4])
+        elif verb == "sent":
+            member = group.find(command[1])
+            if member is not None and command[2] > member.sent:
+                member.sent = command[2]
+                group.roomy[member] = None
+        elif verb == "return":
+            group.give_back(command[1], command[2], command[3])
+        elif verb == "discard":
+            group.discard(command[1], command[2], command[3])
+        elif verb == "attach":
+            self._attach(command[1], command[2], command[3], is_own=is_own)
+        elif verb == "detach":
+            self._leave(command[1], gone=command[2])
+        elif verb == "limit":
+            member = group.members.get(command[1])
+            if member is not None:
+                member.prefetch = command[2]
+                group.roomy[member] = None
+        elif verb == "get":
+            self.getting[command[1]] = command[2], self.getting.get(command[1], (0, 0))[1] + 1
+        elif verb == "nothing":
+            self._got_nothing(command[1])
+        elif verb == "streams":
+            self._streams(command[1], command[2])
+        elif verb == "begin":
+            partition = group.partitions.get(command[1])
+            if partition is not None and partition.cursor == UNKNOWN:
+                group.begin(partition, command[2])
+        elif verb == "passed":
+            partition = group.partitions.get(command[1])
+            if partition is not None:
+                partition.passed(command[2], command[3])
+                group.freed[partition] = None
+        elif verb == "buried":
+            self._buried(command[1], command[2])
+        elif verb == "purge":
+            self._purge(command[1], command[2], is_own=is_own)
+        elif verb == "move":
+            self._move(command[1], command[2], is_own=is_own)
+        elif verb == "stuck":
+            for member in group.stuck(command[1]):
+                self._lose(member.key)
+        elif verb == "node_down":
+            self._node_down(command[1], command[2])
+        else:
+            raise CodecError(f"no command of a consumer group is called {verb!r}")
+
+    def _is_own(self, key: Key) -> bool:
+        node, incarnation = self._own
+        return bool(key[0] == node and key[1] == incarnation)
+
+    # -- members ---------------------------------------------------------------------------------------------------
+
+    def _attach(self, key: Key, prefetch: int, next_id: int, *, is_own: bool) -> None:
+        refused = None
+        if self.known and not self.group.partitions:
+            refused = "the stream of the group is gone"
+        else:
+            if self.group.find(key) is not None:
+                # Its node knows nothing of what it had.
+                self.group.leave(key, gone=True)
+            self.group.join(_member(key, prefetch, next_id, next_id))
+        if is_own:
+            self._applied.attached.append((key, refused))
+
+    def _leave(self, key: Key, *, gone: bool) -> None:
+        """A consumer leaves. Its node has told how far it was sent what it was given: nobody has seen the rest."""
+        member = self.group.find(key)
+        if member is not None:
+            self.group.give_back(key, member.sent, _ALL_IDS, seen=False)
+            self._applied.handed = [each for each in self._applied.handed if each.key != key]
+        self._detach(key, gone=gone)
+
+    def _detach(self, key: Key, *, gone: bool) -> None:
+        self.group.leave(key, gone=gone)
+        if gone:
+            self.getting.pop(key, None)
+            self._applied.handed = [each for each in self._applied.handed if each.key != key]
+
+    def _lose(self, key: Key) -> None:
+        self._detach(key, gone=True)
+        if self._is_own(key):
+            self._applied.lost.append(key)
+
+    def _node_down(self, node: str, incarnation: int) -> None:
+        """A node has ended, or has none of its consumers of these starts any more."""
+        for key in self.holders():
+            if key[0] == node and key[1] <= incarnation:
+                self._detach(key, gone=True)
+                if self._is_own(key):
+                    self._applied.gone.append(key)
+
+    def holders(self) -> list[Key]:
+        """Return all who have, or wait for, something."""
+        group = self.group
+        return list(dict.fromkeys([*group.members, *group.leaving, *group.getters, *self.getting]))
+
+    def nodes(self) -> list[tuple[str, int]]:
+        """Return the nodes of consumers, with their starts: nodes that are down need a node_down."""
+        return list(dict.fromkeys([(key[0], key[1]) for key in self.holders()]))
+
+    # -- partitions ------------------------------------------------------------------------------------------------
+
+    def _streams(self, come: list[list[Any]], gone: list[int]) -> None:
+        group, known = self.group, self.known
+        for stream_id in gone:
+            if stream_id in group.partitions:
+                group.remove(stream_id)
+                self._forget(stream_id)
+                self.dead = [each for each in self.dead if each.partition.stream_id != stream_id]
+        for stream_id, name in come:
+            if stream_id not in group.partitions:
+                number = max([each.number for each in group.partitions.values()], default=-1) + 1
+                partition = Partition(stream_id, name, number)
+                group.add(partition)
+                if known:
+                    group.begin(partition, 0)
+        self.known = True
+        if not group.partitions:
+            for key in list(group.members):
+                self._lose(key)
+
+    def _forget(self, stream_id: int) -> None:
+        """Nobody holds what was handed out of it."""
+        applied = self._applied
+        applied.forgotten.append(stream_id)
+        applied.handed = [each for each in applied.handed if each.stream_id != stream_id]
+
+    def _move(self, token: int, places: list[list[int]], *, is_own: bool) -> None:
+        for stream_id, offset in places:
+            partition = self.group.partitions.get(stream_id)
+            if partition is not None:
+                self.group.move(partition, offset)
+                self._forget(stream_id)
+                self.dead = [each for each in self.dead if each.partition is not partition]
+        if is_own:
+            self._applied.moved.append(token)
+
+    def _purge(self, token: int, places: list[list[int]], *, is_own: bool) -> None:
+        count = 0
+        for stream_id, first, stop in places:
+            partition = self.group.partitions.get(stream_id)
+            if partition is not None and partition.cursor != UNKNOWN:
+                count += self.group.skip_unread(partition, first, stop)
+        if is_own:
+            self._applied.purged.append((token, count))
+
+    # -- deliveries ------------------------------------------------------------------------------------------------
+
+    def _hand(self, stream_id: int, key: Key, low: int, stop: int) -> None:
+        """Hand to a consumer what comes next, as far as it may have it; nothing if that is not what was meant."""
+        group = self.group
+        partition = group.partitions.get(stream_id)
+        if partition is None or partition.cursor == UNKNOWN:
+            return
+        member = group.members.get(key)
+        wanted = self.getting.get(key)
+        if member is None and wanted is not None:
+            member = group.getters.get(key) or _member(key, 0, wanted[0], wanted[0], limited=False)
+            stop = min(stop, low + 1)
+            if not partition.is_open_to(member):
+                return
+        elif member is None or partition.active() is not member:
+            return
+        span = partition.upcoming()
+        if span.low != low:
+            return
+        count = min(stop, span.stop) - low
+        count = min(count, member.room())
+        if count <= 0:
+            return
+        if wanted is not None and key not in group.members:
+            group.getters[key] = member
+            self._got_one(key)
+        stop = low + count
+        first = group.hand(partition, member, range(low, stop), stop, span.attempts, self.now_ms)
+        if self._is_own(key):
+            self._applied.handed.append(Handed(key, stream_id, first, low, stop, span.attempts))
+
+    def _got_one(self, key: Key) -> None:
+        next_id, count = self.getting[key]
+        if count > 1:
+            self.getting[key] = next_id, count - 1
+        else:
+            del self.getting[key]
+
+    def _got_nothing(self, key: Key) -> None:
+        if key in self.getting:
+            self._got_one(key)
+            if self._is_own(key):
+                self._applied.got_nothing.append(key)
+
+    def _buried(self, first: int, count: int) -> None:
+        """Letters with these numbers are where they go. A reset may have put other messages in their places since."""
+        left: list[Death] = []
+        for each in self.dead:
+            partition, span, reason, number = each
+            start, end = max(first - number, 0), min(first + count - number, span.stop - span.low)
+            if start >= end:
+                left.append(each)
+                continue
+            low, stop = span.low + start, span.low + end
+            self.group.buried(partition, low, stop)
+            if span.low < low:
+                left.append(Death(partition, span._replace(stop=low), reason, number))
+            if span.stop > stop:
+                left.append(Death(partition, span._replace(low=stop), reason, number + end))
+        self.dead = left
+
+    # -- the whole state -------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> bytes:
+        group = self.group
+        places = {key: place for place, key in enumerate(group.members)}
+        partitions = [
+            PartitionState(
+                each.stream_id,
+                each.name,
+                each.number,
+                each.cursor,
+                each.generation,
+                [(span.low, span.stop, span.attempts) for span in each.returned.all()],
+                [(*dead.span, dead.reason, dead.first) for dead in self.dead if dead.partition is each],
+                -1 if each.owner is None else places[each.owner.key],
+                () if each.holder is None else each.holder.key,
+            )
+            for each in group.partitions.values()
+        ]
+        state = State(
+            VERSION,
+            self.applied,
+            self.now_ms,
+            self.known,
+            group.generation,
+            partitions,
+            [_state_of(each) for each in group.members.values()],
+            [_state_of(each) for each in group.leaving.values()],
+            [_state_of(each) for each in group.getters.values()],
+            [(key, *wanted) for key, wanted in self.getting.items()],
+            [(node, *last) for node, last in sorted(self.batches.items())],
+            None if self.gap is None else sorted(self.gap),
+            self.deaths,
+        )
+        return encode_state(state)
+
+    @classmethod
+    def restore(cls, data: bytes | memoryview, delivery_limit: int | None, *, dead_letters: bool) -> Replica:
+        """Build a replica from what `snapshot` returned. Raises CodecError."""
+        state = decode_state(data)
+        replica = cls(delivery_limit, dead_letters=dead_letters)
+        group = replica.group
+        replica.applied, replica.now_ms, replica.known = state.applied, state.now_ms, state.known
+        replica.deaths = state.deaths
+        for each in state.partitions:
+            partition = Partition(each.stream_id, each.name, each.number)
+            partition.cursor, partition.generation = each.cursor, each.generation
+            for span in each.returned:
+                partition.returned.add(Span(*span))
+            for low, stop, attempts, reason, first in each.dead:
+                span_of = Span(low, stop, attempts)
+                partition.dying.add(span_of)
+                replica.dead.append(Death(partition, span_of, cast(Reason, reason), first))
+            group.add(partition)
+        for found, members, limited in (
+            (state.members, group.members, True),
+            (state.leaving, group.leaving, True),
+            (state.getters, group.getters, False),
+        ):
+            for saved in found:
+                members[saved.key] = _restored(group, saved, limited=limited)
+        owners = list(group.members.values())
+        for each in state.partitions:
+            partition = group.partitions[each.stream_id]
+            if each.holder:
+                # Another one of its channel may hold the rest.
+                partition.holder = group.find(each.holder) or _member(each.holder, 0, 0, 0)
+            if each.owner >= 0:
+                owner = owners[each.owner]
+                partition.owner = owner
+                owner.owned[partition] = None
+        replica.dead.sort(key=lambda each: each.first)
+        group.generation = state.generation
+        group.settled_down()
+        replica.getting = {key: (next_id, count) for key, next_id, count in state.getting}
+        replica.batches = {node: (incarnation, number) for node, incarnation, number in state.batches}
+        replica.gap = None if state.gap is None else dict.fromkeys(state.gap)
+        return replica
+
+    def digest(self) -> bytes:
+        """16 bytes that are equal on replicas that applied the same entries."""
+        return blake2b(self.snapshot(), digest_size=16).digest()
+
+
+def _member(key: Key, prefetch: int, next_id: int, sent: int, *, limited: bool = True) -> Member:
+    # The last two fields of a key are the consumer's own.
+    member = Member(key, prefetch=prefetch, channel=key[:-2], ahead_max=AHEAD_MAX if limited else 0)
+    member.next_id, member.sent = next_id, sent
+    return member
+
+
+def _state_of(member: Member) -> MemberState:
+    portions = [
+        (first, each.partition.stream_id, each.low, each.stop, each.attempts, each.at_ms)
+        for first, each in member.portions()
+    ]
+    return MemberState(member.key, member.prefetch, member.next_id, member.sent, portions)
+
+
+def _restored(group: Group, saved: MemberState, *, limited: bool) -> Member:
+    member = _member(saved.key, saved.prefetch, saved.next_id, saved.sent, limited=limited)
+    for first, stream_id, low, stop, attempts, at_ms in saved.portions:
+        partition = group.partitions[stream_id]
+        partition.held.add(Span(low, stop, attempts))
+        member.put(first, Portion(partition, range(low, stop), stop, attempts, at_ms))
+    return member
+
+
+__all__ = ["AHEAD_MAX", "Applied", "Death", "Handed", "Replica"]

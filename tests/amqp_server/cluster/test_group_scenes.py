@@ -1,0 +1,108 @@
+"""Consumer groups on simulated nodes, and what happens to them there by design and not by chance."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from amqp_server.broker.operations import DeclareQueue
+from amqp_server.broker.records import QueueRecord, encoded
+from amqp_server.streams.replicated_group import ReplicatedGroupHost
+from amqp_server.wire import content
+from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.run import Attributes, Run
+from quorum_queue.ports import Got
+from tests.amqp_server.cluster.simulation.cluster import by_hand
+from tests.amqp_server.cluster.simulation.streams import HEADER
+from tests.amqp_server.cluster.test_simulation_scenes import Scene
+
+MEMBERS = ("a", "b", "c")
+
+
+@pytest.fixture(autouse=True)
+def hand() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    with by_hand():
+        yield
+    logging.disable(logging.NOTSET)
+
+
+class Accepted:
+    """An origin of publishes."""
+
+    def confirmed(self, first: int, last: int) -> None: ...
+
+    def refused(self, first: int, last: int) -> None:
+        raise AssertionError("a publish is refused")
+
+
+class GroupScene(Scene):
+    def __init__(self) -> None:
+        super().__init__()
+        self.declare_as("s", **{"x-queue-type": "stream"})
+        self.declare_as("dead", **{"x-queue-type": "quorum"})
+        dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+        self.declare_as(
+            "g", **{"x-queue-type": "stream-group", "x-stream": "s", "x-stream-offset": "first"}, **dead
+        )
+
+    def declare_as(self, name: str, **arguments: str) -> None:
+        record = QueueRecord(
+            "/",
+            name,
+            0,
+            False,
+            encoded(arguments),
+            type=arguments["x-queue-type"],
+            members=MEMBERS,
+            leader="a",
+        )
+        self.propose("a", DeclareQueue(record))
+        self.settle()
+
+    def host(self, node: str, name: str) -> Any:
+        return self.nodes[node].broker.vhost("/").queues[name].host
+
+    def append(self, count: int) -> None:
+        bodies = [b"%d" % number for number in range(count)]
+        contents = [content.build(HEADER, body, 1, 4096) for body in bodies]
+        run = Run(range(count), contents, b"\x00\x01s", Attributes(True, 0, None, 1, 4096))
+        self.nodes["a"].turn.run(self.host("a", "s").submit, ("enqueue", run, Accepted(), 0))
+        self.settle()
+
+    def get(self, node: str) -> int:
+        """Get the next message of the group, and return its delivery id."""
+        found: list[Any] = []
+        consumer = Consumer((1, 1, None, False), sink=object())
+        self.nodes[node].turn.run(self.host(node, "g").get, consumer, found.append)
+        self.wait(lambda: bool(found))
+        assert isinstance(found[0], Got)
+        return found[0].first_id
+
+    def reject(self, node: str, delivery: int) -> None:
+        self.nodes[node].turn.run(
+            self.host(node, "g").submit, ("discard", (1, 1, None, False), delivery, delivery)
+        )
+        self.settle()
+
+
+def test_a_dead_letter_that_the_next_leader_sends_again_is_taken_once() -> None:
+    scene = GroupScene()
+    scene.append(3)
+    queue_id = scene.host("a", "g").queue_id
+    leader: ReplicatedGroupHost = scene.lead("a", queue_id).machine  # type: ignore[assignment]
+    submit = leader.submit
+    # The leader falls before the others hear that the letters are where they go.
+    leader.submit = lambda *commands: submit(*[each for each in commands if each[0] != "buried"])  # type: ignore[method-assign]
+    for _ in range(3):
+        scene.reject("b", scene.get("b"))
+    assert scene.host("b", "dead").ready_count == 3
+    assert sum(each.span.stop - each.span.low for each in scene.host("b", "g").replica.dead) == 3
+    scene.crash(scene.nodes["a"])
+    scene.wait(lambda: not scene.host("b", "g").replica.dead)
+    scene.doubt_all()
+    scene.settle()
+    assert {scene.host(name, "dead").ready_count for name in "bc"} == {3}

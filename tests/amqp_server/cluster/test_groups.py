@@ -1,0 +1,288 @@
+"""Consumer groups on three real nodes: members of any node, nodes that are killed, and what an operator sees of them."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pika
+import pytest
+from pika.exceptions import AMQPError
+
+from amqp_server.mqctl.client import Failure
+from conformance_tests.patience import PATIENCE_S
+from tests.amqp_server.cluster.conftest import OPTIONS
+from tests.amqp_server.cluster.ring import NAMES, PERSISTENT, Ring
+from tests.reliability.node import Node, wait_until
+
+STREAM = {"x-queue-type": "stream"}
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
+    with Ring(tmp_path_factory.mktemp("groups"), *OPTIONS) as started:
+        yield started
+        for name, node in started.nodes.items():
+            assert "Traceback" not in node.log(), (name, node.log()[-6000:])
+
+
+@pytest.fixture
+def ring(three: Ring) -> Ring:
+    three.heal()
+    return three
+
+
+def declare(ring: Ring, name: str, copies: int = 3, **arguments: str | int) -> str:
+    """Declare a stream on so many nodes and a group over it; return the name of the group."""
+    table: dict[str, str | int] = {
+        "x-queue-type": "stream-group",
+        "x-stream": name,
+        "x-stream-offset": "first",
+    }
+    table |= {key.replace("_", "-"): value for key, value in arguments.items()}
+    with ring.channel("n1") as channel:
+        channel.queue_declare(name, durable=True, arguments=STREAM | {"x-initial-cluster-size": copies})
+        channel.queue_declare(f"{name}-group", durable=True, arguments=table)
+    return f"{name}-group"
+
+
+def append(ring: Ring, at: str, stream: str, low: int, stop: int) -> None:
+    with ring.channel(at, confirm=False) as channel:
+        channel.tx_select()
+        for number in range(low, stop):
+            channel.basic_publish("", stream, b"%d" % number, PERSISTENT)
+        channel.tx_commit()
+
+
+Taken = tuple[int, int, bool, str]
+
+
+def take(
+    ring: Ring, at: str, group: str, count: int, *, ack: bool = True, prefetch: int = 100
+) -> list[Taken]:
+    """Consume so many messages at a node; return offset, number, flag and the stream of each."""
+    found: list[Taken] = []
+    with ring.channel(at, confirm=False) as channel:
+        channel.basic_qos(prefetch_count=prefetch)
+        for method, properties, body in channel.consume(group, inactivity_timeout=PATIENCE_S):
+            assert method is not None, f"{at} has given {len(found)} of {count} messages: {ring.logs()}"
+            headers = properties.headers
+            found.append((headers["x-stream-offset"], int(body), method.redelivered, headers["x-stream"]))
+            if ack:
+                channel.basic_ack(method.delivery_tag)
+            if len(found) == count:
+                break
+        if ack:
+            channel.cancel()
+    return found
+
+
+def as_new(stream: str, low: int, stop: int) -> list[Taken]:
+    return [(number, number, False, stream) for number in range(low, stop)]
+
+
+def test_members_are_clients_of_any_node(ring: Ring) -> None:
+    group = declare(ring, "any")
+    for place, name in enumerate(NAMES):
+        append(ring, NAMES[place - 1], "any", 20 * place, 20 * place + 20)
+        assert take(ring, name, group, 20) == as_new("any", 20 * place, 20 * place + 20)
+    with ring.channel("n2") as channel:
+        assert channel.basic_get(group)[0] is None
+    ring.equal(group, *NAMES)
+
+
+def test_what_a_dead_node_held_comes_to_another_one_flagged(ring: Ring) -> None:
+    group = declare(ring, "dead")
+    append(ring, "n1", "dead", 0, 30)
+    leader = ring.leader(group)
+    tags: list[int] = []
+    # The connection breaks, and pika says so wherever it is by then.
+    with suppress(AMQPError), ring.connection(leader) as connection:
+        channel = connection.channel()
+        channel.basic_qos(prefetch_count=10)
+        for method, _, _ in channel.consume(group, inactivity_timeout=PATIENCE_S):
+            tags.append(method.delivery_tag)
+            if len(tags) == 10:
+                break
+        channel.tx_select()
+        channel.basic_ack(tags[3], multiple=True)
+        channel.tx_commit()
+        # Those come ahead that there is room for now.
+        ring.nodes[leader].kill()
+    assert not ring.nodes[leader].running
+    other = next(name for name in NAMES if name != leader)
+    found = take(ring, other, group, 26)
+    assert [(offset, number) for offset, number, _, _ in found] == [(each, each) for each in range(4, 30)]
+    flags = [flag for _, _, flag, _ in found]
+    assert all(flags[:6]) and flags == sorted(flags, reverse=True)
+
+
+class Worker(threading.Thread):
+    """Consumes at a node until it has seen the last message; it is quiet about a connection that breaks."""
+
+    def __init__(self, ring: Ring, at: str, group: str) -> None:
+        super().__init__(daemon=True)
+        self._ring, self._at, self._group = ring, at, group
+        self.ends = threading.Event()
+        self.found: list[tuple[int, bool]] = []
+        self.acked: list[int] = []
+
+    def run(self) -> None:
+        with suppress(AMQPError, OSError), self._ring.connection(self._at) as connection:
+            channel = connection.channel()
+            channel.basic_qos(prefetch_count=50)
+            for method, _, body in channel.consume(self._group, inactivity_timeout=0.2):
+                if method is not None:
+                    self.found.append((int(body), method.redelivered))
+                    channel.basic_ack(method.delivery_tag)
+                    self.acked.append(int(body))
+                if self.ends.is_set():
+                    break
+
+
+def test_a_member_notices_nothing_of_a_change_of_the_leader(ring: Ring) -> None:
+    group = declare(ring, "kept")
+    leader = ring.leader(group)
+    at = next(name for name in NAMES if name != leader)
+    worker = Worker(ring, at, group)
+    worker.start()
+    append(ring, at, "kept", 0, 500)
+    wait_until("it has some", lambda: len(worker.found) >= 500, state=lambda: str(len(worker.found)))
+    ring.nodes[leader].kill()
+    append(ring, at, "kept", 500, 1500)
+    wait_until("it has all", lambda: len(worker.found) >= 1500, state=lambda: str(len(worker.found)))
+    worker.ends.set()
+    worker.join(PATIENCE_S)
+    assert worker.found == [(number, False) for number in range(1500)]
+
+
+def test_a_cluster_that_lost_its_power_goes_on_where_the_group_was(ring: Ring) -> None:
+    group = declare(ring, "power")
+    append(ring, "n2", "power", 0, 40)
+    assert take(ring, "n2", group, 25, prefetch=1) == as_new("power", 0, 25)
+    for name in NAMES:
+        ring.nodes[name].kill()
+    ring.start(*NAMES)
+    found = take(ring, "n3", group, 15)
+    assert [number for _, number, _, _ in found] == [*range(25, 40)]
+
+
+def test_members_read_a_stream_that_their_nodes_do_not_have(ring: Ring) -> None:
+    group = declare(ring, "few", copies=1)
+    assert len(ring.queue("n1", "few")["placed"]) == 1
+    for place, name in enumerate(NAMES):
+        append(ring, NAMES[place - 1], "few", 20 * place, 20 * place + 20)
+        assert take(ring, name, group, 20) == as_new("few", 20 * place, 20 * place + 20)
+
+
+def test_rejected_messages_go_where_dead_letters_go(ring: Ring) -> None:
+    with ring.channel("n1") as channel:
+        channel.queue_declare("dying-dead", durable=True, arguments={"x-queue-type": "quorum"})
+    group = declare(ring, "dying", x_dead_letter_exchange="", x_dead_letter_routing_key="dying-dead")
+    append(ring, "n1", "dying", 0, 4)
+    with ring.channel("n3", confirm=False) as channel:
+        for number in range(4):
+            method = None
+            while method is None:
+                method, _, body = channel.basic_get(group)
+            assert int(body) == number
+            if number % 2:
+                channel.basic_nack(method.delivery_tag, requeue=False)
+            else:
+                channel.basic_ack(method.delivery_tag)
+    dead: list[int] = []
+
+    def gets() -> bool:
+        with ring.channel("n2", confirm=False) as channel:
+            method, _, body = channel.basic_get("dying-dead", auto_ack=True)
+            if method is not None:
+                dead.append(int(body))
+        return len(dead) == 2
+
+    wait_until("the dead letters are there", gets, state=lambda: str(dead))
+    assert dead == [1, 3]
+
+
+def test_a_stuck_member_is_cancelled_and_another_one_goes_on(ring: Ring) -> None:
+    group = declare(ring, "stuck", x_consumer_timeout=1000)
+    append(ring, "n1", "stuck", 0, 5)
+    cancelled = threading.Event()
+    with ring.connection("n2") as connection:
+        channel = connection.channel()
+        channel.add_on_cancel_callback(lambda frame: cancelled.set())
+        channel.basic_qos(prefetch_count=2)
+        channel.basic_consume(group, lambda *delivery: None)
+        for _ in range(100):
+            connection.process_data_events(0.1)
+            if cancelled.is_set():
+                break
+        assert cancelled.is_set()
+        found = take(ring, "n3", group, 5)
+    assert [(number, flag) for _, number, flag, _ in found] == [
+        (0, True),
+        (1, True),
+        (2, False),
+        (3, False),
+        (4, False),
+    ]
+
+
+def test_an_operator_sees_and_moves_it(ring: Ring) -> None:
+    group = declare(ring, "seen")
+    append(ring, "n1", "seen", 0, 20)
+    assert take(ring, "n1", group, 20) == as_new("seen", 0, 20)
+    for name in NAMES:
+        wait_until(
+            "the lag is known",
+            lambda name=name: ring.get(name, f"/api/groups/%2F/{group}")["messages"] == 0,
+        )
+        told = ring.get(name, f"/api/groups/%2F/{group}")
+        assert [each["committed_offset"] for each in told["partition_details"]] == [20]
+    ring.mqctl("n2", "reset_group", group, "--to", "5")
+    found = take(ring, "n3", group, 15)
+    assert [number for _, number, _, _ in found] == [*range(5, 20)]
+    with ring.connection("n1") as connection:
+        channel = connection.channel()
+        channel.basic_consume(group, lambda *delivery: None)
+        with pytest.raises(Failure, match="members"):
+            ring.mqctl("n2", "reset_group", group, "--to", "first")
+    with ring.channel("n1") as channel:
+        append(ring, "n1", "seen", 20, 30)
+        assert channel.queue_purge(group).method.message_count == 10
+        channel.queue_delete(group)
+    assert group not in json.dumps(ring.get("n3", "/api/groups"))
+
+
+def test_a_node_that_stood_alone_brings_its_groups(tmp_path_factory: pytest.TempPathFactory) -> None:
+    empty = Ring(tmp_path_factory.mktemp("brought"), *OPTIONS)
+    try:
+        with Node(empty.directory / "n1", "--disk-free-min-bytes", "1MiB") as alone:
+            where = pika.ConnectionParameters("127.0.0.1", alone.port, heartbeat=0)
+            connection = pika.BlockingConnection(where)
+            channel = connection.channel()
+            channel.queue_declare("brought", durable=True, arguments=STREAM)
+            table = {"x-queue-type": "stream-group", "x-stream": "brought", "x-stream-offset": "first"}
+            channel.queue_declare("g", durable=True, arguments=table)
+            channel.tx_select()
+            for number in range(30):
+                channel.basic_publish("", "brought", b"%d" % number, PERSISTENT)
+            channel.tx_commit()
+            channel.basic_qos(prefetch_count=10)
+            tags = []
+            for method, _, _ in channel.consume("g", inactivity_timeout=PATIENCE_S):
+                tags.append(method.delivery_tag)
+                if len(tags) == 10:
+                    break
+            channel.basic_ack(tags[4], multiple=True)
+            channel.tx_commit()
+            alone.kill()
+        empty.start(*NAMES)
+        found = take(empty, "n2", "g", 25)
+        assert [number for _, number, _, _ in found] == [*range(5, 30)]
+        assert all(flag for _, _, flag, _ in found[:5])
+        wait_until("all keep it", lambda: len(empty.queue("n1", "g")["placed"]) == 3)
+        empty.equal("g", *NAMES)
+    finally:
+        empty.close()

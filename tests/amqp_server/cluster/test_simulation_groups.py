@@ -1,0 +1,97 @@
+"""A fixed set of seeds of a consumer group on whole nodes, proof that they exercise what they are there for, and bugs that
+they find."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from amqp_server.streams.replicated_group import ReplicatedGroupHost
+from quorum_queue.consumer_groups.group import Group
+from quorum_queue.consumer_groups.partition import Partition
+from tests.amqp_server.cluster.simulation import groups
+from tests.turns import Violation
+
+SEEDS = 6
+#: Seeds within which a bug must be found.
+MUTATION_SEEDS = 10
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Nodes have much to say of what is done to them here."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def test_seeds_and_what_they_reach() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        try:
+            run = groups.run(seed)
+        except Exception as error:
+            error.add_note(f"python -m tests.amqp_server.cluster.simulation.groups --seed {seed}")
+            raise
+        seen.update(run.stream.count)
+        seen.update(run.ledger.count)
+    least = {
+        "delivered to members": 1000, "flagged": 20, "members come": 100, "copies change": 20, "groups checked": 24, "crashes": 20,
+        "partitions": 4, "leaders hand over": 2,
+    }  # fmt: skip
+    assert {name: seen[name] for name in least if seen[name] < least[name]} == {}, seen
+
+
+class Mutation(NamedTuple):
+    name: str
+    target: Any
+    attribute: str
+    mutant: Callable[..., Any]
+
+
+def whoever_owns_it(self: Partition) -> Any:
+    """A new owner does not wait until the one before has let go."""
+    return self.owner
+
+
+_give_back: Any = Group._give_back
+
+
+def as_new(self: Group, portions: list[Any], more: int = 1) -> None:
+    """What comes back is not flagged."""
+    _give_back(self, portions, 0)
+
+
+def stays_as_it_is(self: ReplicatedGroupHost) -> None:
+    """Consumers of nodes that are gone keep their places."""
+
+
+_detach: Any = ReplicatedGroupHost._detach
+
+
+def says_nothing(self: ReplicatedGroupHost, key: Any, *, gone: bool) -> Any:
+    """A consumer that leaves does not tell how far it was sent what it was given."""
+    return [command for command in _detach(self, key, gone=gone) if command[0] != "sent"]
+
+
+MUTATIONS = [
+    Mutation("a new owner does not wait", Partition, "active", whoever_owns_it),
+    Mutation("what comes back is not flagged", Group, "_give_back", as_new),
+    Mutation("consumers of dead nodes stay", ReplicatedGroupHost, "gone_members", stays_as_it_is),
+    Mutation("who leaves does not tell how far it was sent", ReplicatedGroupHost, "_detach", says_nothing),
+]
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_bugs_are_found(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mutation.target, mutation.attribute, mutation.mutant)
+    for seed in range(MUTATION_SEEDS):
+        try:
+            groups.run(seed)
+        except (Exception, Violation):  # noqa: BLE001
+            return
+    raise AssertionError(f"{mutation.name}: nothing is amiss in {MUTATION_SEEDS} seeds")
