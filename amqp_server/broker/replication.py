@@ -32,6 +32,10 @@ class Replication(Protocol):
     def has_streams(self) -> bool:
         """Return whether streams may be declared: all nodes know them."""
 
+    @property
+    def has_super_streams(self) -> bool:
+        """The same of super streams."""
+
     def propose(self, operation: Operation, done: Done | None = None) -> None:
         """`done` is called when the operation was applied on this node, or with Refused when it could not be
         in time.
@@ -44,7 +48,7 @@ class LocalReplication:
     """A node that is alone."""
 
     clustered = False
-    has_streams = True
+    has_streams = has_super_streams = True
     incarnation = 0
 
     def __init__(self, node: str, topology: Topology) -> None:

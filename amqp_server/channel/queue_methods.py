@@ -129,7 +129,7 @@ def _count_from(channel: Channel, method: commands.Queue.Declare, queue: Queue) 
     A reader that keeps its own place learns by it how far it may read, and whether retention was faster.
     Raises PreconditionFailed.
     """
-    host = queue.host
+    host = channel.broker.host_parts.begun(queue)
     if not queue.type.is_stream or not isinstance(host, StreamHost):
         raise PreconditionFailed(
             f"invalid arg '{OFFSET}' for {place_of(queue)} of queue type rabbit_{queue.type.name}_queue"

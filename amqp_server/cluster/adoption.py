@@ -36,14 +36,12 @@ from amqp_server.broker.records import (
     arguments_of,
     key,
 )
-from amqp_server.broker.super_streams import index_of
 from amqp_server.cluster.catalog import GROUP, first_state
 from amqp_server.cluster.errors import ClusterError
 from amqp_server.cluster.membership import Directory, Founded, drop_copies
 from amqp_server.cluster.zones import Zones
 from amqp_server.streams import named
 from amqp_server.streams.replicated import Replica as StreamReplica
-from exchanges.super_stream import SUPER_STREAM
 from persistence.errors import CorruptRecord
 from persistence.group_record import ENTRY_BYTES_MAX
 from persistence.streams import batch as batches
@@ -56,6 +54,7 @@ from quorum_queue.machine.machine import Machine
 from quorum_queue.machine.replicated import Replica
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.snapshot import sizes_of
+from quorum_queue.queue_ids import index_of
 from quorum_queue.raft.members import Members
 from quorum_queue.raft.messages import NORMAL, Entry
 
@@ -130,7 +129,6 @@ class Adoption:
         Raises ClusterError.
         """
         stored = recovery.read_queues(self._broker, self._journal)
-        self._check_exchanges()
         moving: list[tuple[QueueRecord, QueueArguments, Machine]] = []
         streams: list[tuple[QueueRecord, QueueArguments]] = []
         for queue_id, record in sorted(stored.queues.items()):
@@ -183,16 +181,6 @@ class Adoption:
         logger.warning(
             "this node's data is that of the cluster now; without --peers it cannot be used any more"
         )
-
-    def _check_exchanges(self) -> None:
-        """Raises ClusterError."""
-        for vhost in self._broker.vhosts.values():
-            for exchange in vhost.router.exchanges():
-                if exchange.type == SUPER_STREAM:
-                    raise ClusterError(
-                        f"exchange '{exchange.name}' in vhost '{vhost.name}' is a super stream, which a cluster does not "
-                        "have. Start the node without --peers and delete it first"
-                    )
 
     def _check(self, moving: list[tuple[QueueRecord, Machine]]) -> None:
         """Check that the adoption is possible. Raises ClusterError."""

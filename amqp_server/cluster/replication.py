@@ -43,6 +43,10 @@ class ClusterReplication:
     def has_streams(self) -> bool:
         return self._catalog is not None and self._catalog.version >= versions.STREAMS
 
+    @property
+    def has_super_streams(self) -> bool:
+        return self._catalog is not None and self._catalog.version >= versions.SUPER_STREAMS
+
     def propose(self, operation: Operation, done: Done | None = None) -> None:
         self.submit(Change(operations.encode(operation)), done)
 

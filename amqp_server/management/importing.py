@@ -288,9 +288,6 @@ class Import:
         if type_ not in [each["name"] for each in self._broker.exchange_types()]:
             self._skip("exchanges", item, f"exchange type {type_} is not known here")
             return None
-        if type_ == SUPER_STREAM and self._broker.cluster is not None:
-            self._skip("exchanges", item, "a cluster has no super streams")
-            return None
         return methods.make(
             commands.Exchange.Declare,
             exchange=name,

@@ -308,7 +308,7 @@ class ManagedBroker:
         return True
 
     def _queue(self, queue: Queue, stats: Stats | None = None) -> QueueView:
-        host, record = queue.host, queue.record
+        host, record = self._broker.host_parts.begun(queue), queue.record
         leader = self._broker.hosts.leader(queue)
         members = list(queue.members)
         if not members and self.cluster is None and queue.type.replicated:

@@ -15,6 +15,8 @@ node only begins with the newest.
     4   mqd 0.2: a queue that loses its dead-letter exchange drops the dead letters that it holds; clusters have
         policies
 
+    5   mqd 0.2: nothing new for quorum queues; clusters have super streams
+
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
 """
@@ -32,7 +34,7 @@ LOSSES = 2
 RETURNED = 2
 #: Held dead letters go when the queue is configured without a dead-letter exchange.
 UNHELD = 4
-NEWEST = 4
+NEWEST = 5
 
 #: The topology keeps the nodes on which a queue was declared.
 FOUNDERS = 2
@@ -44,6 +46,8 @@ ADMINISTRATOR = 2
 STREAMS = 3
 #: The topology has parameters, policies among them.
 PARAMETERS = 4
+#: One operation of the topology makes very many queues, whose ids are no indexes of the log.
+SUPER_STREAMS = 5
 
 #: Features that a node announces in the handshake of a link for the versions that it can apply, beyond the
 #: first.
@@ -70,6 +74,7 @@ __all__ = [
     "REMOVED",
     "RETURNED",
     "STREAMS",
+    "SUPER_STREAMS",
     "UNHELD",
     "newest_of",
 ]

@@ -7,8 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
+from amqp_server.broker import operations, topology
+from amqp_server.broker.topology import Topology
+from amqp_server.broker.vhost import VHost
 from amqp_server.streams.group_host import StreamGroupHost
 from amqp_server.streams.replicated import NodeBatch, Replica
 from persistence.streams.log import Lost
@@ -43,6 +47,8 @@ def test_seeds_and_what_they_reach() -> None:
     least = {
         "confirmed": 5000, "delivered": 20_000, "checked": 80, "crashes": 40, "the power fails": 3, "partitions": 10, "links break": 10,
         "leaders hand over": 3, "members change": 40, "bits flipped": 4, "segments lost": 4, "disks lost": 4, "retention": 3,
+        "a super stream is declared": 60, "partitions are added": 20, "a super stream is deleted": 30,
+        "confirmed in partitions": 500,
     }  # fmt: skip
     assert {name: seen[name] for name in least if seen[name] < least[name]} == {}, seen
 
@@ -96,6 +102,24 @@ def unsynced(self: Replicas) -> None:
             self._after_sync(each)
 
 
+def a_part(self: Topology, index: int, operation: Any) -> Any:
+    """Only the partitions that this node is to lead are made."""
+    node = self._broker.replication.node
+    own = tuple(each for each in operation.partitions if each.leader == node) or operation.partitions[:1]
+    return _declare_super_stream(self, index, msgspec.structs.replace(operation, partitions=own))
+
+
+_declare_super_stream: Any = Topology._declare_super_stream
+_remove_queue: Any = VHost.remove_queue
+
+
+def forgets_to_close(self: VHost, queue: Any, *, of_many: bool = False) -> None:
+    """The hosts of deleted partitions stay."""
+    if of_many:
+        queue.host = self.broker.deleted_host
+    _remove_queue(self, queue, of_many=of_many)
+
+
 MUTATIONS = [
     Mutation("a snapshot beyond the segments", StreamGroupHost, "covered", to_the_end),
     Mutation("a batch is taken twice", Replica, "_is_next", any_batch),
@@ -103,7 +127,15 @@ MUTATIONS = [
     Mutation("retention of each member's own", StreamGroupHost, "_retain", own_retention),
     Mutation("nothing is fetched from others", StreamGroupHost, "_ask", nothing_is_asked),
     Mutation("an entry counts before it is synced", Replicas, "write", unsynced),
+    Mutation("deleted partitions go on", VHost, "remove_queue", forgets_to_close),
 ]
+
+
+def test_a_super_stream_that_is_half_made_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(topology._APPLY, operations.DeclareSuperStream, a_part)
+    with pytest.raises((Exception, Violation)):
+        for seed in range(MUTATION_SEEDS):
+            streams.run(seed)
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)

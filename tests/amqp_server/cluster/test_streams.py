@@ -393,6 +393,41 @@ def test_transactions_and_dead_letters(ring: Ring) -> None:
         assert replay(ring, name, "sink", 4) == pairs(0, 4)
 
 
+def test_super_streams_are_made_whole_and_spread(ring: Ring) -> None:
+    with ring.channel("n1") as channel:
+        arguments = {"x-partitions": 6, "x-stream-max-segment-size-bytes": 16_384}
+        channel.exchange_declare("orders", "x-super-stream", durable=True, arguments=arguments)
+    for name in NAMES:
+        placed = [ring.queue(name, f"orders-{number}")["placed"] for number in range(6)]
+        assert all(len(each) == 3 for each in placed)
+        assert sorted(each[0] for each in placed) == sorted(NAMES * 2)
+    for low, at in ((0, "n2"), (200, "n3")):
+        with ring.channel(at) as channel:
+            for number in range(low, low + 200):
+                channel.basic_publish("orders", f"customer {number % 20}", numbers(number, number + 1)[0])
+    ring.nodes["n1"].kill()
+    with ring.channel("n2") as channel:
+        for number in range(400, 600):
+            channel.basic_publish("orders", f"customer {number % 20}", numbers(number, number + 1)[0])
+    ring.start("n1")
+    found: list[int] = []
+    for number in range(6):
+        count = row(ring, "n2", f"orders-{number}")["next_offset"]
+        part = [each for _, each in replay(ring, "n1", f"orders-{number}", count)]
+        for customer in range(20):
+            one = [each for each in part if each % 20 == customer]
+            assert one in ([], list(range(customer, 600, 20)))
+        found += part
+    assert sorted(found) == list(range(600))
+    ring.mqctl("n3", "add_partitions", "orders", "2")
+    assert row(ring, "n1", "orders-7")["type"] == "stream"
+    with ring.channel("n2") as channel:
+        channel.exchange_delete("orders")
+    for name in NAMES:
+        kept = [each["name"] for each in ring.get(name, "/api/queues") if each["name"].startswith("orders-")]
+        assert kept == []
+
+
 def test_what_streams_do_not_have_is_refused(ring: Ring) -> None:
     declare(ring, "plain")
     for what in ("get", "purge", "delete", "declare", "group"):

@@ -7,19 +7,22 @@ happened); `--seeds A:B` runs many. What must hold:
 - A reader gets one offset after the other, whatever happens to nodes; it passes over what retention has deleted, only.
 - What was confirmed is there, once; what was published and not confirmed is there once at most.
 - At rest all members have all messages from the first offset on, and the same state.
+- A super stream is there with all its partitions, or not at all, on every node and at any time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from amqp_server.broker.operations import DeclareQueue, SetMembers
+from amqp_server.broker.operations import DeclareQueue, DeleteExchange, Operation, SetMembers
 from amqp_server.broker.queue import Queue
-from amqp_server.broker.records import QueueRecord, encoded
+from amqp_server.broker.records import ExchangeRecord, QueueRecord, encoded
+from amqp_server.broker.super_streams import declaration, growth, partitions_of
 from amqp_server.streams.deliver import BatchReader
 from amqp_server.streams.group_host import StreamGroupHost
 from amqp_server.streams.replicated import Applied
@@ -31,6 +34,7 @@ from persistence.streams.log import heads_of
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.run import Attributes, Run
 from tests import seeds
+from tests.amqp_server.cluster.simulation.at_rest import check_groups
 from tests.amqp_server.cluster.simulation.cluster import Cluster, by_hand
 from tests.amqp_server.cluster.simulation.node import SimulatedNode
 from tests.turns import Violation
@@ -38,6 +42,9 @@ from tests.turns import Violation
 STEPS = 1200
 EPOCH = 300
 NAME = "s"
+#: A super stream, which comes and goes.
+WHOLE = "w"
+PARTITIONS_MAX = 6
 BODY_BYTES = 12
 ATTRIBUTES = Attributes(persistent=True)
 #: Class 60, weight 0, then the size of the body, no properties.
@@ -161,7 +168,9 @@ class StreamSimulation(Cluster):
         self.steps = steps
         #: How likely a thread gets on that has something to write or to read.
         self.threads = random.choice((1.0, 1.0, 0.3, 0.05))
-        self.stream = StreamLedger()
+        #: By the ids of the streams; the first one stays.
+        self.ledgers: dict[int, StreamLedger] = {}
+        self.main = 0
         self.readers: list[Reader] = []
         #: Deliveries that are yet to be acked: reader, start of its node, first one, count.
         self.acks: list[tuple[Reader, int, int, int]] = []
@@ -170,6 +179,8 @@ class StreamSimulation(Cluster):
         self.damaged = ""
         for node in self.nodes.values():
             node.snapshot_entries = 3
+            # Some turns are long enough for one or two hosts only.
+            node.turn_lasts = random.choice((inf, inf, 3.0))
         self.mend()
         self.settle()
         limits: dict[str, object] = {"x-max-length-bytes": 4000} if random.random() < 0.4 else {}
@@ -184,26 +195,37 @@ class StreamSimulation(Cluster):
         node.turn.run(node.broker.propose, DeclareQueue(record))
         node.end_turn()
         self.settle()
-        assert self.queue(node) is not None
+        queue = self.queue(node)
+        assert queue is not None
+        self.main = queue.queue_id
 
     # -- what there is ---------------------------------------------------------------------------------------------
 
-    def queue(self, node: SimulatedNode) -> Queue | None:
-        return node.broker.vhost("/").queues.get(NAME) if node.alive and node.serving else None
+    @property
+    def stream(self) -> StreamLedger:
+        """What there is in the stream that stays."""
+        return self.ledger_of(self.main)
 
-    def members(self) -> list[tuple[SimulatedNode, StreamGroupHost]]:
+    def ledger_of(self, queue_id: int) -> StreamLedger:
+        return self.ledgers.setdefault(queue_id, StreamLedger())
+
+    def queue(self, node: SimulatedNode, name: str = NAME) -> Queue | None:
+        return node.broker.vhost("/").queues.get(name) if node.alive and node.serving else None
+
+    def members(self, queue_id: int = 0) -> list[tuple[SimulatedNode, StreamGroupHost]]:
         found = []
         for node in self.running:
-            for host in node.cluster.hosts.grouped.values():
-                if isinstance(host, StreamGroupHost):
-                    found.append((node, host))
+            host = node.cluster.hosts.grouped.get(queue_id or self.main)
+            if isinstance(host, StreamGroupHost):
+                found.append((node, host))
         return found
 
-    def first_offset(self) -> int:
+    def first_offset(self, queue_id: int = 0) -> int:
         """The highest offset that retention has deleted up to, as far as any member knows."""
-        first = max((host.replica.first_offset for _, host in self.members()), default=0)
-        self.stream.first = max(self.stream.first, first)
-        return self.stream.first
+        stream = self.ledger_of(queue_id or self.main)
+        first = max((host.replica.first_offset for _, host in self.members(queue_id)), default=0)
+        stream.first = max(stream.first, first)
+        return stream.first
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
@@ -224,8 +246,10 @@ class StreamSimulation(Cluster):
                 self.step_read(node)
         elif action < 0.75:
             self.tick(node)
-        elif action < 0.84:
+        elif action < 0.82:
             self.publish(node)
+        elif action < 0.84:
+            self.use_super_stream(node)
         elif action < 0.90:
             self.read(node)
         elif action < 0.93:
@@ -240,19 +264,61 @@ class StreamSimulation(Cluster):
             self.make_trouble(random.random(), node)
         self.ack()
         self.first_offset()
+        self.check_whole()
 
-    def publish(self, node: SimulatedNode) -> None:
-        queue = self.queue(node)
+    def use_super_stream(self, node: SimulatedNode) -> None:
+        """It is declared, gets messages and more partitions, and is deleted."""
+        if not (node.alive and node.serving) or "/" not in node.broker.vhosts:
+            return
+        vhost, random = node.broker.vhost("/"), self.random
+        exchange = vhost.router.get(WHOLE)
+        operation: Operation
+        if exchange is None:
+            if not node.broker.replication.has_super_streams:
+                return
+            count = random.choice((1, 2, 3))
+            arguments: dict[str, object] = {"x-partitions": count, "x-initial-cluster-size": 3}
+            record = ExchangeRecord("/", WHOLE, "x-super-stream", False, False, encoded(arguments), True)
+            operation = declaration(vhost, record, arguments, {})
+            what = "a super stream is declared"
+        else:
+            partitions = partitions_of(vhost, exchange) or []
+            chance = random.random()
+            if chance < 0.8:
+                self.publish(node, random.choice(partitions))
+                return
+            if chance < 0.9 and len(partitions) < PARTITIONS_MAX:
+                operation, what = growth(vhost, WHOLE, random.choice((1, 2))), "partitions are added"
+            else:
+                operation, what = DeleteExchange("/", WHOLE), "a super stream is deleted"
+        self.note(what)
+        node.turn.run(node.broker.propose, operation)
+        node.end_turn()
+
+    def check_whole(self) -> None:
+        """Every node has the super stream with all its partitions, or nothing of it."""
+        for node in self.serving:
+            vhost = node.broker.vhost("/")
+            exchange = vhost.router.get(WHOLE)
+            partitions = [] if exchange is None else partitions_of(vhost, exchange) or []
+            expected = [f"{WHOLE}-{number}" for number in range(len(partitions))]
+            there = sorted(name for name in vhost.queues if name.startswith(f"{WHOLE}-"))
+            if partitions != expected or there != expected or (exchange is not None and not there):
+                raise Violation(f"{node.name} has the partitions {partitions} of the streams {there}")
+
+    def publish(self, node: SimulatedNode, name: str = NAME) -> None:
+        queue = self.queue(node, name)
         if queue is None:
             return
+        stream = self.ledger_of(queue.queue_id)
         count = self.random.choice((1, 1, 2, 10, 40))
         bodies = [b"%012d" % (self.number + each) for each in range(count)]
         self.number += count
-        self.stream.published.update(dict.fromkeys(bodies))
+        stream.published.update(dict.fromkeys(bodies))
         contents = [content.build(HEADER, body, 1, 4096) for body in bodies]
         run = Run(range(count), contents, b"\x00\x01s", ATTRIBUTES)
-        self.log(f"{node.name}: publishes {bodies[0]!r} and {count - 1} more")
-        node.turn.run(queue.host.submit, ("enqueue", run, Origin(self.stream, bodies), 0))
+        self.log(f"{node.name}: publishes {bodies[0]!r} and {count - 1} more to {name}")
+        node.turn.run(queue.host.submit, ("enqueue", run, Origin(stream, bodies), 0))
         node.end_turn()
 
     def read(self, node: SimulatedNode) -> None:
@@ -332,7 +398,9 @@ class StreamSimulation(Cluster):
                 node.end_turn()
 
     def files(self, node: SimulatedNode) -> list[Path]:
-        return sorted(path for path, data in node.files.now.items() if path.suffix == ".segment" and data)
+        """Segments of the stream that is read by all."""
+        found = [path for path in node.files.now if path.parent.name == str(self.main)]
+        return sorted(path for path in found if path.suffix == ".segment" and node.files.now[path])
 
     def flip(self, node: SimulatedNode) -> None:
         """A bit of a segment flips; only one node is damaged at a time."""
@@ -385,9 +453,10 @@ class StreamSimulation(Cluster):
         take = place._take
 
         def watched(host: StreamGroupHost, applied: Applied) -> None:
+            stream = self.ledger_of(host.queue_id)
             for each in applied.batches:
                 for index, body in enumerate(bodies_of(each.batch)):
-                    self.stream.see(host.replicas.node, each.batch.base + index, body)
+                    stream.see(host.replicas.node, each.batch.base + index, body)
             take(host, applied)
 
         place._take = watched
@@ -443,10 +512,16 @@ class StreamSimulation(Cluster):
             stop = max((host.replica.next_offset for _, host in self.members()), default=0)
             behind = [reader.name for reader in (*whole, *self.readers) if (reader.next or 0) < stop]
             late = [name for name in behind if not self._begins_later(name)]
-            if not late and not self.acks:
+            filling = [
+                host.queue.name
+                for node in self.running
+                for host in node.cluster.hosts.grouped.values()
+                if isinstance(host, StreamGroupHost) and host.missing_count
+            ]
+            if not (late or filling or self.acks):
                 break
         else:
-            raise Violation(f"readers do not come to the end at {stop}: {late}")
+            raise Violation(f"readers do not come to the end at {stop}: {late}, {filling}")
         for reader in whole:
             assert reader.node is not None
             queue = self.queue(reader.node)
@@ -463,27 +538,34 @@ class StreamSimulation(Cluster):
         return reader.next is None or (reader.start.offset is not None and not self.stream.bodies)
 
     def check(self) -> None:
-        members = self.members()
-        queue = self.queue(self.serving[0])
-        assert queue is not None
+        for queue in self.serving[0].broker.vhost("/").queues.values():
+            if queue.type.is_stream:
+                self._check_stream(queue)
+        self.check_whole()
+        check_groups(self)
+        self.stream.note("checked")
+
+    def _check_stream(self, queue: Queue) -> None:
+        members, stream = self.members(queue.queue_id), self.ledger_of(queue.queue_id)
         if sorted(node.name for node, _ in members) != sorted(queue.members):
             raise Violation(f"{[node.name for node, _ in members]} are members, not {queue.members}")
         states = {(host.replica.next_offset, host.replica.digest()) for _, host in members}
         if len(states) != 1:
-            raise Violation(f"members have come to different states: {states}")
+            raise Violation(f"members of {queue.name} have come to different states: {states}")
         for node, host in members:
-            self._check_member(node, host)
-        first, stop = self.first_offset(), members[0][1].replica.next_offset
-        for body in self.stream.confirmed:
-            offset = self.stream.offsets.get(body)
+            self._check_member(node, host, stream)
+        first, stop = self.first_offset(queue.queue_id), members[0][1].replica.next_offset
+        for body in stream.confirmed:
+            offset = stream.offsets.get(body)
             if offset is None or offset >= stop:
                 raise Violation(f"{body!r} was confirmed and is not there")
         for offset in range(first, stop):
-            if offset not in self.stream.bodies:
-                raise Violation(f"nobody has seen offset {offset}")
-        self.stream.note("checked")
+            if offset not in stream.bodies:
+                raise Violation(f"nobody has seen offset {offset} of {queue.name}")
+        if queue.name != NAME:
+            self.stream.note("confirmed in partitions", len(stream.confirmed))
 
-    def _check_member(self, node: SimulatedNode, host: StreamGroupHost) -> None:
+    def _check_member(self, node: SimulatedNode, host: StreamGroupHost, stream: StreamLedger) -> None:
         """It has all messages, whole."""
         if host.missing_count or host.lost_count:
             raise Violation(
@@ -506,7 +588,7 @@ class StreamSimulation(Cluster):
             if batch.base > expected:
                 raise Violation(f"{node.name} has a gap from {expected} to {batch.base}")
             for index, body in enumerate(bodies_of(batch)):
-                self.stream.see(node.name, batch.base + index, body)
+                stream.see(node.name, batch.base + index, body)
             expected = batch.stop
         if expected != host.replica.next_offset:
             raise Violation(f"{node.name} ends at {expected}, not at {host.replica.next_offset}")
