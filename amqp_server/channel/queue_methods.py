@@ -224,7 +224,9 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
         raise NotImplemented_(
             f"queue '{name}' in vhost '{vhost.name}' is a stream: not before all nodes run this version of mqd"
         )
-    unknown = not_replicated(arguments) if parsed.type.is_stream and replication.clustered else None
+    unknown = None
+    if parsed.type.is_stream and replication.clustered:
+        unknown = not_replicated(arguments, replication.version)
     if unknown is not None:
         raise NotImplemented_(
             f"streams of a cluster do not have '{unknown}': queue '{name}' in vhost '{vhost.name}'"

@@ -45,8 +45,9 @@ from amqp_server.streams.replicated import Replica as StreamReplica
 from persistence.errors import CorruptRecord
 from persistence.group_record import ENTRY_BYTES_MAX
 from persistence.streams import batch as batches
-from persistence.streams.batch import Damaged
+from persistence.streams.batch import HEAD_BYTES, Damaged
 from persistence.streams.log import Lost, Stored, StreamLog
+from persistence.streams.names import Keeper
 from quorum_queue.cluster.state import pack_state
 from quorum_queue.machine import codec, versions
 from quorum_queue.machine.entries import encode_batch, encode_entry
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from amqp_server.cluster.store import GroupStore
     from persistence.journal import Journal
     from quorum_queue.cluster.ports import Commits
+    from quorum_queue.machine.settings import Settings
 
 logger = logging.getLogger("mqd.cluster")
 
@@ -82,7 +84,7 @@ ROOM_PERCENT = 130
 class StreamLogs(Protocol):
     """See persistence.streams.store."""
 
-    def log(self, queue_id: int, segment_bytes: int) -> StreamLog: ...
+    def log(self, queue_id: int, segment_bytes: int, *, keeper: Keeper | None = None) -> StreamLog: ...
 
 
 class Adoption:
@@ -134,7 +136,7 @@ class Adoption:
         for queue_id, record in sorted(stored.queues.items()):
             parsed = recovery.parsed_of(record)
             if parsed.type.is_stream:
-                unknown = not_replicated(arguments_of(record))
+                unknown = not_replicated(arguments_of(record), versions.NEWEST)
                 if unknown is not None:
                     raise ClusterError(
                         f"queue '{record.name}' in vhost '{record.vhost}' is a stream with '{unknown}', which streams of "
@@ -166,7 +168,10 @@ class Adoption:
             replicas[record.queue_id] = copy.replica
         states = {
             record.queue_id: pack_state(
-                Members((self._node,)), self._stream_state(record, parsed.segment_bytes, now_ms)
+                Members((self._node,)),
+                self._stream_state(
+                    record, parsed.segment_bytes, recovery.settings_of(self._broker, record), now_ms
+                ),
             )
             for record, parsed in streams
         }
@@ -218,7 +223,9 @@ class Adoption:
         led[leader] += 1
         return msgspec.structs.replace(record, node="", members=members, leader=leader)
 
-    def _stream_state(self, record: QueueRecord, segment_bytes: int | None, now_ms: int) -> bytes:
+    def _stream_state(
+        self, record: QueueRecord, segment_bytes: int | None, settings: Settings, now_ms: int
+    ) -> bytes:
         """Move what the journal has of a stream to its segments, and return the state of its group.
 
         The journal stays valid until it is dropped: a start of the node alone leaves out what is in both.
@@ -230,10 +237,14 @@ class Adoption:
                 "forgotten",
                 *(record.name, record.vhost),
             )
-        log = self._streams.log(record.queue_id, segment_bytes or self._broker.config.stream_segment_bytes)
+        replica = StreamReplica(settings)
+        log = self._streams.log(
+            record.queue_id,
+            segment_bytes or self._broker.config.stream_segment_bytes,
+            keeper=replica.taken,
+        )
         stored_stop = int.from_bytes(found.state, "big") if found is not None and found.state else 0
         lost = log.open(stored_stop)
-        replica = StreamReplica()
         replica.last_ms = log.segments[-1].last_ms if log.segments else 0
         for stored in found.records if found is not None else ():
             first, stop = stored.first_seq, stored.first_seq + stored.count
@@ -246,7 +257,8 @@ class Adoption:
                 payload = stored.payload
                 head = batches.decode_head(payload)
                 batches.decode(head, payload)
-                log.append([Stored(head.base, head.stop, head.time_ms, [payload], head.size)])
+                names = batches.decode_names(head, payload[HEAD_BYTES : HEAD_BYTES + head.meta_bytes])
+                log.append([Stored(head.base, head.stop, head.time_ms, [payload], head.size, names)])
                 replica.last_ms = head.time_ms
             except (CorruptRecord, Damaged) as error:
                 lost.append(Lost(first, stop, f"the journal: {error}"))

@@ -40,12 +40,16 @@ class ClusterReplication:
         self._before_start: list[tuple[Proposal, Done | None]] = []
 
     @property
+    def version(self) -> int:
+        return versions.FIRST if self._catalog is None else self._catalog.version
+
+    @property
     def has_streams(self) -> bool:
-        return self._catalog is not None and self._catalog.version >= versions.STREAMS
+        return self.version >= versions.STREAMS
 
     @property
     def has_super_streams(self) -> bool:
-        return self._catalog is not None and self._catalog.version >= versions.SUPER_STREAMS
+        return self.version >= versions.SUPER_STREAMS
 
     def propose(self, operation: Operation, done: Done | None = None) -> None:
         self.submit(Change(operations.encode(operation)), done)

@@ -312,7 +312,9 @@ class Import:
             self._skip("queues", item, "a cluster has no consumer groups")
             return None
         unknown = (
-            not_replicated(arguments) if type_ == "stream" and self._broker.cluster is not None else None
+            not_replicated(arguments, self._broker.version)
+            if type_ == "stream" and self._broker.cluster is not None
+            else None
         )
         if unknown is not None:
             self._skip("queues", item, f"streams of a cluster do not have '{unknown}'")

@@ -362,6 +362,11 @@ class ManagedBroker:
         return members if self.cluster is None else self.cluster.online(members)
 
     @property
+    def version(self) -> int:
+        """Return the version that all nodes know; see quorum_queue.machine.versions."""
+        return self._broker.replication.version
+
+    @property
     def _home(self) -> tuple[str, int]:
         return self._broker.replication.node, self._broker.replication.incarnation
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,12 +27,15 @@ from amqp_server.streams.replicated import (
     Applied,
     CodecError,
     Replica,
+    State,
     decode_entry,
     decode_state,
     encode_batch,
     encode_entry,
+    encode_state,
 )
 from amqp_server.streams.start import Start
+from amqp_server.streams.taken import Taken
 from persistence.streams.batch import Damaged, Head
 from persistence.streams.log import READ_BYTES, Lost, Raw, Read, Stored, heads_of
 from persistence.streams.retention import Limits, due_ms, outdated
@@ -77,6 +81,8 @@ class StreamGroupHost(StreamHost):
     """The host of a stream, and the state machine of its group."""
 
     single = False
+    #: The state of the group has it.
+    knows_taken = False
     group: Group
 
     def __init__(
@@ -91,7 +97,9 @@ class StreamGroupHost(StreamHost):
         asks: Asks,
     ) -> None:
         self.replicas = replicas
-        self.replica = Replica()
+        #: They do not change, as far as the replica looks at them.
+        self._declared = settings
+        self.replica = Replica(settings)
         self._asks = asks
         self._own = replicas.own_in(queue_id)
         self._ahead_ms = -(1 << 62)
@@ -107,7 +115,12 @@ class StreamGroupHost(StreamHost):
         self._stored = 0
         #: The last entry whose messages are all in segments, and the state there.
         self._stable_index = 0
-        self._stable_state = b""
+        self._stable_state = self.replica.state()
+        #: What was taken up to that entry, and the times and names of batches behind it. Numbers of such batches: the next
+        #: one, and the first that is behind that entry.
+        self._stable_taken = Taken(settings) if settings.deduplicates else None
+        self._unstable: deque[tuple[int, Sequence[bytes]]] = deque()
+        self._unstable_next = self._unstable_first = 0
         #: The leader has proposed that messages below this offset go.
         self._trimming = 0
         #: What other members are asked for: to take over a snapshot, and to mend damages, by their first offsets.
@@ -133,11 +146,21 @@ class StreamGroupHost(StreamHost):
 
     def load(self, state: bytes) -> None:
         """Start from this node's own snapshot. Raises Unreadable."""
-        self.replica = _restored(state)
-        self._keep_time()
+        self._restore(state)
         self._open_log()
-        self._stable_index, self._stable_state = self.replica.applied, state
         self.next_offset = self._synced = self.replica.next_offset
+
+    def _restore(self, state: bytes) -> None:
+        try:
+            self.replica = replica = Replica.restore(state, self._declared)
+        except CodecError as error:
+            raise Unreadable(f"its snapshot can't be read by this version of mqd: {error}") from None
+        self._keep_time()
+        self._stable_index, self._stable_state = replica.applied, replica.state()
+        if self._stable_taken is not None and replica.taken is not None:
+            self._stable_taken.copy_from(replica.taken)
+            self._unstable.clear()
+            self._unstable_first = self._unstable_next
 
     def _open_log(self) -> None:
         replica, log = self.replica, self._log
@@ -245,6 +268,9 @@ class StreamGroupHost(StreamHost):
             # After a start the segments have some of them.
             if encoded.batch.stop > self._stored:
                 self._add(encoded)
+            if self._stable_taken is not None:
+                self._unstable.append((encoded.batch.time_ms, encoded.names))
+                self._unstable_next += 1
         self.next_offset = self.replica.next_offset
         self._synced = max(self._synced, self.next_offset)
         self._fresh = True
@@ -312,11 +338,19 @@ class StreamGroupHost(StreamHost):
         if not self._tail and self._stored >= self.replica.next_offset and self._opened:
             index = self.replica.applied
             if index != self._stable_index:
-                self._stable_index, self._stable_state = index, self.replica.snapshot()
+                self._is_stable(index, self.replica.state(), self._unstable_next)
         return min(self._stable_index, applied)
 
+    def _is_stable(self, index: int, state: State, unstable: int) -> None:
+        """The segments have all up to this entry, and the batches with names before that number."""
+        self._stable_index, self._stable_state = index, state
+        taken = self._stable_taken
+        while taken is not None and self._unstable_first < unstable:
+            taken.apply(*self._unstable.popleft())
+            self._unstable_first += 1
+
     def snapshot(self) -> bytes:
-        return self._stable_state or self.replica.snapshot()
+        return encode_state(self._stable_state, self._stable_taken)
 
     @property
     def fills_itself(self) -> bool:
@@ -333,10 +367,8 @@ class StreamGroupHost(StreamHost):
 
     def restore(self, state: bytes) -> None:
         """Jump to a snapshot from the leader; the segments have its messages. Raises Unreadable."""
-        self.replica = _restored(state)
-        self._keep_time()
+        self._restore(state)
         self._drop_tail(len(self._tail))
-        self._stable_index, self._stable_state = self.replica.applied, state
         self.next_offset = self.replica.next_offset
         self._synced = max(self._synced, self.next_offset)
         last_own = self.last_own_batch()
@@ -416,7 +448,8 @@ class StreamGroupHost(StreamHost):
         waiting: list[tuple[Any, int, int]] = []
         for command in commands:
             run, origin, first = command[1], command[2], command[3]
-            encoder.add(run)
+            named = command[0] == "enqueue_once" and self.replica.taken is not None
+            encoder.add(run, command[4] if named else None)
             if origin is not None:
                 waiting.append((origin, first, first + len(run.seqs) - 1))
         low = self.group.next_number
@@ -540,14 +573,16 @@ class StreamGroupHost(StreamHost):
             for each in tail
         ]
         self._writing = True
-        done = partial(self._has_flushed, self.replica.applied, self.replica.snapshot())
+        done = partial(
+            self._has_flushed, self.replica.applied, self.replica.state(), self._unstable_next
+        )
         self._services.store.write(partial(self._log.append, stored), done)
 
     @property
     def _filling(self) -> bool:
         return self._fill is not None and self._fill.wanted()
 
-    def _has_flushed(self, index: int, state: bytes, result: object) -> None:
+    def _has_flushed(self, index: int, state: State, unstable: int, result: object) -> None:
         """The segments have all up to this entry: the log need not."""
         self._writing = False
         if self.ended:
@@ -555,7 +590,7 @@ class StreamGroupHost(StreamHost):
         self._stored = self._log.stop
         self._drop_tail(bisect_right(self._tail, self._stored, key=_stop_of))
         if index > self._stable_index:
-            self._stable_index, self._stable_state = index, state
+            self._is_stable(index, state, unstable)
         self.replicas.touch(self.group)
         self._go_on()
 
@@ -969,13 +1004,6 @@ def take_over(before: StreamHost, after: StreamHost) -> None:
             after._begin(consumer, start)
         else:
             after._to_serve[consumer] = None
-
-
-def _restored(state: bytes) -> Replica:
-    try:
-        return Replica.restore(state)
-    except CodecError as error:
-        raise Unreadable(f"its snapshot can't be read by this version of mqd: {error}") from None
 
 
 def _stop_of(encoded: Encoded) -> int:

@@ -49,6 +49,8 @@ class Publisher(RemoteHost):
 class StreamRemoteHost(StreamHost):
     """See quorum_queue.ports.Host."""
 
+    knows_taken = False
+
     def __init__(
         self,
         queue: Hosted,

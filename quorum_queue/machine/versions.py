@@ -15,7 +15,7 @@ node only begins with the newest.
     4   mqd 0.2: a queue that loses its dead-letter exchange drops the dead letters that it holds; clusters have
         policies
 
-    5   mqd 0.2: nothing new for quorum queues; clusters have super streams
+    5   mqd 0.2: nothing new for quorum queues; clusters have super streams, and streams that drop duplicates
 
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
@@ -48,6 +48,8 @@ STREAMS = 3
 PARAMETERS = 4
 #: One operation of the topology makes very many queues, whose ids are no indexes of the log.
 SUPER_STREAMS = 5
+#: Streams of a cluster drop duplicates: messages come to them with their names.
+NAMED = 5
 
 #: Features that a node announces in the handshake of a link for the versions that it can apply, beyond the
 #: first.
@@ -69,6 +71,7 @@ __all__ = [
     "FOUNDERS",
     "LETTERS",
     "LOSSES",
+    "NAMED",
     "NEWEST",
     "PARAMETERS",
     "REMOVED",

@@ -13,8 +13,10 @@ import pytest
 from amqp_server.broker import operations, topology
 from amqp_server.broker.topology import Topology
 from amqp_server.broker.vhost import VHost
+from amqp_server.streams import group_host, replicated
 from amqp_server.streams.group_host import StreamGroupHost
 from amqp_server.streams.replicated import NodeBatch, Replica
+from amqp_server.streams.taken import Taken
 from persistence.streams.log import Lost
 from quorum_queue.cluster.replicas import Replicas
 from tests.amqp_server.cluster.simulation import streams
@@ -48,7 +50,7 @@ def test_seeds_and_what_they_reach() -> None:
         "confirmed": 5000, "delivered": 20_000, "checked": 80, "crashes": 40, "the power fails": 3, "partitions": 10, "links break": 10,
         "leaders hand over": 3, "members change": 40, "bits flipped": 4, "segments lost": 4, "disks lost": 4, "retention": 3,
         "a super stream is declared": 60, "partitions are added": 20, "a super stream is deleted": 30,
-        "confirmed in partitions": 500,
+        "confirmed in partitions": 500, "published again": 3000,
     }  # fmt: skip
     assert {name: seen[name] for name in least if seen[name] < least[name]} == {}, seen
 
@@ -62,7 +64,7 @@ class Mutation(NamedTuple):
 
 def to_the_end(self: StreamGroupHost, applied: int) -> int:
     """A snapshot says that the segments have what is still in the tail."""
-    self._stable_index, self._stable_state = self.replica.applied, self.replica.snapshot()
+    self._is_stable(self.replica.applied, self.replica.state(), self._unstable_next)
     return applied
 
 
@@ -120,6 +122,30 @@ def forgets_to_close(self: VHost, queue: Any, *, of_many: bool = False) -> None:
     _remove_queue(self, queue, of_many=of_many)
 
 
+def all_are_new(self: Taken, names: Any, now_ms: int) -> list[range]:
+    """No duplicate is noticed."""
+    return [range(len(names))]
+
+
+def forgets_what_it_took(state: Any, taken: Any) -> bytes:
+    """A snapshot does not say what was taken."""
+    return _encode_state(state, None)
+
+
+def says_too_much(self: StreamGroupHost) -> bytes:
+    """A snapshot knows names of messages that come behind it: they are taken for duplicates."""
+    return _encode_state(self._stable_state, self.replica.taken)
+
+
+def cuts_the_wrong_ones(append: Any, kept: list[range]) -> Any:
+    """As many as are new are kept, from the front."""
+    return _without(append, [range(sum(map(len, kept)))])
+
+
+_encode_state: Any = replicated.encode_state
+_without: Any = replicated.without
+
+
 MUTATIONS = [
     Mutation("a snapshot beyond the segments", StreamGroupHost, "covered", to_the_end),
     Mutation("a batch is taken twice", Replica, "_is_next", any_batch),
@@ -128,6 +154,10 @@ MUTATIONS = [
     Mutation("nothing is fetched from others", StreamGroupHost, "_ask", nothing_is_asked),
     Mutation("an entry counts before it is synced", Replicas, "write", unsynced),
     Mutation("deleted partitions go on", VHost, "remove_queue", forgets_to_close),
+    Mutation("duplicates are taken", Taken, "new_of", all_are_new),
+    Mutation("a snapshot without names", group_host, "encode_state", forgets_what_it_took),
+    Mutation("a snapshot with later names", StreamGroupHost, "snapshot", says_too_much),
+    Mutation("duplicates are cut in the wrong place", replicated, "without", cuts_the_wrong_ones),
 ]
 
 

@@ -393,6 +393,43 @@ def test_transactions_and_dead_letters(ring: Ring) -> None:
         assert replay(ring, name, "sink", 4) == pairs(0, 4)
 
 
+def test_what_is_published_again_is_there_once(ring: Ring) -> None:
+    declare(ring, "once", x_deduplication=True)
+    declare(ring, "far", x_deduplication=True, x_initial_cluster_size=1)
+
+    def publish_all(at: str, stream: str, low: int, stop: int) -> None:
+        with ring.channel(at) as channel:
+            for number in range(low, stop):
+                headers: dict[str, Any] = {"x-producer": "till", "x-sequence": number}
+                if number % 3 == 0:
+                    headers = {"x-deduplication-id": f"receipt {number}"}
+                properties = pika.BasicProperties(headers=headers)
+                channel.basic_publish("", stream, numbers(number, number + 1)[0], properties)
+
+    for stream in ("once", "far"):
+        publish_all("n1", stream, 0, 60)
+        publish_all("n2", stream, 20, 80)
+        assert row(ring, "n3", stream)["next_offset"] == 80
+    stored(ring, "once")
+    leader = ring.leader("once")
+    ring.nodes[leader].kill()
+    publish_all(next(name for name in NAMES if name != leader), "once", 0, 100)
+    ring.start(leader)
+    publish_all(leader, "once", 0, 100)
+    for name in NAMES:
+        assert replay(ring, name, "once", 100) == pairs(0, 100)
+    # One that has lost its disk is told what was taken by the others.
+    stored(ring, "once")
+    ring.nodes["n1"].kill()
+    shutil.rmtree(ring.nodes["n1"].data)
+    ring.start("n1")
+    stored(ring, "once")
+    ring.nodes["n3"].kill()
+    publish_all("n1", "once", 90, 110)
+    ring.start("n3")
+    assert replay(ring, "n1", "once", 110) == pairs(0, 110)
+
+
 def test_super_streams_are_made_whole_and_spread(ring: Ring) -> None:
     with ring.channel("n1") as channel:
         arguments = {"x-partitions": 6, "x-stream-max-segment-size-bytes": 16_384}

@@ -7,6 +7,7 @@ happened); `--seeds A:B` runs many. What must hold:
 - A reader gets one offset after the other, whatever happens to nodes; it passes over what retention has deleted, only.
 - What was confirmed is there, once; what was published and not confirmed is there once at most.
 - At rest all members have all messages from the first offset on, and the same state.
+- Where duplicates are dropped, what is published again is there once, whatever became of it the first time.
 - A super stream is there with all its partitions, or not at all, on every node and at any time.
 """
 
@@ -32,6 +33,7 @@ from persistence.streams import batch as batches
 from persistence.streams.batch import Batch
 from persistence.streams.log import heads_of
 from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.dedup import Sequence, id_of, sequence_of
 from quorum_queue.machine.run import Attributes, Run
 from tests import seeds
 from tests.amqp_server.cluster.simulation.at_rest import check_groups
@@ -89,6 +91,19 @@ class Origin:
 
     def refused(self, first: int, last: int) -> None:
         self._ledger.note("refused", last + 1 - first)
+
+
+class Program:
+    """Numbers its messages."""
+
+    def __init__(self, name: bytes) -> None:
+        self.name = name
+        self.next = 0
+        #: Published, and not confirmed as far as it has looked.
+        self.pending: list[int] = []
+
+    def body(self, number: int) -> bytes:
+        return self.name + b"%0*d" % (BODY_BYTES - len(self.name), number)
 
 
 class Reader:
@@ -184,7 +199,11 @@ class StreamSimulation(Cluster):
         self.mend()
         self.settle()
         limits: dict[str, object] = {"x-max-length-bytes": 4000} if random.random() < 0.4 else {}
-        self._declare({"x-queue-type": "stream"} | limits)
+        #: Publishers say who their messages are, and publish again what they are not sure of.
+        self.named = random.random() < 0.6
+        names = {"x-deduplication": True} if self.named else {}
+        self.programs = [Program(b"p%d" % number) for number in range(3)]
+        self._declare({"x-queue-type": "stream"} | limits | names)
 
     def _declare(self, arguments: dict[str, object]) -> None:
         members = tuple(self.random.sample(self.names, 3))
@@ -247,7 +266,10 @@ class StreamSimulation(Cluster):
         elif action < 0.75:
             self.tick(node)
         elif action < 0.82:
-            self.publish(node)
+            if self.named and random.random() < 0.4:
+                self.go_on_publishing(node)
+            else:
+                self.publish(node)
         elif action < 0.84:
             self.use_super_stream(node)
         elif action < 0.90:
@@ -314,11 +336,55 @@ class StreamSimulation(Cluster):
         count = self.random.choice((1, 1, 2, 10, 40))
         bodies = [b"%012d" % (self.number + each) for each in range(count)]
         self.number += count
+        if name == NAME and self.named and self.random.random() < 0.5:
+            bodies = self._again(stream) + bodies
+        count = len(bodies)
         stream.published.update(dict.fromkeys(bodies))
         contents = [content.build(HEADER, body, 1, 4096) for body in bodies]
         run = Run(range(count), contents, b"\x00\x01s", ATTRIBUTES)
         self.log(f"{node.name}: publishes {bodies[0]!r} and {count - 1} more to {name}")
-        node.turn.run(queue.host.submit, ("enqueue", run, Origin(stream, bodies), 0))
+        command: tuple[Any, ...] = ("enqueue", run, Origin(stream, bodies), 0)
+        if name == NAME and self.named and queue.host.wants_ids:
+            command = ("enqueue_once", run, Origin(stream, bodies), 0, list(map(id_of, bodies)))
+        node.turn.run(queue.host.submit, command)
+        node.end_turn()
+
+    def _again(self, stream: StreamLedger) -> list[bytes]:
+        """Some that were published before, in their order: of the last ones, or of those that nobody has confirmed."""
+        # What programs publish has other names.
+        every = [body for body in stream.published if body.isdigit()]
+        published = [body for body in every if body not in stream.confirmed]
+        if self.random.random() < 0.5 or not published:
+            published = every
+        start = self.random.randrange(max(len(published) - 60, 0), len(published) or 1)
+        again = published[start : start + self.random.choice((1, 5, 30))]
+        if again:
+            self.stream.note("published again", len(again))
+        return again
+
+    def go_on_publishing(self, node: SimulatedNode) -> None:
+        """A program publishes what nobody has confirmed, and more, each message with its number."""
+        queue = self.queue(node)
+        if queue is None or not queue.host.wants_ids:
+            return
+        program = self.random.choice(self.programs)
+        stream = self.stream
+        program.pending = [number for number in program.pending if program.body(number) not in stream.confirmed]
+        again = len(program.pending)
+        if again < 80:
+            # One behind the other, however many are not confirmed: a gap would make the first ones duplicates.
+            more = self.random.choice((1, 3, 20))
+            program.pending += range(program.next, program.next + more)
+            program.next += more
+        numbers = range(program.pending[0], program.next)
+        bodies = [program.body(number) for number in numbers]
+        stream.published.update(dict.fromkeys(bodies))
+        stream.note("published again", again)
+        names = Sequence.from_first(sequence_of(program.name, numbers[0]), len(numbers))
+        contents = [content.build(HEADER, body, 1, 4096) for body in bodies]
+        run = Run(range(len(bodies)), contents, b"\x00\x01s", ATTRIBUTES)
+        self.log(f"{node.name}: {program.name!r} publishes {numbers}, {again} of them again")
+        node.turn.run(queue.host.submit, ("enqueue_once", run, Origin(stream, bodies), 0, names))
         node.end_turn()
 
     def read(self, node: SimulatedNode) -> None:
