@@ -202,6 +202,7 @@ _STREAM_ARGUMENTS = ("x-stream-", "x-deduplication")
 _REPLICATED_SINCE = {
     "x-stream-max-segment-size-bytes": versions.STREAMS,
     "x-stream-filter-size-bytes": versions.STREAMS,
+    "x-stream-compression": versions.COMPRESSED,
     "x-deduplication": versions.NAMED,
     "x-deduplication-window-ms": versions.NAMED,
     "x-deduplication-count": versions.NAMED,

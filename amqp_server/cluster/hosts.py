@@ -203,6 +203,7 @@ class ClusterHosts:
             queue.settings,
             groups.replicas,
             self.asks,
+            queue.parsed.compression,
         )
         groups.open(host, queue, late=late)
         self.grouped[queue.queue_id] = host

@@ -37,6 +37,8 @@ from amqp_server.streams.replicated import (
 from amqp_server.streams.start import Start
 from amqp_server.streams.taken import Taken
 from persistence.streams.batch import Damaged, Head
+from persistence.streams.compression import NONE
+from persistence.streams.cutting import within
 from persistence.streams.log import READ_BYTES, Lost, Raw, Read, Stored, heads_of
 from persistence.streams.retention import Limits, due_ms, outdated
 from quorum_queue.cluster import frames
@@ -95,8 +97,12 @@ class StreamGroupHost(StreamHost):
         settings: Settings,
         replicas: Replicas,
         asks: Asks,
+        codec: str | None = None,
     ) -> None:
+        """`codec` is what the stream was declared with."""
         self.replicas = replicas
+        #: Other members may be of a version that knows no other.
+        self._sent_codec = codec or NONE
         #: They do not change, as far as the replica looks at them.
         self._declared = settings
         self.replica = Replica(settings)
@@ -136,7 +142,7 @@ class StreamGroupHost(StreamHost):
         self._damaged_at: dict[str, None] = {}
         #: Nodes that wait for messages from an offset on.
         self._followers: dict[str, tuple[int, Done]] = {}
-        super().__init__(queue, queue_id, services, limits, segment_bytes, settings)
+        super().__init__(queue, queue_id, services, limits, segment_bytes, settings, codec)
         asks.members[queue_id] = self
 
     # -- at start --------------------------------------------------------------------------------------------------
@@ -467,7 +473,8 @@ class StreamGroupHost(StreamHost):
 
     def _submit(self, encoded: list[Encoded], first: int = 0) -> None:
         node, incarnation = self._own
-        self.group.submit(encode_batch(node, incarnation, self.group.next_number, encoded, first))
+        number = self.group.next_number
+        self.group.submit(encode_batch(node, incarnation, number, encoded, first, codec=self._sent_codec))
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -742,13 +749,17 @@ class StreamGroupHost(StreamHost):
             self._stored = self._log.stop
             self._go_on()
             return
-        stored = self._stored
-        found = [each for each in self._heads_of(word.data) if each[1].base >= stored]
-        if not found or found[0][1].base != stored:
+        stored, data = self._stored, word.data
+        found = [each for each in self._heads_of(data) if each[1].stop > stored]
+        if not found or found[0][1].base > stored:
             self._wait()
             return
+        if found[0][1].base < stored:
+            # It was compacted there.
+            data = within(data, found, stored, found[-1][1].stop)
+            found = self._heads_of(data)
         parts = [
-            Stored(head.base, head.stop, head.time_ms, [word.data[at : at + head.size]], head.size)
+            Stored(head.base, head.stop, head.time_ms, [data[at : at + head.size]], head.size)
             for at, head in found
         ]
         self._writing = True
@@ -795,20 +806,22 @@ class StreamGroupHost(StreamHost):
         end = found[-1][0] + found[-1][1].size
         self._writing = True
         self._services.store.write(
-            partial(self._log.mend, word.data[:end]), partial(self._has_mended, low, stop, found[-1][1].stop)
+            partial(self._log.mend, word.data[:end], low, stop),
+            partial(self._has_mended, low, stop, found[-1][1].stop),
         )
 
-    def _has_mended(self, low: int, stop: int, reached: int, fits: bool) -> None:
+    def _has_mended(self, low: int, stop: int, reached: int, result: object) -> None:
         self._writing = False
         if self.ended:
             return
         if self._missing.pop(low, None) is not None:
-            if not fits:
-                self._give_up(low, stop)
-            elif reached < stop:
+            if reached < stop:
                 self._missing[reached] = stop
             else:
                 logger.warning("%s: messages up to %d are whole again", self.title, stop - 1)
+        for gap, end in self._log.gaps(self.first_offset):
+            # Other damages of the same segment.
+            self._miss(Lost(gap, end, "no segment has them"))
         self._mended()
 
     def _mended(self) -> None:

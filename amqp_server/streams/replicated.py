@@ -9,6 +9,9 @@ A batch of a node is taken once and in order, however often it comes (see quorum
 
 Where duplicates are dropped, messages come with their names. The order of the log tells which one was first: the others are
 cut out of their batch before it gets its offsets. What was taken is a part of the state, bounded as it is for queues.
+
+Messages may be compressed on their way and in the log. A member puts offsets into them, so it has to decompress them; the
+thread that writes its segments compresses them again.
 """
 
 from __future__ import annotations
@@ -23,7 +26,9 @@ import msgspec
 from amqp_server.streams.encode import Encoded
 from amqp_server.streams.taken import Taken, last_names
 from persistence.streams import batch as batches
+from persistence.streams import compression
 from persistence.streams.batch import Damaged, Shape
+from persistence.streams.compression import NONE
 from quorum_queue.machine import dedup
 from quorum_queue.machine.dedup import Names
 from quorum_queue.machine.settings import Settings
@@ -59,6 +64,9 @@ class Append(msgspec.Struct, array_like=True, frozen=True):
     stamps: list[tuple[int, int, int]]
     #: Of messages that may be duplicates. From versions.NAMED on.
     named: list[NamedMessages] = []
+    #: How the items are compressed, and their bytes without it. From versions.COMPRESSED on.
+    codec: str = NONE
+    size: int = 0
 
 
 class NodeBatch(msgspec.Struct, array_like=True, frozen=True):
@@ -107,18 +115,21 @@ _batch_decoder = msgspec.msgpack.Decoder(NodeBatch)
 _state_decoder = msgspec.msgpack.Decoder(State)
 
 
-def encode_batch(node: str, incarnation: int, number: int, encoded: list[Encoded], first: int = 0) -> bytes:
-    """Return what a node sends to the leader."""
-    appends = [
-        Append(
-            each.parts[0],
-            each.parts[1],
-            each.parts[2],
-            each.stamps or [],
-            [_named_messages(start, names) for start, names in each.named],
-        )
-        for each in encoded
-    ]
+def encode_batch(
+    node: str, incarnation: int, number: int, encoded: list[Encoded], first: int = 0, *, codec: str = NONE
+) -> bytes:
+    """Return what a node sends to the leader; messages are compressed by `codec`."""
+    appends: list[Append] = []
+    for each in encoded:
+        head, meta, items = each.parts
+        named = [_named_messages(start, names) for start, names in each.named]
+        packed = None
+        if codec != NONE and not batches.decode_head(head).flags & batches.DENSE:
+            packed = compression.compress(codec, items)
+        if packed is None:
+            appends.append(Append(head, meta, items, each.stamps or [], named))
+        else:
+            appends.append(Append(head, meta, packed, each.stamps or [], named, codec, len(items)))
     return msgspec.msgpack.encode(NodeBatch(node, incarnation, number, appends, first))
 
 
@@ -229,6 +240,20 @@ def without(append: Append, kept: list[range]) -> Append:
     return Append(parts[0], parts[1], parts[2], stamps)
 
 
+def unpacked(append: Append) -> Append:
+    """Return it with its items as they are. Raises CodecError."""
+    if append.codec == NONE:
+        return append
+    size = sum([count * each for count, each, _ in append.stamps])
+    if size != append.size or append.codec not in compression.CODECS:
+        raise CodecError(f"messages of {size} bytes that are {append.size} by {append.codec}")
+    try:
+        items = compression.decompress(append.codec, append.items, size)
+    except ValueError as error:
+        raise CodecError(f"messages of a stream cannot be decompressed: {error}") from error
+    return Append(append.head, append.meta, items, append.stamps, append.named)
+
+
 def _within(kept: list[range], number: int, count: int) -> list[range]:
     """Return which of `count` messages from this one on are kept, counted from it."""
     found: list[range] = []
@@ -285,7 +310,7 @@ class Replica:
                 if self.taken is not None:
                     self._append_new(append, self.taken, applied)
                     continue
-                encoded = placed(append, self.next_offset, self.last_ms)
+                encoded = placed(unpacked(append), self.next_offset, self.last_ms)
                 self.next_offset = encoded.batch.stop
                 applied.batches.append(encoded)
             if batch.first > self.first_offset:
@@ -314,6 +339,7 @@ class Replica:
         left = sum(map(len, kept))
         if not left:
             return
+        append = unpacked(append)
         encoded = placed(append if left == count else without(append, kept), self.next_offset, now_ms)
         encoded.names = names
         self.next_offset = encoded.batch.stop
@@ -407,5 +433,6 @@ __all__ = [
     "encode_state",
     "placed",
     "stamped",
+    "unpacked",
     "without",
 ]

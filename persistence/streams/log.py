@@ -34,6 +34,7 @@ from persistence.streams import batch as batches
 from persistence.streams import index
 from persistence.streams.batch import HEAD_BYTES, Batch, Damaged, Head
 from persistence.streams.compression import NONE
+from persistence.streams.cutting import within
 from persistence.streams.files import Files
 from persistence.streams.index import Entry
 from persistence.streams.names import Keeper, Named, NamesFile
@@ -555,40 +556,90 @@ class StreamLog:
         self._writing = self._writing._replace(sealed=True)
         self.stop = max(self.stop, offset)
 
-    def mend(self, data: bytes) -> bool:
+    def mend(self, data: bytes, low: int = -1, stop: int = -1) -> None:
         """Put whole neighbouring batches, which another node has sent, where they are damaged or missing.
 
-        Return whether they fit there. Raises Damaged, OSError.
+        `low` and `stop`: what is damaged. Without it, that is what the batches have. Raises Damaged, OSError.
         """
         if self._ended:
-            return True
+            return
         heads = list(heads_of(data))
-        low, stop = heads[0][1].base, heads[-1][1].stop
+        base, end = heads[0][1].base, heads[-1][1].stop
+        low, stop = (base, end) if low < 0 else (low, stop)
         segment = self._segment_of(low)
         if segment is None or segment.base > low:
-            self._insert(low, stop, heads, data)
-            return True
+            self._insert(data, heads, low)
+            return
         try:
-            start, end = self._place_of(segment, low, stop)
+            start, until = self._place_of(segment, base, end)
+            if base >= segment.base and until - start == len(data) and self._is_alike(segment, start, heads):
+                path = self._path(segment.where, _SEGMENT)
+                self._files.write(path, start, [data])
+                self._files.sync(path)
+                return
+            # This node has other batches there: it has compressed, or compacted, in another way.
+            self._split(segment, low, stop)
+        except Ended:
+            return
         except FileNotFoundError:
             if segment is self.segments[-1]:
                 self._writing = Writing()
             self.segments = tuple(each for each in self.segments if each is not segment)
             self._remove(segment.where)
-            self._insert(low, stop, heads, data)
-            return True
-        if end - start != len(data):
-            logger.error(
-                "%s: offsets %d to %d do not fit where they were",
-                self._path(segment.where, _SEGMENT),
-                low,
-                stop,
+        self._insert(data, heads, low)
+
+    def _is_alike(self, segment: Segment, start: int, heads: Sequence[tuple[int, Head]]) -> bool:
+        """Return whether batches fit between those that are around their place."""
+        before = segment.base
+        if start:
+            position = self._position(segment, max(heads[0][1].base - 1, segment.base))
+            found = self._heads(segment.where, position, segment.base, segment.size, whole=False)
+            for at, head, _ in found:
+                if at >= start:
+                    break
+                before = head.stop
+        return before <= heads[0][1].base
+
+    def _split(self, segment: Segment, low: int, stop: int) -> None:
+        """Put what a segment has before and behind a damage into segments of their own. Raises OSError."""
+        end = min(segment.stop, max(self._behind(segment), segment.base))
+        sound = [
+            (at, head)
+            for at, head, is_sound in self._heads(
+                segment.where, 0, segment.base, segment.size, whole=True
             )
-            return False
-        path = self._path(segment.where, _SEGMENT)
-        self._files.write(path, start, [data])
-        self._files.sync(path)
-        return True
+            if is_sound
+        ]
+        before = [each for each in sound if each[1].stop <= low]
+        behind = [each for each in sound if each[1].base >= stop and each[1].stop <= end]
+        kept = [self._copied(segment, part) for part in (before, behind) if part]
+        # A start takes the first one for what it replaces: all that begins there. So it comes last.
+        for each in reversed(kept):
+            self._files.rename(self._path(each.stem, NEW), self._path(each.stem, _SEGMENT).name)
+            self._files.sync_names(self.directory)
+        at = self.segments.index(segment)
+        if segment is self.segments[-1]:
+            self._writing = Writing()
+        self.segments = (*self.segments[:at], *kept, *self.segments[at + 1 :])
+        self._remove(segment.where)
+        self._files.sync_names(self.directory)
+
+    def _copied(self, segment: Segment, found: list[tuple[int, Head]]) -> Segment:
+        """Write these batches of a segment into one that is to be put in its place."""
+        base, stop = found[0][1].base, found[-1][1].stop
+        new = self.rewritten(base, stop)
+        window = _Window(self._files, self._path(segment.where, _SEGMENT), segment.size)
+        parts: list[list[bytes]] = []
+        size = 0
+        for at, head in found:
+            parts.append([bytes(window.take(at, head.size))])
+            size += head.size
+            if size >= READ_BYTES:
+                new.append(parts)
+                parts, size = [], 0
+        if parts:
+            new.append(parts)
+        return new.finish()
 
     def _place_of(self, segment: Segment, low: int, stop: int) -> tuple[int, int]:
         """Return where batches with these offsets begin and end in a segment."""
@@ -600,11 +651,21 @@ class StreamLog:
                 return start, at
         return start, segment.size
 
-    def _insert(self, low: int, stop: int, heads: list[tuple[int, Head]], data: bytes) -> None:
-        """Write a segment that is missing between others, or go on with one that was begun."""
+    def _insert(self, data: bytes, heads: list[tuple[int, Head]], wanted: int) -> None:
+        """Write a segment that is missing between others, at this offset, or go on with one that was begun."""
         segments = list(self.segments)
-        at = bisect_right(segments, low, key=attrgetter("base"))
+        at = bisect_right(segments, wanted, key=attrgetter("base"))
         before = segments[at - 1] if at else None
+        data = within(
+            data,
+            heads,
+            before.stop if before is not None else 0,
+            segments[at].base if at < len(segments) else heads[-1][1].stop,
+        )
+        heads = list(heads_of(data))
+        if not heads:
+            return
+        low, stop = heads[0][1].base, heads[-1][1].stop
         if before is not None and before.base in self._mended and before.stop == low:
             base, size, first_ms = before.base, before.size, before.first_ms
             at -= 1

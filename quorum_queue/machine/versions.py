@@ -16,6 +16,7 @@ node only begins with the newest.
         policies
 
     5   mqd 0.2: nothing new for quorum queues; clusters have super streams, and streams that drop duplicates
+        and are compressed
 
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
@@ -50,6 +51,8 @@ PARAMETERS = 4
 SUPER_STREAMS = 5
 #: Streams of a cluster drop duplicates: messages come to them with their names.
 NAMED = 5
+#: Messages come compressed to streams of a cluster that were declared so.
+COMPRESSED = 5
 
 #: Features that a node announces in the handshake of a link for the versions that it can apply, beyond the
 #: first.
@@ -66,6 +69,7 @@ def newest_of(features: Collection[str]) -> int:
 
 __all__ = [
     "ADMINISTRATOR",
+    "COMPRESSED",
     "FEATURES",
     "FIRST",
     "FOUNDERS",

@@ -430,6 +430,21 @@ def test_what_is_published_again_is_there_once(ring: Ring) -> None:
     assert replay(ring, "n1", "once", 110) == pairs(0, 110)
 
 
+def test_compressed_streams_are_read_and_mended(ring: Ring) -> None:
+    """Members compress for themselves: one may have what another one has in a batch of another size."""
+    for codec in ("zstd", "lz4"):
+        stream = f"packed {codec}"
+        declare(ring, stream, x_stream_compression=codec)
+        append(ring, "n2", stream, 0, 300)
+        stored(ring, stream)
+        plain = 300 * len(PADDING)
+        sizes = {name: row(ring, name, stream)["message_bytes"] for name in NAMES}
+        assert all(size < plain / 2 for size in sizes.values()), sizes
+        for name in NAMES:
+            assert replay(ring, name, stream, 300) == pairs(0, 300)
+            assert row(ring, name, stream)["compression"] == codec
+
+
 def test_super_streams_are_made_whole_and_spread(ring: Ring) -> None:
     with ring.channel("n1") as channel:
         arguments = {"x-partitions": 6, "x-stream-max-segment-size-bytes": 16_384}

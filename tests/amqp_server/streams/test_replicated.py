@@ -217,6 +217,42 @@ def test_a_stream_without_deduplication_writes_what_it_always_did() -> None:
     assert replica.next_offset == 3
 
 
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+def test_what_is_compressed_on_its_way_comes_to_the_same(codec: str) -> None:
+    messages: Any = [("k", {}, None, 90, 40), ("other", {}, "blue", 30, 8)]
+    plain = encode_batch(*OWN, 1, encoded(messages))
+    packed = encode_batch(*OWN, 1, encoded(messages), codec=codec)
+    assert len(packed) < len(plain) / 2
+    found = [Replica().apply(1, *entry(5, each), OWN).batches for each in (plain, packed)]
+    assert [each.parts for each in found[0]] == [each.parts for each in found[1]]
+    # What is small stays as it is.
+    assert encode_batch(*OWN, 1, encoded(messages[1:])[:1], codec=codec) != b""
+    (_, (batch,)) = entry(5, packed)
+    (append,) = batch.appends
+    for wrong in (
+        msgspec.structs.replace(append, size=append.size + 1),
+        msgspec.structs.replace(append, items=append.items[:-1]),
+        msgspec.structs.replace(append, codec="gzip"),
+    ):
+        with pytest.raises(CodecError):
+            Replica().apply(1, 1, [NodeBatch("a", 7, 1, [wrong])], OWN)
+
+
+def test_duplicates_are_cut_out_of_what_is_compressed() -> None:
+    replica = Replica(ONCE)
+    names = ids(*[f"{number}" for number in range(40)])
+    encoder = Encoder(Layouts(), 0, 0, stamped=True)
+    contents = [framed({}, b"%07d" % number, 1, 4096) for number in range(40)]
+    encoder.add(run_of(contents, [head_of("k")] * 40, 1), names)
+    first = encode_batch("a", 7, 1, encoder.finish(), codec="zstd")
+    assert bodies(replica.apply(1, *entry(1, first), OWN)) == [*range(40)]
+    encoder = Encoder(Layouts(), 0, 0, stamped=True)
+    names[5] = names[30] = None
+    encoder.add(run_of(contents, [head_of("k")] * 40, 1), names)
+    again = encode_batch("a", 7, 2, encoder.finish(), codec="zstd")
+    assert bodies(replica.apply(2, *entry(1, again), OWN)) == [5, 30]
+
+
 def test_wrong_names_are_refused() -> None:
     append = Append(*encoded([("k", {}, None, 5, 2)])[0].parts, [], [NamedMessages(0, 2, b"", [])])
     with pytest.raises(CodecError):
