@@ -203,6 +203,8 @@ _REPLICATED_SINCE = {
     "x-stream-max-segment-size-bytes": versions.STREAMS,
     "x-stream-filter-size-bytes": versions.STREAMS,
     "x-stream-compression": versions.COMPRESSED,
+    "x-stream-compaction": versions.COMPACTED,
+    "x-stream-tombstone-age": versions.COMPACTED,
     "x-deduplication": versions.NAMED,
     "x-deduplication-window-ms": versions.NAMED,
     "x-deduplication-count": versions.NAMED,

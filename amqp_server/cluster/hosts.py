@@ -204,6 +204,7 @@ class ClusterHosts:
             groups.replicas,
             self.asks,
             queue.parsed.compression,
+            self.streams.options.compaction(queue.effective.compaction, queue.effective.tombstone_age_ms),
         )
         groups.open(host, queue, late=late)
         self.grouped[queue.queue_id] = host

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from outcome import Error, Outcome
 
 from amqp_server.streams.asks import ABSENT, Asks, Done
+from amqp_server.streams.compacting import Compaction
 from amqp_server.streams.encode import Encoded, Encoder
 from amqp_server.streams.host import StreamConsumer, StreamHost, StreamServices
 from amqp_server.streams.replicated import (
@@ -98,6 +99,7 @@ class StreamGroupHost(StreamHost):
         replicas: Replicas,
         asks: Asks,
         codec: str | None = None,
+        compaction: Compaction | None = None,
     ) -> None:
         """`codec` is what the stream was declared with."""
         self.replicas = replicas
@@ -142,7 +144,7 @@ class StreamGroupHost(StreamHost):
         self._damaged_at: dict[str, None] = {}
         #: Nodes that wait for messages from an offset on.
         self._followers: dict[str, tuple[int, Done]] = {}
-        super().__init__(queue, queue_id, services, limits, segment_bytes, settings, codec)
+        super().__init__(queue, queue_id, services, limits, segment_bytes, settings, codec, compaction)
         asks.members[queue_id] = self
 
     # -- at start --------------------------------------------------------------------------------------------------
@@ -560,6 +562,8 @@ class StreamGroupHost(StreamHost):
                 self._flush()
             else:
                 services.timers.wake(self, services.clock.monotonic_ms() + services.options.flush_ms)
+        if self.compacting is not None and self._opened:
+            self.compacting.look()
         if self.group.is_leader and self._trimming <= self.replica.first_offset:
             due = due_ms(self._log.segments, self._limits)
             if due is not None and not self._writing:
@@ -633,7 +637,9 @@ class StreamGroupHost(StreamHost):
             gone += 1
         if gone:
             self._writing = True
-            self._services.store.write(partial(self._log.trim, gone), self._has_trimmed)
+            self._services.store.write(
+                partial(self._log.trim_to, segments[gone - 1].stop), self._has_trimmed
+            )
 
     def _has_trimmed(self, result: object) -> None:
         self._writing = False

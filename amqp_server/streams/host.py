@@ -716,10 +716,11 @@ class StreamHost(QueueHost):
         """Delete segments that are too old or too many."""
         if self._writing:
             return
-        count = outdated(self._log.segments, self._limits, self._services.queue_time.now_ms())
+        segments = self._log.segments
+        count = outdated(segments, self._limits, self._services.queue_time.now_ms())
         if count:
             self._writing = True
-            self._services.store.write(partial(self._log.trim, count), self._trimmed)
+            self._services.store.write(partial(self._log.trim_to, segments[count - 1].stop), self._trimmed)
 
     def _trimmed(self, result: object) -> None:
         self._writing = False

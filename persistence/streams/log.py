@@ -458,6 +458,18 @@ class StreamLog:
         # Both files are there for certain before the next segment may be.
         self._files.sync_names(self.directory)
 
+    def trim_to(self, offset: int) -> None:
+        """Delete the segments that end at this offset or before. Raises OSError.
+
+        They are looked for now: compaction may have put some of them together since somebody decided so.
+        """
+        count = 0
+        for segment in self.segments:
+            if not segment.size or segment.stop > offset:
+                break
+            count += 1
+        self.trim(count)
+
     def trim(self, count: int) -> None:
         """Delete the oldest `count` segments. Raises OSError."""
         segments = self.segments

@@ -16,7 +16,7 @@ node only begins with the newest.
         policies
 
     5   mqd 0.2: nothing new for quorum queues; clusters have super streams, and streams that drop duplicates
-        and are compressed
+        and are compressed and compacted
 
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
@@ -53,6 +53,8 @@ SUPER_STREAMS = 5
 NAMED = 5
 #: Messages come compressed to streams of a cluster that were declared so.
 COMPRESSED = 5
+#: Members of a stream compact: what one has sent to another one may stand for more offsets than it has messages.
+COMPACTED = 5
 
 #: Features that a node announces in the handshake of a link for the versions that it can apply, beyond the
 #: first.
@@ -69,6 +71,7 @@ def newest_of(features: Collection[str]) -> int:
 
 __all__ = [
     "ADMINISTRATOR",
+    "COMPACTED",
     "COMPRESSED",
     "FEATURES",
     "FIRST",

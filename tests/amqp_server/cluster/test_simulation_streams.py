@@ -17,6 +17,7 @@ from amqp_server.streams import group_host, replicated
 from amqp_server.streams.group_host import StreamGroupHost
 from amqp_server.streams.replicated import NodeBatch, Replica
 from amqp_server.streams.taken import Taken
+from persistence.streams import compaction
 from persistence.streams.log import Lost
 from quorum_queue.cluster.replicas import Replicas
 from tests.amqp_server.cluster.simulation import streams
@@ -51,6 +52,7 @@ def test_seeds_and_what_they_reach() -> None:
         "leaders hand over": 3, "members change": 40, "bits flipped": 4, "segments lost": 4, "disks lost": 4, "retention": 3,
         "a super stream is declared": 60, "partitions are added": 20, "a super stream is deleted": 30,
         "confirmed in partitions": 500, "published again": 3000,
+        "passes of compaction": 20,
     }  # fmt: skip
     assert {name: seen[name] for name in least if seen[name] < least[name]} == {}, seen
 
@@ -142,6 +144,11 @@ def cuts_the_wrong_ones(append: Any, kept: list[range]) -> Any:
     return _without(append, [range(sum(map(len, kept)))])
 
 
+def keeps_nothing(batch: Any, keys: Any, latest: Any, until_ms: int) -> tuple[list[int], bool]:
+    """Compaction keeps nothing of what it writes anew."""
+    return [], False
+
+
 _encode_state: Any = replicated.encode_state
 _without: Any = replicated.without
 
@@ -157,6 +164,7 @@ MUTATIONS = [
     Mutation("duplicates are taken", Taken, "new_of", all_are_new),
     Mutation("a snapshot without names", group_host, "encode_state", forgets_what_it_took),
     Mutation("a snapshot with later names", StreamGroupHost, "snapshot", says_too_much),
+    Mutation("compaction loses the latest of a key", compaction, "_kept", keeps_nothing),
     Mutation("duplicates are cut in the wrong place", replicated, "without", cuts_the_wrong_ones),
 ]
 

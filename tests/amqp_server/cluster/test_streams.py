@@ -445,6 +445,46 @@ def test_compressed_streams_are_read_and_mended(ring: Ring) -> None:
             assert row(ring, name, stream)["compression"] == codec
 
 
+def test_each_member_compacts_and_the_offsets_stay(ring: Ring) -> None:
+    declare(ring, "table", x_stream_compaction="header:room", x_stream_max_segment_size_bytes=8_192)
+    rooms = 5
+
+    def publish_all(at: str, stream: str, low: int, stop: int) -> None:
+        with ring.channel(at) as channel:
+            for number in range(low, stop):
+                properties = pika.BasicProperties(headers={"room": f"r{number % rooms}"})
+                channel.basic_publish("", stream, numbers(number, number + 1)[0], properties)
+
+    publish_all("n1", "table", 0, 400)
+    wait_until(
+        "all have compacted",
+        lambda: all((row(ring, name, "table").get("compacted_offset") or 0) > 300 for name in NAMES),
+    )
+    for name in NAMES:
+        with ring.channel(name, confirm=False) as channel:
+            channel.basic_qos(prefetch_count=100)
+            found: list[tuple[int, int]] = []
+            for method, properties, body in channel.consume(
+                "table", arguments={"x-stream-offset": "first"}, inactivity_timeout=PATIENCE_S
+            ):
+                assert method is not None, found
+                found.append((properties.headers["x-stream-offset"], int(body.split()[0])))
+                channel.basic_ack(method.delivery_tag)
+                if found[-1][0] == 399:
+                    break
+            channel.cancel()
+        assert all(offset == number for offset, number in found)
+        assert found == sorted(found) and len(found) < 200
+        assert {number for _, number in found} >= set(range(395, 400))
+    # One that begins empty gets what the others have left, and goes on with it.
+    ring.nodes["n2"].kill()
+    shutil.rmtree(ring.nodes["n2"].data)
+    ring.start("n2")
+    publish_all("n2", "table", 400, 420)
+    stored(ring, "table")
+    assert replay(ring, "n2", "table", 20, 400) == pairs(400, 420)
+
+
 def test_super_streams_are_made_whole_and_spread(ring: Ring) -> None:
     with ring.channel("n1") as channel:
         arguments = {"x-partitions": 6, "x-stream-max-segment-size-bytes": 16_384}

@@ -108,7 +108,8 @@ class SteppedJobs:
         self.waiting.append(lambda: done(capture(call)))
 
     def compact(self, call: Callable[[Throttle], Any], done: Callable[[Outcome[Any]], None]) -> None:
-        raise NotImplementedError("streams of a cluster are not compacted")
+        throttle = Throttle(1 << 40)
+        self.waiting.append(lambda: done(capture(call, throttle)))
 
     def step(self) -> None:
         self.waiting.popleft()()
@@ -160,6 +161,7 @@ class SimulatedNode:
         self.network = network
         #: A snapshot is due after so many entries; 0 for what is configured.
         self.snapshot_entries = 0
+        self.stream_options = STREAMS
         #: So often may it be asked whether a turn is overdue until it is.
         self.turn_lasts = inf
         self._turn_asked = 0
@@ -288,7 +290,7 @@ class SimulatedNode:
             journal=journal,
             commits=services.commits,
             store=self.jobs,
-            options=STREAMS,
+            options=self.stream_options,
         )
 
     def _begin(self, cluster: ClusterNode, journal: Journal) -> None:

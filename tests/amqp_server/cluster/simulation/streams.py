@@ -8,6 +8,7 @@ happened); `--seeds A:B` runs many. What must hold:
 - What was confirmed is there, once; what was published and not confirmed is there once at most.
 - At rest all members have all messages from the first offset on, and the same state.
 - Where duplicates are dropped, what is published again is there once, whatever became of it the first time.
+- Where members compact, the latest message of each key is there, and nothing is missing but what a later one replaces.
 - A super stream is there with all its partitions, or not at all, on every node and at any time.
 """
 
@@ -26,11 +27,14 @@ from amqp_server.broker.records import ExchangeRecord, QueueRecord, encoded
 from amqp_server.broker.super_streams import declaration, growth, partitions_of
 from amqp_server.streams.deliver import BatchReader
 from amqp_server.streams.group_host import StreamGroupHost
+from amqp_server.streams.headed import offsets_of
+from amqp_server.streams.host import StreamOptions
 from amqp_server.streams.replicated import Applied
 from amqp_server.streams.start import Start
 from amqp_server.wire import content
 from persistence.streams import batch as batches
 from persistence.streams.batch import Batch
+from persistence.streams.compression import LZ4, NONE, ZSTD
 from persistence.streams.log import heads_of
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.dedup import Sequence, id_of, sequence_of
@@ -57,6 +61,8 @@ class StreamLedger:
     """What there is in the stream."""
 
     def __init__(self) -> None:
+        #: Where messages are compacted: the last offset of each key.
+        self.latest: dict[bytes, int] = {}
         self.bodies: dict[int, bytes] = {}
         self.offsets: dict[bytes, int] = {}
         self.published: dict[bytes, None] = {}
@@ -75,6 +81,23 @@ class StreamLedger:
             raise Violation(f"{who}: offset {offset} has {body!r}, and had {self.bodies[offset]!r}")
         if self.offsets.setdefault(body, offset) != offset:
             raise Violation(f"{who}: {body!r} is at {offset} and at {self.offsets[body]}")
+        key = key_of(body)
+        self.latest[key] = max(offset, self.latest.get(key, 0))
+
+    def may_be_gone(self, offset: int) -> bool:
+        """True if a later message has the same key."""
+        body = self.bodies.get(offset)
+        return body is not None and self.latest[key_of(body)] > offset
+
+
+def key_of(body: bytes) -> bytes:
+    """Return the routing key: few have very many messages."""
+    return b"%d" % (int(body[-4:]) % 7)
+
+
+def head_of(body: bytes) -> bytes:
+    key = key_of(body)
+    return b"\x00" + bytes((len(key),)) + key
 
 
 class Origin:
@@ -140,10 +163,10 @@ class Reader:
 
     def deliver_batch(self, consumer: Any, reader: BatchReader, count: int, first_id: int) -> None:
         simulation = self._simulation
-        bodies = bodies_of(reader.batch)
-        for offset in range(reader.offset, reader.offset + count):
+        bodies = bodies_of(reader.batch)[reader.index :]
+        for offset, body in zip(offsets_of(reader, count), bodies, strict=False):
             self._expect(offset)
-            simulation.stream.see(f"reader {self.name}", offset, bodies[offset - reader.batch.base])
+            simulation.stream.see(f"reader {self.name}", offset, body)
             self.next = offset + 1
         reader.skip(count)
         simulation.stream.note("delivered", count)
@@ -155,8 +178,11 @@ class Reader:
             return
         if offset < expected:
             raise Violation(f"reader {self.name} goes back to {offset} from {expected}")
-        if offset > expected and offset > max(self._simulation.first_offset(), self._simulation.stream.first):
-            raise Violation(f"reader {self.name} skips from {expected} to {offset}")
+        simulation = self._simulation
+        first = max(simulation.first_offset(), simulation.stream.first)
+        missed = [each for each in range(max(expected, first), offset) if not simulation.may_be_gone(each)]
+        if missed:
+            raise Violation(f"reader {self.name} skips {missed} from {expected} to {offset}")
 
     def failed(self, error: Exception) -> None:
         raise error
@@ -196,14 +222,25 @@ class StreamSimulation(Cluster):
             node.snapshot_entries = 3
             # Some turns are long enough for one or two hosts only.
             node.turn_lasts = random.choice((inf, inf, 3.0))
+            # What is declared without compression is compressed by some members, each in its own way.
+            node.stream_options = StreamOptions(
+                segment_bytes=900, flush_bytes=400, flush_ms=300, codec=random.choice((NONE, ZSTD, LZ4))
+            )
         self.mend()
         self.settle()
         limits: dict[str, object] = {"x-max-length-bytes": 4000} if random.random() < 0.4 else {}
         #: Publishers say who their messages are, and publish again what they are not sure of.
         self.named = random.random() < 0.6
-        names = {"x-deduplication": True} if self.named else {}
+        table: dict[str, object] = {"x-deduplication": True} if self.named else {}
+        #: Members keep the latest message of each key, when they have time for it.
+        self.compacts = random.random() < 0.5
+        if self.compacts:
+            table["x-stream-compaction"] = "key"
+        codec = random.choice((NONE, ZSTD, LZ4, ""))
+        if codec:
+            table["x-stream-compression"] = codec
         self.programs = [Program(b"p%d" % number) for number in range(3)]
-        self._declare({"x-queue-type": "stream"} | limits | names)
+        self._declare({"x-queue-type": "stream"} | limits | table)
 
     def _declare(self, arguments: dict[str, object]) -> None:
         members = tuple(self.random.sample(self.names, 3))
@@ -224,6 +261,10 @@ class StreamSimulation(Cluster):
     def stream(self) -> StreamLedger:
         """What there is in the stream that stays."""
         return self.ledger_of(self.main)
+
+    def may_be_gone(self, offset: int) -> bool:
+        """May compaction have taken this message of the stream that stays?"""
+        return self.compacts and self.stream.may_be_gone(offset)
 
     def ledger_of(self, queue_id: int) -> StreamLedger:
         return self.ledgers.setdefault(queue_id, StreamLedger())
@@ -341,13 +382,20 @@ class StreamSimulation(Cluster):
         count = len(bodies)
         stream.published.update(dict.fromkeys(bodies))
         contents = [content.build(HEADER, body, 1, 4096) for body in bodies]
-        run = Run(range(count), contents, b"\x00\x01s", ATTRIBUTES)
+        run = self._run(bodies, contents)
         self.log(f"{node.name}: publishes {bodies[0]!r} and {count - 1} more to {name}")
         command: tuple[Any, ...] = ("enqueue", run, Origin(stream, bodies), 0)
         if name == NAME and self.named and queue.host.wants_ids:
             command = ("enqueue_once", run, Origin(stream, bodies), 0, list(map(id_of, bodies)))
         node.turn.run(queue.host.submit, command)
         node.end_turn()
+
+    def _run(self, bodies: list[bytes], contents: list[bytes]) -> Run:
+        heads = list(map(head_of, bodies))
+        run = Run(range(len(bodies)), contents, heads[0], ATTRIBUTES)
+        if len(set(heads)) > 1:
+            run.heads = heads
+        return run
 
     def _again(self, stream: StreamLedger) -> list[bytes]:
         """Some that were published before, in their order: of the last ones, or of those that nobody has confirmed."""
@@ -382,7 +430,7 @@ class StreamSimulation(Cluster):
         stream.note("published again", again)
         names = Sequence.from_first(sequence_of(program.name, numbers[0]), len(numbers))
         contents = [content.build(HEADER, body, 1, 4096) for body in bodies]
-        run = Run(range(len(bodies)), contents, b"\x00\x01s", ATTRIBUTES)
+        run = self._run(bodies, contents)
         self.log(f"{node.name}: {program.name!r} publishes {numbers}, {again} of them again")
         node.turn.run(queue.host.submit, ("enqueue_once", run, Origin(stream, bodies), 0, names))
         node.end_turn()
@@ -653,9 +701,16 @@ class StreamSimulation(Cluster):
                 continue
             if batch.base > expected:
                 raise Violation(f"{node.name} has a gap from {expected} to {batch.base}")
-            for index, body in enumerate(bodies_of(batch)):
+            there = range(batch.count) if batch.offsets is None else batch.offsets
+            for index, body in zip(there, bodies_of(batch), strict=True):
                 stream.see(node.name, batch.base + index, body)
+            kept = {batch.base + index for index in there}
+            for offset in range(max(expected, batch.base), batch.stop):
+                if offset not in kept and not (host.compacting is not None and stream.may_be_gone(offset)):
+                    raise Violation(f"{node.name} has no message {offset}, and none of its key comes later")
             expected = batch.stop
+        if host.compacting is not None:
+            self.stream.note("passes of compaction", host.compacting.passes)
         if expected != host.replica.next_offset:
             raise Violation(f"{node.name} ends at {expected}, not at {host.replica.next_offset}")
 
