@@ -384,6 +384,7 @@ class ClusterHosts:
     def stop(self, queue: Queue, reason: str) -> None:
         """Stop this node's member of a group; its clients use the queue at the other members."""
         queue_id = queue.queue_id
+        self._groups.replicas.unopened.expected.pop(queue_id, None)
         failed: Any = self.grouped.pop(queue_id, None)
         if failed is None and not queue.members:
             self._local.stop(queue, reason)

@@ -583,12 +583,13 @@ class StreamLog:
             self._insert(data, heads, low)
             return
         try:
-            start, until = self._place_of(segment, base, end)
-            if base >= segment.base and until - start == len(data) and self._is_alike(segment, start, heads):
-                path = self._path(segment.where, _SEGMENT)
-                self._files.write(path, start, [data])
-                self._files.sync(path)
-                return
+            if base >= segment.base:
+                start, until = self._place_of(segment, base, end)
+                if until - start == len(data) and self._is_alike(segment, start, heads):
+                    path = self._path(segment.where, _SEGMENT)
+                    self._files.write(path, start, [data])
+                    self._files.sync(path)
+                    return
             # This node has other batches there: it has compressed, or compacted, in another way.
             self._split(segment, low, stop)
         except Ended:
@@ -613,19 +614,21 @@ class StreamLog:
         return before <= heads[0][1].base
 
     def _split(self, segment: Segment, low: int, stop: int) -> None:
-        """Put what a segment has before and behind a damage into segments of their own. Raises OSError."""
-        end = min(segment.stop, max(self._behind(segment), segment.base))
+        """Put what a segment has before and behind a damage into segments of their own. Raises Ended, OSError."""
+        end = min(segment.stop, self._behind(segment))
         sound = [
             (at, head)
-            for at, head, is_sound in self._heads(
-                segment.where, 0, segment.base, segment.size, whole=True
-            )
+            for at, head, is_sound in self._heads(segment.where, 0, segment.base, segment.size, whole=True)
             if is_sound
         ]
         before = [each for each in sound if each[1].stop <= low]
         behind = [each for each in sound if each[1].base >= stop and each[1].stop <= end]
-        kept = [self._copied(segment, part) for part in (before, behind) if part]
-        # A start takes the first one for what it replaces: all that begins there. So it comes last.
+        kept: list[Segment] = []
+        if before:
+            kept.append(self._copied(segment, segment.base, before))
+        if behind:
+            kept.append(self._copied(segment, behind[0][1].base, behind))
+        # The first one comes last: it begins where the old one does, and so a start takes it for what it replaces.
         for each in reversed(kept):
             self._files.rename(self._path(each.stem, NEW), self._path(each.stem, _SEGMENT).name)
             self._files.sync_names(self.directory)
@@ -636,10 +639,9 @@ class StreamLog:
         self._remove(segment.where)
         self._files.sync_names(self.directory)
 
-    def _copied(self, segment: Segment, found: list[tuple[int, Head]]) -> Segment:
+    def _copied(self, segment: Segment, base: int, found: list[tuple[int, Head]]) -> Segment:
         """Write these batches of a segment into one that is to be put in its place."""
-        base, stop = found[0][1].base, found[-1][1].stop
-        new = self.rewritten(base, stop)
+        new = self.rewritten(base, found[-1][1].stop)
         window = _Window(self._files, self._path(segment.where, _SEGMENT), segment.size)
         parts: list[list[bytes]] = []
         size = 0
@@ -678,7 +680,7 @@ class StreamLog:
         if not heads:
             return
         low, stop = heads[0][1].base, heads[-1][1].stop
-        if before is not None and before.base in self._mended and before.stop == low:
+        if before is not None and not before.stem and before.base in self._mended and before.stop == low:
             base, size, first_ms = before.base, before.size, before.first_ms
             at -= 1
             del segments[at]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -483,6 +485,41 @@ def test_each_member_compacts_and_the_offsets_stay(ring: Ring) -> None:
     publish_all("n2", "table", 400, 420)
     stored(ring, "table")
     assert replay(ring, "n2", "table", 20, 400) == pairs(400, 420)
+
+
+def test_filters_and_times_hold_on_every_node(ring: Ring) -> None:
+    """Members read their own segments, others ask one; duplicates that were cut out take no filter value with them."""
+    declare(ring, "rooms", x_deduplication=True)
+    declare(ring, "far rooms", x_initial_cluster_size=1, x_deduplication=True)
+
+    def publish_all(stream: str, low: int, stop: int) -> None:
+        with ring.channel("n2", confirm=False) as channel:
+            channel.tx_select()
+            for number in range(low, stop):
+                headers: dict[str, Any] = {"x-deduplication-id": f"{number}"}
+                if number % 4:
+                    headers["x-stream-filter-value"] = f"room {number % 4}"
+                properties = pika.BasicProperties(headers=headers)
+                channel.basic_publish("", stream, numbers(number, number + 1)[0], properties)
+            channel.tx_commit()
+
+    for stream in ("rooms", "far rooms"):
+        publish_all(stream, 0, 60)
+    between = int(time.time()) + 2
+    time.sleep(between + 0.5 - time.time())
+    for stream in ("rooms", "far rooms"):
+        publish_all(stream, 40, 100)
+    stored(ring, "rooms")
+    for stream in ("rooms", "far rooms"):
+        for name in NAMES:
+            one = [number for number in range(100) if number % 4 == 1]
+            assert replay(ring, name, stream, 25, x_stream_filter="room 1") == [(each, each) for each in one]
+            others = [number for number in range(100) if number % 4 in (0, 2)]
+            wanted = {"x_stream_filter": ["room 2"], "x_stream_match_unfiltered": True}
+            found = replay(ring, name, stream, 50, **wanted)
+            assert found == [(each, each) for each in others]
+            at = datetime.fromtimestamp(between, tz=UTC)
+            assert replay(ring, name, stream, 40, at) == pairs(60, 100)
 
 
 def test_super_streams_are_made_whole_and_spread(ring: Ring) -> None:
