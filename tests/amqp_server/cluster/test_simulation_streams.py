@@ -114,14 +114,10 @@ def a_part(self: Topology, index: int, operation: Any) -> Any:
 
 
 _declare_super_stream: Any = Topology._declare_super_stream
-_remove_queue: Any = VHost.remove_queue
 
 
-def forgets_to_close(self: VHost, queue: Any, *, of_many: bool = False) -> None:
+def stays_open(self: VHost, queue: Any, host: Any) -> None:
     """The hosts of deleted partitions stay."""
-    if of_many:
-        queue.host = self.broker.deleted_host
-    _remove_queue(self, queue, of_many=of_many)
 
 
 def all_are_new(self: Taken, names: Any, now_ms: int) -> list[range]:
@@ -160,7 +156,7 @@ MUTATIONS = [
     Mutation("retention of each member's own", StreamGroupHost, "_retain", own_retention),
     Mutation("nothing is fetched from others", StreamGroupHost, "_ask", nothing_is_asked),
     Mutation("an entry counts before it is synced", Replicas, "write", unsynced),
-    Mutation("deleted partitions go on", VHost, "remove_queue", forgets_to_close),
+    Mutation("deleted partitions go on", VHost, "_close_host", stays_open),
     Mutation("duplicates are taken", Taken, "new_of", all_are_new),
     Mutation("a snapshot without names", group_host, "encode_state", forgets_what_it_took),
     Mutation("a snapshot with later names", StreamGroupHost, "snapshot", says_too_much),
