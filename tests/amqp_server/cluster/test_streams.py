@@ -587,13 +587,29 @@ def test_a_node_that_stood_alone_brings_its_streams(empty: Ring) -> None:
         for body in numbers(0, 300):
             channel.basic_publish("", "brought", body)
         channel.tx_commit()
+        table: dict[str, Any] = {"x-partitions": 2, "x-deduplication": True}
+        channel.exchange_declare("orders", "x-super-stream", durable=True, arguments=table)
+        orders = [
+            (f"key {number}", numbers(number, number + 1)[0], {"x-deduplication-id": f"order {number}"})
+            for number in range(20)
+        ]
+        for key, body, headers in orders:
+            channel.basic_publish("orders", key, body, pika.BasicProperties(headers=headers))
+        channel.tx_commit()
         connection.close()
         alone.kill()
     empty.start(*NAMES)
+    with empty.channel("n3") as channel:
+        for key, body, headers in orders:
+            channel.basic_publish("orders", key, body, pika.BasicProperties(headers=headers))
+    counts = [row(empty, "n2", f"orders-{number}")["next_offset"] for number in range(2)]
+    assert sum(counts) == 20 and all(counts)
     with empty.channel("n2") as channel:
         publish(channel, "brought", *numbers(300, 320))
     wait_until("all keep it", lambda: len(empty.queue("n1", "brought")["placed"]) == 3)
     stored(empty, "brought")
     for name in NAMES:
         assert replay(empty, name, "brought", 320) == pairs(0, 320)
-    assert all(PADDING in path.read_bytes() for path in files(empty.nodes["n3"]))
+    assert all(PADDING in path.read_bytes() for path in files(empty.nodes["n3"]) if path.stat().st_size)
+    empty.mqctl("n2", "add_partitions", "orders", "1")
+    assert row(empty, "n3", "orders-2")["type"] == "stream"
