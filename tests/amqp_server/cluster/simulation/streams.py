@@ -26,6 +26,7 @@ from amqp_server.broker.queue import Queue
 from amqp_server.broker.records import ExchangeRecord, QueueRecord, encoded
 from amqp_server.broker.super_streams import declaration, growth, partitions_of
 from amqp_server.streams.deliver import BatchReader
+from amqp_server.streams.encode import FILTER
 from amqp_server.streams.group_host import StreamGroupHost
 from amqp_server.streams.headed import offsets_of
 from amqp_server.streams.host import StreamOptions
@@ -35,7 +36,7 @@ from amqp_server.wire import content
 from persistence.streams import batch as batches
 from persistence.streams.batch import Batch
 from persistence.streams.compression import LZ4, NONE, ZSTD
-from persistence.streams.log import heads_of
+from persistence.streams.log import Wanted, heads_of
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.dedup import Sequence, id_of, sequence_of
 from quorum_queue.machine.run import Attributes, Run
@@ -132,10 +133,18 @@ class Program:
 class Reader:
     """A consumer at some node. See amqp_server.streams.host.Sink."""
 
-    wanted = None
+    for_group = False
 
-    def __init__(self, simulation: StreamSimulation, name: str, number: int, start: Start) -> None:
+    def __init__(
+        self,
+        simulation: StreamSimulation,
+        name: str,
+        number: int,
+        start: Start,
+        wanted: Wanted | None = None,
+    ) -> None:
         self._simulation = simulation
+        self.wanted = wanted
         self.name = name
         self.number = number
         self.start = start
@@ -166,6 +175,8 @@ class Reader:
         bodies = bodies_of(reader.batch)[reader.index :]
         for offset, body in zip(offsets_of(reader, count), bodies, strict=False):
             self._expect(offset)
+            if not self._wants(body):
+                raise Violation(f"reader {self.name} gets {body!r}, and wants {self.wanted}")
             simulation.stream.see(f"reader {self.name}", offset, body)
             self.next = offset + 1
         reader.skip(count)
@@ -180,12 +191,48 @@ class Reader:
             raise Violation(f"reader {self.name} goes back to {offset} from {expected}")
         simulation = self._simulation
         first = max(simulation.first_offset(), simulation.stream.first)
-        missed = [each for each in range(max(expected, first), offset) if not simulation.may_be_gone(each)]
+        missed = [
+            each
+            for each in range(max(expected, first), offset)
+            if self._wants(simulation.stream.bodies[each]) and not simulation.may_be_gone(each)
+        ]
         if missed:
             raise Violation(f"reader {self.name} skips {missed} from {expected} to {offset}")
 
+    def _wants(self, body: bytes) -> bool:
+        if self.wanted is None:
+            return True
+        value = value_of(body)
+        return self.wanted.unfiltered if value is None else value in self.wanted.values
+
+    @property
+    def has_read(self) -> int:
+        """The offset behind the last message that it has got, and behind those that it does not want."""
+        bodies, offset = self._simulation.stream.bodies, self.next or 0
+        while offset in bodies and not self._wants(bodies[offset]):
+            offset += 1
+        return offset
+
+    def began(self, offset: int) -> None:
+        """It reads for nobody else."""
+
     def failed(self, error: Exception) -> None:
         raise error
+
+
+def value_of(body: bytes) -> bytes | None:
+    """Return the filter value: some messages have none."""
+    key = key_of(body)
+    return key if int(key) % 3 else None
+
+
+def header_of(body: bytes) -> bytes:
+    """Return the content header's payload."""
+    value = value_of(body)
+    if value is None:
+        return HEADER
+    fields = bytes((len(FILTER),)) + FILTER + b"S" + len(value).to_bytes(4, "big") + value
+    return HEADER[:-2] + b"\x20\x00" + len(fields).to_bytes(4, "big") + fields
 
 
 def bodies_of(batch: Batch) -> list[bytes]:
@@ -381,7 +428,7 @@ class StreamSimulation(Cluster):
             bodies = self._again(stream) + bodies
         count = len(bodies)
         stream.published.update(dict.fromkeys(bodies))
-        contents = [content.build(HEADER, body, 1, 4096) for body in bodies]
+        contents = [content.build(header_of(body), body, 1, 4096) for body in bodies]
         run = self._run(bodies, contents)
         self.log(f"{node.name}: publishes {bodies[0]!r} and {count - 1} more to {name}")
         command: tuple[Any, ...] = ("enqueue", run, Origin(stream, bodies), 0)
@@ -429,7 +476,7 @@ class StreamSimulation(Cluster):
         stream.published.update(dict.fromkeys(bodies))
         stream.note("published again", again)
         names = Sequence.from_first(sequence_of(program.name, numbers[0]), len(numbers))
-        contents = [content.build(HEADER, body, 1, 4096) for body in bodies]
+        contents = [content.build(header_of(body), body, 1, 4096) for body in bodies]
         run = self._run(bodies, contents)
         self.log(f"{node.name}: {program.name!r} publishes {numbers}, {again} of them again")
         node.turn.run(queue.host.submit, ("enqueue_once", run, Origin(stream, bodies), 0, names))
@@ -446,7 +493,11 @@ class StreamSimulation(Cluster):
             lost[0].attach(node, queue)
         elif len(self.readers) < 5:
             starts = (Start("first"), Start("next"), Start("last"), Start(offset=0), Start(ago_ms=2000))
-            reader = Reader(self, f"r{len(self.readers)}", len(self.readers), self.random.choice(starts))
+            wanted = self.random.choice((None, None, Wanted(frozenset((b"1", b"4")), unfiltered=True)))
+            if self.random.random() < 0.2:
+                wanted = Wanted(frozenset((b"2",)), unfiltered=False)
+            start = self.random.choice(starts)
+            reader = Reader(self, f"r{len(self.readers)}", len(self.readers), start, wanted)
             self.readers.append(reader)
             self.log(f"{node.name}: reader {reader.name} begins with {reader.start}")
             reader.attach(node, queue)
@@ -624,7 +675,7 @@ class StreamSimulation(Cluster):
                 self.tick(node)
             self.work_off()
             stop = max((host.replica.next_offset for _, host in self.members()), default=0)
-            behind = [reader.name for reader in (*whole, *self.readers) if (reader.next or 0) < stop]
+            behind = [reader.name for reader in (*whole, *self.readers) if reader.has_read < stop]
             late = [name for name in behind if not self._begins_later(name)]
             filling = [
                 host.queue.name
