@@ -18,7 +18,7 @@ WORKERS ?= 3
 COMPILED_TESTS := tests/amqp_server/wire tests/exchanges $(filter-out %/test_simulation.py,$(wildcard tests/quorum_queue/raft/test_*.py)) \
 	$(addprefix tests/quorum_queue/test_,checkout.py clock.py codec.py cold_bodies.py crash.py dedup.py entries.py local_host.py locations.py \
 	machine.py replicated.py run.py) \
-	$(addprefix tests/persistence/test_,commit_turns.py group_tables.py groups.py journal.py) tests/quorum_queue/links/test_framing.py
+	$(addprefix tests/persistence/test_,commit_turns.py group_tables.py) tests/quorum_queue/links/test_framing.py
 
 .PHONY: run cluster build test test-suite test-conformance test-pure test-compiled example check conformance clients fuzz bench chaos attack soak sim clean
 

@@ -212,8 +212,9 @@ class Environment(Metadata, LmdbStore):
             raise SchemaMismatch(
                 f"the log {path} was written by a later version of the program ({error}). Start that version."
             ) from error
-        if not layer:
+        if log.sequence == self._logged_sequence():
             return
+        # Even if there is nothing in these records: the next one has the next number.
         layer.sequence = log.sequence
         while True:
             transaction = LmdbTransaction(self, layer)

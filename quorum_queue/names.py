@@ -20,7 +20,7 @@ from quorum_queue.ports import Journal
 #: Positions from here on are those of names.
 FIRST_POSITION: Final = 1 << 62
 #: Names in one record.
-RECORD_NAMES_MAX: Final = 1_000
+RECORD_NAMES_MAX = 1_000
 VERSION: Final = 1
 
 _HEAD: Final = struct.Struct(">BQ")

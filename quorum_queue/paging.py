@@ -23,7 +23,7 @@ logger = logging.getLogger("mqd.queue")
 Delivery = tuple[Consumer, Run, int]
 
 #: One journal record has at most about this many bytes, so that paging in one does not stall the loop.
-RECORD_BYTES_MAX: Final = 256 * 1024
+RECORD_BYTES_MAX = 256 * 1024
 #: So long what the page cache had is taken to be there still, ms.
 KNOWN_MS: Final = 1_000
 #: Runs that consumers hold and that one relief looks at; most may be paged out already.

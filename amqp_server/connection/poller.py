@@ -123,7 +123,7 @@ class Poller:
     def watch(self, transport: Transport, events: int) -> None:
         """Wait for these events of its socket from now on; for none if 0."""
         before = transport.watched
-        if events == before:
+        if events == before or self._closed:
             return
         self._wait_for(transport.fd, before, events)
         if not before:

@@ -19,7 +19,7 @@ from quorum_queue.machine.settings import Settings
 from quorum_queue.machine.states import DedupState
 
 #: A producer that sent nothing for this long is forgotten.
-PRODUCER_IDLE_MS: Final = 7 * 24 * 3_600_000
+PRODUCER_IDLE_MS = 7 * 24 * 3_600_000
 #: Longer ids and names of producers are remembered by their hash.
 NAME_BYTES_MAX: Final = 128
 #: A sequence is any signed long; bytes have it without sign.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from typing import Final
 
 import msgspec
 
@@ -18,7 +17,7 @@ from quorum_queue.machine.codec import CodecError
 from quorum_queue.machine.states import LocationsState
 
 #: Spans of released entries are removed when there are this many, and at least as many as the others.
-SWEEP_SPANS_MIN: Final = 64
+SWEEP_SPANS_MIN = 64
 
 
 #: The columns and counts of a queue that has never held a message; thousands may share them. Never written

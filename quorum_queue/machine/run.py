@@ -16,7 +16,7 @@ from quorum_queue.machine.attributes import Attributes as Attributes
 #: out.
 RUN_LENGTH_MAX: Final = 2048
 #: The same in bytes: a run is paged out, and in again, as a whole.
-RUN_BYTES_MAX: Final = 1 << 20
+RUN_BYTES_MAX = 1 << 20
 #: A run at most this long joins a run with other heads, which then keeps one head per message.
 MIXED_LENGTH_MAX: Final = 16
 

@@ -349,3 +349,16 @@ async def test_a_log_that_cannot_be_written_for_want_of_room(
         await turns.append(2)
         assert turns.stored() == [0, 1] and turns.read() == [0, 1, 2]
     assert list(recovered(path)) == [0, 1, 2]
+
+
+async def test_records_without_anything_in_them_count_as_well(path: Path) -> None:
+    """The next record has the next number, though a start had nothing to bring into LMDB."""
+    for number in range(2):
+        environment = open_at(path)
+        layer = environment.pending.take()
+        layer.changes(1)
+        write = environment.log_record(layer)
+        assert write is not None, number
+        write()
+        environment.close()
+    assert recovered(path) == {}

@@ -35,13 +35,16 @@ async def test_who_waits_is_not_taken_for_dead(tmp_path: Path) -> None:
     async with served(tmp_path) as node:
         log = LateReplication(node.broker)
         node.broker.replication = log
-        async with client(node, heartbeat_s=1) as waiting:
+        async with client(node, heartbeat_s=2) as waiting:
             await waiting.send(method(1, commands.Queue.Declare(queue="q")))
             (transport,) = node.server.transports
             await waiting.send(HEARTBEAT * (200_000))
             await until(lambda: transport.session.incoming.backlogged)
+            # All of that may have come in one read.
+            await waiting.send(HEARTBEAT * 1_000)
             heard = waiting.heartbeats
             with trio.fail_after(PATIENCE_S):
+                # Twice as long as a silent client has, and more.
                 while waiting.heartbeats < heard + 6:
                     await waiting.read()
             assert transport.session.incoming.backlogged
