@@ -632,14 +632,9 @@ class StreamGroupHost(StreamHost):
                 if wanted > first:
                     self._trimming = wanted
                     self._submit([], wanted)
-        gone = 0
-        while gone < len(segments) and segments[gone].size and segments[gone].stop <= first:
-            gone += 1
-        if gone:
+        if segments and segments[0].size and segments[0].stop <= first:
             self._writing = True
-            self._services.store.write(
-                partial(self._log.trim_to, segments[gone - 1].stop), self._has_trimmed
-            )
+            self._services.store.write(partial(self._log.trim_to, first), self._has_trimmed)
 
     def _has_trimmed(self, result: object) -> None:
         self._writing = False

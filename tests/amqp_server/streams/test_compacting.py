@@ -12,6 +12,7 @@ from amqp_server.streams.host import StreamOptions
 from amqp_server.wire import content, frames
 from persistence.streams import compaction
 from persistence.streams.log import StreamLog
+from persistence.streams.retention import Limits
 from tests.amqp_server.connection.node import Peer
 from tests.amqp_server.streams.node import StreamNode, consume, declare, got
 from tests.amqp_server.streams.test_stream import ACK_ALL, opened
@@ -219,3 +220,36 @@ def test_bad_arguments(arguments: dict[str, Any], why: str) -> None:
     ((_, close),) = declare(opened(node), **arguments)
     assert close.reply_code == 406 and why in close.reply_text
     assert not node.broker.vhost("/").queues
+
+
+def test_retention_deletes_no_more_than_it_wanted_before_a_pass() -> None:
+    """The oldest segment is to go, and has become one with younger ones before the disk comes to delete it."""
+    node, peer = make()
+    host, store = node.host(), node.store
+    # A first pass leaves small segments, which a second one puts together.
+    for seed in range(20):
+        publish(peer, *some(seed, 4))
+        node.work()
+    for seed in range(20, 40):
+        publish(peer, *some(seed, 4))
+        node.sync()
+        while store.writes:
+            store.writes.pop(0)()
+    log = host._log
+    assert isinstance(log, StreamLog)
+    for _ in ("plan", "rewrite"):
+        (step,) = store.compactions
+        store.compactions.clear()
+        step()
+    (replace,) = store.writes
+    store.writes.clear()
+    oldest = log.segments[0]
+    size = sum(segment.size for segment in log.segments)
+    host._limits = Limits(max_age_ms=None, max_bytes=size - 1)
+    host._retain()
+    (delete,) = store.writes
+    store.writes.clear()
+    replace()
+    assert log.segments[0].stop > oldest.stop
+    delete()
+    assert log.segments[0].base <= oldest.stop
