@@ -202,12 +202,12 @@ _STREAM_ARGUMENTS = ("x-stream-", "x-deduplication")
 _REPLICATED_SINCE = {
     "x-stream-max-segment-size-bytes": versions.STREAMS,
     "x-stream-filter-size-bytes": versions.STREAMS,
-    "x-stream-compression": versions.COMPRESSED,
-    "x-stream-compaction": versions.COMPACTED,
-    "x-stream-tombstone-age": versions.COMPACTED,
-    "x-deduplication": versions.NAMED,
-    "x-deduplication-window-ms": versions.NAMED,
-    "x-deduplication-count": versions.NAMED,
+    "x-stream-compression": versions.SUPER_STREAMS,
+    "x-stream-compaction": versions.SUPER_STREAMS,
+    "x-stream-tombstone-age": versions.SUPER_STREAMS,
+    "x-deduplication": versions.SUPER_STREAMS,
+    "x-deduplication-window-ms": versions.SUPER_STREAMS,
+    "x-deduplication-count": versions.SUPER_STREAMS,
 }
 
 

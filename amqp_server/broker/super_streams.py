@@ -153,9 +153,7 @@ def _operation(
         types=types,
         default_type=STREAM.name,
     )
-    unknown = (
-        not_replicated(told, broker.replication.version) if broker.replication.clustered else None
-    )
+    unknown = not_replicated(told, broker.replication.version) if broker.replication.clustered else None
     if unknown is not None:
         raise NotImplemented_(f"streams of a cluster do not have '{unknown}': {place_of(vhost, name)}")
     taken = first_taken(vhost, name, numbers)

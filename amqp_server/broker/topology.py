@@ -270,7 +270,9 @@ class Topology:
         if vhost is None:
             return Result(False)
         if self._is_whole(vhost, operation.record):
-            return Result(False, f"{super_streams.place_of(vhost, operation.record.source)} is a super stream")
+            return Result(
+                False, f"{super_streams.place_of(vhost, operation.record.source)} is a super stream"
+            )
         try:
             return Result(vhost.put_binding(operation.record))
         except InvalidArgument as error:

@@ -45,7 +45,7 @@ from amqp_server.streams.replicated import Replica as StreamReplica
 from persistence.errors import CorruptRecord
 from persistence.group_record import ENTRY_BYTES_MAX
 from persistence.streams import batch as batches
-from persistence.streams.batch import HEAD_BYTES, Damaged
+from persistence.streams.batch import Damaged
 from persistence.streams.log import Lost, Stored, StreamLog
 from persistence.streams.names import Keeper
 from quorum_queue.cluster.state import pack_state
@@ -257,7 +257,9 @@ class Adoption:
                 payload = stored.payload
                 head = batches.decode_head(payload)
                 batches.decode(head, payload)
-                names = batches.decode_names(head, payload[HEAD_BYTES : HEAD_BYTES + head.meta_bytes])
+                names = batches.decode_names(
+                    head, payload[batches.HEAD_BYTES : batches.HEAD_BYTES + head.meta_bytes]
+                )
                 log.append([Stored(head.base, head.stop, head.time_ms, [payload], head.size, names)])
                 replica.last_ms = head.time_ms
             except (CorruptRecord, Damaged) as error:

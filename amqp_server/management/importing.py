@@ -312,7 +312,7 @@ class Import:
             self._skip("queues", item, "a cluster has no consumer groups")
             return None
         unknown = (
-            not_replicated(arguments, self._broker.version)
+            not_replicated(arguments, self._broker.cluster_version)
             if type_ == "stream" and self._broker.cluster is not None
             else None
         )

@@ -362,7 +362,7 @@ class ManagedBroker:
         return members if self.cluster is None else self.cluster.online(members)
 
     @property
-    def version(self) -> int:
+    def cluster_version(self) -> int:
         """Return the version that all nodes know; see quorum_queue.machine.versions."""
         return self._broker.replication.version
 

@@ -584,9 +584,7 @@ class StreamGroupHost(StreamHost):
             for each in tail
         ]
         self._writing = True
-        done = partial(
-            self._has_flushed, self.replica.applied, self.replica.state(), self._unstable_next
-        )
+        done = partial(self._has_flushed, self.replica.applied, self.replica.state(), self._unstable_next)
         self._services.store.write(partial(self._log.append, stored), done)
 
     @property

@@ -62,9 +62,9 @@ class Append(msgspec.Struct, array_like=True, frozen=True):
     items: bytes
     #: Neighbours, the size of each, and the place in it.
     stamps: list[tuple[int, int, int]]
-    #: Of messages that may be duplicates. From versions.NAMED on.
+    #: Of messages that may be duplicates. From versions.SUPER_STREAMS on.
     named: list[NamedMessages] = []
-    #: How the items are compressed, and their bytes without it. From versions.COMPRESSED on.
+    #: How the items are compressed, and their bytes without it. From versions.SUPER_STREAMS on.
     codec: str = NONE
     size: int = 0
 
@@ -94,7 +94,7 @@ class State(msgspec.Struct, array_like=True, frozen=True):
     #: Node, incarnation and number of the last batch.
     batches: list[tuple[str, int, int]]
     gap: list[str] | None = None
-    #: What it has taken, in pieces. From versions.NAMED on, and only where duplicates are dropped.
+    #: What it has taken, in pieces. From versions.SUPER_STREAMS on, and only where duplicates are dropped.
     taken: list[bytes] | None = None
 
 

@@ -583,13 +583,12 @@ class StreamLog:
             self._insert(data, heads, low)
             return
         try:
-            if base >= segment.base:
-                start, until = self._place_of(segment, base, end)
-                if until - start == len(data) and self._is_alike(segment, start, heads):
-                    path = self._path(segment.where, _SEGMENT)
-                    self._files.write(path, start, [data])
-                    self._files.sync(path)
-                    return
+            place = self._place_of(segment, base, end) if base >= segment.base else None
+            if place is not None and place[1] - place[0] == len(data):
+                path = self._path(segment.where, _SEGMENT)
+                self._files.write(path, place[0], [data])
+                self._files.sync(path)
+                return
             # This node has other batches there: it has compressed, or compacted, in another way.
             self._split(segment, low, stop)
         except Ended:
@@ -601,18 +600,6 @@ class StreamLog:
             self._remove(segment.where)
         self._insert(data, heads, low)
 
-    def _is_alike(self, segment: Segment, start: int, heads: Sequence[tuple[int, Head]]) -> bool:
-        """Return whether batches fit between those that are around their place."""
-        before = segment.base
-        if start:
-            position = self._position(segment, max(heads[0][1].base - 1, segment.base))
-            found = self._heads(segment.where, position, segment.base, segment.size, whole=False)
-            for at, head, _ in found:
-                if at >= start:
-                    break
-                before = head.stop
-        return before <= heads[0][1].base
-
     def _split(self, segment: Segment, low: int, stop: int) -> None:
         """Put what a segment has before and behind a damage into segments of their own. Raises Ended, OSError."""
         end = min(segment.stop, self._behind(segment))
@@ -621,13 +608,13 @@ class StreamLog:
             for at, head, is_sound in self._heads(segment.where, 0, segment.base, segment.size, whole=True)
             if is_sound
         ]
-        before = [each for each in sound if each[1].stop <= low]
-        behind = [each for each in sound if each[1].base >= stop and each[1].stop <= end]
+        before = [each for each in sound if each[1].base < low]
+        behind = [each for each in sound if each[1].stop > stop and each[1].stop <= end]
         kept: list[Segment] = []
         if before:
-            kept.append(self._copied(segment, segment.base, before))
+            kept.append(self._copied(segment, before, segment.base, min(before[-1][1].stop, low)))
         if behind:
-            kept.append(self._copied(segment, behind[0][1].base, behind))
+            kept.append(self._copied(segment, behind, max(behind[0][1].base, stop), behind[-1][1].stop))
         # The first one comes last: it begins where the old one does, and so a start takes it for what it replaces.
         for each in reversed(kept):
             self._files.rename(self._path(each.stem, NEW), self._path(each.stem, _SEGMENT).name)
@@ -639,15 +626,16 @@ class StreamLog:
         self._remove(segment.where)
         self._files.sync_names(self.directory)
 
-    def _copied(self, segment: Segment, base: int, found: list[tuple[int, Head]]) -> Segment:
-        """Write these batches of a segment into one that is to be put in its place."""
-        new = self.rewritten(base, found[-1][1].stop)
+    def _copied(self, segment: Segment, found: list[tuple[int, Head]], low: int, stop: int) -> Segment:
+        """Write what these batches of a segment have from one offset up to another into one that is to be put in its place."""
+        new = self.rewritten(low, stop)
         window = _Window(self._files, self._path(segment.where, _SEGMENT), segment.size)
         parts: list[list[bytes]] = []
         size = 0
         for at, head in found:
-            parts.append([bytes(window.take(at, head.size))])
-            size += head.size
+            part = within(bytes(window.take(at, head.size)), [(0, head)], low, stop)
+            parts.append([part])
+            size += len(part)
             if size >= READ_BYTES:
                 new.append(parts)
                 parts, size = [], 0
@@ -655,15 +643,16 @@ class StreamLog:
             new.append(parts)
         return new.finish()
 
-    def _place_of(self, segment: Segment, low: int, stop: int) -> tuple[int, int]:
-        """Return where batches with these offsets begin and end in a segment."""
-        start = self._position(segment, low)
+    def _place_of(self, segment: Segment, base: int, stop: int) -> tuple[int, int] | None:
+        """Return where the batches with just these offsets begin and end in a segment; None if others are there."""
+        start = self._position(segment, max(base - 1, segment.base))
+        reached = -1 if start else segment.base
         for at, head, _ in self._heads(segment.where, start, segment.base, segment.size, whole=False):
-            if head.stop <= low:
-                start = at + head.size
+            if head.stop <= base:
+                start, reached = at + head.size, head.stop
             elif head.base >= stop:
-                return start, at
-        return start, segment.size
+                return (start, at) if reached == base and head.base == stop else None
+        return (start, segment.size) if reached == base and segment.stop == stop else None
 
     def _insert(self, data: bytes, heads: list[tuple[int, Head]], wanted: int) -> None:
         """Write a segment that is missing between others, at this offset, or go on with one that was begun."""

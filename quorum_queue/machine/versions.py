@@ -47,14 +47,10 @@ ADMINISTRATOR = 2
 STREAMS = 3
 #: The topology has parameters, policies among them.
 PARAMETERS = 4
-#: One operation of the topology makes very many queues, whose ids are no indexes of the log.
+#: One operation of the topology makes very many queues, whose ids are no indexes of the log. Messages come to streams of a
+#: cluster with their names, and compressed. Members of a stream compact: what one has sent to another one may stand for
+#: more offsets than it has messages.
 SUPER_STREAMS = 5
-#: Streams of a cluster drop duplicates: messages come to them with their names.
-NAMED = 5
-#: Messages come compressed to streams of a cluster that were declared so.
-COMPRESSED = 5
-#: Members of a stream compact: what one has sent to another one may stand for more offsets than it has messages.
-COMPACTED = 5
 
 #: Features that a node announces in the handshake of a link for the versions that it can apply, beyond the
 #: first.
@@ -71,14 +67,11 @@ def newest_of(features: Collection[str]) -> int:
 
 __all__ = [
     "ADMINISTRATOR",
-    "COMPACTED",
-    "COMPRESSED",
     "FEATURES",
     "FIRST",
     "FOUNDERS",
     "LETTERS",
     "LOSSES",
-    "NAMED",
     "NEWEST",
     "PARAMETERS",
     "REMOVED",

@@ -120,7 +120,7 @@ def test_what_is_newer_is_refused_with_a_clear_text() -> None:
         ((), 1),
         (("machine/2",), 2),
         (("machine/4",), 1),
-        (("machine/2", "machine/3", "machine/4", "machine/5", "reach"), 4),
+        ((*versions.FEATURES, f"machine/{versions.NEWEST + 1}", "reach"), versions.NEWEST),
     ],
 )
 def test_what_a_node_knows_is_told_by_its_features(features: tuple[str, ...], version: int) -> None:

@@ -538,9 +538,7 @@ def test_what_a_stream_has_taken_is_brought_along() -> None:
     disk.environment.flush()
     found = GroupStore(disk.environment).read_state(99)
     assert found is not None
-    replica = StreamReplica.restore(
-        unpack_state(found[2])[1], Settings(deduplication_window_ms=600_000)
-    )
+    replica = StreamReplica.restore(unpack_state(found[2])[1], Settings(deduplication_window_ms=600_000))
     assert replica.taken is not None and replica.next_offset == 35
     assert replica.taken.new_of([*names_from(20), *names_from(25), *names_from(30)], 1_040) == []
     assert replica.taken.new_of(list(names_from(35)), 1_040) == [range(5)]
@@ -555,9 +553,7 @@ def named(base: int) -> Stored:
     plain = stream_log.stored(base, 5, 1_000 + base)
     head = batches.decode_head(plain.parts[0])
     whole = batches.decode(head, b"".join(plain.parts))
-    parts = batches.encode(
-        base, 1_000 + base, whole.shapes, bytes(whole.items), [None], [], names_from(base)
-    )
+    parts = batches.encode(base, 1_000 + base, whole.shapes, bytes(whole.items), [None], [], names_from(base))
     return Stored(base, base + 5, 1_000 + base, parts, sum(map(len, parts)), names_from(base))
 
 

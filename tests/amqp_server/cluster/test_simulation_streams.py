@@ -48,11 +48,11 @@ def test_seeds_and_what_they_reach() -> None:
         seen.update(run.ledger.count)
         seen["retention"] += bool(run.stream.first)
     least = {
-        "confirmed": 5000, "delivered": 20_000, "checked": 80, "crashes": 40, "the power fails": 3, "partitions": 10, "links break": 10,
-        "leaders hand over": 3, "members change": 40, "bits flipped": 4, "segments lost": 4, "disks lost": 4, "retention": 3,
-        "a super stream is declared": 60, "partitions are added": 20, "a super stream is deleted": 30,
-        "confirmed in partitions": 500, "published again": 3000,
-        "passes of compaction": 20,
+        "confirmed": 5000, "delivered": 30_000, "checked": 80, "crashes": 60, "the power fails": 8, "partitions": 12,
+        "links break": 8, "leaders hand over": 3, "members change": 50, "bits flipped": 5, "segments lost": 4,
+        "disks lost": 3, "retention": 1, "a super stream is declared": 30, "partitions are added": 8,
+        "a super stream is deleted": 8, "confirmed in partitions": 1000, "published again": 1000,
+        "passes of compaction": 100,
     }  # fmt: skip
     assert {name: seen[name] for name in least if seen[name] < least[name]} == {}, seen
 
@@ -125,12 +125,12 @@ def all_are_new(self: Taken, names: Any, now_ms: int) -> list[range]:
     return [range(len(names))]
 
 
-def forgets_what_it_took(state: Any, taken: Any) -> bytes:
+def forgets_what_it_took(state: Any, taken: Any) -> Any:
     """A snapshot does not say what was taken."""
     return _encode_state(state, None)
 
 
-def says_too_much(self: StreamGroupHost) -> bytes:
+def says_too_much(self: StreamGroupHost) -> Any:
     """A snapshot knows names of messages that come behind it: they are taken for duplicates."""
     return _encode_state(self._stable_state, self.replica.taken)
 

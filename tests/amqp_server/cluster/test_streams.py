@@ -435,7 +435,7 @@ def test_what_is_published_again_is_there_once(ring: Ring) -> None:
 def test_compressed_streams_are_read_and_mended(ring: Ring) -> None:
     """Members compress for themselves: one may have what another one has in a batch of another size."""
     for codec in ("zstd", "lz4"):
-        stream = f"packed {codec}"
+        stream = f"packed-{codec}"
         declare(ring, stream, x_stream_compression=codec)
         append(ring, "n2", stream, 0, 300)
         stored(ring, stream)

@@ -540,7 +540,9 @@ def test_a_home_that_cannot_be_reached_is_an_error_of_the_channel(
 
 
 @pytest.mark.parametrize("arguments", [{}, {"x-partitions": 2}])
-def test_super_streams_wait_until_all_nodes_know_them(node: Cluster, peer: Peer, arguments: dict[str, Any]) -> None:
+def test_super_streams_wait_until_all_nodes_know_them(
+    node: Cluster, peer: Peer, arguments: dict[str, Any]
+) -> None:
     node.log.has_super_streams = False
     answers = peer.call(
         1,

@@ -254,9 +254,10 @@ def test_duplicates_are_cut_out_of_what_is_compressed() -> None:
 
 
 def test_wrong_names_are_refused() -> None:
-    append = Append(*encoded([("k", {}, None, 5, 2)])[0].parts, [], [NamedMessages(0, 2, b"", [])])
+    head, meta, items = encoded([("k", {}, None, 5, 2)])[0].parts
+    append = Append(head, meta, items, [], [NamedMessages(0, 2, b"", [])])
     with pytest.raises(CodecError):
         Replica(ONCE).apply(1, 1, [NodeBatch("a", 7, 1, [append])], OWN)
-    append = Append(*encoded([("k", {}, None, 5, 2)])[0].parts, [], [NamedMessages(0, 2, b"nothing")])
+    append = Append(head, meta, items, [], [NamedMessages(0, 2, b"nothing")])
     with pytest.raises(CodecError):
         Replica(ONCE).apply(1, 1, [NodeBatch("a", 7, 1, [append])], OWN)

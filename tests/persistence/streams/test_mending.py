@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from persistence.streams.batch import Damaged, decode
+from persistence.streams.batch import Damaged, decode, encode
 from persistence.streams.cutting import within
 from persistence.streams.log import Lost, Stored, StreamLog, heads_of
 from tests.persistence.streams.crashing import CrashingFiles
@@ -90,7 +90,7 @@ def test_what_others_have_in_other_batches_is_put_between(lost_power: bool) -> N
     sound = CrashingFiles()
     filled(sound)
     for path in sorted(path for path in sound.now if path.suffix == ".segment"):
-        for at in range(0, len(sound.now[path]), 11):
+        for at in range(0, len(sound.now[path]), 37):
             files = CrashingFiles()
             log = filled(files)
             files.now[path][at] ^= 1 << at % 8
@@ -110,6 +110,34 @@ def test_what_others_have_in_other_batches_is_put_between(lost_power: bool) -> N
             log.append([stored(COUNT, 3)])
             again = mendable(files, COUNT + 3)
             assert read_all(again) == ([*range(COUNT + 3)], []) and again.gaps(0) == []
+
+
+@pytest.mark.parametrize("segment_bytes", [1, 1000])
+def test_a_batch_of_the_same_size_that_stands_for_more_is_cut(segment_bytes: int) -> None:
+    """Where nothing is left of some offsets, a batch is as large however many they are."""
+    files = CrashingFiles()
+    log = StreamLog(files, HERE, segment_bytes)
+    log.open(0, mendable=True)
+    log.append([emptied(0, 12), emptied(12, 30), emptied(30, 33), stored(33, 3)])
+    for base, position in ((0, 0), (12, 48), (30, 96)):
+        path = HERE / f"{base if segment_bytes == 1 else 0:020}.segment"
+        files.now[path][0 if segment_bytes == 1 else position] ^= 1
+    for low, stop, base, end in ((0, 12, 0, 30), (12, 30, 0, 20), (20, 30, 14, 31), (30, 33, 30, 33)):
+        log.mend(b"".join(emptied(base, end).parts), low, stop)
+    assert read_all(log) == ([33, 34, 35], []) and log.gaps(0) == []
+    assert [segment.stop for segment in log.segments[:-1]] == [segment.base for segment in log.segments[1:]]
+    offset = 0
+    while offset < log.stop:
+        raw = log.read_raw(offset)
+        for _, head in heads_of(raw.data):
+            assert (head.base, raw.lost) == (offset, None)
+            offset = head.stop
+
+
+def emptied(base: int, stop: int) -> Stored:
+    """Return a batch of which compaction has left nothing."""
+    parts = encode(base, 1_000 + base, [], b"", [None], [], span=stop - base, offsets=[])
+    return Stored(base, stop, 1_000 + base, parts, sum(map(len, parts)))
 
 
 def test_batches_are_cut_to_what_is_wanted() -> None:

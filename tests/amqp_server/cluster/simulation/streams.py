@@ -207,9 +207,10 @@ class Reader:
 
     @property
     def has_read(self) -> int:
-        """The offset behind the last message that it has got, and behind those that it does not want."""
-        bodies, offset = self._simulation.stream.bodies, self.next or 0
-        while offset in bodies and not self._wants(bodies[offset]):
+        """The offset behind the last message that it has got, and behind those that it does not want, or that may be gone."""
+        simulation = self._simulation
+        bodies, offset = simulation.stream.bodies, max(self.next or 0, simulation.first_offset())
+        while offset in bodies and (simulation.may_be_gone(offset) or not self._wants(bodies[offset])):
             offset += 1
         return offset
 
@@ -464,7 +465,9 @@ class StreamSimulation(Cluster):
             return
         program = self.random.choice(self.programs)
         stream = self.stream
-        program.pending = [number for number in program.pending if program.body(number) not in stream.confirmed]
+        program.pending = [
+            number for number in program.pending if program.body(number) not in stream.confirmed
+        ]
         again = len(program.pending)
         if again < 80:
             # One behind the other, however many are not confirmed: a gap would make the first ones duplicates.
