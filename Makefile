@@ -7,6 +7,7 @@
 # example a pipeline of Spark's through the broker of `make run`; ends with a picture
 # check   format, lint, types, the direction of imports
 # attack  what one hostile client can do to the others
+# page    the page of the management listener in a Chromium, which has to be there
 # soak    an hour of churn, after which memory, descriptors and disk must be flat
 # fuzz    the tests that have examples, with random ones, for a minute
 # sim     clusters in one process, with seeded chance in the place of networks, disks and clocks
@@ -20,7 +21,7 @@ COMPILED_TESTS := tests/amqp_server/wire tests/exchanges $(filter-out %/test_sim
 	machine.py replicated.py run.py) \
 	$(addprefix tests/persistence/test_,commit_turns.py group_tables.py) tests/quorum_queue/links/test_framing.py
 
-.PHONY: run cluster build test test-suite test-conformance test-pure test-compiled example check conformance clients fuzz bench chaos attack soak sim clean
+.PHONY: run cluster build test test-suite test-conformance page test-pure test-compiled example check conformance clients fuzz bench chaos attack soak sim clean
 
 # Sets `bin` to the directory of the programs to run: those of the compiled wheel, or, without a C compiler or with
 # MQD_PURE=1, of the editable install.
@@ -56,6 +57,12 @@ test-compiled: .venv/test
 
 example: .venv/test
 	$(BIN)/python examples/sensors/run.py $(ARGS)
+
+# Its broker is compiled. Without a Chromium, or without playwright, `make test` leaves these tests out.
+page: .venv/page
+	@test -n "$$TEST_CHROMIUM" || command -v chromium || command -v chromium-headless-shell || \
+		{ echo "make page needs a Chromium, such as Debian's package chromium-headless-shell"; exit 1; }
+	$(COMPILE) && TEST_PROGRAMS="$$bin" $(BIN)/python -m pytest tests/amqp_server/management/test_browser.py $(ARGS)
 
 check: .venv/test
 	$(BIN)/ruff format --check .
@@ -117,6 +124,10 @@ clean:
 .venv/test: pyproject.toml | .venv/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test]"
 	touch .venv/run $@
+
+.venv/page: .venv/test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test,page]"
+	touch $@
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "mqd needs Python 3.11 or later; make PYTHON=python3.12 picks one"; exit 1; }

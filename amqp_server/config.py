@@ -792,6 +792,33 @@ class Config:
         low=1,
         high=600_000,
     )
+    http_page: bool = option(True, "Whether the management listener has a page for browsers.")
+    http_sessions_max: int = option(
+        1_000,
+        "Logins of the page at a time; one more ends the one that was used least recently.",
+        low=1,
+        high=10_000,
+    )
+    http_sessions_per_user_max: int = option(
+        20, "Logins of one user to the page at a time, likewise.", low=1, high=1_000_000
+    )
+    http_sessions_bytes_max: int = option(
+        16 << 20,
+        "Memory for logins of the page, those by tokens with many scopes above all; likewise.",
+        unit="bytes",
+        low=1 << 20,
+        high=1 << 30,
+    )
+    http_session_idle_s: float = option(
+        3_600.0,
+        "Time without a request after which a login to the page ends.",
+        unit="s",
+        low=1,
+        high=2_592_000,
+    )
+    http_session_age_s: float = option(
+        43_200.0, "Time after which a login to the page ends, used or not.", unit="s", low=1, high=2_592_000
+    )
     metrics_objects_max: int = option(
         10_000,
         "Queues, connections, channels and exchanges that one scrape tells of one by one; more are left out, and counted.",

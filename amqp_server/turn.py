@@ -122,6 +122,8 @@ class NoPeers:
 
 #: Turns after which there is a look for garbage among the objects that have come since.
 TIDY_TURNS: Final = 64
+#: Queues that a turn may still apply when it is no longer to be given more.
+SCHEDULED_MAX: Final = 64
 
 
 def _no_time() -> float:
@@ -244,6 +246,11 @@ class Turn:
         """True if the turn has lasted long enough: who has more to do leaves it for later."""
         return self.now() > self.ends
 
+    def is_full(self) -> bool:
+        """True if the turn is overdue, or will be with the queues that are to be applied: for who hands to many queues
+        what takes them longer."""
+        return len(self.scheduled) >= SCHEDULED_MAX or self.now() > self.ends
+
     def later(self, unit: Unit, call: Callable[[], object]) -> None:
         """Call in a turn that comes soon, behind all that was left before. Calls of one unit are one call."""
         self._left.setdefault(unit, call)
@@ -257,7 +264,9 @@ class Turn:
         return bool(self._left)
 
     def catch_up(self) -> None:
-        """Go on with what was left, until the turn is overdue. For a turn that begins with it."""
+        """Go on with what was left, for half a turn. For a turn that begins with it: clients that want little wait for
+        all of it, and nobody waits for what was left to be done in one go."""
+        self.ends = self.now() + self._lasts_s / 2
         left, self._left = self._left, {}
         waiting = iter(left.items())
         for unit, call in waiting:

@@ -29,7 +29,7 @@ from persistence.errors import StorageFull
 from persistence.holds import Holds
 from persistence.layer import Layer
 from persistence.marks import DeliveredMarks
-from persistence.ports import Store, Transaction
+from persistence.ports import Store, Transaction, record_of
 from persistence.worker import Report, Worker
 
 RETRY_SECONDS = 1.0
@@ -184,7 +184,7 @@ class Commit:
         layer = self._pending.take()
         # The layers before the open one come first.
         self._wanted = self._pending.waiting > 1
-        made = capture(self._log_record, layer)
+        made = capture(record_of, self._store, layer)
         if isinstance(made, Error):
             self._leave(Begun(layer, None, iter(())), made)
         elif record := made.unwrap():
@@ -192,11 +192,6 @@ class Commit:
             self._give(record)
         else:
             self._begin_stored()
-
-    def _log_record(self, layer: Layer) -> Callable[[], None] | None:
-        if layer.to_store or self._store.has_erasures() or self._store.log_is_half_full:
-            return None
-        return self._store.log_record(layer)
 
     def _begin_stored(self) -> None:
         self._stored = time.monotonic()

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from persistence.holds import Holds
 from persistence.layer import Layer
-from persistence.ports import Store, Transaction
+from persistence.ports import Store, Transaction, record_of
 
 
 class SteppedCommit:
@@ -76,7 +76,7 @@ class SteppedCommit:
             return False
         if self._logs and self._pending.unsynced:
             layer = self._pending.take()
-            record = self._log_record(layer)
+            record = record_of(self._store, layer)
             if record is not None:
                 self._logging = layer, record
                 return True
@@ -90,12 +90,6 @@ class SteppedCommit:
             raise
         self._running = layer, transaction
         return True
-
-    def _log_record(self, layer: Layer) -> Callable[[], None] | None:
-        # One that has a record already did not fit into the store when it was tried.
-        if layer.to_store or layer.sequence or self._store.has_erasures() or self._store.log_is_half_full:
-            return None
-        return self._store.log_record(layer)
 
     def end(self) -> None:
         """Make the transaction durable. Raises StorageFull, as `begin`, or CommitFailed."""

@@ -123,7 +123,7 @@ class DeadLettering(Paging):
         wrote = False
         try:
             while self._letters_can_go_on():
-                if self._turn.overdue():
+                if self._turn.is_full():
                     self._turn.later(self, self.apply_pending)
                     break
                 wrote = self._send_next() or wrote

@@ -13,7 +13,8 @@ from pika import spec
 from spark_sink.client.connection import Connection
 from spark_sink.client.errors import AmqpError, ChannelClosed, ConnectionLost, LoginRefused
 from spark_sink.client.frames import method_frame
-from spark_sink.deliveries import Run, Splitter
+from spark_sink.deliveries import Run
+from spark_sink.intake import RunIntake
 from spark_sink.options import SourceOptions
 from spark_sink.window import Settlement, Window
 
@@ -69,23 +70,14 @@ def not_a_stream(queue: str) -> QueueRefused:
     )
 
 
-class _Intake:
-    """What the connection's thread calls."""
-
+class _Intake(RunIntake):
     def __init__(self, consumer: Consumer) -> None:
+        super().__init__()
         self._consumer: Consumer | None = consumer
-        self._splitter = Splitter()
 
-    def take(self, data: bytes, start: int, end: int) -> int:
-        stop = self._splitter.take(data, start, end)
-        if self._splitter.runs:
-            runs, self._splitter.runs = self._splitter.runs, []
-            if self._consumer is not None:
-                self._consumer.arrived(runs)
-        return stop
-
-    def content(self, method: Any, properties: Any, body: bytes) -> None:
-        """Deliveries are all taken above, and nothing is published here that could come back."""
+    def arrived(self, runs: list[Run]) -> None:
+        if self._consumer is not None:
+            self._consumer.arrived(runs)
 
     def ended(self) -> None:
         if self._consumer is not None:

@@ -90,10 +90,6 @@ def to_rabbitmq(encoded: str) -> tuple[str, str]:
     return (OWN_ALGORITHM if encoded else "rabbit_password_hashing_sha256"), encoded
 
 
-def is_from_rabbitmq(encoded: str) -> bool:
-    return encoded.partition("$")[0] in RABBITMQ_ALGORITHMS.values()
-
-
 def _new(digest: str, content: bytes = b"") -> hashlib._Hash:
     # MD5 is no secret of ours: it is what an old user has until the next login.
     return hashlib.new(digest, content, usedforsecurity=False)

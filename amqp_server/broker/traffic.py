@@ -117,3 +117,15 @@ class Ended:
         self.connections_created = self.connections_closed = 0
         self.channels_created = self.channels_closed = 0
         self.queues_declared = self.queues_created = self.queues_deleted = 0
+
+    def churn(self) -> tuple[int, ...]:
+        """Return how many came and went: connections, channels, queues (declared, created, deleted)."""
+        return (
+            self.connections_created,
+            self.connections_closed,
+            self.channels_created,
+            self.channels_closed,
+            self.queues_declared,
+            self.queues_created,
+            self.queues_deleted,
+        )

@@ -68,6 +68,8 @@ class Users:
         self._logins = Logins(login_memory_s, login_memory_entries_max, now)
         #: Hashes of our own for users who have logged in with RabbitMQ's, by name: it and theirs.
         self._better: dict[str, tuple[str, str]] = {}
+        #: The last replacement of each user: RabbitMQ's hash, and ours of the same password.
+        self._replaced: dict[str, tuple[str, str]] = {}
         self._users = {
             user.name: user
             for key, value in metadata.items(TABLE)
@@ -128,7 +130,15 @@ class Users:
         if user is None or user.password_hash != before:
             return False
         self.store(msgspec.structs.replace(user, password_hash=after))
+        self._replaced[name] = before, after
         return True
+
+    def has_password_hash(self, name: str, encoded: str) -> bool:
+        """True if this hash is the user's, or the one that was replaced by the user's, of the same password."""
+        user = self._users.get(name)
+        if user is None:
+            return False
+        return encoded == user.password_hash or self._replaced.get(name) == (encoded, user.password_hash)
 
     def _password_hash(self, name: str) -> str:
         """A user that does not exist is like one without a password, in the time of its refusals, too."""

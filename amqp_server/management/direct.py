@@ -7,7 +7,7 @@ A session lives for one request; where the answer comes from other nodes, the re
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -15,18 +15,49 @@ import trio
 from pamqp import base, commands
 
 from amqp_server.broker.broker import Broker
+from amqp_server.broker.queue import Queue
+from amqp_server.channel.moving import publish_unchanged
 from amqp_server.connection.outbox import UnheldOutbox
 from amqp_server.connection.session import Session
-from amqp_server.errors import AMQPError, InternalError, PreconditionFailed
+from amqp_server.errors import AMQPError, InternalError, PreconditionFailed, Unavailable
 from amqp_server.wire import content, frames, methods, tables
 
 CHANNEL = 1
+#: For the queue that messages are moved to. One without a majority may never answer.
+ANSWER_S = 30.0
+#: What a stream gives is read for so long: nobody tells that there is no more that is wanted.
+READ_S = 2.0
+#: Messages of a stream that come before the first of them is acked.
+READ_AHEAD = 4
 _TIMESTAMP = struct.Struct(">Q")
 
 
 class Content(NamedTuple):
     properties: content.Properties
     body: bytes
+
+
+class Got(NamedTuple):
+    """A message that was taken from a queue, and is not settled."""
+
+    ok: commands.Basic.GetOk
+    content: Content
+
+    @property
+    def tag(self) -> int:
+        return self.ok.delivery_tag or 0
+
+
+class Read(NamedTuple):
+    """A message of a stream."""
+
+    deliver: commands.Basic.Deliver
+    content: Content
+
+    @property
+    def offset(self) -> int:
+        value = (self.content.properties.headers or {}).get("x-stream-offset", 0)
+        return value if isinstance(value, int) else 0
 
 
 class Direct:
@@ -59,7 +90,8 @@ class Direct:
         self._answered.set()
 
     def flush(self) -> None:
-        """Answers stay in the outbox until `ask` takes them."""
+        """Answers stay in the outbox until somebody takes them, who may be waiting."""
+        self._answered.set()
 
     def __enter__(self) -> Direct:
         self._turn.receive(self._session, _encoded(commands.Channel.Open()))
@@ -88,10 +120,103 @@ class Direct:
 
         Properties have their names in AMQP, and a timestamp is a number of seconds.
         """
-        header = _properties(properties, self._depth).encode(len(body))
+        header = encode_properties(properties, self._depth).encode(len(body))
         framed = content.build(header, body, CHANNEL, self._frame_max)
         answers = await self.ask(method, framed)
         return not any(isinstance(answer, commands.Basic.Return) for answer in answers)
+
+    async def get(self, queue: str) -> Got | None:
+        """Take the first message of a queue, None if there is none."""
+        answers = await self.ask(methods.make(commands.Basic.Get, queue=queue))
+        if len(answers) != 2:
+            return None
+        told, message = answers
+        assert isinstance(told, commands.Basic.GetOk) and isinstance(message, Content)
+        return Got(told, message)
+
+    async def read(
+        self, stream: str, arguments: Mapping[str, Any], count: int, bytes_max: int, end: int
+    ) -> list[Read]:
+        """Read a stream as a consumer with these arguments, at most to the offset before `end`."""
+        found: list[Read] = []
+        size = 0
+        answers = await self.ask(commands.Basic.Qos(prefetch_count=min(count, READ_AHEAD)))
+        consume = methods.make(
+            commands.Basic.Consume, queue=stream, consumer_tag="management", arguments=dict(arguments)
+        )
+        answers = await self.ask(consume)
+        deliver: commands.Basic.Deliver | None = None
+        with trio.move_on_after(READ_S):
+            while True:
+                for answer in answers:
+                    if isinstance(answer, commands.Basic.Deliver):
+                        deliver = answer
+                    elif isinstance(answer, Content) and deliver is not None:
+                        found.append(Read(deliver, answer))
+                        size += len(answer.body)
+                if len(found) >= count or size >= bytes_max or (found and found[-1].offset >= end - 1):
+                    break
+                self._answered = trio.Event()
+                answers = []
+                if deliver is not None:
+                    tag, deliver = deliver.delivery_tag or 0, None
+                    answers = await self.ask(commands.Basic.Ack(tag, True))
+                if not answers:
+                    answers = list(self._answers(b"".join(self._outbox.take())))
+                if not answers:
+                    await self._answered.wait()
+                    answers = list(self._answers(b"".join(self._outbox.take())))
+        return found[:count]
+
+    async def hand_on(self, queue: Queue, got: Sequence[Got], settled: Callable[[], Awaitable[None]]) -> int:
+        """Give messages that were taken to another queue, and settle those that it has for good; return how many.
+
+        The channel is in confirm mode. What the queue refuses is left unsettled.
+        """
+        channel = self._session.channels[CHANNEL]
+        confirms = channel.confirms
+        assert confirms is not None
+        tags: dict[int, int] = {}
+        for each in got:
+            number, routed = confirms.next_number, list[bool]()
+            self._turn.run(self._turn.take, self._session, self._hand_on, queue, each, routed)
+            if routed == [True]:
+                tags[number] = each.tag
+        with trio.move_on_after(ANSWER_S) as waiting:
+            await settled()
+            taken = await self._confirmed(tags)
+        if waiting.cancelled_caught:
+            # They go back when the session ends.
+            raise Unavailable(f"queue '{queue.name}' has not answered; it may have some of the messages")
+        if len(taken) == len(got):
+            await self.ask(commands.Basic.Ack(got[-1].tag, True))
+        else:
+            for tag in taken:
+                await self.ask(commands.Basic.Ack(tag, False))
+        return len(taken)
+
+    async def _confirmed(self, tags: dict[int, int]) -> list[int]:
+        """Wait for the answers to publishes; return the tags that belong to those which were confirmed."""
+        taken: list[int] = []
+        while tags:
+            self._answered = trio.Event()
+            answers = list(self._answers(b"".join(self._outbox.take())))
+            for answer in answers:
+                if not isinstance(answer, (commands.Basic.Ack, commands.Basic.Nack)):
+                    continue
+                last = answer.delivery_tag or 0
+                numbers = [number for number in tags if number == last or (answer.multiple and number < last)]
+                answered = [tags.pop(number) for number in numbers]
+                if isinstance(answer, commands.Basic.Ack):
+                    taken += answered
+            if tags and not answers:
+                await self._answered.wait()
+        return taken
+
+    def _hand_on(self, queue: Queue, got: Got, routed: list[bool]) -> None:
+        channel, (properties, body) = self._session.channels[CHANNEL], got.content
+        exchange, key = got.ok.exchange or "", got.ok.routing_key or ""
+        routed.append(publish_unchanged(channel, queue, exchange, key, properties, body))
 
     def _answers(self, data: bytes) -> Iterator[base.Frame | Content]:
         header: content.Properties | None = None
@@ -122,7 +247,8 @@ def _encoded(method: base.Frame) -> bytes:
         raise PreconditionFailed(f"a name or an argument cannot be encoded: {error}") from None
 
 
-def _properties(given: Mapping[str, Any], depth: int) -> content.Properties:
+def encode_properties(given: Mapping[str, Any], depth: int) -> content.Properties:
+    """Properties have their names in AMQP. Raises PreconditionFailed for what cannot be encoded."""
     encoded = content.Properties()
     try:
         for name, value in given.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -142,10 +142,3 @@ async def answer(
         if call is not None:
             call.end()
     yield encode(Told(status, body))
-
-
-def route_of(question: Question, routes: Mapping[tuple[str, str], Handler]) -> Handler:
-    handler = routes.get((question.method, question.path))
-    if handler is None:
-        raise Refusal(404, "Object Not Found", "Not Found")
-    return handler

@@ -12,8 +12,10 @@ from amqp_server.management.answer import NO_CONTENT, Answer, created, not_found
 from amqp_server.management.call import Call
 from amqp_server.management.everywhere import ask_others
 from amqp_server.management.listing import listing
+from amqp_server.management.messages import checked_properties, checked_routing_key
 from amqp_server.management.stats import Stats, merged
 from amqp_server.management.views import ExchangeView
+from exchanges.binding import Binding
 from exchanges.super_stream import SUPER_STREAM
 
 
@@ -135,3 +137,43 @@ async def delete_exchange(call: Call) -> Answer:
         _require_partitions(call, vhost, found.partitions or [])
     await call.broker.delete_exchange(vhost, name, if_unused=call.switch("if-unused"))
     return NO_CONTENT
+
+
+class ExplainRequest(msgspec.Struct):
+    routing_key: str = ""
+    #: As of a message; exchanges look at headers, message_id, correlation_id and timestamp.
+    properties: dict[str, Any] = {}
+
+
+async def explain(call: Call) -> Any:
+    """Where a message would go, and why. None is published."""
+    vhost = call.vhost()
+    found = _exchange(call, vhost)
+    asked = call.read(ExplainRequest)
+    told = call.broker.explain(
+        vhost, found.name, checked_routing_key(asked.routing_key), checked_properties(asked.properties)
+    )
+    return {
+        "routed": bool(told.queues),
+        "queues": list(told.queues),
+        "certain": told.certain,
+        "complete": not (told.cut or any(step.cut for step in told.steps)),
+        "steps": [
+            {
+                "exchange": step.exchange,
+                "type": step.type,
+                "bindings": [_binding(binding) for binding in step.bindings],
+                "alternate": step.alternate,
+            }
+            for step in told.steps
+        ],
+    }
+
+
+def _binding(binding: Binding) -> dict[str, Any]:
+    return {
+        "destination": binding.destination,
+        "destination_type": binding.kind,
+        "routing_key": binding.routing_key,
+        "arguments": plain(dict(binding.arguments)),
+    }

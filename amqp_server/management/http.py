@@ -9,7 +9,7 @@ import logging
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
@@ -23,10 +23,16 @@ from amqp_server.broker.users import User
 from amqp_server.errors import AMQPError
 from amqp_server.management import everywhere
 from amqp_server.management.answer import Answer, Refusal, encode, not_authorised, not_found, refusal_of
+from amqp_server.management.bodies import read_body
 from amqp_server.management.call import MAY, REASON_HEADER, Call
 from amqp_server.management.listing import Rows, picked
 from amqp_server.management.login import Caller, Login
+from amqp_server.management.origin import JSON, is_of_another_page
+from amqp_server.management.page_files import PageFiles, page_files
+from amqp_server.management.page_login import PATH, PageLogin, is_of_the_page
+from amqp_server.management.responses import HEADERS, refuse
 from amqp_server.management.routes import ANYBODY, ROUTES, Route
+from amqp_server.management.sessions import SessionLimits, Sessions
 from amqp_server.management.slices import Slices
 
 if TYPE_CHECKING:
@@ -36,15 +42,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqd.management")
 audit = logging.getLogger("mqd.audit")
 
-# An API for tools and for a page of our own: nothing here may be framed, cached, guessed at or run.
-HEADERS = {
-    "cache-control": "no-cache, no-store",
-    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
-    "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-}
-JSON = "application/json"
 #: Who asks for what anybody may see.
 NOBODY = Caller(User("", ""))
 #: Nodes whose part of the answer is missing.
@@ -71,11 +68,11 @@ class Gate:
             return
         raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
         if len(raw_path) > PATH_BYTES_MAX or len(scope["query_string"]) > QUERY_BYTES_MAX:
-            await _refuse(Refusal(414, "bad_request", "URI too long"))(scope, receive, send)
+            await refuse(Refusal(414, "bad_request", "URI too long"))(scope, receive, send)
             return
         path = raw_path.decode("latin-1")
         # Several clients end every path with a slash.
-        if path.endswith("/") and not path.endswith("//"):
+        if path != "/" and path.endswith("/") and not path.endswith("//"):
             path = path[:-1]
         await self._app({**scope, "path": path}, receive, send)
 
@@ -117,8 +114,14 @@ class Api:
         per_user_max: int = 64,
         slices: Slices | None = None,
         filter_ms: int = 1_000,
+        page: bool = True,
+        sessions: SessionLimits | None = None,
     ) -> None:
         self._broker = broker
+        self._with_page = page
+        self._session_limits = sessions or SessionLimits()
+        #: None: no page is served, and nobody logs in by a cookie.
+        self._page: PageLogin | None = None
         self._body_bytes_max = body_bytes_max
         self._per_user_max = per_user_max
         self._filter_ms = filter_ms
@@ -135,6 +138,12 @@ class Api:
         routes = [StarletteRoute(path, Endpoint(self, by_method)) for path, by_method in by_path.items()]
         # For probes, which have no login and learn nothing else: it lives, and it can serve.
         routes += [StarletteRoute("/health", _alive), StarletteRoute("/health/ready", self._ready)]
+        if self._with_page:
+            sessions = Sessions(self._broker.users, self._session_limits)
+            self._page = PageLogin(self._broker, self._login, sessions)
+            files = PageFiles(page_files())
+            routes += [StarletteRoute("/", files), StarletteRoute("/page/{path:path}", files)]
+            routes.append(StarletteRoute(PATH, self._page))
         starlette = Starlette(routes=routes, exception_handlers={HTTPException: unrouted})
         starlette.router.redirect_slashes = False
         return Gate(starlette)
@@ -143,7 +152,7 @@ class Api:
         cluster = self._broker.cluster
         obstacle = "" if cluster is None else cluster.obstacle()
         if obstacle:
-            return _refuse(Refusal(503, "unavailable", obstacle))
+            return refuse(Refusal(503, "unavailable", obstacle))
         return await _alive(request)
 
     async def serve(self, route: Route, request: Request, send: Send) -> None:
@@ -159,7 +168,7 @@ class Api:
                 await respond(await self._respond(route, request, caller))
         except Refusal as refusal:
             # Without a slot: it is small, and the client may take its time for it.
-            await respond(_refuse(refusal))
+            await respond(refuse(refusal, challenge=not is_of_the_page(request)))
 
     async def _respond(self, route: Route, request: Request, caller: Caller) -> Response:
         call: Call | None = None
@@ -170,32 +179,37 @@ class Api:
             return response
         except Refusal as refusal:
             _note(route, request, caller.user, refusal.status)
-            return _refuse(refusal)
+            return refuse(refusal, challenge=not is_of_the_page(request))
         except AMQPError as error:
             refused = refusal_of(error)
             _note(route, request, caller.user, refused.status)
-            return _refuse(refused)
+            return refuse(refused, challenge=not is_of_the_page(request))
         except ClientDisconnect:
             return Response(status_code=400)
         except Exception:
             # The client learns nothing of our insides; the log gets the path, never the headers.
             log.exception("%s %s failed", request.method, request.url.path)
-            return _refuse(Refusal(500, "internal_server_error", "Internal Server Error"))
+            return refuse(Refusal(500, "internal_server_error", "Internal Server Error"))
         finally:
             if call is not None:
                 call.end()
 
     async def _caller(self, route: Route, request: Request) -> Caller:
         peer = request.client.host if request.client else ""
-        caller = await self._login.caller(request.headers.get("authorization", ""), peer)
+        authorization, page = request.headers.get("authorization", ""), self._page
+        # A browser may remember a password, too: the page's own requests are those of its session.
+        if page is not None and page.has_cookie(request) and (not authorization or is_of_the_page(request)):
+            caller = page.caller(request, changes=route.method not in READS)
+        else:
+            caller = await self._login.caller(authorization, peer)
         if MAY[route.who].isdisjoint(caller.user.tags):
             raise not_authorised(f"Not {route.who} user")
         return caller
 
     async def _call(self, route: Route, request: Request, caller: Caller) -> Call:
-        if route.method not in READS and _is_of_another_page(request):
+        if route.method not in READS and is_of_another_page(request):
             raise Refusal(415, "bad_request", f"content-type must be {JSON} in a request of another page")
-        body = await self._body(request)
+        body = await read_body(request, self._body_bytes_max)
         path = {name: _decoded(part) for name, part in request.path_params.items()}
         query = dict(request.query_params)
         return Call(
@@ -221,20 +235,6 @@ class Api:
             # What was answered stays true: the change is on disk before anybody hears of it. So is the part
             # of a change that was refused in its middle.
             await self._broker.settled()
-
-    async def _body(self, request: Request) -> bytes:
-        announced = request.headers.get("content-length", "0")
-        too_large = Refusal(413, "bad_request", f"body larger than {self._body_bytes_max} bytes")
-        if announced.isdigit() and int(announced[:20]) > self._body_bytes_max:
-            raise too_large
-        parts, size = [], 0
-        async with aclosing(request.stream()) as stream:
-            async for part in stream:
-                size += len(part)
-                if size > self._body_bytes_max:
-                    raise too_large
-                parts.append(part)
-        return b"".join(parts)
 
     def answer(self, question: bytes) -> AsyncGenerator[bytes, None]:
         """Yield this node's part of what another node was asked. See everywhere.ask_others."""
@@ -284,7 +284,7 @@ class Endpoint:
         route = self._by_method.get("GET" if scope["method"] == "HEAD" else scope["method"])
         if route is None:
             refusal = Refusal(405, "method_not_allowed", f"allowed: {self._allowed}")
-            await _refuse(refusal, allow=self._allowed)(scope, receive, send)
+            await refuse(refusal, allow=self._allowed)(scope, receive, send)
             return
         await self._api.serve(route, Request(scope, receive), send)
 
@@ -319,21 +319,6 @@ class Streamed(Response):
             async for chunk in more:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def _is_of_another_page(request: Request) -> bool:
-    """True for what a form of another page can make a browser send with the login that it remembers.
-
-    Tools send bodies under any content type, `curl -d` as a form. Browsers name the page, and ask beforehand before they
-    send JSON.
-    """
-    type_ = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if type_ == JSON:
-        return False
-    origin = request.headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != request.headers.get("host", ""):
-        return True
-    return request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
 
 
 async def _alive(request: Request) -> Response:
@@ -381,15 +366,6 @@ async def _response(answer: object, missing: Sequence[str] = ()) -> Response:
     return Response(encode(told.body), told.status, headers, JSON, after)
 
 
-def _refuse(refusal: Refusal, allow: str = "") -> Response:
-    headers = dict(HEADERS)
-    if refusal.status == 401:
-        headers["www-authenticate"] = 'Basic realm="mqd Management", charset="UTF-8"'
-    if allow:
-        headers["allow"] = allow
-    return Response(encode(refusal.body), refusal.status, headers, JSON)
-
-
 async def unrouted(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
-    return _refuse(Refusal(status, "Object Not Found", "Not Found"))
+    return refuse(Refusal(status, "Object Not Found", "Not Found"))

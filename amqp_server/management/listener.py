@@ -92,6 +92,7 @@ async def _serve_metrics(
 
 def _api(broker: ManagedBroker, config: Config) -> tuple[Api, Slices]:
     from amqp_server.management.http import Api
+    from amqp_server.management.sessions import SessionLimits
     from amqp_server.management.slices import Slices
 
     slices = Slices(config.http_slice_ms)
@@ -101,6 +102,14 @@ def _api(broker: ManagedBroker, config: Config) -> tuple[Api, Slices]:
         per_user_max=config.http_requests_per_user_max,
         slices=slices,
         filter_ms=config.http_filter_ms,
+        page=config.http_page,
+        sessions=SessionLimits(
+            config.http_sessions_max,
+            config.http_sessions_per_user_max,
+            config.http_sessions_bytes_max,
+            config.http_session_idle_s,
+            config.http_session_age_s,
+        ),
     )
     return api, slices
 

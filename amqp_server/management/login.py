@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 import logging
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from amqp_server.broker.grants import Grant
@@ -27,6 +29,8 @@ class Caller(NamedTuple):
     user: User
     #: Of the user's token; None: what it may do, the broker knows.
     scopes: tuple[str, ...] | None = None
+    #: When that token expires, in seconds since 1970.
+    expires_at_s: float = math.inf
 
 
 class Login:
@@ -46,10 +50,21 @@ class Login:
         scheme, _, secret = authorization.partition(" ")
         if scheme.lower() == "bearer":
             return await self._by_token(tokens, secret.strip(), peer)
-        name, password = _parse(authorization, tokens.bytes_max)
-        if is_token(password):
-            return await self._by_token(tokens, password, peer)
+        return await self.by_password(*_parse(authorization, tokens.bytes_max), peer)
+
+    async def by_password(self, name: str, password: str, peer: str) -> Caller:
+        """Where tokens are taken, one may stand in the place of the password."""
+        if self._tokens is not None and is_token(password):
+            return await self._by_token(self._tokens, password, peer)
         return Caller(await self._user(name, password, peer))
+
+    def again(self, name: str, scopes: Sequence[str] | None, peer: str) -> Caller:
+        """Return a user who has logged in before. Raises Refusal for one who may not any more."""
+        user = self._users.get(name) if scopes is None else User(name, "", Grant(scopes).tags)
+        if user is None:
+            raise login_failed()
+        self._check(user, peer)
+        return Caller(user, None if scopes is None else tuple(scopes))
 
     async def _by_token(self, tokens: Tokens, secret: str, peer: str) -> Caller:
         outcome, reason, token = await tokens.log_in(self._checks, peer, secret, self._waiting_max)
@@ -60,7 +75,7 @@ class Login:
             raise login_failed()
         user = User(token.user, "", Grant(token.scopes).tags)
         self._check(user, peer)
-        return Caller(user, token.scopes)
+        return Caller(user, token.scopes, token.expires_at_s)
 
     async def _user(self, name: str, password: str, peer: str) -> User:
         outcome = await self._checks.check(peer, name, password, self._waiting_max)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 from pamqp import base, commands
 
+from amqp_server.broker.consumer_groups import refuse_publish
 from amqp_server.broker.failures import describe
 from amqp_server.broker.operations import (
     ClearParameter,
@@ -38,12 +39,13 @@ from amqp_server.broker.super_streams import growth, partitions_of
 from amqp_server.broker.topology import Result
 from amqp_server.broker.traffic import Traffic
 from amqp_server.broker.users import UserRefused
+from amqp_server.broker.vhost import routing_view
 from amqp_server.build import BUILD
 from amqp_server.channel.channel import Channel
 from amqp_server.config import VERSION, Config
 from amqp_server.connection.session import Session, State
 from amqp_server.errors import NotFound, PreconditionFailed, Unavailable
-from amqp_server.management.direct import Content, Direct
+from amqp_server.management.direct import Direct, Got, encode_properties
 from amqp_server.management.everywhere import Others
 from amqp_server.management.managed_groups import ManagedGroups
 from amqp_server.management.sampler import FIGURES, Sampler
@@ -65,6 +67,7 @@ from amqp_server.streams.host import StreamHost
 from amqp_server.wire import methods
 from amqp_server.wire.content import PROPERTIES, Properties
 from exchanges.binding import Binding, DestinationKind
+from exchanges.explained import Explanation, explain
 from exchanges.registry import EXCHANGE_TYPES
 from exchanges.router import Exchange
 from quorum_queue.ports import ConsumerState, Host, Refused
@@ -76,6 +79,8 @@ log = logging.getLogger("mqd.management")
 
 #: Bodies that one request may get; what is left waits for the next one.
 GET_BYTES_MAX = 32 << 20
+#: Messages that are moved before their answers are waited for.
+MOVED_AT_ONCE = 100
 
 
 class ManagedBroker:
@@ -816,12 +821,11 @@ class ManagedBroker:
         size = tag = 0
         with Direct(self._broker, vhost, ITSELF) as direct:
             while len(got) < count and size < GET_BYTES_MAX:
-                answers = await direct.ask(methods.make(commands.Basic.Get, queue=queue))
-                if len(answers) != 2:
+                taken = await direct.get(queue)
+                if taken is None:
                     break
-                told, message = answers
-                assert isinstance(told, commands.Basic.GetOk) and isinstance(message, Content)
-                tag = told.delivery_tag or 0
+                told, message = taken
+                tag = taken.tag
                 size += len(message.body)
                 got.append(
                     MessageView(
@@ -838,6 +842,84 @@ class ManagedBroker:
                 ack, reject = commands.Basic.Ack(tag, True), commands.Basic.Nack(tag, True, False)
                 await direct.ask(ack if fate == "ack" else reject)
         return got
+
+    async def read(
+        self, vhost: str, stream: str, arguments: Mapping[str, object], count: int
+    ) -> list[tuple[int, MessageView]]:
+        """Return messages of a stream with their offsets, as a consumer with these arguments gets them.
+
+        Raises PreconditionFailed for what is no stream, and for arguments that are none.
+        """
+        queue = self._broker.vhost(vhost).queues.get(stream)
+        if queue is None:
+            raise NotFound(f"no queue '{stream}' in vhost '{vhost}'")
+        if not isinstance(queue.host, StreamHost):
+            raise PreconditionFailed(f"queue '{stream}' in vhost '{vhost}' is no stream, or has failed here")
+        end, start = queue.host.next_offset, arguments.get("x-stream-offset")
+        if end <= queue.host.first_offset or (isinstance(start, int) and start >= end):
+            return []
+        with Direct(self._broker, vhost, ITSELF) as direct:
+            found = await direct.read(stream, arguments, count, GET_BYTES_MAX, end)
+        return [
+            (
+                each.offset,
+                MessageView(
+                    exchange=each.deliver.exchange or "",
+                    routing_key=each.deliver.routing_key or "",
+                    redelivered=False,
+                    message_count=0,
+                    properties=_properties(each.content.properties),
+                    body=each.content.body,
+                ),
+            )
+            for each in found
+            # A message that came in meanwhile may be among them.
+            if each.offset < end
+        ]
+
+    async def move(self, vhost: str, source: str, destination: str, count: int) -> tuple[int, int]:
+        """Move the first messages of a queue to another one; return how many went, and how many it refused.
+
+        A message leaves the one when the other has it for good. If the node dies in between it is in both.
+        """
+        if self._broker.alarms.active:
+            raise PreconditionFailed(f"publishers are blocked: {self._broker.alarms.reason}")
+        queue = self._broker.vhost(vhost).queues.get(destination)
+        if queue is None:
+            raise NotFound(f"no queue '{destination}' in vhost '{vhost}'")
+        if queue.type.is_group:
+            raise refuse_publish(queue)
+        moved = 0
+        with Direct(self._broker, vhost, ITSELF) as direct:
+            await direct.ask(commands.Confirm.Select())
+            while moved < count:
+                got = await self._take_some(direct, source, min(count - moved, MOVED_AT_ONCE))
+                if not got:
+                    break
+                taken = await direct.hand_on(queue, got, self.settled)
+                moved += taken
+                if taken < len(got):
+                    return moved, len(got) - taken
+        return moved, 0
+
+    async def _take_some(self, direct: Direct, queue: str, count: int) -> list[Got]:
+        got: list[Got] = []
+        size = 0
+        while len(got) < count and size < GET_BYTES_MAX:
+            taken = await direct.get(queue)
+            if taken is None:
+                break
+            got.append(taken)
+            size += len(taken.content.body)
+        return got
+
+    def explain(
+        self, vhost: str, exchange: str, routing_key: str, properties: Mapping[str, object]
+    ) -> Explanation:
+        """Return where a message would go, and why. Raises PreconditionFailed for properties that are none."""
+        encoded = encode_properties(properties, self._broker.config.table_depth_max)
+        router = self._broker.vhost(vhost).router
+        return explain(router, exchange, routing_key, routing_view(encoded))
 
 
 def _descriptors() -> int:

@@ -115,16 +115,7 @@ class Measures:
 
     def churn_values(self) -> Values:
         """Return the values of metrics.CHURN."""
-        ended = self.ended
-        return (
-            ended.connections_created,
-            ended.connections_closed,
-            ended.channels_created,
-            ended.channels_closed,
-            ended.queues_declared,
-            ended.queues_created,
-            ended.queues_deleted,
-        )
+        return self.ended.churn()
 
     def disk_values(self) -> Values:
         """Return the values of metrics.DISK."""

@@ -49,15 +49,14 @@ async def publish(call: Call) -> Any:
         raise not_found()
     asked = call.read(PublishRequest)
     call.require_own(vhost, "exchange", name, "write")
-    if len(asked.routing_key.encode()) > SHORT_STRING_BYTES_MAX:
-        raise bad_request(f"routing_key has at most {SHORT_STRING_BYTES_MAX} bytes")
-    properties = _properties(asked.properties)
+    routing_key = checked_routing_key(asked.routing_key)
+    properties = checked_properties(asked.properties)
     if properties.get("user_id", call.user.name) != call.user.name:
         raise bad_request(
             f"user_id property set to '{properties['user_id']}' but authenticated user was '{call.user.name}'"
         )
     routed = await call.broker.publish(
-        vhost, name, asked.routing_key, properties, _payload(asked), call.user.name, call.access
+        vhost, name, routing_key, properties, _payload(asked), call.user.name, call.access
     )
     return {"routed": routed}
 
@@ -71,7 +70,13 @@ def _payload(asked: PublishRequest) -> bytes:
         raise bad_request("payload is not base64") from None
 
 
-def _properties(given: dict[str, Any]) -> dict[str, Any]:
+def checked_routing_key(given: str) -> str:
+    if len(given.encode()) > SHORT_STRING_BYTES_MAX:
+        raise bad_request(f"routing_key has at most {SHORT_STRING_BYTES_MAX} bytes")
+    return given
+
+
+def checked_properties(given: dict[str, Any]) -> dict[str, Any]:
     for name, value in given.items():
         type_ = PROPERTIES.get(name)
         if type_ is None:
@@ -135,3 +140,66 @@ def _shown(message: MessageView, asked: GetRequest) -> dict[str, Any]:
         "payload": base64.b64encode(payload).decode() if text is None else text,
         "payload_encoding": "base64" if text is None else "string",
     }
+
+
+class ReadRequest(msgspec.Struct):
+    #: Where a consumer of the stream would begin: see x-stream-offset.
+    offset: str | int = "first"
+    count: int = 10
+    #: Messages with this x-stream-filter-value only.
+    filter: str | None = None
+    encoding: Literal["auto", "base64"] = "auto"
+    truncate: int | None = None
+
+
+async def read(call: Call) -> Any:
+    """Messages of a stream. Nothing changes in it."""
+    vhost, name = call.own_vhost(), call.path["name"]
+    asked = call.read(ReadRequest)
+    call.require_own(vhost, "queue", name, "read")
+    if not 1 <= asked.count <= COUNT_MAX:
+        raise bad_request(f"count must be 1 to {COUNT_MAX}")
+    if asked.truncate is not None and asked.truncate < 0:
+        raise bad_request("truncate must not be negative")
+    arguments: dict[str, object] = {"x-stream-offset": asked.offset}
+    if asked.filter is not None:
+        arguments["x-stream-filter"] = asked.filter
+    told = GetRequest(asked.count, "ack_requeue_true", asked.encoding, asked.truncate)
+    found = await call.broker.read(vhost, name, arguments, asked.count)
+    rows: list[dict[str, Any]] = []
+    for offset, message in found:
+        await call.slices.rest()
+        row = _shown(message, told) | {"offset": offset}
+        del row["message_count"]
+        rows.append(row)
+    return rows
+
+
+#: Of one request; whoever wants to move more asks again.
+MOVE_MAX = 10_000
+
+
+class MoveRequest(msgspec.Struct):
+    #: Queue of the same vhost.
+    destination: str
+    #: From the head of the queue; as many as there are now unless given.
+    count: int | None = None
+
+
+async def move(call: Call) -> Any:
+    """Answers with how many messages were moved, and how many of the next ones the other queue has refused."""
+    vhost, name = call.own_vhost(), call.path["name"]
+    asked = call.read(MoveRequest)
+    # As a client that consumes here and publishes there by the default exchange.
+    call.require_own(vhost, "queue", name, "read")
+    call.require_own(vhost, "exchange", "", "write")
+    queue = call.broker.queue(vhost, name)
+    if queue is None:
+        raise not_found()
+    if asked.destination == name:
+        raise bad_request("destination is the queue itself")
+    if asked.count is not None and not 1 <= asked.count <= MOVE_MAX:
+        raise bad_request(f"count must be 1 to {MOVE_MAX}")
+    count = min(queue.messages_ready, MOVE_MAX if asked.count is None else asked.count)
+    moved, refused = await call.broker.move(vhost, name, asked.destination, count)
+    return {"moved": moved, "refused": refused}

@@ -173,6 +173,8 @@ ROUTES = (
     Route("DELETE", "/api/queues/{vhost}/{name}", MANAGEMENT, queues.delete_queue),
     Route("DELETE", "/api/queues/{vhost}/{name}/contents", MANAGEMENT, queues.purge_queue),
     Route("POST", "/api/queues/{vhost}/{name}/get", MANAGEMENT, messages.get, audited=False),
+    Route("POST", "/api/queues/{vhost}/{name}/read", MANAGEMENT, messages.read, audited=False),
+    Route("POST", "/api/queues/{vhost}/{name}/move", MANAGEMENT, messages.move),
     Route("GET", "/api/queues/{vhost}/{name}/bindings", MANAGEMENT, bindings.bindings_of_queue),
     Route("GET", "/api/groups", MANAGEMENT, groups.groups),
     Route("GET", "/api/groups/{vhost}", MANAGEMENT, groups.groups),
@@ -185,6 +187,7 @@ ROUTES = (
     Route("PUT", "/api/exchanges/{vhost}/{name}", MANAGEMENT, exchanges.put_exchange),
     Route("DELETE", "/api/exchanges/{vhost}/{name}", MANAGEMENT, exchanges.delete_exchange),
     Route("POST", "/api/exchanges/{vhost}/{name}/publish", MANAGEMENT, messages.publish, audited=False),
+    Route("POST", "/api/exchanges/{vhost}/{name}/explain", MANAGEMENT, exchanges.explain, audited=False),
     Route("POST", "/api/exchanges/{vhost}/{name}/partitions", MANAGEMENT, exchanges.add_partitions),
     Route(
         "GET", "/api/exchanges/{vhost}/{name}/bindings/source", MANAGEMENT, bindings.bindings_from_exchange

@@ -26,6 +26,7 @@ LENGTHS = ("messages", "messages_ready", "messages_unacknowledged")
 OCTETS = ("recv_oct", "send_oct")
 #: In the order of Traffic.values, and the sum of all deliveries.
 TRAFFIC = (*COUNTERS, "deliver_get")
+#: In the order of Ended.churn.
 CHURN = (
     "connection_created",
     "connection_closed",
@@ -37,7 +38,6 @@ CHURN = (
 )
 FIGURES = ("mem_used", "disk_free", "fd_used", "sockets_used", "io_sync_count", "io_write_count")
 
-CONNECTION_FIELDS = OCTETS
 CHANNEL_FIELDS = TRAFFIC
 EXCHANGE_FIELDS = ("publish_in", "publish_out")
 QUEUE_FIELDS = (*LENGTHS, *TRAFFIC)
@@ -137,16 +137,7 @@ class Sampler:
         for name, values in self.vhosts.items():
             histories.record(name, values)
         histories.forget_gone()
-        churn = (
-            ended.connections_created,
-            ended.connections_closed,
-            ended.channels_created,
-            ended.channels_closed,
-            ended.queues_declared,
-            ended.queues_created,
-            ended.queues_deleted,
-        )
-        node.add(len(NODE_FIELDS) - len(CHURN) - len(FIGURES), churn)
+        node.add(len(NODE_FIELDS) - len(CHURN) - len(FIGURES), ended.churn())
         node.add(len(NODE_FIELDS) - len(FIGURES), self._figures())
         stop = len(NODE_FIELDS) - len(FIGURES)
         self.node.record(now_ms, _risen(self.node.values, node.values, len(LENGTHS), stop))

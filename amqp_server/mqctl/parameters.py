@@ -9,7 +9,7 @@ import click
 
 from amqp_server.mqctl.client import DATA_ERROR, UNAVAILABLE, Failure
 from amqp_server.mqctl.command import Invocation, in_vhost, mqctl, pass_invocation
-from amqp_server.mqctl.table import show
+from amqp_server.mqctl.table import show, show_columns
 
 
 def _value(text: str) -> Any:
@@ -54,7 +54,7 @@ def clear_parameter(invocation: Invocation, vhost: str, component: str, name: st
 def list_parameters(invocation: Invocation, vhost: str) -> None:
     rows = [row for row in invocation.client.get("parameters") if row["vhost"] == vhost]
     columns = ("component", "name", "value")
-    show(columns, [[row[column] for column in columns] for row in rows], invocation)
+    show_columns(columns, rows, invocation)
 
 
 @mqctl.command("set_global_parameter", help="Sets a runtime parameter of no vhost; the value is JSON.")

@@ -8,7 +8,7 @@ import click
 
 from amqp_server.mqctl.client import DATA_ERROR, UNAVAILABLE, Failure
 from amqp_server.mqctl.command import Invocation, in_vhost, mqctl, pass_invocation
-from amqp_server.mqctl.table import show
+from amqp_server.mqctl.table import show_columns
 
 APPLIES = ["all", "queues", "exchanges", "classic_queues", "quorum_queues", "streams"]
 COLUMNS = ("vhost", "name", "pattern", "apply-to", "definition", "priority")
@@ -58,7 +58,7 @@ def _commands(word: str, title: str, path: str, many: str) -> None:
     @pass_invocation
     def list_all(invocation: Invocation, vhost: str) -> None:
         rows = sorted(invocation.client.get(path, vhost), key=lambda row: (-row["priority"], row["name"]))
-        show(COLUMNS, [[row[column] for column in COLUMNS] for row in rows], invocation)
+        show_columns(COLUMNS, rows, invocation)
 
 
 _commands("policy", "policy", "policies", "policies")

@@ -39,6 +39,13 @@ def show(columns: Sequence[str], rows: Iterable[Sequence[object]], invocation: I
         click.echo("\n".join(map("\t".join, cells)))
 
 
+def show_columns(
+    columns: Sequence[str], rows: Iterable[Mapping[str, object]], invocation: Invocation
+) -> None:
+    """Show these columns of rows that have all of them."""
+    show(columns, [[row[column] for column in columns] for row in rows], invocation)
+
+
 #: Blanks between two columns, and characters that a column keeps however narrow the terminal is.
 GAP, WIDTH_MIN = 2, 6
 

@@ -8,7 +8,7 @@ import click
 
 from amqp_server.mqctl.client import UNAVAILABLE, USAGE, Failure
 from amqp_server.mqctl.command import Invocation, in_vhost, mqctl, pairs, pass_invocation, with_arguments
-from amqp_server.mqctl.table import show
+from amqp_server.mqctl.table import show, show_columns
 
 DEFAULT_EXCHANGE = "amq.default"
 
@@ -151,7 +151,7 @@ MEMBER_COLUMNS = (
 @pass_invocation
 def list_group_members(invocation: Invocation, vhost: str, name: str) -> None:
     rows = invocation.client.get("groups", vhost, name, "members")
-    show(MEMBER_COLUMNS, [[row[column] for column in MEMBER_COLUMNS] for row in rows], invocation)
+    show_columns(MEMBER_COLUMNS, rows, invocation)
 
 
 @mqctl.command("list_group_partitions", help="Lists how far a consumer group is in each partition.")
@@ -160,7 +160,7 @@ def list_group_members(invocation: Invocation, vhost: str, name: str) -> None:
 @pass_invocation
 def list_group_partitions(invocation: Invocation, vhost: str, name: str) -> None:
     rows = invocation.client.get("groups", vhost, name)["partition_details"]
-    show(PARTITION_COLUMNS, [[row[column] for column in PARTITION_COLUMNS] for row in rows], invocation)
+    show_columns(PARTITION_COLUMNS, rows, invocation)
 
 
 @mqctl.command(
@@ -187,7 +187,7 @@ def reset_group(
     body = {"to": to, "partition": partition, "dry_run": dry_run, "force": force}
     rows = invocation.client.post("groups", vhost, name, "reset", body=body)
     columns = ("stream", "from", "to")
-    show(columns, [[row[column] for column in columns] for row in rows], invocation)
+    show_columns(columns, rows, invocation)
 
 
 @mqctl.command("delete_exchange", help="Deletes an exchange.")
@@ -311,4 +311,4 @@ def get(invocation: Invocation, vhost: str, queue: str, count: int, requeue: boo
     body = {"count": count, "ackmode": mode, "encoding": "auto"}
     messages = invocation.client.post("queues", vhost, queue, "get", body=body)
     columns = ("exchange", "routing_key", "message_count", "redelivered", "properties", "payload")
-    show(columns, [[message[column] for column in columns] for message in messages], invocation)
+    show_columns(columns, messages, invocation)

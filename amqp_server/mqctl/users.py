@@ -6,7 +6,7 @@ import click
 
 from amqp_server.mqctl.client import DATA_ERROR, NO_USER, SOFTWARE, UNAVAILABLE, Failure
 from amqp_server.mqctl.command import Invocation, in_vhost, mqctl, pass_invocation, password_argument
-from amqp_server.mqctl.table import pick, show
+from amqp_server.mqctl.table import pick, show, show_columns
 
 VHOST = {name: name for name in ("name", "description", "tags", "default_queue_type", "tracing")}
 
@@ -189,7 +189,7 @@ def list_permissions(invocation: Invocation, vhost: str) -> None:
     _require_vhost(invocation, vhost)
     columns = ("user", "configure", "write", "read")
     rows = invocation.client.get("vhosts", vhost, "permissions")
-    show(columns, [[row[column] for column in columns] for row in rows], invocation)
+    show_columns(columns, rows, invocation)
 
 
 @mqctl.command("list_user_permissions", help="Lists a user's permissions.")
@@ -199,7 +199,7 @@ def list_user_permissions(invocation: Invocation, user: str) -> None:
     _require_user(invocation, user)
     columns = ("vhost", "configure", "write", "read")
     rows = invocation.client.get("users", user, "permissions")
-    show(columns, [[row[column] for column in columns] for row in rows], invocation)
+    show_columns(columns, rows, invocation)
 
 
 @mqctl.command(
@@ -242,7 +242,7 @@ def list_topic_permissions(invocation: Invocation, vhost: str) -> None:
     _require_vhost(invocation, vhost)
     columns = ("user", "exchange", "write", "read")
     rows = invocation.client.get("vhosts", vhost, "topic-permissions")
-    show(columns, [[row[column] for column in columns] for row in rows], invocation)
+    show_columns(columns, rows, invocation)
 
 
 @mqctl.command("list_user_topic_permissions", help="Lists a user's topic permissions.")
@@ -252,4 +252,4 @@ def list_user_topic_permissions(invocation: Invocation, user: str) -> None:
     _require_user(invocation, user)
     columns = ("vhost", "exchange", "write", "read")
     rows = invocation.client.get("users", user, "topic-permissions")
-    show(columns, [[row[column] for column in columns] for row in rows], invocation)
+    show_columns(columns, rows, invocation)

@@ -15,7 +15,10 @@ ANSWER_TIMEOUT_S = 30.0
 
 
 class Relays:
-    def __init__(self) -> None:
+    """`answer_timeout_s`: how long the process of the wires may take to answer."""
+
+    def __init__(self, answer_timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+        self._answer_timeout_s = answer_timeout_s
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "amqp_server.testing.proxy"],
             stdin=subprocess.PIPE,
@@ -38,7 +41,7 @@ class Relays:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(json.dumps({name: arguments}) + "\n")
         process.stdin.flush()
-        readable, _, _ = select.select([process.stdout], [], [], ANSWER_TIMEOUT_S)
+        readable, _, _ = select.select([process.stdout], [], [], self._answer_timeout_s)
         if not readable:
             raise TimeoutError("the proxy between the nodes does not answer")
         return json.loads(process.stdout.readline())

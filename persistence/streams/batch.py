@@ -14,7 +14,6 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
 from sys import byteorder
 from typing import NamedTuple
 from zlib import crc32
@@ -357,8 +356,3 @@ def _decode_filters(
     if len(numbers) != messages or (numbers and max(numbers) >= len(values)):
         raise Damaged(f"the filter values of the batch at {head.base} are damaged")
     return values, numbers
-
-
-def starts_of(shapes: list[Shape]) -> list[int]:
-    """Return where the items of each shape begin."""
-    return list(accumulate([shape.count * shape.size for shape in shapes], initial=0))[:-1]

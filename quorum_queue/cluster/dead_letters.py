@@ -101,7 +101,7 @@ def send_waiting(host: GroupHost, *, now: bool = False) -> None:
     waits = None if now else host.dead_letters_warming.waits
     turn = host.services.turn
     while waiting or host.dead_letter_parts is not None:
-        if not now and turn.overdue():
+        if not now and turn.is_full():
             turn.later(host.dead_letters_warming, host.dead_letters_warming.go_on)
             return
         if host.dead_letter_parts is not None:

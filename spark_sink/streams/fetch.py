@@ -11,7 +11,6 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from pika import spec
 
@@ -27,7 +26,8 @@ from spark_sink.consumer import (
     RECONNECT_PAUSE_S,
     log,
 )
-from spark_sink.deliveries import Run, Splitter
+from spark_sink.deliveries import Run
+from spark_sink.intake import RunIntake
 from spark_sink.loss import DataLoss
 from spark_sink.options import SourceOptions
 from spark_sink.patience import Patience
@@ -53,29 +53,20 @@ def nearest_host(hosts: Sequence[Host], number: int) -> int:
     return number % len(hosts)
 
 
-class _Intake:
-    """What the connection's thread calls."""
-
+class _Intake(RunIntake):
     def __init__(self) -> None:
+        super().__init__()
         self.changed = threading.Condition()
         self.runs: deque[Run] = deque()
         self._bytes = 0
-        self._splitter = Splitter()
 
-    def take(self, data: bytes, start: int, end: int) -> int:
-        stop = self._splitter.take(data, start, end)
-        if self._splitter.runs:
-            runs, self._splitter.runs = self._splitter.runs, []
-            with self.changed:
-                self.runs.extend(runs)
-                self._bytes += sum(len(run.data) for run in runs)
-                self.changed.notify_all()
-                if self._bytes > BUFFER_BYTES_MAX:
-                    self.changed.wait_for(lambda: self._bytes <= BUFFER_BYTES_MAX, HOLD_BACK_S)
-        return stop
-
-    def content(self, method: Any, properties: Any, body: bytes) -> None:
-        """Deliveries are all taken above, and nothing is published here."""
+    def arrived(self, runs: list[Run]) -> None:
+        with self.changed:
+            self.runs.extend(runs)
+            self._bytes += sum(len(run.data) for run in runs)
+            self.changed.notify_all()
+            if self._bytes > BUFFER_BYTES_MAX:
+                self.changed.wait_for(lambda: self._bytes <= BUFFER_BYTES_MAX, HOLD_BACK_S)
 
     def ended(self) -> None:
         with self.changed:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pika import spec
 
@@ -32,7 +32,8 @@ from spark_sink.consumer import (
     QueueRefused,
     log,
 )
-from spark_sink.deliveries import BASIC_DELIVER, HEAD_BYTES, Run, Splitter
+from spark_sink.deliveries import BASIC_DELIVER, HEAD_BYTES, Run
+from spark_sink.intake import RunIntake
 from spark_sink.streams.offsets import Offsets
 from spark_sink.streams.placed import OFFSET, offset_at
 
@@ -290,27 +291,20 @@ class Probe:
             pause_s = min(2 * pause_s, RECONNECT_PAUSE_MAX_S)
 
 
-class _Seen:
-    """An intake that notes which offsets came, by the number of the partition, which is the consumer's tag."""
+class _Seen(RunIntake):
+    """Notes which offsets came, by the number of the partition, which is the consumer's tag."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.changed = threading.Condition()
         self.offsets: dict[int, list[int]] = {}
-        self._splitter = Splitter()
 
-    def take(self, data: bytes, start: int, end: int) -> int:
-        stop = self._splitter.take(data, start, end)
-        if self._splitter.runs:
-            runs, self._splitter.runs = self._splitter.runs, []
-            with self.changed:
-                for run in runs:
-                    for index in range(len(run)):
-                        self.offsets.setdefault(_tag(run, index), []).append(offset_at(run, index))
-                self.changed.notify_all()
-        return stop
-
-    def content(self, method: Any, properties: Any, body: bytes) -> None:
-        """Deliveries are all taken above, and nothing is published here."""
+    def arrived(self, runs: list[Run]) -> None:
+        with self.changed:
+            for run in runs:
+                for index in range(len(run)):
+                    self.offsets.setdefault(_tag(run, index), []).append(offset_at(run, index))
+            self.changed.notify_all()
 
     def ended(self) -> None:
         with self.changed:

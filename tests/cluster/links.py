@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
-import select
 import subprocess
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
-from conformance_tests.patience import PATIENCE_S
-
-ROOT = Path(__file__).parents[2]
-ANSWER_MAX_S = PATIENCE_S
 CLONE_NEWNET = 0x4000_0000
 
 
@@ -38,42 +30,6 @@ class Links(Protocol):
 
 class Unsupported(Exception):
     """This cannot be done here, or not to this broker; the text says why."""
-
-
-class ProxiedLinks:
-    """By proxies that the nodes dial instead of each other."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "amqp_server.testing.proxy"],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def open(self, dialler: str, dialled: str, port: int) -> int:
-        """The port at which one node dials another that listens on `port`."""
-        return int(self._ask("open", dialler, dialled, port))
-
-    def set(self, sender: str, receiver: str, **conditions: Any) -> None:
-        self._ask("set", sender, receiver, conditions)
-
-    def _ask(self, name: str, *arguments: Any) -> Any:
-        process = self._process
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(json.dumps({name: arguments}) + "\n")
-        process.stdin.flush()
-        readable, _, _ = select.select([process.stdout], [], [], ANSWER_MAX_S)
-        assert readable, "the proxy does not answer"
-        return json.loads(process.stdout.readline())
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for end in (self._process.stdin, self._process.stdout):
-            assert end is not None
-            end.close()
 
 
 class FilteredLinks:

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from amqp_server.testing.relays import Relays
 from conformance_tests import programs
+from conformance_tests.patience import PATIENCE_S
 from conformance_tests.ports import free_port
 from tests.cluster import planted, shifted_clock, troubled_mqd
-from tests.cluster.links import ProxiedLinks, Unsupported
+from tests.cluster.links import Unsupported
 from tests.cluster.nodes import Cluster, Member, wait_for
 from tests.reliability.node import Node
 
@@ -59,7 +61,7 @@ class MqdCluster(Cluster):
         self._secret = self._directory / "secret"
         self._secret.write_text(secrets.token_hex(32))
         self._secret.chmod(0o600)
-        self._proxies = self.links = ProxiedLinks()
+        self._proxies = self.links = Relays(PATIENCE_S)
         self._listen = {name: free_port() for name in names}
         self._frozen: set[str] = set()
         self._nodes = {name: self._make(name, names) for name in names}

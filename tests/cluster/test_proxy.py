@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from amqp_server.testing.relays import Relays
 from conformance_tests.patience import PATIENCE_S
-from tests.cluster.links import ProxiedLinks
 
 SOON_S = PATIENCE_S
 #: Long enough for what is not held back to arrive many times over.
@@ -21,7 +21,7 @@ class Wire:
     """n1 dials n2."""
 
     def __init__(self) -> None:
-        self.links = ProxiedLinks()
+        self.links = Relays(PATIENCE_S)
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.listener.settimeout(SOON_S)
         self.port = self.links.open("n1", "n2", self.listener.getsockname()[1])

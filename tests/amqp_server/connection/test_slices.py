@@ -311,6 +311,24 @@ def test_a_dead_letter_to_many_queues_goes_in_parts(sliced: SlicedNode) -> None:
     assert max(sliced.turns) < 2 * TURN_MAX
 
 
+def test_dead_letters_to_many_queues_wait_until_those_have_taken_the_last_ones(sliced: SlicedNode) -> None:
+    """To hand a letter to a queue is quick, and what the queue does then takes the time."""
+    peer = opened(sliced)
+    names = declared(peer, 400)
+    arguments: Any = {"x-dead-letter-exchange": "amq.fanout"}
+    called(peer, commands.Queue.Declare(queue="source", arguments=arguments))
+    called(peer, commands.Basic.Consume(queue="source"))
+    peer.send(message("", "source") * 5)
+    sliced.drive()
+    sliced.turns.clear()
+    sliced.turn.now = lambda: 0.0
+    sliced.feed(peer, method(1, commands.Basic.Nack(delivery_tag=0, multiple=True, requeue=False)))
+    while depths(sliced)[names[-1]] < 5:
+        assert sliced.drive() > 5
+    assert {depths(sliced)[name] for name in names} == {5}
+    assert max(sliced.turns) < 2 * TURN_MAX
+
+
 def test_queues_that_dead_letter_to_each_other_do_it_in_parts(sliced: SlicedNode) -> None:
     peer = opened(sliced)
     publish = bystander(sliced)

@@ -278,6 +278,7 @@ CHANGES: list[tuple[str, str, dict[str, Any], Needed]] = [
     ("PUT", "exchanges/%2F/a", ALTERNATE, needs("configure a", "read a", "write y")),
     ("DELETE", "queues/%2F/q/contents", {}, needs("read q")),
     ("POST", "queues/%2F/q/get", GET, needs("read q")),
+    ("POST", "queues/%2F/q/move", {"destination": "d"}, needs("read q", "write amq.default")),
     ("POST", "exchanges/%2F/x/publish", MESSAGE, needs("write x")),
     ("POST", "exchanges/%2F/amq.default/publish", MESSAGE, needs("write amq.default")),
     ("POST", "bindings/%2F/e/x/q/q", {}, needs("write q", "read x")),

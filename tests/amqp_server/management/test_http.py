@@ -7,8 +7,8 @@ import trio
 import trio.testing
 
 from amqp_server.broker.users import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER
-from amqp_server.management.http import HEADERS
 from amqp_server.management.managed_broker import ManagedBroker
+from amqp_server.management.responses import HEADERS
 from amqp_server.management.routes import ANYBODY, ROUTES
 
 from .conftest import BODY_BYTES_MAX, Connect, ManagedNode

@@ -1,0 +1,25 @@
+"""Bodies of requests, which are bounded before they are read."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+
+from starlette.requests import Request
+
+from amqp_server.management.answer import Refusal
+
+
+async def read_body(request: Request, bytes_max: int) -> bytes:
+    """Raises Refusal for a larger one."""
+    announced = request.headers.get("content-length", "0")
+    too_large = Refusal(413, "bad_request", f"body larger than {bytes_max} bytes")
+    if announced.isdigit() and int(announced[:20]) > bytes_max:
+        raise too_large
+    parts, size = [], 0
+    async with aclosing(request.stream()) as stream:
+        async for part in stream:
+            size += len(part)
+            if size > bytes_max:
+                raise too_large
+            parts.append(part)
+    return b"".join(parts)

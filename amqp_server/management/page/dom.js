@@ -1,0 +1,52 @@
+// Elements made of data. Texts become text nodes, whatever is in them.
+
+/** h("a", {href: "#/", class: "plain", onclick: f}, "text", [more]) */
+export function h(tag, props, ...children) {
+  return filled(document.createElement(tag), props, children);
+}
+
+/** The same for SVG. */
+export function svg(tag, props, ...children) {
+  return filled(document.createElementNS("http://www.w3.org/2000/svg", tag), props, children);
+}
+
+function filled(element, props, children) {
+  for (const [name, value] of Object.entries(props ?? {})) {
+    if (value === undefined || value === null || value === false) continue;
+    if (typeof value === "function") element.addEventListener(name.slice(2), value);
+    else if (name === "value") element.value = value;
+    else element.setAttribute(name, value === true ? "" : String(value));
+  }
+  append(element, children);
+  return element;
+}
+
+export function append(element, children) {
+  for (const child of children.flat(Infinity)) {
+    if (child === undefined || child === null || child === false) continue;
+    element.append(child instanceof Node ? child : String(child));
+  }
+  return element;
+}
+
+/** Put these in the place of what is in an element. */
+export function fill(element, ...children) {
+  element.replaceChildren();
+  return append(element, children);
+}
+
+/** Set a text, and touch nothing if it is there. */
+export function say(element, text) {
+  const wanted = String(text);
+  if (element.textContent !== wanted) element.textContent = wanted;
+}
+
+/** A name of a client's choosing: shown whole, with its line breaks. */
+export function name(text, href) {
+  const shown = text === "" ? "(empty name)" : text;
+  return href === undefined ? h("span", {class: "name"}, shown) : h("a", {class: "name", href}, shown);
+}
+
+export function button(label, action, kind = "") {
+  return h("button", {type: "button", class: kind, onclick: action}, label);
+}

@@ -1,0 +1,25 @@
+// A page that is one table, paged by the node.
+
+import {append, h} from "./dom.js";
+import {poll} from "./poll.js";
+import {PagedTable} from "./table.js";
+
+/** Show it; returns what asks the node again at once. */
+export function listPage(root, {title, columns, keyOf, load, query, signal, actions = [], empty, before = [], filtered = true}) {
+  const table = new PagedTable(columns, keyOf, {
+    caption: title,
+    empty,
+    filtered,
+    query,
+    load: (asked) => load(asked, signal),
+    refresh: () => again(),
+  });
+  append(root, [h("div", {class: "title"}, h("h1", {}, title), actions), before, table.element]);
+  const again = poll(signal, () => table.showPage());
+  return again;
+}
+
+/** A section with a heading. */
+export function section(title, ...content) {
+  return h("section", {}, h("h2", {}, title), content);
+}

@@ -1,0 +1,169 @@
+// One queue: how it is, what is in it, and what can be done with it.
+
+import {get, post, put, remove} from "../api.js";
+import {Chart, lengths, rates} from "../chart.js";
+import {append, button, h, name} from "../dom.js";
+import {ask, form} from "../dialog.js";
+import {Facts} from "../facts.js";
+import {bytes, count, rate, short, table, time} from "../format.js";
+import {section} from "../list.js";
+import {attempt, done} from "../notice.js";
+import {peek} from "../peek.js";
+import {poll} from "../poll.js";
+import {publishForm} from "../publishing.js";
+import {go, href} from "../route.js";
+import {Table} from "../table.js";
+import {may} from "../user.js";
+import {features} from "./queues.js";
+
+const RANGE = {lengths_age: 600, lengths_incr: 5, msg_rates_age: 600, msg_rates_incr: 5};
+/** What one request moves at most. */
+const MOVED_AT_ONCE = 10_000;
+
+const FACTS = [
+  ["Virtual host", (row) => row.vhost],
+  ["Type", (row) => row.type],
+  ["Features", features],
+  ["State", (row) => row.state],
+  ["Node", (row) => row.node],
+  ["Leader", (row) => row.leader],
+  ["Members", (row) => row.members?.join(", ")],
+  ["Online", (row) => row.online?.join(", ")],
+  ["Policy", (row) => row.policy],
+  ["Operator policy", (row) => row.operator_policy],
+  ["In effect by policy", (row) => table(row.effective_policy_definition)],
+  ["Arguments", (row) => table(row.arguments)],
+  ["Ready", (row) => count(row.messages_ready)],
+  ["Unacknowledged", (row) => count(row.messages_unacknowledged)],
+  ["Size", (row) => bytes(row.message_bytes)],
+  ["In memory", (row) => bytes(row.memory)],
+  ["Consumers", (row) => count(row.consumers)],
+  ["Owner", (row) => row.owner_pid_details?.name, (row) => href(["connection", row.owner_pid_details?.name ?? ""])],
+  ["First offset", (row) => row.first_offset],
+  ["Next offset", (row) => row.next_offset],
+  ["Segments", (row) => row.segments],
+  ["Oldest message", (row) => row.oldest_timestamp && time(row.oldest_timestamp)],
+  ["Lost messages", (row) => row.lost_messages || undefined],
+  ["Compression", (row) => row.compression],
+];
+
+const CONSUMERS = [
+  {label: "Tag", text: (row) => row.consumer_tag},
+  {
+    label: "Channel",
+    text: (row) => row.channel_details.name ?? "on another node",
+    href: (row) => row.channel_details.name && href(["channel", row.channel_details.name]),
+  },
+  {label: "User", text: (row) => row.channel_details.user ?? ""},
+  {label: "Node", text: (row) => row.channel_details.node ?? ""},
+  {label: "State", text: (row) => row.activity_status},
+  {label: "Acks", text: (row) => (row.ack_required ? "required" : "none")},
+  {label: "Prefetch", number: true, text: (row) => count(row.prefetch_count)},
+  {label: "Lag", number: true, text: (row) => (row.lag === undefined ? "–" : count(row.lag))},
+];
+
+const BINDINGS = [
+  {label: "From", text: (row) => row.source || "(default)", href: (row) => href(["exchange", row.vhost, row.source])},
+  {label: "Routing key", text: (row) => row.routing_key},
+  {label: "Arguments", text: (row) => table(row.arguments)},
+];
+
+export async function show(root, {parts: [vhost, queue], signal}) {
+  const facts = new Facts(FACTS);
+  const waiting = new Chart("Messages", short);
+  const moving = new Chart("Messages per second", rate);
+  const consumers = new Table(CONSUMERS, (row) => JSON.stringify([row.channel_details, row.consumer_tag]), {
+    caption: "Consumers",
+    empty: "Nobody consumes from it.",
+  });
+  const bindings = new Table(BINDINGS, (row) => JSON.stringify([row.source, row.properties_key]), {caption: "Bindings"});
+  const path = ["queues", vhost, queue];
+  const messages = h("div", {});
+  const buttons = h("div", {class: "buttons"});
+  let looked = false;
+  append(root, [
+    h("div", {class: "title"}, h("h1", {}, "Queue ", name(queue)), buttons),
+    facts.element,
+    h("div", {class: "charts"}, waiting.element, moving.element),
+    messages,
+    section("Consumers", consumers.element),
+    section("Bindings to it", bindings.element),
+  ]);
+  const again = poll(signal, async () => {
+    const row = await get(path, RANGE, signal);
+    facts.show(row);
+    if (!looked) {
+      looked = true;
+      append(buttons, actions(row, () => again()));
+      // A consumer group has no messages of its own.
+      append(messages, [row.type !== "stream-group" && peek(vhost, queue, row.type)]);
+    }
+    waiting.show([
+      {label: "Ready", points: lengths(row.messages_ready_details)},
+      {label: "Unacknowledged", points: lengths(row.messages_unacknowledged_details)},
+    ]);
+    const moved = row.message_stats ?? {};
+    moving.show([
+      {label: "In", points: rates(moved.publish_details)},
+      {label: "Delivered", points: rates(moved.deliver_get_details)},
+      {label: "Acknowledged", points: rates(moved.ack_details)},
+    ]);
+    consumers.show(row.consumer_details ?? []);
+    bindings.show(await get([...path, "bindings"], {}, signal));
+  });
+}
+
+function actions({vhost, name: queue, type, members}, again) {
+  const isLog = type.startsWith("stream");
+  const path = ["queues", vhost, queue];
+
+  async function purge() {
+    const text = "All its messages that are ready are deleted. This cannot be undone.";
+    if (!(await ask(`Purge ${queue}?`, text, "Purge"))) return;
+    await attempt("The queue was purged.", () => remove([...path, "contents"]));
+    again();
+  }
+
+  async function del() {
+    const text = "The queue and its messages are deleted. This cannot be undone.";
+    if (!(await ask(`Delete ${queue}?`, text, "Delete"))) return;
+    if (await attempt("The queue was deleted.", () => remove(path))) go(["queues"]);
+  }
+
+  function lead() {
+    const fields = [{name: "node", label: "Node", required: true}];
+    form("Have another node lead it", fields, "Transfer", async ({node}) => {
+      await put(["cluster", ...path, "leader"], {node});
+      done("The leader was asked to hand over.");
+      again();
+    });
+  }
+
+  return [
+    type !== "stream-group" && button("Publish", () => publishForm(vhost, "", queue, again), "primary"),
+    !isLog && button("Move", () => moveForm(vhost, queue, again)),
+    may("administrator") && members?.length > 1 && button("Leader", lead),
+    !isLog && button("Purge", purge, "danger"),
+    button("Delete", del, "danger"),
+  ];
+}
+
+function moveForm(vhost, queue, again) {
+  const fields = [
+    {name: "destination", label: "To the queue", required: true, help: "Of the same virtual host."},
+    {name: "count", label: "Messages", type: "number", min: 1, help: "From the head of the queue; empty: all that are ready."},
+  ];
+  form(`Move messages of ${queue}`, fields, "Move", async ({destination, count: wanted}) => {
+    let moved = 0;
+    const most = wanted ?? (await get(["queues", vhost, queue], {})).messages_ready;
+    while (moved < most) {
+      const body = {destination, count: Math.min(MOVED_AT_ONCE, most - moved)};
+      const told = await post(["queues", vhost, queue, "move"], body);
+      moved += told.moved;
+      if (told.refused) throw new Error(`${count(moved)} messages were moved; the other queue refuses the next one.`);
+      if (!told.moved) break;
+    }
+    done(`${count(moved)} messages were moved.`);
+    again();
+  });
+}

@@ -1,0 +1,37 @@
+// What is shown is asked for again every few seconds, while somebody can see it.
+
+import {problem} from "./notice.js";
+
+export const EVERY_S = 5;
+
+/** Call `refresh` now and then until `signal` ends it. Returns what does it at once. */
+export function poll(signal, refresh, every_s = EVERY_S) {
+  let timer = 0;
+  let running = false;
+  let again = false;
+
+  async function run() {
+    if (running) {
+      again = true;
+      return;
+    }
+    clearTimeout(timer);
+    running = true;
+    try {
+      do {
+        again = false;
+        await refresh();
+      } while (again && !signal.aborted);
+      if (!signal.aborted) problem(null);
+    } catch (error) {
+      if (!signal.aborted && error.name !== "AbortError") problem(error);
+    }
+    running = false;
+    if (!signal.aborted && !document.hidden) timer = setTimeout(run, every_s * 1000);
+  }
+
+  document.addEventListener("visibilitychange", () => document.hidden || run(), {signal});
+  signal.addEventListener("abort", () => clearTimeout(timer));
+  run();
+  return run;
+}

@@ -1,0 +1,18 @@
+// Who is logged in, and which of the pages that lets them see.
+
+const ABOVE = {
+  management: ["management", "policymaker", "monitoring", "administrator"],
+  policymaker: ["policymaker", "administrator"],
+  monitoring: ["monitoring", "administrator"],
+  administrator: ["administrator"],
+};
+
+export const user = {name: "", tags: [], node: ""};
+
+export function become(told) {
+  Object.assign(user, told);
+}
+
+export function may(tag) {
+  return ABOVE[tag].some((each) => user.tags.includes(each));
+}

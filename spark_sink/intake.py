@@ -1,0 +1,31 @@
+"""Deliveries as they come off a socket, for a consumer that keeps them as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spark_sink.deliveries import Run, Splitter
+
+
+class RunIntake:
+    """A `client.connection.Intake` of whole deliveries. All calls but the constructor on the connection's thread."""
+
+    def __init__(self) -> None:
+        self._splitter = Splitter()
+
+    def take(self, data: bytes, start: int, end: int) -> int:
+        stop = self._splitter.take(data, start, end)
+        if self._splitter.runs:
+            runs, self._splitter.runs = self._splitter.runs, []
+            self.arrived(runs)
+        return stop
+
+    def content(self, method: Any, properties: Any, body: bytes) -> None:
+        """Deliveries are all taken above, and nothing is published here that could come back."""
+
+    def arrived(self, runs: list[Run]) -> None:
+        raise NotImplementedError
+
+    def ended(self) -> None:
+        """The connection is over."""
+        raise NotImplementedError

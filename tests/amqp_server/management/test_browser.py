@@ -1,0 +1,370 @@
+"""The page in a real Chromium, where there is one: Debian's packages chromium or chromium-headless-shell.
+
+`make page` runs these tests. It brings playwright, and says so if there is no Chromium.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from amqp_server.testing import Broker, start, start_cluster
+from conformance_tests.patience import PATIENCE_S
+
+sync_api: Any = pytest.importorskip("playwright.sync_api")
+expect = sync_api.expect
+
+CHROMIUM = (
+    os.environ.get("TEST_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-headless-shell")
+)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
+
+WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 360, "height": 740}
+#: What somebody may call a queue.
+HOSTILE = [
+    "<script>window.ran = 1</script>",
+    "\"><img src=x onerror='window.ran=1'>",
+    "'quotes' \"double\" & %2F/ ?# ünïcode ☃ \u202ertl",
+    "{{7*7}} ${7*7} javascript:window.ran=1",
+]
+PAGES = [
+    "Overview",
+    "Queues",
+    "Exchanges",
+    "Connections",
+    "Channels",
+    "Consumers",
+    "Streams",
+    "Nodes",
+    "Users",
+    "Virtual hosts",
+    "Policies",
+    "Definitions",
+]
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    with start() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    expect.set_options(timeout=PATIENCE_S * 1000)
+    with sync_api.sync_playwright() as playwright:
+        # Its sandbox needs rights that root in a container has not.
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Visit:
+    """A browser with nothing in it, and what it complains about."""
+
+    def __init__(self, chromium: Any, url: str, **options: Any) -> None:
+        self.url = url
+        self.context = chromium.new_context(**{"viewport": WIDE, **options})
+        self.context.set_default_timeout(PATIENCE_S * 1000)
+        self.page = self.context.new_page()
+        self.complaints: list[str] = []
+        #: What the page asks for, other than of this node.
+        self.strangers: list[str] = []
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("console", self._said)
+        self.page.on("request", self._asked)
+
+    def _said(self, message: Any) -> None:
+        # A refusal of the API is no fault of the page.
+        if message.type in ("error", "warning") and not message.text.startswith("Failed to load resource"):
+            self.complaints.append(message.text)
+
+    def _asked(self, request: Any) -> None:
+        if not request.url.startswith((self.url, "blob:")):
+            self.strangers.append(request.url)
+
+    def log_in(self, user: str = "guest", password: str = "guest") -> Any:
+        self.page.goto(f"{self.url}/")
+        self.page.get_by_label("User").fill(user)
+        self.page.get_by_label("Password").fill(password)
+        self.page.get_by_role("button", name="Log in").click()
+        return self.page
+
+    def go(self, *parts: str) -> Any:
+        self.page.goto(f"{self.url}/#/" + "/".join(quote(part, safe="") for part in parts))
+        return self.page
+
+
+@pytest.fixture
+def visit(chromium: Any, broker: Broker, request: pytest.FixtureRequest) -> Iterator[Visit]:
+    visit = Visit(chromium, broker.http_url, **getattr(request, "param", {}))
+    yield visit
+    ran = visit.page.evaluate("window.ran")
+    visit.context.close()
+    assert ran is None
+    assert visit.complaints == []
+    assert visit.strangers == []
+
+
+def declare(broker: Broker, queue: str, **arguments: Any) -> str:
+    path = f"/api/queues/%2F/{quote(queue, safe='')}"
+    broker.api("PUT", path, {"arguments": arguments})
+    return path
+
+
+def publish(broker: Broker, queue: str, *payloads: str) -> None:
+    for payload in payloads:
+        body = {"routing_key": queue, "payload": payload, "payload_encoding": "string", "properties": {}}
+        assert broker.api("POST", "/api/exchanges/%2F/amq.default/publish", body) == {"routed": True}
+
+
+def test_a_login_leaves_no_password_behind(visit: Visit) -> None:
+    page = visit.log_in(password="wrong")
+    expect(page.get_by_role("alert")).to_have_text("Login failed")
+    page.get_by_label("Password").fill("guest")
+    page.get_by_role("button", name="Log in").click()
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    (cookie,) = visit.context.cookies(f"{visit.url}/api/")
+    assert cookie["httpOnly"] and cookie["sameSite"] == "Strict" and cookie["expires"] == -1
+    seen = page.evaluate("JSON.stringify([document.cookie, {...localStorage}, {...sessionStorage}])")
+    assert "guest" not in seen and cookie["value"] not in seen and json.loads(seen)[0] == ""
+    # It is there again after the page is loaded again, and not after the way out.
+    page.reload()
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    page.get_by_role("button", name="Log out").click()
+    expect(page.get_by_label("Password")).to_be_visible()
+    page.reload()
+    expect(page.get_by_label("Password")).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    "visit",
+    [
+        {"color_scheme": "light", "viewport": WIDE},
+        {"color_scheme": "dark", "viewport": NARROW, "has_touch": True},
+    ],
+    indirect=True,
+    ids=["light and wide", "dark and narrow"],
+)
+def test_each_page(visit: Visit, broker: Broker) -> None:
+    declare(broker, "q")
+    page = visit.log_in()
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    for title in PAGES:
+        link = page.get_by_role("navigation").get_by_role("link", name=title, exact=True)
+        if not link.is_visible():
+            page.get_by_role("button", name="Menu").click()
+        link.click()
+        expect(page.get_by_role("heading", name=title, exact=True, level=1)).to_be_visible()
+        expect(page.get_by_role("main")).not_to_contain_text("undefined")
+        # Tables scroll within themselves; the page does not.
+        beyond = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert beyond <= 0, title
+    expect(page.locator(".trouble").first).to_be_hidden()
+
+
+def test_the_theme_is_chosen(visit: Visit) -> None:
+    page = visit.log_in()
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(ground)
+    page.get_by_label("Theme").select_option("dark")
+    dark = page.evaluate(ground)
+    assert light != dark
+    page.reload()
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    assert page.evaluate(ground) == dark
+
+
+def test_names_are_texts(visit: Visit, broker: Broker) -> None:
+    for name in HOSTILE:
+        declare(broker, name)
+        publish(broker, name, f"payload {name}")
+        binding = {"routing_key": name, "arguments": {}}
+        broker.api("POST", f"/api/bindings/%2F/e/amq.topic/q/{quote(name, safe='')}", binding)
+    page = visit.log_in()
+    visit.go("queues")
+    for name in HOSTILE:
+        found = page.get_by_role("table").get_by_text(name, exact=True)
+        expect(found).to_have_attribute("href", "#/queue/%2F/" + quote(name, safe="!'()*"))
+    for name in HOSTILE:
+        visit.go("queue", "/", name)
+        # As it is, line breaks and all.
+        expect(page.locator("h1 .name")).to_have_text(re.compile("^" + re.escape(name) + "$"))
+        page.get_by_role("button", name="Show messages").click()
+        expect(page.locator(".message pre").last).to_have_text(f"payload {name}")
+    visit.go("exchange", "/", "amq.topic")
+    expect(page.locator(".graph .node.queue")).to_have_count(len(HOSTILE))
+    page.get_by_label("Routing key").fill(HOSTILE[0])
+    page.get_by_role("button", name="Explain").click()
+    expect(page.locator(".answer")).to_contain_text("It would go to one queue")
+    expect(page.locator(".answer")).to_contain_text(HOSTILE[0])
+    expect(page.locator(".graph .edge.hit")).to_have_count(1)
+
+
+def test_messages_are_published_found_moved_and_purged(visit: Visit, broker: Broker) -> None:
+    declare(broker, "old")
+    declare(broker, "new")
+    publish(broker, "old", "first", "second needle", "third")
+    page = visit.log_in()
+    visit.go("queue", "/", "old")
+    page.get_by_role("button", name="Publish", exact=True).click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Payload", exact=True).fill("fourth")
+    dialog.get_by_label("Properties").fill("not JSON")
+    dialog.get_by_role("button", name="Publish").click()
+    expect(dialog.get_by_role("alert")).to_have_text("Properties: this is no JSON")
+    dialog.get_by_label("Properties").fill('{"headers": {"kind": "a"}}')
+    dialog.get_by_role("button", name="Publish").click()
+    expect(dialog).to_have_count(0)
+    page.get_by_label("Search for").fill("NEEDLE")
+    page.get_by_role("button", name="Show messages").click()
+    expect(page.locator(".message")).to_have_count(1)
+    expect(page.locator(".message")).to_contain_text("second needle")
+    page.get_by_role("button", name="Move").click()
+    dialog.get_by_label("To the queue").fill("new")
+    dialog.get_by_label("Messages").fill("3")
+    dialog.get_by_role("button", name="Move").click()
+    expect(page.get_by_text("3 messages were moved.")).to_be_visible()
+    assert [broker.api("GET", f"/api/queues/%2F/{name}")["messages"] for name in ("old", "new")] == [1, 3]
+    page.get_by_role("button", name="Purge").click()
+    # Escape is a no.
+    page.keyboard.press("Escape")
+    expect(dialog).to_have_count(0)
+    assert broker.api("GET", "/api/queues/%2F/old")["messages"] == 1
+    page.get_by_role("button", name="Purge").click()
+    dialog.get_by_role("button", name="Purge").click()
+    expect(page.get_by_text("The queue was purged.")).to_be_visible()
+    assert broker.api("GET", "/api/queues/%2F/old")["messages"] == 0
+    page.get_by_role("button", name="Delete").click()
+    dialog.get_by_role("button", name="Delete").click()
+    expect(page.get_by_role("heading", name="Queues", level=1)).to_be_visible()
+    assert "old" not in [each["name"] for each in broker.api("GET", "/api/queues")]
+
+
+def test_queues_are_paged_sorted_and_filtered_by_the_node(visit: Visit, broker: Broker) -> None:
+    with broker.vhost("many") as vhost:
+        for number in range(120):
+            vhost.api("PUT", f"queues/q{number:03}", {"arguments": {}})
+        page = visit.log_in()
+        page.get_by_label("Virtual host").select_option(vhost.name)
+        visit.go("queues")
+        rows = page.get_by_role("table").locator("tbody tr")
+        expect(rows).to_have_count(50)
+        expect(page.locator(".counted")).to_have_text("120, page 1 of 3")
+        expect(rows.first).to_contain_text("q000")
+        page.get_by_role("button", name="Name", exact=True).click()
+        expect(rows.first).to_contain_text("q119")
+        page.get_by_role("button", name="Next").click()
+        expect(page.locator(".counted")).to_have_text("120, page 2 of 3")
+        page.get_by_label("Filter by name").fill("q01")
+        expect(rows).to_have_count(10)
+        # The address has it all.
+        page.reload()
+        expect(page.locator(".counted")).to_have_text("10 of 120, page 1 of 1")
+        page.get_by_label("Filter by name").fill("q(")
+        page.get_by_label("regular expression").check()
+        expect(page.locator(".trouble").first).to_contain_text("Not up to date")
+
+
+def test_users_and_policies(visit: Visit, broker: Broker) -> None:
+    page = visit.log_in()
+    visit.go("users")
+    page.get_by_role("button", name="Add a user").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name", exact=True).fill("ann <b>")
+    dialog.get_by_label("Password").fill("secret")
+    dialog.get_by_label("Tags").fill("management")
+    dialog.get_by_role("button", name="Add").click()
+    expect(page.get_by_role("heading", name="ann <b>")).to_be_visible()
+    page.get_by_role("button", name="Set permissions").click()
+    dialog.get_by_role("button", name="Set").click()
+    expect(page.get_by_text("The permissions were set.")).to_be_visible()
+    visit.go("policies")
+    page.get_by_role("button", name="Add").first.click()
+    dialog.get_by_label("Name", exact=True).fill("short")
+    dialog.get_by_label("Pattern").fill("^short")
+    dialog.get_by_label("Definition").fill('{"max-length": 1}')
+    dialog.get_by_role("button", name="Set").click()
+    expect(page.get_by_role("table").first).to_contain_text("max-length=1")
+    page.get_by_role("button", name="Log out").click()
+    page = visit.log_in("ann <b>", "secret")
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    # Pages of administrators are not there.
+    assert page.get_by_role("navigation").get_by_role("link", name="Users").count() == 0
+    visit.go("users")
+    expect(page.get_by_role("heading", level=1)).to_have_text("There is no such page")
+    # Another password ends the session, and the page says so.
+    broker.api("PUT", f"/api/users/{quote('ann <b>')}", {"password": "other", "tags": "management"})
+    visit.go("queues")
+    expect(page.get_by_role("alert").first).to_have_text("The login has ended. Log in again.")
+
+
+def test_definitions_down_and_up(visit: Visit, broker: Broker) -> None:
+    declare(broker, "defined", note=9_007_199_254_740_993)
+    page = visit.log_in()
+    visit.go("definitions")
+    with page.expect_download() as downloading:
+        page.get_by_role("button", name="Download").click()
+    text = downloading.value.path().read_text()
+    # A number that scripts cannot hold.
+    assert '"note":9007199254740993' in text
+    broker.api("DELETE", "/api/queues/%2F/defined")
+    file = {"name": "definitions.json", "mimeType": "application/json", "buffer": text.encode()}
+    page.get_by_label("File").set_input_files(file)
+    page.get_by_role("button", name="Import").click()
+    page.get_by_role("dialog").get_by_role("button", name="Import").click()
+    expect(page.get_by_text("The definitions were imported.")).to_be_visible()
+    assert broker.api("GET", "/api/queues/%2F/defined")["arguments"]["note"] == 9_007_199_254_740_993
+
+
+def test_by_keyboard(visit: Visit) -> None:
+    page = visit.page
+    page.goto(f"{visit.url}/")
+    expect(page.get_by_label("User")).to_be_focused()
+    page.keyboard.type("guest")
+    page.keyboard.press("Tab")
+    page.keyboard.type("guest")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    page.get_by_role("navigation").get_by_role("link", name="Queues").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Queues", level=1)).to_be_visible()
+    expect(page.get_by_role("main")).to_be_focused()
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("button", name="Declare a queue")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("button", name="Declare a queue")).to_be_focused()
+
+
+def test_another_page_cannot_frame_it(chromium: Any, broker: Broker) -> None:
+    context = chromium.new_context()
+    page = context.new_page()
+    page.set_content(f'<iframe src="{broker.http_url}/"></iframe>')
+    page.wait_for_load_state()
+    framed = [frame for frame in page.frames if frame != page.main_frame]
+    assert all(frame.get_by_label("Password").count() == 0 for frame in framed)
+    context.close()
+
+
+def test_a_node_that_is_down(chromium: Any) -> None:
+    with start_cluster() as cluster:
+        visit = Visit(chromium, cluster["n1"].http_url)
+        page = visit.log_in()
+        visit.go("nodes")
+        expect(page.get_by_role("table").first).to_contain_text("n3")
+        cluster.kill("n3")
+        expect(page.locator(".trouble.missing")).to_contain_text("n3")
+        expect(page.get_by_role("row", name=re.compile("^n3"))).to_contain_text("does not answer")
+        visit.go("queues")
+        expect(page.locator(".counted")).to_contain_text("page 1 of 1")
+        visit.context.close()
+        assert visit.complaints == []

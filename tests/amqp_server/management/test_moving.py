@@ -1,0 +1,131 @@
+"""Messages moved from one queue to another, and where a message would go."""
+
+from typing import Any
+
+import pytest
+
+from .conftest import Connect, ManagedNode
+
+pytestmark = pytest.mark.trio
+
+PUBLISH = "exchanges/%2F/amq.default/publish"
+ASK = {"count": 100, "ackmode": "ack_requeue_true", "encoding": "auto"}
+
+
+async def fill(client: Any, queue: str, *payloads: str, **properties: Any) -> None:
+    for payload in payloads:
+        body = {
+            "routing_key": queue,
+            "payload": payload,
+            "payload_encoding": "string",
+            "properties": properties,
+        }
+        assert (await client.post(PUBLISH, json=body)).json() == {"routed": True}
+
+
+async def payloads(client: Any, queue: str) -> list[str]:
+    return [each["payload"] for each in (await client.post(f"queues/%2F/{queue}/get", json=ASK)).json()]
+
+
+@pytest.mark.parametrize("delivery_mode", [1, 2])
+async def test_messages_are_moved_in_order(connect: Connect, node: ManagedNode, delivery_mode: int) -> None:
+    client = connect("admin")
+    for queue in ("old", "new"):
+        await client.put(f"queues/%2F/{queue}", json={})
+    await fill(client, "old", *"abcde", delivery_mode=delivery_mode, priority=3)
+    answer = await client.post("queues/%2F/old/move", json={"destination": "new", "count": 3})
+    assert answer.json() == {"moved": 3, "refused": 0}
+    assert (await payloads(client, "old"), await payloads(client, "new")) == (["d", "e"], ["a", "b", "c"])
+    answer = await client.post("queues/%2F/old/move", json={"destination": "new"})
+    assert answer.json() == {"moved": 2, "refused": 0}
+    (first, *_) = (await client.post("queues/%2F/new/get", json=ASK)).json()
+    assert first["properties"] == {"delivery_mode": delivery_mode, "priority": 3}
+    # As they were published first.
+    assert (first["exchange"], first["routing_key"]) == ("", "old")
+    assert (node.ready("old"), node.ready("new")) == (0, 5)
+
+
+async def test_more_than_are_moved_at_once(
+    connect: Connect, node: ManagedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("amqp_server.management.managed_broker.MOVED_AT_ONCE", 2)
+    client = connect("admin")
+    for queue in ("old", "new"):
+        await client.put(f"queues/%2F/{queue}", json={})
+    await fill(client, "old", *"abcde")
+    answer = await client.post("queues/%2F/old/move", json={"destination": "new"})
+    assert answer.json() == {"moved": 5, "refused": 0}
+    assert await payloads(client, "new") == list("abcde")
+
+
+async def test_what_the_other_queue_refuses_stays(connect: Connect, node: ManagedNode) -> None:
+    client = connect("admin")
+    await client.put("queues/%2F/old", json={})
+    full = {"arguments": {"x-max-length": 2, "x-overflow": "reject-publish"}}
+    await client.put("queues/%2F/new", json=full)
+    await fill(client, "old", *"abcde")
+    answer = await client.post("queues/%2F/old/move", json={"destination": "new"})
+    assert answer.json() == {"moved": 2, "refused": 3}
+    assert (await payloads(client, "old"), await payloads(client, "new")) == (["c", "d", "e"], ["a", "b"])
+
+
+async def test_carbon_copies_and_user_ids_are_not_looked_at_again(
+    connect: Connect, node: ManagedNode
+) -> None:
+    """Over basic.publish, one would go to other queues again, and the other one be refused."""
+    client = connect("admin")
+    for queue in ("old", "new", "copy"):
+        await client.put(f"queues/%2F/{queue}", json={})
+    await fill(client, "old", "a", headers={"CC": ["copy"]}, user_id="admin")
+    assert node.ready("copy") == 1
+    answer = await client.post("queues/%2F/old/move", json={"destination": "new"})
+    assert answer.json() == {"moved": 1, "refused": 0}
+    assert (node.ready("old"), node.ready("new"), node.ready("copy")) == (0, 1, 1)
+    (got,) = (await client.post("queues/%2F/new/get", json=ASK)).json()
+    assert got["properties"] == {"headers": {"CC": ["copy"]}, "user_id": "admin"}
+
+
+async def test_moves_that_make_no_sense(connect: Connect, node: ManagedNode) -> None:
+    client = connect("admin")
+    for queue in ("old", "new"):
+        await client.put(f"queues/%2F/{queue}", json={})
+    await fill(client, "old", "a")
+    for body, status in (
+        ({"destination": "old"}, 400),
+        ({"destination": "nowhere"}, 404),
+        ({"destination": "new", "count": 0}, 400),
+        ({"destination": "new", "count": 1_000_000}, 400),
+        ({}, 400),
+    ):
+        assert (await client.post("queues/%2F/old/move", json=body)).status_code == status, body
+    assert (await client.post("queues/%2F/nowhere/move", json={"destination": "new"})).status_code == 404
+    node.broker.alarms.set("memory", True)
+    assert (await client.post("queues/%2F/old/move", json={"destination": "new"})).status_code == 400
+    assert (node.ready("old"), node.ready("new")) == (1, 0)
+
+
+async def test_where_a_message_would_go(connect: Connect, node: ManagedNode) -> None:
+    client = connect("admin")
+    for queue in ("q", "r"):
+        await client.put(f"queues/%2F/{queue}", json={})
+    await client.put("exchanges/%2F/x", json={"type": "headers"})
+    arguments = {"x-match": "all", "kind": "a"}
+    await client.post("bindings/%2F/e/x/q/q", json={"arguments": arguments})
+    body: dict[str, Any] = {"routing_key": "k", "properties": {"headers": {"kind": "a"}}}
+    told = (await client.post("exchanges/%2F/x/explain", json=body)).json()
+    binding = {"destination": "q", "destination_type": "queue", "routing_key": "", "arguments": arguments}
+    assert told == {
+        "routed": True,
+        "queues": ["q"],
+        "certain": True,
+        "complete": True,
+        "steps": [{"exchange": "x", "type": "headers", "bindings": [binding], "alternate": None}],
+    }
+    told = (await client.post("exchanges/%2F/amq.default/explain", json={"routing_key": "r"})).json()
+    assert told["queues"] == ["r"]
+    assert (await client.post("exchanges/%2F/x/explain", json={})).json()["queues"] == []
+    assert (node.ready("q"), node.ready("r")) == (0, 0)
+    for wrong in ({"routing_key": "k" * 256}, {"properties": {"headers": 1}}, {"properties": {"colour": 1}}):
+        assert (await client.post("exchanges/%2F/x/explain", json=wrong)).status_code == 400
+    assert (await client.post("exchanges/%2F/nowhere/explain", json={})).status_code == 404
+    assert (await connect("manager").post("exchanges/other/amq.direct/explain", json={})).status_code == 401
