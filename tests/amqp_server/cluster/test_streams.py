@@ -526,6 +526,7 @@ def test_super_streams_are_made_whole_and_spread(ring: Ring) -> None:
     with ring.channel("n1") as channel:
         arguments = {"x-partitions": 6, "x-stream-max-segment-size-bytes": 16_384}
         channel.exchange_declare("orders", "x-super-stream", durable=True, arguments=arguments)
+    _orders_are(ring, 6)
     for name in NAMES:
         placed = [ring.queue(name, f"orders-{number}")["placed"] for number in range(6)]
         assert all(len(each) == 3 for each in placed)
@@ -549,12 +550,31 @@ def test_super_streams_are_made_whole_and_spread(ring: Ring) -> None:
         found += part
     assert sorted(found) == list(range(600))
     ring.mqctl("n3", "add_partitions", "orders", "2")
+    _orders_are(ring, 8)
     assert row(ring, "n1", "orders-7")["type"] == "stream"
+    _, definitions = ring.ask("GET", "n2", "/api/definitions")
+    _delete_orders(ring)
+    assert ring.ask("POST", "n3", "/api/definitions", definitions)[1] is None
+    _orders_are(ring, 8)
+    assert len(ring.queue("n1", "orders-7")["placed"]) == 3
+    _delete_orders(ring)
+
+
+def _delete_orders(ring: Ring) -> None:
     with ring.channel("n2") as channel:
         channel.exchange_delete("orders")
-    for name in NAMES:
-        kept = [each["name"] for each in ring.get(name, "/api/queues") if each["name"].startswith("orders-")]
-        assert kept == []
+    _orders_are(ring, 0)
+
+
+def _orders_are(ring: Ring, count: int) -> None:
+    """Until all nodes have so many partitions."""
+
+    def there() -> list[list[str]]:
+        told = [ring.get(name, "/api/queues") for name in NAMES]
+        return [sorted(each["name"] for each in one if each["name"].startswith("orders-")) for one in told]
+
+    expected = [f"orders-{number}" for number in range(count)]
+    wait_until("the partitions are known", lambda: there() == [expected] * 3, state=lambda: str(there()))
 
 
 def test_what_streams_do_not_have_is_refused(ring: Ring) -> None:
