@@ -411,7 +411,7 @@ def test_what_is_published_again_is_there_once(ring: Ring) -> None:
     for stream in ("once", "far"):
         publish_all("n1", stream, 0, 24)
         publish_all("n2", stream, 8, 32)
-        wait_until("n3 knows", lambda stream=stream: row(ring, "n3", stream)["next_offset"] == 32)  # type: ignore[misc]
+        wait_until("n3 knows", lambda stream=stream: row(ring, "n3", stream)["next_offset"] == 32)
     stored(ring, "once")
     leader = ring.leader("once")
     ring.nodes[leader].kill()
