@@ -62,8 +62,10 @@ from quorum_queue.local import NodeServices
 from quorum_queue.memory import MemoryBudget, ReadAhead
 
 if TYPE_CHECKING:
+    from amqp_server.broker.parameters import ParameterRecord
     from amqp_server.cluster.node import ClusterNode
     from amqp_server.cluster.parts import ClusterParts
+    from amqp_server.shovels.shovels import Shovels
 
 logger = logging.getLogger("mqd")
 
@@ -186,6 +188,8 @@ class Node:
         if parts is not None:
             self.reload.certificates.append(self._links_tls(parts))
         self.amqp_address = self.amqps_address = self.http_address = self.metrics_address = ""
+        #: None until the node serves.
+        self.shovels: Shovels | None = None
 
     def _stream_services(self, services: NodeServices, alarms: Alarms) -> StreamServices:
         config = self.config
@@ -371,6 +375,7 @@ class Node:
                 )
             async with trio.open_nursery() as serving:
                 serving.start_soon(self.server.run)
+                serving.start_soon(self._shovel)
                 for sock, tls in listening:
                     serving.start_soon(self.server.serve, sock, tls)
                 if http is not None:
@@ -424,6 +429,31 @@ class Node:
         from amqp_server.management.managed_broker import ManagedBroker
 
         await answer_others(ManagedBroker(self), self.config)
+
+    async def _shovel(self) -> None:
+        """Move messages as the shovels say that this node is to run."""
+        from amqp_server.shovels.shovels import Shovels, always
+
+        broker, config, administration = self.broker, self.config, self.administration
+
+        def here(vhost: str, name: str) -> bool:
+            assert administration is not None
+            return administration.keeper_of(f"{vhost}\0{name}") == config.node
+
+        self.shovels = Shovels(
+            broker,
+            self.server.connect,
+            always if administration is None else here,
+            self._clear_parameter,
+            lambda: broker.parameters.cluster_name or f"mqd@{config.node}",
+        )
+        await self.shovels.run()
+
+    async def _clear_parameter(self, record: ParameterRecord) -> None:
+        """Raises AMQPError."""
+        from amqp_server.management.managed_broker import ManagedBroker
+
+        await ManagedBroker(self).clear_parameter(record)
 
     async def _measure(self, listening: socket.socket) -> None:
         from amqp_server.management.listener import serve_metrics

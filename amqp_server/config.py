@@ -840,6 +840,50 @@ class Config:
         high=64 * GIB,
     )
 
+    shovels_max: int = option(1_000, "Shovels that may be defined.", low=0, high=100_000, section="Shovels")
+    shovel_hosts: tuple[str, ...] = option(
+        (),
+        "Hosts that shovels may connect to: names, *.names, addresses and networks; empty: all. This node is always one.",
+        unit="names and networks, with commas between",
+    )
+    shovel_uris_max: int = option(32, "URIs of each end of a shovel.", low=1, high=1_000)
+    shovel_prefetch_max: int = option(
+        10_000,
+        "Messages that a shovel has taken and not acked yet; a prefetch count of 0 is this.",
+        low=1,
+        high=65_535,
+    )
+    shovel_bytes_max: int = option(
+        16 * MIB,
+        "Bytes of one shovel that its destination has not taken yet, beyond which its source is not read.",
+        unit="bytes",
+        low=64 * KIB,
+        high=GIB,
+    )
+    shovel_connect_timeout_s: float = option(
+        10.0, "Time for a shovel to connect, log in and declare at one URI.", unit="s", low=0.1, high=600
+    )
+    shovel_heartbeat_s: int = option(
+        30,
+        "Heartbeat of a shovel's connections unless their URI has another; 0: none.",
+        unit="s",
+        low=0,
+        high=65_535,
+    )
+    shovel_reconnect_min_ms: int = option(
+        100, "Shortest time between two tries of a shovel.", unit="ms", low=10, high=600_000
+    )
+    shovel_tls_ca_file: str = option(
+        "",
+        "Authorities that shovels trust unless their URI names others; empty: those of the system.",
+        unit="PEM file",
+    )
+    shovel_tls_directory: str = option(
+        "",
+        "Directory of the certificates and keys that URIs of shovels may name; empty: none.",
+        unit="directory",
+    )
+
     def __post_init__(self) -> None:
         for declared in fields(self):
             check(declared, getattr(self, declared.name))

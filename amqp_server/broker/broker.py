@@ -15,7 +15,7 @@ from amqp_server.broker.limits import Limits
 from amqp_server.broker.memo import MemoBudget
 from amqp_server.broker.metadata import Metadata
 from amqp_server.broker.operations import DeleteVhost, Operation, PutVhost, ReplaceHash
-from amqp_server.broker.parameters import TRACING, Parameters
+from amqp_server.broker.parameters import SHOVEL, TRACING, Parameters
 from amqp_server.broker.permissions import Permissions
 from amqp_server.broker.policies import Policies
 from amqp_server.broker.queue import Queue
@@ -81,6 +81,9 @@ class Deletions:
     def failed(self, error: Exception) -> None:
         """See amqp_server.turn.Unit."""
         raise Fatal(f"queues could not be deleted: {error!r}") from error
+
+
+def _nothing() -> None: ...
 
 
 class Broker:
@@ -153,6 +156,8 @@ class Broker:
         self.replication: Replication = replication or LocalReplication(config.node, self.topology)
         self.failures = Failures(config, clock, timers, hosts)
         self.time_notes = TimeNotes(metadata, services.queue_time, clock, timers, services.commits)
+        #: A shovel was defined, changed or cleared.
+        self.shovels_changed: Callable[[], None] = _nothing
         alarms.subscribe(lambda: turn.run(self._tell_sessions))
 
     def changed(self) -> None:
@@ -162,6 +167,8 @@ class Broker:
     def _parameter_changed(self, vhost: str, component: str) -> None:
         self.limits.changed(component)
         self.policies.changed(vhost, component)
+        if component == SHOVEL:
+            self.shovels_changed()
         if component == TRACING:
             for each in self.vhosts.values():
                 each.look_at_tracing()

@@ -18,6 +18,7 @@ TABLE = "parameters"
 
 #: Components of vhosts.
 POLICY, OPERATOR_POLICY, VHOST_LIMITS = "policy", "operator_policy", "vhost-limits"
+SHOVEL = "shovel"
 #: Of no vhost, with the user's name as theirs.
 USER_LIMITS = "user-limits"
 #: The same, with the name of a vhost that is traced.

@@ -152,7 +152,7 @@ class Permissions:
         grant = self._grants.get(user)
         if grant is not None:
             return grant.may_open(vhost)
-        return (user, vhost) in self._permissions
+        return user == ITSELF or (user, vhost) in self._permissions
 
     def check_open(self, user: str, vhost: str) -> None:
         """Raises NotAllowed unless the user may open the vhost, which exists."""

@@ -10,6 +10,7 @@ from pamqp import commands
 from amqp_server.broker.arguments import TIME_MS_MAX
 from amqp_server.broker.consumer_groups import refuse_publish
 from amqp_server.broker.dead_letter import carbon_copies, parse_head
+from amqp_server.broker.permissions import ITSELF
 from amqp_server.broker.reply import PSEUDO_QUEUE
 from amqp_server.broker.vhost import routing_view
 from amqp_server.channel.confirms import Copies
@@ -193,7 +194,7 @@ def slow_segment(channel: Channel, assembly: Assembly) -> Segment:
     assert payload is not None
     properties = content.Properties.parse(payload, connection.config.table_depth_max)
     user_id = properties.text("user_id")
-    if user_id is not None and user_id != username:
+    if user_id is not None and user_id != username and connection.client.access != ITSELF:
         raise PreconditionFailed(
             f"user_id property set to '{user_id}' but authenticated user was '{username}'"
         )

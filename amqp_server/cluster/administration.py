@@ -18,6 +18,7 @@ from amqp_server.config import parse_address
 from amqp_server.errors import NotFound, PreconditionFailed, Unavailable
 from amqp_server.streams.group_host import StreamGroupHost
 from amqp_server.turn import Turn
+from exchanges.stable_hash import stable_hash
 from quorum_queue.cluster.group import Group
 from quorum_queue.cluster.lost_entries import GivenUp
 from quorum_queue.ports import Refused
@@ -146,6 +147,18 @@ class Administration:
         """Return those of a queue's members that are up."""
         connected = {self._cluster.node, *self._cluster.mesh.connected()}
         return [name for name in members if name in connected]
+
+    def keeper_of(self, task: str) -> str:
+        """Return the node that does something that one node is to do; nothing if no majority is in reach.
+
+        It is a node that the leader of the topology reaches, so that two that don't reach each other agree.
+        """
+        cluster = self._cluster
+        group = cluster.replicas.groups.get(GROUP)
+        if group is None or obstacle(group):
+            return ""
+        reached = [name for name in cluster.roster.staying if cluster.reach.linked(group.leader, name)]
+        return max(reached, key=lambda name: stable_hash(f"{name}\0{task}".encode()), default="")
 
     def queues(self, vhosts: Collection[str]) -> Iterator[dict[str, Any] | None]:
         """Yield the quorum queues of these vhosts, in brief; None for one of another vhost."""

@@ -20,6 +20,7 @@ class Client:
         "name",
         "peer",
         "properties",
+        "trusted_as",
         "username",
     )
 
@@ -40,6 +41,9 @@ class Client:
         self.expires_at_ms = 0
         #: The user that the client's certificate stands for, empty if for none; None where certificates do not log in.
         self.certificate_name: str | None = None
+        #: Of a client within this process: by this its permissions are looked up once it has logged in; None: it must
+        #: show who it is.
+        self.trusted_as: str | None = None
         self.mechanism = ""
         self.properties: dict[str, Any] = {}
         self.capabilities: dict[str, bool] = {}

@@ -12,6 +12,7 @@ from typing import Final, Protocol
 import trio
 
 from amqp_server.broker.broker import Broker
+from amqp_server.broker.permissions import ITSELF
 from amqp_server.config import parse_address
 from amqp_server.connection import log
 from amqp_server.connection.certificate_names import login_name
@@ -19,7 +20,7 @@ from amqp_server.connection.client_wire import ClientWire, Wire
 from amqp_server.connection.half_open import HalfOpen, HalfOpens
 from amqp_server.connection.password_checks import Outcome, PasswordChecks, source_of
 from amqp_server.connection.poller import Poller
-from amqp_server.connection.proxy_protocol import BadProxyHeader, Proxies, ProxyHeader
+from amqp_server.connection.proxy_protocol import BadProxyHeader, Place, Proxies, ProxyHeader
 from amqp_server.connection.proxy_reader import read_header, receiver
 from amqp_server.connection.sasl import EXTERNAL
 from amqp_server.connection.session import State
@@ -37,6 +38,10 @@ ACCEPT_BATCH: Final = 8
 WATCH_MS: Final = 1_000
 #: Of a connection that comes directly.
 NO_PROXY: Final = ProxyHeader(0)
+#: Address of clients within this process: of this machine, and failed logins of them slow down nobody else.
+WITHIN: Final = "127.255.255.254"
+#: The user that is shown for the node itself.
+NODE_NAME: Final = "mqd-internal"
 #: Time between two summaries of lines that were not logged one by one, s.
 LOG_SUMMARY_S: Final = 10.0
 
@@ -91,6 +96,8 @@ class Server:
         self.transports: dict[Transport, None] = {}
         #: Accepted, whether they have their TLS yet or not.
         self._open = 0
+        #: Clients within this process so far.
+        self._within = 0
         #: Those of them that have not logged in.
         self.half_opens = HalfOpens(self.config)
         self._proxies = Proxies(self.config.proxy_sources)
@@ -183,6 +190,7 @@ class Server:
         place: HalfOpen,
         proxy: ProxyHeader = NO_PROXY,
         certificate_name: str | None = None,
+        trusted_as: str | None = None,
     ) -> None:
         """Serve a connection from now on. Raises OSError."""
         peer = proxy.client or sock.getpeername()[:2]
@@ -190,9 +198,30 @@ class Server:
         name = f"{peer[0]}:{peer[1]} -> {here[0]}:{here[1]}"
         transport = Transport(self, wire, peer[0], name, place)
         transport.session.client.certificate_name = certificate_name
+        transport.session.client.trusted_as = trusted_as
         place.drop = partial(self._give_way, transport)
         self.transports[transport] = None
         transport.contain(transport.start)
+
+    def connect(self, user: str | None, name: str) -> socket.socket:
+        """Return a connection of a client within this process: as this user, who needs no password for it (EXTERNAL), or
+        as the node itself; with a password it may log in as somebody else. Raises OSError."""
+        place = self._admit(WITHIN) if self._open < self.config.connections_max else None
+        if place is None:
+            raise OSError("no more connections are allowed (connections_max)")
+        ours, theirs = socket.socketpair()
+        self._open += 1
+        try:
+            ours.setblocking(False)
+            # A user who may only log in from this machine does.
+            self._within += 1
+            proxy = ProxyHeader(0, Place(WITHIN, self._within), Place(name, 0))
+            self._begin(ours, ClientWire(ours), place, proxy, user or NODE_NAME, user or ITSELF)
+        except OSError:
+            self._gone(ours, place)
+            theirs.close()
+            raise
+        return theirs
 
     def _gone(self, sock: socket.socket, place: HalfOpen) -> None:
         sock.close()
@@ -258,7 +287,13 @@ class Server:
             transport.cancel_login = scope.cancel
             reason, token = "", None
             try:
-                if transport.session.client.mechanism == EXTERNAL:
+                client = transport.session.client
+                if client.mechanism != EXTERNAL:
+                    # It shows who it is.
+                    client.trusted_as = None
+                if client.trusted_as == ITSELF:
+                    outcome = Outcome.ACCEPTED
+                elif client.mechanism == EXTERNAL:
                     outcome, reason = self._log_in_by_certificate(login.user)
                 elif self.tokens is not None and is_token(login.password):
                     outcome, reason, token = await self.tokens.log_in(

@@ -449,6 +449,8 @@ class Session:
                 self._closed()
             return
         self.client.username = self.client.access = user
+        if self.client.trusted_as is not None:
+            self.client.access = self.client.trusted_as
         if token is not None:
             self._take(token)
         self.state = State.TUNING

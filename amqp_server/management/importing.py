@@ -19,6 +19,7 @@ from amqp_server.broker.parameters import (
     GLOBAL,
     OPERATOR_POLICY,
     POLICY,
+    SHOVEL,
     USER_LIMITS,
     VHOST_LIMITS,
     ParameterRefused,
@@ -31,6 +32,7 @@ from amqp_server.broker.super_streams import PARTITIONS
 from amqp_server.broker.users import UserRefused, checked_name, checked_tags, hashed
 from amqp_server.broker.vhosts import VhostRefused
 from amqp_server.errors import AMQPError
+from amqp_server.management import shovels
 from amqp_server.management.answer import Refusal, bad_request
 from amqp_server.management.direct import Direct
 from amqp_server.wire import methods
@@ -276,6 +278,13 @@ class Import:
             if reason is not None:
                 raise _Wrong(reason)
             await self._broker.set_parameter(self._broker.parameters.prepare(vhost, component, LIMITS, told))
+        elif component == SHOVEL:
+            try:
+                record = shovels.prepared(self._broker, vhost, _text(item, "name"), told or value)
+            except ParameterRefused as refused:
+                self._skip("parameters", item, str(refused))
+            else:
+                await self._broker.set_parameter(record)
         else:
             self._skip("parameters", item, f"component {component} has no counterpart here")
 

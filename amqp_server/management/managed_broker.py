@@ -657,6 +657,20 @@ class ManagedBroker:
         await applied.wait()
         return result.changed
 
+    @property
+    def config(self) -> Config:
+        return self._broker.config
+
+    def shovel_statuses(self) -> list[dict[str, Any]]:
+        """Return what the shovels tell that this node runs."""
+        shovels = self._node.shovels
+        return [] if shovels is None else list(shovels.statuses())
+
+    def restart_shovel(self, vhost: str, name: str) -> bool:
+        """Return True if this node runs it."""
+        shovels = self._node.shovels
+        return shovels is not None and shovels.restart(vhost, name)
+
     def is_traced(self, vhost: str) -> bool:
         return self.parameters.get(GLOBAL, TRACING, vhost) is not None
 

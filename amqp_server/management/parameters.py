@@ -11,13 +11,16 @@ from amqp_server.broker.parameters import (
     GLOBAL,
     OPERATOR_POLICY,
     POLICY,
+    SHOVEL,
     VHOST_LIMITS,
     ParameterRecord,
     ParameterRefused,
 )
+from amqp_server.management import shovels
 from amqp_server.management.answer import NO_CONTENT, Answer, Refusal, bad_request, created, not_found
 from amqp_server.management.call import Call
 from amqp_server.management.listing import listing
+from amqp_server.shovels.definition import masked
 
 if TYPE_CHECKING:
     from amqp_server.management.managed_broker import ManagedBroker
@@ -52,6 +55,12 @@ def shown(record: ParameterRecord) -> dict[str, Any]:
     }
 
 
+def _masked(record: ParameterRecord) -> dict[str, Any]:
+    """The same for who asks for parameters: passwords are in definitions only, which are for administrators."""
+    told = shown(record)
+    return told | {"value": masked(told["value"])} if record.component == SHOVEL else told
+
+
 def _visible(call: Call) -> list[ParameterRecord]:
     call.require_policymaker()
     component, vhosts = call.path.get("component"), dict.fromkeys(call.vhosts())
@@ -65,7 +74,7 @@ def _visible(call: Call) -> list[ParameterRecord]:
 
 
 async def parameters(call: Call) -> Any:
-    return await listing(call, _visible(call), shown)
+    return await listing(call, _visible(call), _masked)
 
 
 def _one(call: Call) -> ParameterRecord:
@@ -78,7 +87,7 @@ def _one(call: Call) -> ParameterRecord:
 
 
 async def parameter(call: Call) -> Any:
-    return shown(_one(call))
+    return _masked(_one(call))
 
 
 def checked(broker: ManagedBroker, vhost: str, component: str, name: str, value: object) -> ParameterRecord:
@@ -114,16 +123,23 @@ async def put_parameter(call: Call) -> Answer:
     if component in (OPERATOR_POLICY, VHOST_LIMITS):
         # Their own paths are for administrators only.
         call.require_administrator()
-    return created(
-        await call.broker.set_parameter(checked(call.broker, vhost, component, call.path["name"], value))
-    )
+    name = call.path["name"]
+    if component == SHOVEL:
+        try:
+            record = shovels.asked(call, vhost, name, value)
+        except ParameterRefused as refused:
+            raise invalid(str(refused)) from None
+    else:
+        record = checked(call.broker, vhost, component, name, value)
+    return created(await call.broker.set_parameter(record))
 
 
 async def delete_parameter(call: Call) -> Answer:
     record = _one(call)
     if record.component == POLICY:
         raise bad_request("policies may not be cleared using this method")
-    call.require_administrator()
+    if record.component != SHOVEL:
+        call.require_administrator()
     await call.broker.clear_parameter(record)
     return NO_CONTENT
 

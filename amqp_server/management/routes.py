@@ -21,6 +21,7 @@ from amqp_server.management import (
     parameters,
     policies,
     queues,
+    shovels,
     users,
     vhosts,
 )
@@ -131,6 +132,14 @@ ROUTES = (
     Route("GET", "/api/global-parameters/{name}", POLICYMAKER, parameters.global_parameter),
     Route("PUT", "/api/global-parameters/{name}", POLICYMAKER, parameters.put_global_parameter),
     Route("DELETE", "/api/global-parameters/{name}", POLICYMAKER, parameters.delete_global_parameter),
+    Route("GET", "/api/shovels", MONITORING, shovels.shovels, everywhere=True),
+    Route("GET", "/api/shovels/{vhost}", MONITORING, shovels.shovels, everywhere=True),
+    Route("GET", "/api/shovels/{vhost}/{name}", MONITORING, shovels.shovel, everywhere=True),
+    Route("GET", "/api/shovels/vhost/{vhost}/{name}", MONITORING, shovels.shovel_in_vhost, everywhere=True),
+    Route("DELETE", "/api/shovels/vhost/{vhost}/{name}", POLICYMAKER, shovels.delete),
+    Route(
+        "DELETE", "/api/shovels/vhost/{vhost}/{name}/restart", POLICYMAKER, shovels.restart, everywhere=True
+    ),
     Route("GET", "/api/vhost-limits", MANAGEMENT, limits.vhost_limits),
     Route("GET", "/api/vhost-limits/{vhost}", MANAGEMENT, limits.vhost_limits),
     Route("PUT", "/api/vhost-limits/{vhost}/{name}", ADMINISTRATOR, limits.put_vhost_limit),

@@ -12,7 +12,7 @@ from amqp_server.mqctl.command import Invocation, in_vhost, mqctl, pass_invocati
 from amqp_server.mqctl.table import show, show_columns
 
 
-def _value(text: str) -> Any:
+def parsed(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as failure:
@@ -35,7 +35,7 @@ def _clear(invocation: Invocation, missing: str, *path: str) -> None:
 @click.argument("value")
 @pass_invocation
 def set_parameter(invocation: Invocation, vhost: str, component: str, name: str, value: str) -> None:
-    invocation.client.put("parameters", component, vhost, name, body={"value": _value(value)})
+    invocation.client.put("parameters", component, vhost, name, body={"value": parsed(value)})
 
 
 @mqctl.command("clear_parameter", help="Clears a runtime parameter.")
@@ -62,7 +62,7 @@ def list_parameters(invocation: Invocation, vhost: str) -> None:
 @click.argument("value")
 @pass_invocation
 def set_global_parameter(invocation: Invocation, name: str, value: str) -> None:
-    invocation.client.put("global-parameters", name, body={"value": _value(value)})
+    invocation.client.put("global-parameters", name, body={"value": parsed(value)})
 
 
 @mqctl.command("clear_global_parameter", help="Clears a runtime parameter of no vhost.")
@@ -96,7 +96,7 @@ def _set_all(invocation: Invocation, values: Any, *path: str) -> None:
 @click.argument("definition")
 @pass_invocation
 def set_vhost_limits(invocation: Invocation, vhost: str, definition: str) -> None:
-    _set_all(invocation, _value(definition), "vhost-limits", vhost)
+    _set_all(invocation, parsed(definition), "vhost-limits", vhost)
 
 
 @mqctl.command("clear_vhost_limits", help="Clears all limits of a vhost.")
@@ -125,7 +125,7 @@ def list_vhost_limits(invocation: Invocation, vhost: str, everywhere: bool) -> N
 @click.argument("definition")
 @pass_invocation
 def set_user_limits(invocation: Invocation, user: str, definition: str) -> None:
-    _set_all(invocation, _value(definition), "user-limits", user)
+    _set_all(invocation, parsed(definition), "user-limits", user)
 
 
 @mqctl.command("clear_user_limits", help="Clears one limit of a user, or all of them.")

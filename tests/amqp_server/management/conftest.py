@@ -52,6 +52,7 @@ class ManagedNode(MemoryNode):
         self.backpressure = SimpleNamespace(waiting_bytes=0, high_bytes=1 << 20)
         self.password_checks = PasswordChecks(broker.users, broker.config)
         self.tokens = None
+        self.shovels: Any = None
         self.commits = self
         self.resources = ResourceWatch(broker.config, broker.alarms, directory)
         self.stopped = 0

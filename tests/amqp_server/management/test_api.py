@@ -702,14 +702,14 @@ async def test_many_long_lists_at_a_time_are_one_after_the_other(
     await declare_many(broker, 1_000)
     client = connect_with(slices=Slices(1))
     waits: list[float] = []
-    began = time.perf_counter()
+    began = time.thread_time()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(bystander, waits)
         async with trio.open_nursery() as asking:
             for _ in range(30):
                 asking.start_soon(client.get, "queues?sort=messages")
         nursery.cancel_scope.cancel()
-    whole = time.perf_counter() - began
+    whole = time.thread_time() - began
     assert len(waits) > 100
     assert max(waits) < whole / 4
 
@@ -721,9 +721,9 @@ async def declare_many(broker: ManagedBroker, count: int) -> None:
 
 async def bystander(waits: list[float]) -> None:
     while True:
-        began = time.perf_counter()
+        began = time.thread_time()
         await trio.lowlevel.checkpoint()
-        waits.append(time.perf_counter() - began)
+        waits.append(time.thread_time() - began)
 
 
 async def test_a_list_is_whole_though_it_comes_in_parts(connect: Connect, broker: ManagedBroker) -> None:

@@ -171,7 +171,15 @@ async def test_what_has_no_counterpart_is_told(connect: Connect, node: ManagedNo
     told = {
         "users": [{"name": "odd", "password_hash": "x", "hashing_algorithm": "own", "tags": ""}],
         "vhosts": [{"name": "v2", "metadata": {"default_queue_type": "odd"}}],
-        "parameters": [{"component": "shovel", "name": "s", "vhost": "/", "value": {}}],
+        "parameters": [
+            {"component": "federation-upstream", "name": "f", "vhost": "/", "value": {}},
+            {
+                "component": "shovel",
+                "name": "s",
+                "vhost": "/",
+                "value": {"src-uri": "amqp://", "src-queue": "q"},
+            },
+        ],
         "policies": [
             {"vhost": "/", "name": "ha", "pattern": "x", "definition": {"ha-mode": "all"}},
             {"vhost": "/", "name": "both", "pattern": "x", "definition": {"ha-mode": "all", "max-length": 1}},
@@ -198,7 +206,8 @@ async def test_what_has_no_counterpart_is_told(connect: Connect, node: ManagedNo
         ("odd", "", ""): "unknown here",
         ("users", "", "odd"): "hashing algorithm own is not known here",
         ("vhosts", "", "v2"): "default queue type odd is not known here",
-        ("parameters", "/", "s"): "component shovel has no counterpart here",
+        ("parameters", "/", "f"): "component federation-upstream has no counterpart here",
+        ("parameters", "/", "s"): 'Key "dest-uri" not found in s',
         ("policies", "/", "ha"): "ha-mode has no counterpart here",
         ("policies", "/", "both"): "ha-mode has no counterpart here",
         ("exchanges", "/", "late"): "exchange type x-delayed-message is not known here",

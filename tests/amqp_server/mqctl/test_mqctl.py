@@ -638,17 +638,45 @@ def test_definitions(mqctl: Mqctl, tmp_path: Path) -> None:
     ok(mqctl("export_definitions", "-p", "defined", str(own)))
     told = json.loads(own.read_text())
     assert [each["name"] for each in told["queues"]] == ["q"]
-    told["parameters"] = [{"component": "shovel", "name": "s", "value": {}}]
+    told["parameters"] = [{"component": "federation", "name": "s", "value": {}}]
     own.write_text(json.dumps(told))
     outcome = ok(mqctl("import_definitions", "-p", "defined", str(own)))
     assert (
         outcome.out
-        == "left out: parameters 's' in vhost 'defined': component shovel has no counterpart here\n"
+        == "left out: parameters 's' in vhost 'defined': component federation has no counterpart here\n"
     )
     own.write_text("{")
     assert mqctl("import_definitions", str(own)).code == 65
     assert mqctl("import_definitions", str(tmp_path / "no")).code == 65
     ok(mqctl("delete_vhost", "defined"))
+
+
+def test_shovels(mqctl: Mqctl) -> None:
+    ok(mqctl("add_vhost", "shovelled"))
+    ok(mqctl("set_permissions", "-p", "shovelled", "guest", ".*", ".*", ".*"))
+    ok(mqctl("declare_queue", "-p", "shovelled", "a"))
+    uri = "amqp://guest:canary@127.0.0.1:1"
+    ok(mqctl("shovel_queues", "-p", "shovelled", uri))
+    value = {
+        "src-uri": "amqp:///shovelled",
+        "src-queue": "a",
+        "dest-uri": "amqp:///shovelled",
+        "dest-exchange": "x",
+    }
+    ok(mqctl("set_shovel", "-p", "shovelled", "s", json.dumps(value)))
+    shown = ok(mqctl("list_shovels", "--formatter", "json")).out
+    assert {row["name"] for row in json.loads(shown)} == {"a", "s"}
+    assert ok(mqctl("shovel_status")).out.startswith("name\tvhost\ttype\tstate")
+    assert "canary" not in shown + ok(mqctl("list_parameters", "-p", "shovelled")).out
+    ok(mqctl("restart_shovel", "-p", "shovelled", "s"))
+    assert mqctl("set_shovel", "-p", "shovelled", "s", '{"src-queue": 5}').code == 65
+    ok(mqctl("delete_shovel", "-p", "shovelled", "s"))
+    for command in ("delete_shovel", "restart_shovel"):
+        outcome = mqctl(command, "-p", "shovelled", "s")
+        assert (outcome.code, outcome.err) == (69, "Error: there is no shovel 's' in vhost 'shovelled'\n")
+    ok(mqctl("delete_shovels", "-p", "shovelled"))
+    assert json.loads(ok(mqctl("list_shovels", "--formatter", "json")).out) == []
+    ok(mqctl("delete_vhost", "shovelled"))
 
 
 def test_limits_and_parameters(mqctl: Mqctl) -> None:

@@ -1,0 +1,154 @@
+"""The shovels of a node: those that the parameters define, as far as this node is the one that runs them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import trio
+
+from amqp_server.broker.broker import Broker
+from amqp_server.broker.parameters import SHOVEL, ParameterRecord
+from amqp_server.shovels.definition import InvalidShovel, parse
+from amqp_server.shovels.dial import Local
+from amqp_server.shovels.shovel import Shovel
+
+logger = logging.getLogger("mqd.shovel")
+
+#: Between two looks at who runs what, s.
+LOOK_S = 1.0
+#: Between two tries to clear the parameter of a shovel that is done, s.
+CLEAR_S = 1.0
+
+Key = tuple[str, str]
+#: Whether this node runs the shovel of this vhost and name.
+Keeper = Callable[[str, str], bool]
+
+
+def always(vhost: str, name: str) -> bool:
+    """A node that stands alone runs all of them."""
+    return True
+
+
+class _Running:
+    def __init__(self, record: ParameterRecord, shovel: Shovel) -> None:
+        self.record = record
+        self.shovel = shovel
+
+
+class Shovels:
+    """See shovel.Surroundings."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        local: Local,
+        keeper: Keeper,
+        clear: Callable[[ParameterRecord], Awaitable[object]],
+        cluster_name: Callable[[], str],
+    ) -> None:
+        """`clear` clears a parameter. Raises AMQPError."""
+        self.config = broker.config
+        self.local = local
+        self.log_limit = broker.log_limit
+        self.cluster_name = cluster_name
+        self._parameters = broker.parameters
+        self._keeper = keeper
+        self._clear = clear
+        self._running: dict[Key, _Running] = {}
+        #: Those that have ended and are not gone yet.
+        self._ending: dict[Key, Shovel] = {}
+        self._changed = trio.Event()
+        self._stale = True
+        self._records: list[ParameterRecord] = []
+        broker.shovels_changed = self._look_soon
+
+    def _look_soon(self) -> None:
+        self._stale = True
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Run shovels until cancelled."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                self._changed = trio.Event()
+                self._look(nursery)
+                with trio.move_on_after(LOOK_S):
+                    await self._changed.wait()
+
+    def _look(self, nursery: trio.Nursery) -> None:
+        if self._stale:
+            self._stale = False
+            self._records = [record for record in self._parameters if record.component == SHOVEL]
+        wanted = {
+            (record.vhost, record.name): record
+            for record in self._records
+            if self._keeper(record.vhost, record.name)
+        }
+        for key, running in list(self._running.items()):
+            if wanted.get(key) != running.record:
+                del self._running[key]
+                if not running.shovel.over.is_set():
+                    self._ending[key] = running.shovel
+                    running.shovel.stop()
+        for key, record in wanted.items():
+            # The one before may hold the queue yet.
+            if key not in self._running and key not in self._ending:
+                self._start(nursery, key, record)
+
+    def _start(self, nursery: trio.Nursery, key: Key, record: ParameterRecord) -> None:
+        try:
+            definition = parse(record.name, record.decoded, uris_max=self.config.shovel_uris_max)
+        except InvalidShovel as invalid:
+            # Set by another version of mqd.
+            logger.error("shovel '%s' in vhost '%s': %s", record.name, record.vhost, invalid)
+            return
+        shovel = Shovel(record.vhost, record.name, definition, self)
+        self._running[key] = _Running(record, shovel)
+        nursery.start_soon(self._run, key, shovel)
+
+    async def _run(self, key: Key, shovel: Shovel) -> None:
+        try:
+            await shovel.run()
+        except Exception:
+            # A defect of ours: no client of the node is to suffer.
+            logger.exception("shovel '%s' in vhost '%s': internal error", shovel.name, shovel.vhost)
+        if self._ending.get(key) is shovel:
+            del self._ending[key]
+            self._changed.set()
+
+    # -- for shovels -----------------------------------------------------------------------------------------------
+
+    async def completed(self, shovel: Shovel) -> None:
+        """Clear its parameter, unless that was set anew meanwhile."""
+        key = shovel.vhost, shovel.name
+        while True:
+            running = self._running.get(key)
+            if running is None or running.shovel is not shovel:
+                return
+            try:
+                await self._clear(running.record)
+            except Exception as error:  # noqa: BLE001 - no majority now, mostly
+                logger.warning("shovel '%s' in vhost '%s' can't be cleared yet: %s", *reversed(key), error)
+                await trio.sleep(CLEAR_S)
+            else:
+                logger.info("shovel '%s' in vhost '%s' has moved all and is deleted", *reversed(key))
+                return
+
+    # -- for management --------------------------------------------------------------------------------------------
+
+    def statuses(self) -> Iterator[dict[str, Any]]:
+        for running in list(self._running.values()):
+            yield {"node": self.config.node} | running.shovel.status()
+
+    def restart(self, vhost: str, name: str) -> bool:
+        """Return True if this node runs it."""
+        running = self._running.get((vhost, name))
+        if running is None:
+            return False
+        running.shovel.restart()
+        return True
+
+
+__all__ = ["Shovels", "always"]

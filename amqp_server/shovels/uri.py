@@ -1,0 +1,151 @@
+"""AMQP URIs, as RabbitMQ reads them: where a shovel connects to, as whom, and with which TLS.
+
+No text that is made here has a password in it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+
+PORT, TLS_PORT = 5672, 5671
+DEFAULT_VHOST = "/"
+#: What stands for a password where a URI is shown.
+MASK = "***"
+
+_CREDENTIALS = re.compile(r"(?P<before>://[^/@?#]*?:)[^/?#]*(?P<after>@)")
+_IN_QUERY = re.compile(r"(?P<before>[?&]password=)[^&#]*")
+#: Parameters that are numbers.
+_NUMBERS = frozenset({"heartbeat", "connection_timeout", "channel_max", "frame_max"})
+
+
+class InvalidUri(ValueError):
+    """The text says why, and names the URI without its password."""
+
+
+class Uri(NamedTuple):
+    secure: bool = False
+    #: Nothing: this node.
+    host: str = ""
+    port: int = PORT
+    #: None if the URI names nobody.
+    user: str | None = None
+    password: str | None = None
+    vhost: str = DEFAULT_VHOST
+    #: None if the URI does not say.
+    heartbeat_s: int | None = None
+    connect_timeout_s: float | None = None
+    #: False: the certificate of the other side is not checked.
+    verify: bool = True
+    server_name: str = ""
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    external: bool = False
+
+    @property
+    def shown(self) -> str:
+        """The URI without user and password, as RabbitMQ shows it."""
+        scheme = "amqps" if self.secure else "amqp"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        port = "" if not host or self.port == (TLS_PORT if self.secure else PORT) else f":{self.port}"
+        vhost = (
+            "" if self.vhost == DEFAULT_VHOST else "/" + self.vhost.replace("%", "%25").replace("/", "%2f")
+        )
+        return f"{scheme}://{host}{port}{vhost}"
+
+    def __repr__(self) -> str:
+        return f"Uri({self.shown!r})"
+
+
+def masked(text: str) -> str:
+    """Return a URI with a mask in the place of its password."""
+    text = _CREDENTIALS.sub(rf"\g<before>{MASK}\g<after>", text)
+    return _IN_QUERY.sub(rf"\g<before>{MASK}", text)
+
+
+def _hidden(text: str) -> str:
+    """The same for what is no URI, where nobody knows what is the password."""
+    before, at, after = masked(text).rpartition("@")
+    return f"{text.partition(':')[0]}:{MASK}@{after}" if at and not before.endswith(MASK) else masked(text)
+
+
+def parse(text: str) -> Uri:
+    """Raises InvalidUri."""
+    try:
+        return _parse(text)
+    except InvalidUri as invalid:
+        raise InvalidUri(f'"{_hidden(text)}" not a valid URI: {invalid}') from None
+    except ValueError:
+        # What it says may repeat a part of the text.
+        raise InvalidUri(f'"{_hidden(text)}" not a valid URI') from None
+
+
+def _parse(text: str) -> Uri:
+    if "\0" in text or not text.isprintable():
+        raise InvalidUri("it has characters that are not printable")
+    scheme, colon, _ = text.partition(":")
+    if not colon:
+        raise InvalidUri("{unable_to_parse_uri,no_scheme}")
+    if scheme not in ("amqp", "amqps"):
+        raise InvalidUri(f'{{unexpected_uri_scheme,"{scheme[:32]}"}}')
+    parts = urlsplit(text)
+    if parts.scheme not in ("amqp", "amqps") or not text.startswith(f"{scheme}://"):
+        raise InvalidUri("{unable_to_parse_uri,no_authority}")
+    secure = scheme == "amqps"
+    try:
+        port = parts.port
+    except ValueError:
+        raise InvalidUri("{port_out_of_range}") from None
+    if port == 0:
+        raise InvalidUri("{port_out_of_range,0}")
+    host = unquote(parts.hostname or "")
+    if not host and (secure or port is not None):
+        raise InvalidUri("{no_host}")
+    path = parts.path[1:]
+    if "/" in path:
+        raise InvalidUri("{invalid_vhost}")
+    password = None if parts.password is None else unquote(parts.password)
+    if password == MASK:
+        raise InvalidUri("its password is masked; give the password itself")
+    if not parts.username and parts.password is not None:
+        raise InvalidUri("{no_username}")
+    return Uri(
+        secure=secure,
+        host=host,
+        port=port or (TLS_PORT if secure else PORT),
+        user=None if not parts.username else unquote(parts.username),
+        password=password,
+        vhost=unquote(path) or DEFAULT_VHOST,
+        **_query(parts.query, secure=secure),
+    )
+
+
+def _query(query: str, *, secure: bool) -> dict[str, Any]:
+    """What is unknown is overlooked, as in RabbitMQ."""
+    found: dict[str, str] = dict(parse_qsl(query, keep_blank_values=True))
+    numbers: dict[str, int] = {}
+    for name in _NUMBERS & found.keys():
+        if not re.fullmatch(r"\d{1,9}", found[name], re.ASCII):
+            raise InvalidUri(f"{{invalid_amqp_params_parameter,{name},{{not_an_integer}}}}")
+        numbers[name] = int(found[name])
+    told: dict[str, Any] = {"external": found.get("auth_mechanism", "").lower() == "external"}
+    if "heartbeat" in numbers:
+        told["heartbeat_s"] = min(numbers["heartbeat"], 65_535)
+    if "connection_timeout" in numbers:
+        told["connect_timeout_s"] = numbers["connection_timeout"] / 1000
+    if secure:
+        verify = found.get("verify", "verify_peer")
+        if verify not in ("verify_peer", "verify_none"):
+            raise InvalidUri("{invalid_amqp_params_parameter,verify}")
+        told["verify"] = verify == "verify_peer"
+        told["server_name"] = found.get("server_name_indication", "")
+        for name, field in (("cacertfile", "ca_file"), ("certfile", "cert_file"), ("keyfile", "key_file")):
+            told[field] = found.get(name, "")
+    return told
+
+
+def local_as(text: str, user: str) -> str:
+    """Return the URI of this node, which names nobody, with this user."""
+    return text.replace("://", f"://{quote(user, safe='')}@", 1)
