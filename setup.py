@@ -88,6 +88,8 @@ INTERPRETED = {
     # Decoded by msgspec, which needs the types of its fields: a compiled class tells `type` for each union.
     "quorum_queue/machine/attributes.py",
     "quorum_queue/machine/settings.py",
+    # Stands for objects of other classes, attribute by attribute.
+    "amqp_server/broker/host_parts.py",
     # Seldom run, and long.
     "amqp_server/broker/policies.py",
     "quorum_queue/cluster/lost_entries.py",

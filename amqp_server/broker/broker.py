@@ -9,6 +9,7 @@ from functools import partial
 from amqp_server.broker.alarms import Alarms
 from amqp_server.broker.dismantling import DELETIONS, Dismantling, parts_of
 from amqp_server.broker.failures import Failures
+from amqp_server.broker.host_parts import HostParts
 from amqp_server.broker.hosts import Hosts
 from amqp_server.broker.limits import Limits
 from amqp_server.broker.memo import MemoBudget
@@ -110,6 +111,7 @@ class Broker:
         self.alarms = alarms
         self.services = services
         self.hosts = hosts
+        self.host_parts = HostParts(turn)
         #: In the place of the hosts of queues that are gone.
         self.deleted_host = DeletedHost(turn)
         #: Raised by whatever may change where a message goes or whether it may.

@@ -20,7 +20,7 @@ from amqp_server.broker.operations import (
     Unbind,
 )
 from amqp_server.broker.replication import Done
-from amqp_server.broker.super_streams import has_partitions
+from amqp_server.broker.super_streams import has_partitions, partitions_of
 from amqp_server.broker.topology import Result
 from amqp_server.turn import Turn
 from quorum_queue.boundary import Fatal
@@ -149,10 +149,16 @@ def _parts_of_vhost(vhost: VHost) -> Iterator[Operation] | None:
         return None
 
     def parts() -> Iterator[Operation]:
-        yield from _unbinds(vhost, vhost.router.bindings())
-        yield from _deletions(queues)
+        # Super streams whole, with their bindings: this node may end before it has proposed everything.
+        whole = {exchange.name: exchange for exchange in exchanges if has_partitions(exchange)}
+        partitions = {name for exchange in whole.values() for name in partitions_of(vhost, exchange) or ()}
+        bindings = [each for each in vhost.router.bindings() if each.source not in whole]
+        for name in whole:
+            yield DeleteExchange(vhost.name, name)
+        yield from _unbinds(vhost, bindings)
+        yield from _deletions([queue for queue in queues if queue.name not in partitions])
         for exchange in exchanges:
-            if not exchange.predeclared:
+            if not exchange.predeclared and exchange.name not in whole:
                 yield DeleteExchange(vhost.name, exchange.name)
 
     return parts()

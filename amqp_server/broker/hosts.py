@@ -32,6 +32,12 @@ class Hosts(Protocol):
     def place(self, parsed: QueueArguments) -> tuple[str, ...]:
         """Choose the nodes of a new queue, its leader first; none if it is not replicated."""
 
+    def place_all(self, parsed: QueueArguments, count: int) -> list[tuple[str, ...]]:
+        """Choose the nodes of so many new queues that belong together, spread over all nodes."""
+
+    def expect(self, queue: Queue) -> None:
+        """`make` is called for this queue, which is declared, or `gone`, but not in this step."""
+
     def changed(self, queue: Queue) -> None:
         """The queue's members are others now; it may need another host."""
 
@@ -126,6 +132,11 @@ class LocalHosts:
 
     def place(self, parsed: QueueArguments) -> tuple[str, ...]:
         return ()
+
+    def place_all(self, parsed: QueueArguments, count: int) -> list[tuple[str, ...]]:
+        return [()] * count
+
+    def expect(self, queue: Queue) -> None: ...
 
     def changed(self, queue: Queue) -> None:
         pass

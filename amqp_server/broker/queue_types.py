@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from quorum_queue.machine import versions
+
 
 @dataclass(frozen=True, kw_only=True)
 class QueueType:
@@ -194,15 +196,25 @@ GROUP = QueueType(
     ),
 )
 
-#: Prefixes of arguments that change what a stream keeps, and those among them that a replicated stream has.
+#: Prefixes of arguments that change what a stream keeps.
 _STREAM_ARGUMENTS = ("x-stream-", "x-deduplication")
-_REPLICATED_STREAM_ARGUMENTS = frozenset({"x-stream-max-segment-size-bytes", "x-stream-filter-size-bytes"})
+#: Those among them that streams of a cluster have, and the version of the cluster from which on they do.
+_REPLICATED_SINCE = {
+    "x-stream-max-segment-size-bytes": versions.STREAMS,
+    "x-stream-filter-size-bytes": versions.STREAMS,
+    "x-stream-compression": versions.SUPER_STREAMS,
+    "x-stream-compaction": versions.SUPER_STREAMS,
+    "x-stream-tombstone-age": versions.SUPER_STREAMS,
+    "x-deduplication": versions.SUPER_STREAMS,
+    "x-deduplication-window-ms": versions.SUPER_STREAMS,
+    "x-deduplication-count": versions.SUPER_STREAMS,
+}
 
 
-def not_replicated(arguments: Iterable[str]) -> str | None:
-    """Return the first of a stream's arguments that streams of a cluster do not have."""
+def not_replicated(arguments: Iterable[str], version: int) -> str | None:
+    """Return the first of a stream's arguments that streams of a cluster of this version do not have."""
     for name in sorted(arguments):
-        if name.startswith(_STREAM_ARGUMENTS) and name not in _REPLICATED_STREAM_ARGUMENTS:
+        if name.startswith(_STREAM_ARGUMENTS) and _REPLICATED_SINCE.get(name, version + 1) > version:
             return name
     return None
 

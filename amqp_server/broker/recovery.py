@@ -24,10 +24,10 @@ from amqp_server.broker.records import (
 )
 from amqp_server.broker.settings import effective_settings
 from amqp_server.broker.stored_queues import RecoveredQueue
-from amqp_server.broker.super_streams import index_of
 from amqp_server.wire import tables
 from quorum_queue.machine.machine import Machine
 from quorum_queue.machine.settings import Settings
+from quorum_queue.queue_ids import index_of
 
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker

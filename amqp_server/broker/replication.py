@@ -10,6 +10,7 @@ from typing import Protocol
 
 from amqp_server.broker.operations import DeclareQueue, DeclareSuperStream, Operation
 from amqp_server.broker.topology import Result, Topology
+from quorum_queue.machine import versions
 from quorum_queue.ports import Refused
 
 Done = Callable[[Result | Refused], None]
@@ -36,6 +37,14 @@ class Replication(Protocol):
     def has_groups(self) -> bool:
         """The same of consumer groups."""
 
+    @property
+    def has_super_streams(self) -> bool:
+        """The same of super streams."""
+
+    @property
+    def version(self) -> int:
+        """Return the version that all nodes know; see quorum_queue.machine.versions."""
+
     def propose(self, operation: Operation, done: Done | None = None) -> None:
         """`done` is called when the operation was applied on this node, or with Refused when it could not be
         in time.
@@ -50,6 +59,8 @@ class LocalReplication:
     clustered = False
     has_streams = True
     has_groups = True
+    has_super_streams = True
+    version = versions.NEWEST
     incarnation = 0
 
     def __init__(self, node: str, topology: Topology) -> None:

@@ -1,6 +1,6 @@
 """Super streams: an exchange of the type x-super-stream together with its partitions, which are streams.
 
-One operation makes all of it, or nothing. Each partition is bound with its number as key, and with the argument
+One operation makes all of it, or nothing, on one node and in a cluster. Each partition is bound with its number as key, and with the argument
 `x-stream-partition-order`, as the tools of RabbitMQ do it. Without `x-partitions` the exchange is one like others, to
 which clients bind what they want.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from amqp_server.broker.arguments import QueueArguments
 from amqp_server.broker.operations import DeclareSuperStream
-from amqp_server.broker.queue_types import STREAM
+from amqp_server.broker.queue_types import STREAM, not_replicated
 from amqp_server.broker.records import BindingRecord, ExchangeRecord, QueueRecord, encoded
 from amqp_server.errors import NotFound, NotImplemented_, PreconditionFailed, ResourceError
 from amqp_server.wire import tables
@@ -20,6 +20,7 @@ from amqp_server.wire.frames import SHORT_STRING_MAX
 from exchanges.field import erlang_term, type_name
 from exchanges.router import Exchange
 from exchanges.super_stream import SUPER_STREAM
+from quorum_queue.queue_ids import PLACES_MAX, partition_id
 
 if TYPE_CHECKING:
     from amqp_server.broker.vhost import VHost
@@ -32,22 +33,6 @@ MARK = "x-super-stream"
 _OWN = (PARTITIONS, "alternate-exchange", MARK)
 #: What a second declare must repeat.
 COMPARED = (PARTITIONS, *STREAM.compared)
-
-#: A partition's id has this bit, the index of the operation that made it, and its place there.
-_PARTITION = 1 << 61
-_PLACE_BITS = 14
-#: Partitions that one operation can make.
-PLACES_MAX = 1 << _PLACE_BITS
-
-
-def partition_id(index: int, place: int) -> int:
-    """Return the id of a partition: unique as the index of its operation is."""
-    return _PARTITION | index << _PLACE_BITS | place
-
-
-def index_of(queue_id: int) -> int:
-    """Return the index of the operation that made the queue with this id."""
-    return (queue_id & ~_PARTITION) >> _PLACE_BITS if queue_id & _PARTITION else queue_id
 
 
 def has_partitions(exchange: Exchange | None) -> bool:
@@ -85,11 +70,15 @@ def binding_record(record: QueueRecord, name: str, number: int) -> BindingRecord
     return BindingRecord(record.vhost, name, record.name, "queue", str(number), encoded({ORDER: number}))
 
 
+def place_of(vhost: VHost, name: str) -> str:
+    return f"exchange '{name}' in vhost '{vhost.name}'"
+
+
 def check_count(vhost: VHost, name: str, count: object, types: Mapping[str, str]) -> int:
     """Return x-partitions. Raises PreconditionFailed."""
     most = vhost.broker.config.super_stream_partitions_max
     kind = types.get(PARTITIONS) or type_name(count)
-    place = f"exchange '{name}' in vhost '{vhost.name}'"
+    place = place_of(vhost, name)
     if not isinstance(count, int) or isinstance(count, bool) or kind == "timestamp":
         raise PreconditionFailed(f"invalid arg '{PARTITIONS}' for {place}: \"expected integer, got {kind}\"")
     if not 0 < count <= most:
@@ -99,11 +88,11 @@ def check_count(vhost: VHost, name: str, count: object, types: Mapping[str, str]
     return count
 
 
-def check_alone(vhost: VHost, name: str) -> None:
-    """Raises NotImplemented_ in a cluster, which may have nodes that do not know the exchange type."""
-    if vhost.broker.replication.clustered:
+def check_known(vhost: VHost, name: str) -> None:
+    """Raises NotImplemented_ in a cluster that may have nodes which do not know super streams."""
+    if not vhost.broker.replication.has_super_streams:
         raise NotImplemented_(
-            f"a cluster has no streams yet, only a node that stands alone: super stream '{name}' in vhost '{vhost.name}'"
+            f"exchange '{name}' in vhost '{vhost.name}' is a super stream: not before all nodes run this version of mqd"
         )
 
 
@@ -111,7 +100,7 @@ def declaration(
     vhost: VHost, exchange: ExchangeRecord, arguments: Mapping[str, object], types: Mapping[str, str]
 ) -> DeclareSuperStream:
     """Return what makes a super stream. Raises PreconditionFailed, ResourceError, NotImplemented_."""
-    place = f"exchange '{exchange.name}' in vhost '{vhost.name}'"
+    place = place_of(vhost, exchange.name)
     count = check_count(vhost, exchange.name, arguments[PARTITIONS], types)
     for refused, holds in (("non-durable", not exchange.durable), ("auto-delete", exchange.auto_delete)):
         if holds:
@@ -149,7 +138,7 @@ def _operation(
     numbers: range,
 ) -> DeclareSuperStream:
     broker, name = vhost.broker, exchange.name
-    check_alone(vhost, name)
+    check_known(vhost, name)
     if len(partition_name(name, numbers[-1]).encode()) > SHORT_STRING_MAX:
         raise PreconditionFailed(
             f"exchange '{name[:100]}…' in vhost '{vhost.name}': the names of its partitions would be too long"
@@ -164,6 +153,9 @@ def _operation(
         types=types,
         default_type=STREAM.name,
     )
+    unknown = not_replicated(told, broker.replication.version) if broker.replication.clustered else None
+    if unknown is not None:
+        raise NotImplemented_(f"streams of a cluster do not have '{unknown}': {place_of(vhost, name)}")
     taken = first_taken(vhost, name, numbers)
     if taken is not None:
         raise PreconditionFailed(taken)
@@ -173,6 +165,7 @@ def _operation(
             f"there are {broker.counts.bindings} bindings, {len(numbers)} more are not allowed (bindings_max)"
         )
     table = tables.encode(told)
+    placed = broker.hosts.place_all(parsed, len(numbers))
     records = tuple(
         QueueRecord(
             vhost.name,
@@ -181,10 +174,12 @@ def _operation(
             False,
             table,
             type=parsed.queue_type,
-            node=broker.replication.node,
+            node="" if members else broker.replication.node,
+            members=members,
+            leader=members[0] if members else "",
             deduplication_producers=broker.config.deduplication_producers_max,
         )
-        for number in numbers
+        for number, members in zip(numbers, placed, strict=True)
     )
     return DeclareSuperStream(exchange, numbers.start, records)
 
@@ -198,3 +193,24 @@ def first_taken(vhost: VHost, name: str, numbers: range) -> str | None:
                 f"super stream '{name}' cannot have it as a partition"
             )
     return None
+
+
+__all__ = [
+    "COMPARED",
+    "MARK",
+    "ORDER",
+    "PARTITIONS",
+    "PLACES_MAX",
+    "binding_record",
+    "check_count",
+    "check_known",
+    "declaration",
+    "first_taken",
+    "growth",
+    "has_partitions",
+    "partition_id",
+    "partition_name",
+    "partitions_of",
+    "place_of",
+    "super_stream_of",
+]

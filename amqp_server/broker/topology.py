@@ -23,6 +23,7 @@ from amqp_server.broker.vhosts import VhostRecord
 from exchanges.router import InvalidArgument, UnknownExchangeType
 from quorum_queue.boundary import Fatal
 from quorum_queue.machine import versions
+from quorum_queue.queue_ids import index_of, is_partition, partition_id
 
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
@@ -253,8 +254,8 @@ class Topology:
         except (InvalidArgument, UnknownExchangeType) as error:
             return Result(False, str(error))
         for place, record in enumerate(partitions):
-            queue_id = super_streams.partition_id(index, place)
-            vhost.put_queue(msgspec.structs.replace(record, queue_id=queue_id))
+            queue_id = partition_id(index, place)
+            vhost.put_queue(msgspec.structs.replace(record, queue_id=queue_id), of_many=True)
             vhost.put_binding(super_streams.binding_record(record, name, first + place))
         return Result(True)
 
@@ -268,6 +269,10 @@ class Topology:
         vhost = self._vhost(operation.record.vhost)
         if vhost is None:
             return Result(False)
+        if self._is_whole(vhost, operation.record):
+            return Result(
+                False, f"{super_streams.place_of(vhost, operation.record.source)} is a super stream"
+            )
         try:
             return Result(vhost.put_binding(operation.record))
         except InvalidArgument as error:
@@ -275,7 +280,13 @@ class Topology:
 
     def _unbind(self, index: int, operation: operations.Unbind) -> Result:
         vhost = self._vhost(operation.record.vhost)
-        return Result(vhost is not None and vhost.remove_binding(operation.record))
+        if vhost is None or self._is_whole(vhost, operation.record):
+            return Result(False)
+        return Result(vhost.remove_binding(operation.record))
+
+    def _is_whole(self, vhost: VHost, record: BindingRecord) -> bool:
+        """True if a super stream has taken the name of the source since this was proposed: its bindings go with it."""
+        return super_streams.has_partitions(vhost.router.get(record.source))
 
     # -- queues ----------------------------------------------------------------------------------------------------
 
@@ -409,7 +420,8 @@ class Topology:
             vhost = broker.vhost(record.vhost)
             queue = vhost.queues.get(record.name)
             if queue is None:
-                vhost.put_queue(record, unknown=record.queue_id > self.applied)
+                unknown = index_of(record.queue_id) > self.applied
+                vhost.put_queue(record, unknown=unknown, of_many=is_partition(record.queue_id))
             elif _places(queue.record) != _places(record):
                 vhost.set_members(queue, record.members, record.leader, record.founders)
         for binding in _records(BindingRecord, state.bindings):

@@ -7,6 +7,7 @@ the same order; see `topology`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -39,6 +40,7 @@ from exchanges.binding import Binding
 from exchanges.router import InvalidArgument, Router
 from exchanges.topic import TopicMatcher, pattern_words
 from quorum_queue.machine.machine import Machine
+from quorum_queue.ports import Host
 
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
@@ -152,7 +154,7 @@ class VHost:
             return False
         if has_partitions(exchange):
             for partition in partitions_of(self, exchange) or ():
-                self.remove_queue(self.queues[partition])
+                self.remove_queue(self.queues[partition], of_many=True)
         removed, also = self.router.delete(name)
         self._forget_bindings(removed)
         self._exchange_gone(name)
@@ -310,11 +312,14 @@ class VHost:
                 f"there are {broker.counts.queues} queues, {more} more are {'' if count == 1 else 'not '}allowed (queues_max)"
             )
 
-    def put_queue(self, record: QueueRecord, *, unknown: bool = True) -> bool:
-        """Make a queue; whether it is new. `unknown`: this node has never had it."""
+    def put_queue(self, record: QueueRecord, *, unknown: bool = True, of_many: bool = False) -> bool:
+        """Make a queue; whether it is new. `unknown`: this node has never had it.
+
+        `of_many`: it is one of very many, whose hosts are made in parts.
+        """
         if record.name in self.queues:
             return False
-        queue = self.restore_queue(record, None, unknown=unknown)
+        queue = self.restore_queue(record, None, unknown=unknown, of_many=of_many)
         if self._begins_here(record):
             self.broker.ended.queues_created += 1
         self._store_queue(queue)
@@ -338,6 +343,7 @@ class VHost:
         marks: list[int] | None = None,
         *,
         unknown: bool = False,
+        of_many: bool = False,
     ) -> Queue:
         """Make a queue that has its record, with its messages where it has any."""
         record = shared(record)
@@ -360,7 +366,11 @@ class VHost:
         if queue.type.is_group:
             self.groups[queue.name] = queue
         self.broker.counts.queues += 1
-        self.broker.turn.contain(queue, self._make_host, queue, machine)
+        if of_many:
+            self.broker.hosts.expect(queue)
+            self.broker.host_parts.begin(queue, partial(self._make_host, queue, None))
+        else:
+            self.broker.turn.contain(queue, self._make_host, queue, machine)
         self._streams_changed(queue)
         return queue
 
@@ -379,6 +389,7 @@ class VHost:
         self, queue: Queue, members: tuple[str, ...], leader: str, founders: tuple[str, ...]
     ) -> None:
         """The nodes of a replicated queue are these from now on; see QueueRecord."""
+        self.broker.host_parts.begun(queue)
         queue.record = msgspec.structs.replace(
             queue.record, members=members, leader=leader, founders=founders
         )
@@ -386,8 +397,11 @@ class VHost:
         # Routes name queues, so that it may move needs no new ones.
         self.broker.turn.contain(queue, self.broker.hosts.changed, queue)
 
-    def remove_queue(self, queue: Queue) -> None:
-        """Delete a queue with all that it holds; its consumers are told."""
+    def remove_queue(self, queue: Queue, *, of_many: bool = False) -> None:
+        """Delete a queue with all that it holds; its consumers are told.
+
+        `of_many`: it is one of very many, whose hosts are closed in parts.
+        """
         if queue.deleted:
             return
         queue.deleted = True
@@ -405,12 +419,13 @@ class VHost:
         self._exchanges_gone(also)
         if self._kept(durable=queue.durable and not queue.exclusive):
             broker.metadata.delete(QUEUES, key(self.name, queue.name))
-        queue.host.close()
-        broker.hosts.gone(queue)
+        if of_many:
+            broker.host_parts.close(queue, partial(self._close_host, queue, queue.host))
+        else:
+            self._close_host(queue, queue.host)
         broker.failures.forget(queue)
         # A lease may last for years.
         broker.timers.forget(queue)
-        broker.timers.forget(queue.host)
         for subscription in list(queue.subscriptions.values()):
             subscription.queue_gone()
         queue.subscriptions.clear()
@@ -420,6 +435,11 @@ class VHost:
         queue.host = broker.deleted_host
         self._streams_changed(queue)
         broker.changed()
+
+    def _close_host(self, queue: Queue, host: Host) -> None:
+        host.close()
+        self.broker.hosts.gone(queue)
+        self.broker.timers.forget(host)
 
     def queue_records(self) -> Iterator[QueueRecord]:
         for queue in self.queues.values():

@@ -14,8 +14,8 @@ from amqp_server.broker.records import ExchangeRecord, encoded
 from amqp_server.broker.super_streams import (
     COMPARED,
     PARTITIONS,
-    check_alone,
     check_count,
+    check_known,
     declaration,
     has_partitions,
     partition_name,
@@ -149,7 +149,7 @@ def _declare(channel: Channel, method: commands.Exchange.Declare, name: str) -> 
 
     operation: Operation = DeclareExchange(record)
     if method.exchange_type == SUPER_STREAM:
-        check_alone(vhost, name)
+        check_known(vhost, name)
     if method.exchange_type == SUPER_STREAM and PARTITIONS in arguments:
         count = check_count(vhost, name, arguments[PARTITIONS], received.types)
         for number in range(count):

@@ -129,7 +129,7 @@ def _count_from(channel: Channel, method: commands.Queue.Declare, queue: Queue) 
     A reader that keeps its own place learns by it how far it may read, and whether retention was faster.
     Raises PreconditionFailed.
     """
-    host = queue.host
+    host = channel.broker.host_parts.begun(queue)
     if not queue.type.is_stream or not isinstance(host, StreamHost):
         raise PreconditionFailed(
             f"invalid arg '{OFFSET}' for {place_of(queue)} of queue type rabbit_{queue.type.name}_queue"
@@ -224,7 +224,9 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
         raise NotImplemented_(
             f"queue '{name}' in vhost '{vhost.name}' is a stream: not before all nodes run this version of mqd"
         )
-    unknown = not_replicated(arguments) if parsed.type.is_stream and replication.clustered else None
+    unknown = None
+    if parsed.type.is_stream and replication.clustered:
+        unknown = not_replicated(arguments, replication.version)
     if unknown is not None:
         raise NotImplemented_(
             f"streams of a cluster do not have '{unknown}': queue '{name}' in vhost '{vhost.name}'"

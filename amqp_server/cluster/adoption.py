@@ -37,7 +37,6 @@ from amqp_server.broker.records import (
     arguments_of,
     key,
 )
-from amqp_server.broker.super_streams import index_of
 from amqp_server.cluster.catalog import GROUP, first_state
 from amqp_server.cluster.errors import ClusterError
 from amqp_server.cluster.membership import Directory, Founded, drop_copies
@@ -46,12 +45,12 @@ from amqp_server.streams import named
 from amqp_server.streams.places import Place, PlaceError
 from amqp_server.streams.places import decode as decode_place
 from amqp_server.streams.replicated import Replica as StreamReplica
-from exchanges.super_stream import SUPER_STREAM
 from persistence.errors import CorruptRecord
 from persistence.group_record import ENTRY_BYTES_MAX
 from persistence.streams import batch as batches
 from persistence.streams.batch import Damaged
 from persistence.streams.log import Lost, Stored, StreamLog
+from persistence.streams.names import Keeper
 from quorum_queue.cluster.state import pack_state
 from quorum_queue.consumer_groups.partition import Partition, Span
 from quorum_queue.consumer_groups.replica import Replica as GroupReplica
@@ -61,6 +60,7 @@ from quorum_queue.machine.machine import Machine
 from quorum_queue.machine.replicated import Replica
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.snapshot import sizes_of
+from quorum_queue.queue_ids import index_of
 from quorum_queue.raft.members import Members
 from quorum_queue.raft.messages import NORMAL, Entry
 
@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from amqp_server.cluster.store import GroupStore
     from persistence.journal import Journal
     from quorum_queue.cluster.ports import Commits
+    from quorum_queue.machine.settings import Settings
 
 logger = logging.getLogger("mqd.cluster")
 
@@ -88,7 +89,7 @@ ROOM_PERCENT = 130
 class StreamLogs(Protocol):
     """See persistence.streams.store."""
 
-    def log(self, queue_id: int, segment_bytes: int) -> StreamLog: ...
+    def log(self, queue_id: int, segment_bytes: int, *, keeper: Keeper | None = None) -> StreamLog: ...
 
 
 class Adoption:
@@ -135,14 +136,13 @@ class Adoption:
         Raises ClusterError.
         """
         stored = recovery.read_queues(self._broker, self._journal)
-        self._check_exchanges()
         moving: list[tuple[QueueRecord, QueueArguments, Machine]] = []
         streams: list[tuple[QueueRecord, QueueArguments]] = []
         groups: list[tuple[QueueRecord, QueueArguments]] = []
         for queue_id, record in sorted(stored.queues.items()):
             parsed = recovery.parsed_of(record)
             if parsed.type.is_stream:
-                unknown = not_replicated(arguments_of(record))
+                unknown = not_replicated(arguments_of(record), versions.NEWEST)
                 if unknown is not None:
                     raise ClusterError(
                         f"queue '{record.name}' in vhost '{record.vhost}' is a stream with '{unknown}', which streams of "
@@ -171,7 +171,10 @@ class Adoption:
             replicas[record.queue_id] = copy.replica
         states = {
             record.queue_id: pack_state(
-                Members((self._node,)), self._stream_state(record, parsed.segment_bytes, now_ms)
+                Members((self._node,)),
+                self._stream_state(
+                    record, parsed.segment_bytes, recovery.settings_of(self._broker, record), now_ms
+                ),
             )
             for record, parsed in streams
         }
@@ -189,16 +192,6 @@ class Adoption:
         logger.warning(
             "this node's data is that of the cluster now; without --peers it cannot be used any more"
         )
-
-    def _check_exchanges(self) -> None:
-        """Raises ClusterError."""
-        for vhost in self._broker.vhosts.values():
-            for exchange in vhost.router.exchanges():
-                if exchange.type == SUPER_STREAM:
-                    raise ClusterError(
-                        f"exchange '{exchange.name}' in vhost '{vhost.name}' is a super stream, which a cluster does not "
-                        "have. Start the node without --peers and delete it first"
-                    )
 
     def _check(self, moving: list[tuple[QueueRecord, Machine]]) -> None:
         """Check that the adoption is possible. Raises ClusterError."""
@@ -236,7 +229,9 @@ class Adoption:
         led[leader] += 1
         return msgspec.structs.replace(record, node="", members=members, leader=leader)
 
-    def _stream_state(self, record: QueueRecord, segment_bytes: int | None, now_ms: int) -> bytes:
+    def _stream_state(
+        self, record: QueueRecord, segment_bytes: int | None, settings: Settings, now_ms: int
+    ) -> bytes:
         """Move what the journal has of a stream to its segments, and return the state of its group.
 
         The journal stays valid until it is dropped: a start of the node alone leaves out what is in both.
@@ -248,10 +243,14 @@ class Adoption:
                 "forgotten",
                 *(record.name, record.vhost),
             )
-        log = self._streams.log(record.queue_id, segment_bytes or self._broker.config.stream_segment_bytes)
+        replica = StreamReplica(settings)
+        log = self._streams.log(
+            record.queue_id,
+            segment_bytes or self._broker.config.stream_segment_bytes,
+            keeper=replica.taken,
+        )
         stored_stop = int.from_bytes(found.state, "big") if found is not None and found.state else 0
         lost = log.open(stored_stop)
-        replica = StreamReplica()
         replica.last_ms = log.segments[-1].last_ms if log.segments else 0
         for stored in found.records if found is not None else ():
             first, stop = stored.first_seq, stored.first_seq + stored.count
@@ -264,7 +263,10 @@ class Adoption:
                 payload = stored.payload
                 head = batches.decode_head(payload)
                 batches.decode(head, payload)
-                log.append([Stored(head.base, head.stop, head.time_ms, [payload], head.size)])
+                names = batches.decode_names(
+                    head, payload[batches.HEAD_BYTES : batches.HEAD_BYTES + head.meta_bytes]
+                )
+                log.append([Stored(head.base, head.stop, head.time_ms, [payload], head.size, names)])
                 replica.last_ms = head.time_ms
             except (CorruptRecord, Damaged) as error:
                 lost.append(Lost(first, stop, f"the journal: {error}"))

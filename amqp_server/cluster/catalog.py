@@ -21,7 +21,13 @@ import msgspec
 from msgspec.structs import replace
 
 from amqp_server.broker import operations
-from amqp_server.broker.operations import DeclareExchange, DeclareQueue, Operation, SetMembers
+from amqp_server.broker.operations import (
+    DeclareExchange,
+    DeclareQueue,
+    DeclareSuperStream,
+    Operation,
+    SetMembers,
+)
 from amqp_server.broker.records import DEDUPLICATION_PRODUCERS, ExchangeRecord, QueueRecord
 from amqp_server.broker.topology import Result, Topology
 from amqp_server.cluster.roster import LAST_BATCH, NOTHING_GIVEN_UP, GivenUpEntries, Roster
@@ -293,6 +299,8 @@ class Catalog:
                 return Result(False)
             leader = operation.leader if operation.leader in members else members[0]
             return replace(operation, members=members, leader=leader)
+        if isinstance(operation, DeclareSuperStream):
+            return self._admissible_partitions(operation)
         if not isinstance(operation, DeclareQueue | DeclareExchange):
             return operation
         record = operation.record
@@ -304,11 +312,26 @@ class Catalog:
             return Result(False, f"node '{record.node}' is about to leave the cluster")
         if isinstance(record, ExchangeRecord) or not record.members:
             return operation
+        placed = self._placed(record)
+        return placed if isinstance(placed, Result) else DeclareQueue(placed)
+
+    def _admissible_partitions(self, operation: DeclareSuperStream) -> Operation | Result:
+        """All of them or none."""
+        partitions: list[QueueRecord] = []
+        for record in operation.partitions:
+            placed = self._placed(record)
+            if isinstance(placed, Result):
+                return placed
+            partitions.append(placed)
+        return replace(operation, partitions=tuple(partitions))
+
+    def _placed(self, record: QueueRecord) -> QueueRecord | Result:
+        """Return the record of a replicated queue with those members that stay."""
         members = self._staying(record.members)
         if not members:
             return Result(False, f"the nodes {', '.join(record.members)} are about to leave the cluster")
         leader = record.leader if record.leader in members else members[0]
-        return DeclareQueue(replace(record, members=members, leader=leader))
+        return replace(record, members=members, leader=leader)
 
     def _staying(self, names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name for name in names if self._roster.nodes.get(name)))

@@ -15,6 +15,7 @@ from quorum_queue.cluster.group import Group, StateMachine
 from quorum_queue.cluster.group_host import GroupHost
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.cluster.state import unpack_state
+from quorum_queue.queue_ids import index_of
 from quorum_queue.raft.log import Log
 from quorum_queue.raft.members import HardState, Members
 from quorum_queue.raft.messages import EMPTY, MEMBERS, PASSED_OVER
@@ -63,7 +64,7 @@ class Groups:
 
     def may_have_forgotten(self, group_id: int) -> bool:
         """Return whether this node may have been a member of this group, on a disk that it lost."""
-        return group_id <= self.lost_before and group_id not in self._recovered
+        return index_of(group_id) <= self.lost_before and group_id not in self._recovered
 
     def warm(self, group_id: int, done: Callable[[], None]) -> bool:
         """True if a group can be read again and opened without a wait for the disk; else `done` is called when it can."""
@@ -234,6 +235,7 @@ class Groups:
 
     def drop_unclaimed(self, applied: int) -> None:
         """Drop groups whose queue was deleted while this node was away."""
-        for group_id in [group_id for group_id in self._recovered if group_id & ~ASIDE <= applied]:
+        gone = [group_id for group_id in self._recovered if index_of(group_id & ~ASIDE) <= applied]
+        for group_id in gone:
             del self._recovered[group_id]
             self._store.drop(group_id)

@@ -12,7 +12,6 @@ from amqp_server.broker.hosts import LocalHosts, limits_of
 from amqp_server.broker.metadata import Metadata
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.reply import home_of
-from amqp_server.broker.super_streams import index_of
 from amqp_server.cluster.catalog import GROUP
 from amqp_server.cluster.replies import RemoteReply
 from amqp_server.cluster.roster import Roster
@@ -30,6 +29,7 @@ from quorum_queue.cluster.remote_host import RemoteHost
 from quorum_queue.local import NodeServices
 from quorum_queue.machine.machine import Machine
 from quorum_queue.ports import Host
+from quorum_queue.queue_ids import index_of
 
 if TYPE_CHECKING:
     from amqp_server.cluster.groups import Groups
@@ -104,10 +104,16 @@ class ClusterHosts:
         founder = self._groups.replicas.node in queue.record.founders
         return founder and queue.unknown and not self._groups.may_have_forgotten(queue.queue_id)
 
+    def expect(self, queue: Queue) -> None:
+        """What other members say to its group is kept until it is opened here."""
+        if self._groups.replicas.node in queue.members:
+            self._groups.replicas.unopened.expected[queue.queue_id] = None
+
     def gone(self, queue: Queue) -> None:
         """The queue is deleted."""
         self._local.gone(queue)
         queue_id = queue.queue_id
+        self._groups.replicas.unopened.expected.pop(queue_id, None)
         self.queues.pop(queue_id, None)
         self.remote.pop(queue_id, None)
         self.leaving.pop(queue_id, None)
@@ -137,7 +143,7 @@ class ClusterHosts:
             return
         self._dropped_unclaimed = True
         kept = [queue_id for queue_id, host in self.grouped.items() if isinstance(host, StreamGroupHost)]
-        self.streams.store.keep([*kept, *self.stopped], applied)
+        self.streams.store.keep([*kept, *self.stopped], lambda queue_id: index_of(queue_id) <= applied)
 
     def host_of(self, queue_id: int) -> Host | None:
         """Return the host of a queue that this node can serve others from."""
@@ -203,6 +209,8 @@ class ClusterHosts:
             queue.settings,
             groups.replicas,
             self.asks,
+            queue.parsed.compression,
+            self.streams.options.compaction(queue.effective.compaction, queue.effective.tombstone_age_ms),
         )
         groups.open(host, queue, late=late)
         self.grouped[queue.queue_id] = host
@@ -276,20 +284,40 @@ class ClusterHosts:
 
         A node that all members reach comes before one that leads few queues.
         """
+        return self._place(parsed, 1, parsed.leader_locator or self._config.queue_leader_locator)[0]
+
+    def place_all(self, parsed: QueueArguments, count: int) -> list[tuple[str, ...]]:
+        """The same of queues that belong together; each counts for the next ones. Unless they were declared so, they are
+        not all led by the client's node."""
+        return self._place(parsed, count, parsed.leader_locator or "balanced")
+
+    def _place(self, parsed: QueueArguments, count: int, locator: str) -> list[tuple[str, ...]]:
         if not parsed.type.replicated:
-            return ()
-        own = self._groups.replicas.node
-        up = {own, *self._topology_progress.up()}
+            return [()] * count
         leaders: dict[str, int] = {}
         members: dict[str, int] = {}
         for queue in self.queues.values():
             for node in queue.members:
                 members[node] = members.get(node, 0) + 1
             leaders[queue.record.leader] = leaders.get(queue.record.leader, 0) + 1
+        size = parsed.initial_group_size or self._config.group_size
+        found: list[tuple[str, ...]] = []
+        for _ in range(count):
+            placed = self._place_one(size, locator, leaders, members)
+            found.append(placed)
+            leaders[placed[0]] = leaders.get(placed[0], 0) + 1
+            for node in placed:
+                members[node] = members.get(node, 0) + 1
+        return found
+
+    def _place_one(
+        self, size: int, locator: str, leaders: dict[str, int], members: dict[str, int]
+    ) -> tuple[str, ...]:
+        """Choose the members of one queue, where nodes lead so many queues, and are members of so many."""
+        own = self._groups.replicas.node
+        up = {own, *self._topology_progress.up()}
         # If all are about to leave, the catalog says so.
         nodes = self._roster.staying or sorted(self._roster.nodes) or [own]
-        size = parsed.initial_group_size or self._config.group_size
-        locator = parsed.leader_locator or self._config.queue_leader_locator
         ranked = sorted(
             ((not self._roster.is_known(node), node not in up), members.get(node, 0), node) for node in nodes
         )
@@ -378,6 +406,7 @@ class ClusterHosts:
     def stop(self, queue: Queue, reason: str) -> None:
         """Stop this node's member of a group; its clients use the queue at the other members."""
         queue_id = queue.queue_id
+        self._groups.replicas.unopened.expected.pop(queue_id, None)
         failed: Any = self.grouped.pop(queue_id, None)
         if failed is None and not queue.members:
             self._local.stop(queue, reason)

@@ -40,8 +40,16 @@ class ClusterReplication:
         self._before_start: list[tuple[Proposal, Done | None]] = []
 
     @property
+    def version(self) -> int:
+        return versions.FIRST if self._catalog is None else self._catalog.version
+
+    @property
     def has_streams(self) -> bool:
-        return self._catalog is not None and self._catalog.version >= versions.STREAMS
+        return self.version >= versions.STREAMS
+
+    @property
+    def has_super_streams(self) -> bool:
+        return self.version >= versions.SUPER_STREAMS
 
     @property
     def has_groups(self) -> bool:

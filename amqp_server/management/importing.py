@@ -297,9 +297,6 @@ class Import:
         if type_ not in [each["name"] for each in self._broker.exchange_types()]:
             self._skip("exchanges", item, f"exchange type {type_} is not known here")
             return None
-        if type_ == SUPER_STREAM and self._broker.cluster is not None:
-            self._skip("exchanges", item, "a cluster has no super streams")
-            return None
         return methods.make(
             commands.Exchange.Declare,
             exchange=name,
@@ -322,12 +319,18 @@ class Import:
             return None
         if type_ == GROUP.name and self._broker.cluster is not None:
             stream = arguments.get("x-stream")
-            if isinstance(stream, str) and self._broker.queue(vhost, stream) is None:
-                # It is over a super stream, or over a stream that was left out.
+            if (
+                isinstance(stream, str)
+                and self._broker.queue(vhost, stream) is None
+                and self._broker.exchange(vhost, stream) is None
+            ):
+                # It was left out.
                 self._skip("queues", item, f"there is no stream '{stream}'")
                 return None
         unknown = (
-            not_replicated(arguments) if type_ == "stream" and self._broker.cluster is not None else None
+            not_replicated(arguments, self._broker.cluster_version)
+            if type_ == "stream" and self._broker.cluster is not None
+            else None
         )
         if unknown is not None:
             self._skip("queues", item, f"streams of a cluster do not have '{unknown}'")

@@ -313,7 +313,7 @@ class ManagedBroker:
         return True
 
     def _queue(self, queue: Queue, stats: Stats | None = None) -> QueueView:
-        host, record = queue.host, queue.record
+        host, record = self._broker.host_parts.begun(queue), queue.record
         leader = self._broker.hosts.leader(queue)
         members = list(queue.members)
         if not members and self.cluster is None and queue.type.replicated:
@@ -365,6 +365,11 @@ class ManagedBroker:
 
     def _online(self, members: list[str]) -> list[str]:
         return members if self.cluster is None else self.cluster.online(members)
+
+    @property
+    def cluster_version(self) -> int:
+        """Return the version that all nodes know; see quorum_queue.machine.versions."""
+        return self._broker.replication.version
 
     @property
     def _home(self) -> tuple[str, int]:

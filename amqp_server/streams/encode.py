@@ -154,7 +154,7 @@ def _filter_value(table: bytes) -> bytes | None:
 class Encoded:
     """A batch in memory, and the parts that are written of it."""
 
-    __slots__ = ("batch", "names", "parts", "stamps")
+    __slots__ = ("batch", "named", "names", "parts", "stamps")
 
     def __init__(
         self,
@@ -162,6 +162,7 @@ class Encoded:
         parts: list[bytes],
         names: Sequence[bytes] = (),
         stamps: list[tuple[int, int, int]] | None = None,
+        named: Sequence[tuple[int, Names]] = (),
     ) -> None:
         self.batch = batch
         self.parts = parts
@@ -169,6 +170,8 @@ class Encoded:
         self.names = names
         #: Where the offsets stand, if that is wanted: neighbours, the size of each, and the place in it.
         self.stamps = stamps
+        #: The names of each message, if it is decided later which ones are duplicates: the first message, and names from it on.
+        self.named = named
 
 
 class Encoder:
@@ -194,7 +197,7 @@ class Encoder:
     )
 
     def __init__(self, layouts: Layouts, base: int, time_ms: int, *, stamped: bool = False) -> None:
-        """`stamped`: note where the offsets stand, because they are written later."""
+        """`stamped`: note where the offsets stand, because they are written later, as far as messages are no duplicates."""
         self._layouts = layouts
         self._base = base
         self._time_ms = time_ms
@@ -395,29 +398,34 @@ class Encoder:
         items = b"".join(self._items)
         values = list(self._values)
         filters = self._filters if len(values) > 1 else []
-        names = self._take_names() if self._named else []
+        named = self._take_named() if self._named else []
+        names: list[bytes] = []
+        if self._stamps is None:
+            for _, part in named:
+                names += last_names(part, 0, len(part))
+            named = []
         dense = self._dense_bytes * 2 > self._size
         parts = batches.encode(
             self._base, self._time_ms, self._shapes, items, values, filters, names, dense=dense
         )
         size = sum(map(len, parts))
         batch = Batch(self._base, self._time_ms, self._shapes, items, values, filters, size)
-        self._done.append(Encoded(batch, parts, names, self._stamps))
+        self._done.append(Encoded(batch, parts, names, self._stamps, named))
         self._base += self._count
         self._count = self._size = self._dense_bytes = 0
         self._items, self._shapes, self._values, self._filters = [], [], {}, []
         if self._stamps is not None:
             self._stamps = []
 
-    def _take_names(self) -> list[bytes]:
-        """Return the names of the messages of this batch."""
+    def _take_named(self) -> list[tuple[int, Names]]:
+        """Return the names of the messages of this batch, and of which one they begin with."""
         stop = self._base + self._count
-        found: list[bytes] = []
+        found: list[tuple[int, Names]] = []
         rest: list[tuple[int, Names]] = []
         for first, names in self._named:
             start, end = max(self._base - first, 0), min(stop - first, len(names))
             if start < end:
-                found += last_names(names, start, end)
+                found.append((first + start - self._base, names[start:end]))
             if first + len(names) > stop:
                 rest.append((first, names))
         self._named = rest

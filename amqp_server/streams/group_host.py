@@ -13,26 +13,33 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from outcome import Error, Outcome
 
 from amqp_server.streams.asks import ABSENT, Asks, Done
+from amqp_server.streams.compacting import Compaction
 from amqp_server.streams.encode import Encoded, Encoder
 from amqp_server.streams.host import StreamConsumer, StreamHost, StreamServices
 from amqp_server.streams.replicated import (
     Applied,
     CodecError,
     Replica,
+    State,
     decode_entry,
     decode_state,
     encode_batch,
     encode_entry,
+    encode_state,
 )
 from amqp_server.streams.start import Start
+from amqp_server.streams.taken import Taken
 from persistence.streams.batch import Damaged, Head
+from persistence.streams.compression import NONE
+from persistence.streams.cutting import within
 from persistence.streams.log import READ_BYTES, Lost, Raw, Read, Stored, heads_of
 from persistence.streams.retention import Limits, due_ms, outdated
 from quorum_queue.cluster import frames
@@ -77,6 +84,8 @@ class StreamGroupHost(StreamHost):
     """The host of a stream, and the state machine of its group."""
 
     single = False
+    #: The state of the group has it.
+    knows_taken = False
     group: Group
 
     def __init__(
@@ -89,9 +98,16 @@ class StreamGroupHost(StreamHost):
         settings: Settings,
         replicas: Replicas,
         asks: Asks,
+        codec: str | None = None,
+        compaction: Compaction | None = None,
     ) -> None:
+        """`codec` is what the stream was declared with."""
         self.replicas = replicas
-        self.replica = Replica()
+        #: Other members may be of a version that knows no other.
+        self._sent_codec = codec or NONE
+        #: They do not change, as far as the replica looks at them.
+        self._declared = settings
+        self.replica = Replica(settings)
         self._asks = asks
         self._own = replicas.own_in(queue_id)
         self._ahead_ms = -(1 << 62)
@@ -107,7 +123,12 @@ class StreamGroupHost(StreamHost):
         self._stored = 0
         #: The last entry whose messages are all in segments, and the state there.
         self._stable_index = 0
-        self._stable_state = b""
+        self._stable_state = self.replica.state()
+        #: What was taken up to that entry, and the times and names of batches behind it. Numbers of such batches: the next
+        #: one, and the first that is behind that entry.
+        self._stable_taken = Taken(settings) if settings.deduplicates else None
+        self._unstable: deque[tuple[int, Sequence[bytes]]] = deque()
+        self._unstable_next = self._unstable_first = 0
         #: The leader has proposed that messages below this offset go.
         self._trimming = 0
         #: What other members are asked for: to take over a snapshot, and to mend damages, by their first offsets.
@@ -123,7 +144,7 @@ class StreamGroupHost(StreamHost):
         self._damaged_at: dict[str, None] = {}
         #: Nodes that wait for messages from an offset on.
         self._followers: dict[str, tuple[int, Done]] = {}
-        super().__init__(queue, queue_id, services, limits, segment_bytes, settings)
+        super().__init__(queue, queue_id, services, limits, segment_bytes, settings, codec, compaction)
         asks.members[queue_id] = self
 
     # -- at start --------------------------------------------------------------------------------------------------
@@ -133,11 +154,21 @@ class StreamGroupHost(StreamHost):
 
     def load(self, state: bytes) -> None:
         """Start from this node's own snapshot. Raises Unreadable."""
-        self.replica = _restored(state)
-        self._keep_time()
+        self._restore(state)
         self._open_log()
-        self._stable_index, self._stable_state = self.replica.applied, state
         self.next_offset = self._synced = self.replica.next_offset
+
+    def _restore(self, state: bytes) -> None:
+        try:
+            self.replica = replica = Replica.restore(state, self._declared)
+        except CodecError as error:
+            raise Unreadable(f"its snapshot can't be read by this version of mqd: {error}") from None
+        self._keep_time()
+        self._stable_index, self._stable_state = replica.applied, replica.state()
+        if self._stable_taken is not None and replica.taken is not None:
+            self._stable_taken.copy_from(replica.taken)
+            self._unstable.clear()
+            self._unstable_first = self._unstable_next
 
     def _open_log(self) -> None:
         replica, log = self.replica, self._log
@@ -245,6 +276,9 @@ class StreamGroupHost(StreamHost):
             # After a start the segments have some of them.
             if encoded.batch.stop > self._stored:
                 self._add(encoded)
+            if self._stable_taken is not None:
+                self._unstable.append((encoded.batch.time_ms, encoded.names))
+                self._unstable_next += 1
         self.next_offset = self.replica.next_offset
         self._synced = max(self._synced, self.next_offset)
         self._fresh = True
@@ -312,11 +346,19 @@ class StreamGroupHost(StreamHost):
         if not self._tail and self._stored >= self.replica.next_offset and self._opened:
             index = self.replica.applied
             if index != self._stable_index:
-                self._stable_index, self._stable_state = index, self.replica.snapshot()
+                self._is_stable(index, self.replica.state(), self._unstable_next)
         return min(self._stable_index, applied)
 
+    def _is_stable(self, index: int, state: State, unstable: int) -> None:
+        """The segments have all up to this entry, and the batches with names before that number."""
+        self._stable_index, self._stable_state = index, state
+        taken = self._stable_taken
+        while taken is not None and self._unstable_first < unstable:
+            taken.apply(*self._unstable.popleft())
+            self._unstable_first += 1
+
     def snapshot(self) -> bytes:
-        return self._stable_state or self.replica.snapshot()
+        return encode_state(self._stable_state, self._stable_taken)
 
     @property
     def fills_itself(self) -> bool:
@@ -333,10 +375,8 @@ class StreamGroupHost(StreamHost):
 
     def restore(self, state: bytes) -> None:
         """Jump to a snapshot from the leader; the segments have its messages. Raises Unreadable."""
-        self.replica = _restored(state)
-        self._keep_time()
+        self._restore(state)
         self._drop_tail(len(self._tail))
-        self._stable_index, self._stable_state = self.replica.applied, state
         self.next_offset = self.replica.next_offset
         self._synced = max(self._synced, self.next_offset)
         last_own = self.last_own_batch()
@@ -416,7 +456,8 @@ class StreamGroupHost(StreamHost):
         waiting: list[tuple[Any, int, int]] = []
         for command in commands:
             run, origin, first = command[1], command[2], command[3]
-            encoder.add(run)
+            named = command[0] == "enqueue_once" and self.replica.taken is not None
+            encoder.add(run, command[4] if named else None)
             if origin is not None:
                 waiting.append((origin, first, first + len(run.seqs) - 1))
         low = self.group.next_number
@@ -434,7 +475,8 @@ class StreamGroupHost(StreamHost):
 
     def _submit(self, encoded: list[Encoded], first: int = 0) -> None:
         node, incarnation = self._own
-        self.group.submit(encode_batch(node, incarnation, self.group.next_number, encoded, first))
+        number = self.group.next_number
+        self.group.submit(encode_batch(node, incarnation, number, encoded, first, codec=self._sent_codec))
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -520,6 +562,8 @@ class StreamGroupHost(StreamHost):
                 self._flush()
             else:
                 services.timers.wake(self, services.clock.monotonic_ms() + services.options.flush_ms)
+        if self.compacting is not None and self._opened:
+            self.compacting.look()
         if self.group.is_leader and self._trimming <= self.replica.first_offset:
             due = due_ms(self._log.segments, self._limits)
             if due is not None and not self._writing:
@@ -540,14 +584,14 @@ class StreamGroupHost(StreamHost):
             for each in tail
         ]
         self._writing = True
-        done = partial(self._has_flushed, self.replica.applied, self.replica.snapshot())
+        done = partial(self._has_flushed, self.replica.applied, self.replica.state(), self._unstable_next)
         self._services.store.write(partial(self._log.append, stored), done)
 
     @property
     def _filling(self) -> bool:
         return self._fill is not None and self._fill.wanted()
 
-    def _has_flushed(self, index: int, state: bytes, result: object) -> None:
+    def _has_flushed(self, index: int, state: State, unstable: int, result: object) -> None:
         """The segments have all up to this entry: the log need not."""
         self._writing = False
         if self.ended:
@@ -555,7 +599,7 @@ class StreamGroupHost(StreamHost):
         self._stored = self._log.stop
         self._drop_tail(bisect_right(self._tail, self._stored, key=_stop_of))
         if index > self._stable_index:
-            self._stable_index, self._stable_state = index, state
+            self._is_stable(index, state, unstable)
         self.replicas.touch(self.group)
         self._go_on()
 
@@ -704,13 +748,17 @@ class StreamGroupHost(StreamHost):
             self._stored = self._log.stop
             self._go_on()
             return
-        stored = self._stored
-        found = [each for each in self._heads_of(word.data) if each[1].base >= stored]
-        if not found or found[0][1].base != stored:
+        stored, data = self._stored, word.data
+        found = [each for each in self._heads_of(data) if each[1].stop > stored]
+        if not found or found[0][1].base > stored:
             self._wait()
             return
+        if found[0][1].base < stored:
+            # It was compacted there.
+            data = within(data, found, stored, found[-1][1].stop)
+            found = self._heads_of(data)
         parts = [
-            Stored(head.base, head.stop, head.time_ms, [word.data[at : at + head.size]], head.size)
+            Stored(head.base, head.stop, head.time_ms, [data[at : at + head.size]], head.size)
             for at, head in found
         ]
         self._writing = True
@@ -757,20 +805,22 @@ class StreamGroupHost(StreamHost):
         end = found[-1][0] + found[-1][1].size
         self._writing = True
         self._services.store.write(
-            partial(self._log.mend, word.data[:end]), partial(self._has_mended, low, stop, found[-1][1].stop)
+            partial(self._log.mend, word.data[:end], low, stop),
+            partial(self._has_mended, low, stop, found[-1][1].stop),
         )
 
-    def _has_mended(self, low: int, stop: int, reached: int, fits: bool) -> None:
+    def _has_mended(self, low: int, stop: int, reached: int, result: object) -> None:
         self._writing = False
         if self.ended:
             return
         if self._missing.pop(low, None) is not None:
-            if not fits:
-                self._give_up(low, stop)
-            elif reached < stop:
+            if reached < stop:
                 self._missing[reached] = stop
             else:
                 logger.warning("%s: messages up to %d are whole again", self.title, stop - 1)
+        for gap, end in self._log.gaps(self.first_offset):
+            # Other damages of the same segment.
+            self._miss(Lost(gap, end, "no segment has them"))
         self._mended()
 
     def _mended(self) -> None:
@@ -966,13 +1016,6 @@ def take_over(before: StreamHost, after: StreamHost) -> None:
             after._begin(consumer, start)
         else:
             after._to_serve[consumer] = None
-
-
-def _restored(state: bytes) -> Replica:
-    try:
-        return Replica.restore(state)
-    except CodecError as error:
-        raise Unreadable(f"its snapshot can't be read by this version of mqd: {error}") from None
 
 
 def _stop_of(encoded: Encoded) -> int:

@@ -80,7 +80,7 @@ class Store(Protocol):
 
     def read(self, call: Callable[[], Any], done: Callable[[Outcome[Any]], None]) -> None: ...
 
-    def keep(self, queue_ids: Iterable[int], highest: int | None = None) -> None: ...
+    def keep(self, queue_ids: Iterable[int], may_go: Callable[[int], bool] = ...) -> None: ...
 
 
 class StreamOptions:
@@ -282,6 +282,8 @@ class StreamHost(QueueHost):
     shares_windows = False
     #: Retention looks at segments.
     counts_bytes = False
+    #: What it has taken follows from its own log.
+    knows_taken = True
 
     def __init__(
         self,
@@ -301,8 +303,9 @@ class StreamHost(QueueHost):
         self.codec = codec or services.options.codec
         self._limits = self._limits_of(limits)
         #: What it has taken, where duplicates are dropped: of all that was published, and of what segments have.
-        self._taken = Taken(settings) if settings.deduplicates else None
-        self._stored_taken = Taken(settings) if settings.deduplicates else None
+        knows = settings.deduplicates and self.knows_taken
+        self._taken = Taken(settings) if knows else None
+        self._stored_taken = Taken(settings) if knows else None
         self._log = services.store.log(
             queue_id,
             segment_bytes or services.options.segment_bytes,

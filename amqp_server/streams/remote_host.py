@@ -49,6 +49,8 @@ class Publisher(RemoteHost):
 class StreamRemoteHost(StreamHost):
     """See quorum_queue.ports.Host."""
 
+    knows_taken = False
+
     def __init__(
         self,
         queue: Hosted,
@@ -317,6 +319,10 @@ class StreamRemoteHost(StreamHost):
             self._caught_up = False
             self._wait()
             return
+        if any(not batch.count for batch in found):
+            # Compaction has been there: it is read from where it is.
+            self._comes_to(found[-1].stop)
+            return
         for batch in found:
             self._add(Encoded(batch, []))
             self._synced = batch.stop
@@ -375,6 +381,7 @@ class StreamRemoteHost(StreamHost):
     def _give(self, consumer: StreamConsumer, found: list[Batch]) -> None:
         wanted = consumer.wanted
         stop = found[-1].stop
+        found = [batch for batch in found if batch.count]
         if wanted is not None:
             unfiltered = wanted.unfiltered
             found = [

@@ -6,6 +6,12 @@
 The node of the publisher makes messages ready, but for what only the order of the log can tell: their offsets. A member
 that applies an entry gives the messages the next offsets and the entry's time. So batches have the same bytes on all members.
 A batch of a node is taken once and in order, however often it comes (see quorum_queue.machine.replicated).
+
+Where duplicates are dropped, messages come with their names. The order of the log tells which one was first: the others are
+cut out of their batch before it gets its offsets. What was taken is a part of the state, bounded as it is for queues.
+
+Messages may be compressed on their way and in the log. A member puts offsets into them, so it has to decompress them; the
+thread that writes its segments compresses them again.
 """
 
 from __future__ import annotations
@@ -18,8 +24,14 @@ from zlib import crc32
 import msgspec
 
 from amqp_server.streams.encode import Encoded
+from amqp_server.streams.taken import Taken, last_names
 from persistence.streams import batch as batches
-from persistence.streams.batch import Damaged
+from persistence.streams import compression
+from persistence.streams.batch import Damaged, Shape
+from persistence.streams.compression import NONE
+from quorum_queue.machine import dedup
+from quorum_queue.machine.dedup import Names
+from quorum_queue.machine.settings import Settings
 
 #: Of entries and of states.
 VERSION = 1
@@ -33,6 +45,15 @@ class CodecError(Exception):
     """The bytes are nothing that this version knows."""
 
 
+class NamedMessages(msgspec.Struct, array_like=True, frozen=True):
+    """Neighbours with their names: those of a sequence by its first one and how many they are, others one by one."""
+
+    start: int
+    count: int
+    first: bytes
+    names: list[bytes | None] = []
+
+
 class Append(msgspec.Struct, array_like=True, frozen=True):
     """Messages without their offsets: the parts of a batch, and where the offsets stand in the items."""
 
@@ -41,6 +62,11 @@ class Append(msgspec.Struct, array_like=True, frozen=True):
     items: bytes
     #: Neighbours, the size of each, and the place in it.
     stamps: list[tuple[int, int, int]]
+    #: Of messages that may be duplicates. From versions.SUPER_STREAMS on.
+    named: list[NamedMessages] = []
+    #: How the items are compressed, and their bytes without it. From versions.SUPER_STREAMS on.
+    codec: str = NONE
+    size: int = 0
 
 
 class NodeBatch(msgspec.Struct, array_like=True, frozen=True):
@@ -68,6 +94,8 @@ class State(msgspec.Struct, array_like=True, frozen=True):
     #: Node, incarnation and number of the last batch.
     batches: list[tuple[str, int, int]]
     gap: list[str] | None = None
+    #: What it has taken, in pieces. From versions.SUPER_STREAMS on, and only where duplicates are dropped.
+    taken: list[bytes] | None = None
 
 
 class Applied:
@@ -87,10 +115,28 @@ _batch_decoder = msgspec.msgpack.Decoder(NodeBatch)
 _state_decoder = msgspec.msgpack.Decoder(State)
 
 
-def encode_batch(node: str, incarnation: int, number: int, encoded: list[Encoded], first: int = 0) -> bytes:
-    """Return what a node sends to the leader."""
-    appends = [Append(each.parts[0], each.parts[1], each.parts[2], each.stamps or []) for each in encoded]
+def encode_batch(
+    node: str, incarnation: int, number: int, encoded: list[Encoded], first: int = 0, *, codec: str = NONE
+) -> bytes:
+    """Return what a node sends to the leader; messages are compressed by `codec`."""
+    appends: list[Append] = []
+    for each in encoded:
+        head, meta, items = each.parts
+        named = [_named_messages(start, names) for start, names in each.named]
+        packed = None
+        if codec != NONE and not batches.decode_head(head).flags & batches.DENSE:
+            packed = compression.compress(codec, items)
+        if packed is None:
+            appends.append(Append(head, meta, items, each.stamps or [], named))
+        else:
+            appends.append(Append(head, meta, packed, each.stamps or [], named, codec, len(items)))
     return msgspec.msgpack.encode(NodeBatch(node, incarnation, number, appends, first))
+
+
+def _named_messages(start: int, names: Names) -> NamedMessages:
+    if isinstance(names, dedup.Sequence):
+        return NamedMessages(start, len(names), names.first)
+    return NamedMessages(start, len(names), b"", names)
 
 
 def encode_entry(now_ms: int, found: list[bytes]) -> bytes:
@@ -155,12 +201,78 @@ def placed(append: Append, base: int, time_ms: int) -> Encoded:
         raise CodecError(f"messages of a stream: {error}") from error
 
 
+def names_of(named: NamedMessages) -> Names:
+    """Raises CodecError."""
+    if not named.first:
+        if len(named.names) != named.count:
+            raise CodecError(f"{len(named.names)} names of {named.count} messages")
+        return named.names
+    try:
+        return dedup.Sequence.from_first(named.first, named.count)
+    except ValueError as error:
+        raise CodecError(f"names of messages: {error}") from error
+
+
+def without(append: Append, kept: list[range]) -> Append:
+    """Return these messages of an append, by their numbers, as an append of their own. Raises CodecError."""
+    try:
+        head = batches.decode_head(append.head)
+        whole = batches.trusted(head, append.meta, append.items)
+    except (Damaged, ValueError, IndexError, struct.error) as error:
+        raise CodecError(f"messages of a stream: {error}") from error
+    items: list[bytes] = []
+    stamps: list[tuple[int, int, int]] = []
+    number = place = 0
+    for count, size, at in append.stamps:
+        for part in _within(kept, number, count):
+            items.append(append.items[place + part.start * size : place + part.stop * size])
+            stamps.append((len(part), size, at))
+        number += count
+        place += count * size
+    shapes: list[Shape] = []
+    number = 0
+    for shape in whole.shapes:
+        shapes += [shape._replace(count=len(part)) for part in _within(kept, number, shape.count)]
+        number += shape.count
+    filters = [whole.filters[each] for part in kept for each in part] if whole.filters else []
+    dense = bool(head.flags & batches.DENSE)
+    parts = batches.encode(0, 0, shapes, b"".join(items), whole.values, filters, dense=dense)
+    return Append(parts[0], parts[1], parts[2], stamps)
+
+
+def unpacked(append: Append) -> Append:
+    """Return it with its items as they are. Raises CodecError."""
+    if append.codec == NONE:
+        return append
+    size = sum([count * each for count, each, _ in append.stamps])
+    if size != append.size or append.codec not in compression.CODECS:
+        raise CodecError(f"messages of {size} bytes that are {append.size} by {append.codec}")
+    try:
+        items = compression.decompress(append.codec, append.items, size)
+    except ValueError as error:
+        raise CodecError(f"messages of a stream cannot be decompressed: {error}") from error
+    return Append(append.head, append.meta, items, append.stamps, append.named)
+
+
+def _within(kept: list[range], number: int, count: int) -> list[range]:
+    """Return which of `count` messages from this one on are kept, counted from it."""
+    found: list[range] = []
+    for each in kept:
+        low, stop = max(each.start, number), min(each.stop, number + count)
+        if low < stop:
+            found.append(range(low - number, stop - number))
+    return found
+
+
 class Replica:
     """One member's copy of a stream, but for the messages themselves."""
 
-    __slots__ = ("applied", "batches", "first_offset", "gap", "last_ms", "next_offset", "now_ms")
+    __slots__ = ("applied", "batches", "first_offset", "gap", "last_ms", "next_offset", "now_ms", "taken")
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings | None = None) -> None:
+        """`settings` are those of the stream, which do not change."""
+        #: Which messages it has taken; None if it takes all.
+        self.taken = Taken(settings) if settings is not None and settings.deduplicates else None
         #: Index of the last entry applied.
         self.applied = 0
         #: Time of the last entry, and of the last batch: it never goes back.
@@ -195,13 +307,43 @@ class Replica:
                 applied.numbers.append(batch.number)
             for append in batch.appends:
                 self.last_ms = max(self.last_ms, self.now_ms)
-                encoded = placed(append, self.next_offset, self.last_ms)
+                if self.taken is not None:
+                    self._append_new(append, self.taken, applied)
+                    continue
+                encoded = placed(unpacked(append), self.next_offset, self.last_ms)
                 self.next_offset = encoded.batch.stop
                 applied.batches.append(encoded)
             if batch.first > self.first_offset:
                 self.first_offset = min(batch.first, self.next_offset)
                 applied.trimmed = True
         return applied
+
+    def _append_new(self, append: Append, taken: Taken, applied: Applied) -> None:
+        """Append those messages that are no duplicates."""
+        now_ms = self.last_ms
+        taken.expire(now_ms)
+        kept: list[range] = []
+        names: list[bytes] = []
+        number = 0
+        for named in append.named:
+            if named.start > number:
+                kept.append(range(number, named.start))
+            of_these = names_of(named)
+            for new in taken.new_of(of_these, now_ms):
+                kept.append(range(named.start + new.start, named.start + new.stop))
+                names += last_names(of_these, new.start, new.stop)
+            number = named.start + named.count
+        count = sum([stamp[0] for stamp in append.stamps])
+        if number < count:
+            kept.append(range(number, count))
+        left = sum(map(len, kept))
+        if not left:
+            return
+        append = unpacked(append)
+        encoded = placed(append if left == count else without(append, kept), self.next_offset, now_ms)
+        encoded.names = names
+        self.next_offset = encoded.batch.stop
+        applied.batches.append(encoded)
 
     def _is_next(self, batch: NodeBatch) -> bool:
         """Return whether this batch is next in order, and note it."""
@@ -217,35 +359,52 @@ class Replica:
             self.gap[batch.node] = None
         return True
 
-    def snapshot(self) -> bytes:
-        """Return everything but the messages."""
-        return msgspec.msgpack.encode(
-            State(
-                VERSION,
-                self.applied,
-                self.now_ms,
-                self.last_ms,
-                self.first_offset,
-                self.next_offset,
-                [(node, *last) for node, last in sorted(self.batches.items())],
-                None if self.gap is None else sorted(self.gap),
-            )
+    def state(self) -> State:
+        """Return everything but the messages, and what was taken of them."""
+        return State(
+            VERSION,
+            self.applied,
+            self.now_ms,
+            self.last_ms,
+            self.first_offset,
+            self.next_offset,
+            [(node, *last) for node, last in sorted(self.batches.items())],
+            None if self.gap is None else sorted(self.gap),
         )
 
+    def snapshot(self) -> bytes:
+        """Return everything but the messages."""
+        return encode_state(self.state(), self.taken)
+
     @classmethod
-    def restore(cls, data: bytes) -> Replica:
+    def restore(cls, data: bytes, settings: Settings | None = None) -> Replica:
         """Build a replica from what `snapshot` returned. Raises CodecError."""
         state = decode_state(data)
-        replica = cls()
+        replica = cls(settings)
         replica.applied, replica.now_ms, replica.last_ms = state.applied, state.now_ms, state.last_ms
         replica.first_offset, replica.next_offset = state.first_offset, state.next_offset
         replica.batches = {node: (incarnation, number) for node, incarnation, number in state.batches}
         replica.gap = None if state.gap is None else dict.fromkeys(state.gap)
+        if replica.taken is not None:
+            try:
+                replica.taken.restore(state.taken or [])
+            except (ValueError, msgspec.MsgspecError) as error:
+                raise CodecError(f"what a stream has taken: {error}") from error
         return replica
 
     def digest(self) -> str:
         """The same on replicas that applied the same entries."""
         return f"{crc32(self.snapshot()):08x}"
+
+
+def encode_state(state: State, taken: Taken | None) -> bytes:
+    """Return a state with what was taken up to it."""
+    fields = msgspec.structs.astuple(state)[:-1]
+    if taken is not None:
+        taken.expire(state.last_ms)
+        fields = (*fields, list(taken.pieces()))
+    # Without it, these are the bytes that earlier versions write.
+    return msgspec.msgpack.encode(fields)
 
 
 def decode_state(data: bytes) -> State:
@@ -263,6 +422,7 @@ __all__ = [
     "Append",
     "Applied",
     "CodecError",
+    "NamedMessages",
     "NodeBatch",
     "Replica",
     "State",
@@ -270,6 +430,9 @@ __all__ = [
     "decode_state",
     "encode_batch",
     "encode_entry",
+    "encode_state",
     "placed",
     "stamped",
+    "unpacked",
+    "without",
 ]

@@ -45,18 +45,27 @@ class Taken:
 
     def fresh(self, run: Run, names: Names, now_ms: int) -> list[Fresh]:
         """Remember the new ones of these messages, and return them. What was taken before is left out."""
+        found: list[Fresh] = []
+        count, at = len(names), 0
+        for new in self.new_of(names, now_ms):
+            if new.start > at:
+                run.take(new.start - at)
+            at = new.stop
+            part = run if at == count else run.take(len(new))
+            found.append(Fresh(part, names[new.start : at]))
+        return found
+
+    def new_of(self, names: Names, now_ms: int) -> list[range]:
+        """Remember the new ones of messages with these names, and return which ones they are."""
         known = self._dedup
         known.expire(now_ms, [])
         if isinstance(names, dedup.Sequence):
             taken = known.taken_of(names)
             if taken == len(names):
                 return []
-            if taken:
-                run.take(taken)
-                names = names[taken:]
             known.take(names.last, now_ms)
-            return [Fresh(run, names)]
-        found: list[Fresh] = []
+            return [range(taken, len(names))]
+        found: list[range] = []
         count, start = len(names), 0
         while start < count:
             new = known.is_new(names[start])
@@ -65,11 +74,14 @@ class Taken:
                 if new:
                     known.take(names[stop], now_ms)
                 stop += 1
-            part = run if stop == count else run.take(stop - start)
             if new:
-                found.append(Fresh(part, names[start:stop]))
+                found.append(range(start, stop))
             start = stop
         return found
+
+    def expire(self, now_ms: int) -> None:
+        """Forget what is too old."""
+        self._dedup.expire(now_ms, [])
 
     def apply(self, time_ms: int, names: Iterable[bytes]) -> None:
         """Remember what a batch of this time has taken."""

@@ -34,6 +34,7 @@ from persistence.streams import batch as batches
 from persistence.streams import index
 from persistence.streams.batch import HEAD_BYTES, Batch, Damaged, Head
 from persistence.streams.compression import NONE
+from persistence.streams.cutting import within
 from persistence.streams.files import Files
 from persistence.streams.index import Entry
 from persistence.streams.names import Keeper, Named, NamesFile
@@ -460,7 +461,7 @@ class StreamLog:
     def trim_to(self, offset: int) -> None:
         """Delete the segments that end at this offset or before. Raises OSError.
 
-        They are looked for now: compaction may have put some of them together with younger ones since this was decided.
+        They are looked for now: compaction may have put some of them together since somebody decided so.
         """
         count = 0
         for segment in self.segments:
@@ -567,57 +568,108 @@ class StreamLog:
         self._writing = self._writing._replace(sealed=True)
         self.stop = max(self.stop, offset)
 
-    def mend(self, data: bytes) -> bool:
+    def mend(self, data: bytes, low: int = -1, stop: int = -1) -> None:
         """Put whole neighbouring batches, which another node has sent, where they are damaged or missing.
 
-        Return whether they fit there. Raises Damaged, OSError.
+        `low` and `stop`: what is damaged. Without it, that is what the batches have. Raises Damaged, OSError.
         """
         if self._ended:
-            return True
+            return
         heads = list(heads_of(data))
-        low, stop = heads[0][1].base, heads[-1][1].stop
+        base, end = heads[0][1].base, heads[-1][1].stop
+        low, stop = (base, end) if low < 0 else (low, stop)
         segment = self._segment_of(low)
         if segment is None or segment.base > low:
-            self._insert(low, stop, heads, data)
-            return True
+            self._insert(data, heads, low)
+            return
         try:
-            start, end = self._place_of(segment, low, stop)
+            place = self._place_of(segment, base, end) if base >= segment.base else None
+            if place is not None and place[1] - place[0] == len(data):
+                path = self._path(segment.where, _SEGMENT)
+                self._files.write(path, place[0], [data])
+                self._files.sync(path)
+                return
+            # This node has other batches there: it has compressed, or compacted, in another way.
+            self._split(segment, low, stop)
+        except Ended:
+            return
         except FileNotFoundError:
             if segment is self.segments[-1]:
                 self._writing = Writing()
             self.segments = tuple(each for each in self.segments if each is not segment)
             self._remove(segment.where)
-            self._insert(low, stop, heads, data)
-            return True
-        if end - start != len(data):
-            logger.error(
-                "%s: offsets %d to %d do not fit where they were",
-                self._path(segment.where, _SEGMENT),
-                low,
-                stop,
-            )
-            return False
-        path = self._path(segment.where, _SEGMENT)
-        self._files.write(path, start, [data])
-        self._files.sync(path)
-        return True
+        self._insert(data, heads, low)
 
-    def _place_of(self, segment: Segment, low: int, stop: int) -> tuple[int, int]:
-        """Return where batches with these offsets begin and end in a segment."""
-        start = self._position(segment, low)
+    def _split(self, segment: Segment, low: int, stop: int) -> None:
+        """Put what a segment has before and behind a damage into segments of their own. Raises Ended, OSError."""
+        end = min(segment.stop, self._behind(segment))
+        sound = [
+            (at, head)
+            for at, head, is_sound in self._heads(segment.where, 0, segment.base, segment.size, whole=True)
+            if is_sound
+        ]
+        before = [each for each in sound if each[1].base < low]
+        behind = [each for each in sound if each[1].stop > stop and each[1].stop <= end]
+        kept: list[Segment] = []
+        if before:
+            kept.append(self._copied(segment, before, segment.base, min(before[-1][1].stop, low)))
+        if behind:
+            kept.append(self._copied(segment, behind, max(behind[0][1].base, stop), behind[-1][1].stop))
+        # The first one comes last: it begins where the old one does, and so a start takes it for what it replaces.
+        for each in reversed(kept):
+            self._files.rename(self._path(each.stem, NEW), self._path(each.stem, _SEGMENT).name)
+            self._files.sync_names(self.directory)
+        at = self.segments.index(segment)
+        if segment is self.segments[-1]:
+            self._writing = Writing()
+        self.segments = (*self.segments[:at], *kept, *self.segments[at + 1 :])
+        self._remove(segment.where)
+        self._files.sync_names(self.directory)
+
+    def _copied(self, segment: Segment, found: list[tuple[int, Head]], low: int, stop: int) -> Segment:
+        """Write what these batches of a segment have from one offset up to another into one that is to be put in its place."""
+        new = self.rewritten(low, stop)
+        window = _Window(self._files, self._path(segment.where, _SEGMENT), segment.size)
+        parts: list[list[bytes]] = []
+        size = 0
+        for at, head in found:
+            part = within(bytes(window.take(at, head.size)), [(0, head)], low, stop)
+            parts.append([part])
+            size += len(part)
+            if size >= READ_BYTES:
+                new.append(parts)
+                parts, size = [], 0
+        if parts:
+            new.append(parts)
+        return new.finish()
+
+    def _place_of(self, segment: Segment, base: int, stop: int) -> tuple[int, int] | None:
+        """Return where the batches with just these offsets begin and end in a segment; None if others are there."""
+        start = self._position(segment, max(base - 1, segment.base))
+        reached = -1 if start else segment.base
         for at, head, _ in self._heads(segment.where, start, segment.base, segment.size, whole=False):
-            if head.stop <= low:
-                start = at + head.size
+            if head.stop <= base:
+                start, reached = at + head.size, head.stop
             elif head.base >= stop:
-                return start, at
-        return start, segment.size
+                return (start, at) if reached == base and head.base == stop else None
+        return (start, segment.size) if reached == base and segment.stop == stop else None
 
-    def _insert(self, low: int, stop: int, heads: list[tuple[int, Head]], data: bytes) -> None:
-        """Write a segment that is missing between others, or go on with one that was begun."""
+    def _insert(self, data: bytes, heads: list[tuple[int, Head]], wanted: int) -> None:
+        """Write a segment that is missing between others, at this offset, or go on with one that was begun."""
         segments = list(self.segments)
-        at = bisect_right(segments, low, key=attrgetter("base"))
+        at = bisect_right(segments, wanted, key=attrgetter("base"))
         before = segments[at - 1] if at else None
-        if before is not None and before.base in self._mended and before.stop == low:
+        data = within(
+            data,
+            heads,
+            before.stop if before is not None else 0,
+            segments[at].base if at < len(segments) else heads[-1][1].stop,
+        )
+        heads = list(heads_of(data))
+        if not heads:
+            return
+        low, stop = heads[0][1].base, heads[-1][1].stop
+        if before is not None and not before.stem and before.base in self._mended and before.stop == low:
             base, size, first_ms = before.base, before.size, before.first_ms
             at -= 1
             del segments[at]

@@ -105,11 +105,11 @@ class StreamStore:
             self._files, self._directory / str(queue_id), segment_bytes, keeper=keeper, codec=codec
         )
 
-    def keep(self, queue_ids: Iterable[int], highest: int | None = None) -> None:
-        """Delete the logs of all other queues, of those up to a number. At start."""
+    def keep(self, queue_ids: Iterable[int], may_go: Callable[[int], bool] = lambda queue_id: True) -> None:
+        """Delete the logs of all other queues that may go. At start."""
         kept = {str(queue_id) for queue_id in queue_ids}
         for name in self._files.names(self._directory):
-            if name not in kept and name.isdecimal() and (highest is None or int(name) <= highest):
+            if name not in kept and name.isdecimal() and may_go(int(name)):
                 self._files.remove_all(self._directory / name)
 
     def write(self, call: Callable[[], T], done: Callable[[T], None]) -> None:

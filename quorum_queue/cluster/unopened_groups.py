@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from quorum_queue.cluster.frames import StatePiece
+from quorum_queue.queue_ids import index_of
 from quorum_queue.raft.messages import Message
 
 #: The group whose log is the topology's.
@@ -20,16 +21,19 @@ class UnopenedGroups:
         self._messages: dict[int, list[tuple[Message, int]]] = {}
         #: Messages with the peers that sent them.
         self._pieces: dict[int, list[tuple[str, StatePiece]]] = {}
-        #: How far this node has applied the topology. Groups up to this number that do not exist will never
-        #: exist.
+        #: How far this node has applied the topology. Groups of operations up to this index that do not
+        #: exist, and are not expected, will never exist.
         self.topology_index = 0
+        #: Groups that are declared and will be opened soon.
+        self.expected: dict[int, None] = {}
 
     def may_come(self, group_id: int) -> bool:
         """Return whether a group may still be opened here: its declaration is not applied yet.
 
         The topology's own group has none, and opens when the node has noted which cluster it belongs to.
         """
-        return group_id > self.topology_index or group_id == TOPOLOGY
+        declared_at = index_of(group_id)
+        return declared_at > self.topology_index or group_id == TOPOLOGY or group_id in self.expected
 
     @property
     def groups_with_pieces(self) -> list[int]:
@@ -50,6 +54,7 @@ class UnopenedGroups:
             self._bytes += len(piece.data)
 
     def take_messages(self, group_id: int) -> Iterator[Message]:
+        self.expected.pop(group_id, None)
         for message, size in self._messages.pop(group_id, ()):
             self._bytes -= size
             yield message

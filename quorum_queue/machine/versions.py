@@ -15,7 +15,8 @@ node only begins with the newest.
     4   mqd 0.2: a queue that loses its dead-letter exchange drops the dead letters that it holds; clusters have
         policies
 
-    5   mqd 0.2: nothing new for quorum queues; clusters have consumer groups
+    5   mqd 0.2: nothing new for quorum queues; clusters have super streams, consumer groups, and streams that drop
+        duplicates and are compressed and compacted
 
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
@@ -47,8 +48,12 @@ STREAMS = 3
 PARAMETERS = 4
 #: The cluster has consumer groups.
 GROUPS = 5
+#: One operation of the topology makes very many queues, whose ids are no indexes of the log. Messages come to streams of a
+#: cluster with their names, and compressed. Members of a stream compact: what one has sent to another one may stand for
+#: more offsets than it has messages.
+SUPER_STREAMS = 5
 
-NEWEST = GROUPS
+NEWEST = 5
 
 #: Features that a node announces in the handshake of a link for the versions that it can apply, beyond the
 #: first.
@@ -76,6 +81,7 @@ __all__ = [
     "REMOVED",
     "RETURNED",
     "STREAMS",
+    "SUPER_STREAMS",
     "UNHELD",
     "newest_of",
 ]

@@ -31,6 +31,7 @@ from amqp_server.cluster.roster import Roster
 from amqp_server.cluster.store import GroupStore
 from amqp_server.config import Config
 from amqp_server.streams import places
+from amqp_server.streams.replicated import Replica as StreamReplica
 from amqp_server.streams.replicated import decode_state
 from conformance_tests.patience import PATIENCE_S
 from persistence.commit import Commit
@@ -39,6 +40,8 @@ from persistence.groups import Groups
 from persistence.journal import Journal
 from persistence.memory import MemoryEnvironment
 from persistence.record import Record
+from persistence.streams import batch as batches
+from persistence.streams.log import Stored
 from quorum_queue.cluster.state import unpack_state
 from quorum_queue.consumer_groups.partition import Span
 from quorum_queue.consumer_groups.replica import Replica as GroupReplica
@@ -50,6 +53,7 @@ from quorum_queue.machine.entries import decode_entry
 from quorum_queue.machine.machine import Machine
 from quorum_queue.machine.replicated import Replica
 from quorum_queue.machine.run import Attributes, Run
+from quorum_queue.machine.settings import Settings
 from quorum_queue.machine.states import DedupState
 from quorum_queue.raft.members import Members
 from tests import turns
@@ -519,6 +523,41 @@ def test_streams_are_brought_along() -> None:
     told = decode_state(state)
     assert (members.voters, told.first_offset, told.next_offset, told.last_ms) == (("n1",), 0, 30, 1025)
     assert Journal(disk.environment).recover_queue(99) is None
+
+
+def test_what_a_stream_has_taken_is_brought_along() -> None:
+    """From the batches in its segments, and from those that only the journal has."""
+    disk, journal = with_stream()
+    table: dict[str, Any] = {"x-queue-type": "stream", "x-deduplication": True}
+    record = QueueRecord("/", "log", 99, False, encoded(table))
+    disk.environment.put(QUEUES_TABLE, key("/", "log"), encode(record))
+    log = SteppedJobs(disk.files).log(99, 200)
+    log.open(20)
+    for base in (20, 25):
+        log.append([named(base)])
+    journal.append(99, 30, 5, list(named(30).parts), 1)
+    disk.environment.flush()
+    list(disk.adoption().steps())
+    disk.environment.flush()
+    found = GroupStore(disk.environment).read_state(99)
+    assert found is not None
+    replica = StreamReplica.restore(unpack_state(found[2])[1], Settings(deduplication_window_ms=600_000))
+    assert replica.taken is not None and replica.next_offset == 35
+    assert replica.taken.new_of([*names_from(20), *names_from(25), *names_from(30)], 1_040) == []
+    assert replica.taken.new_of(list(names_from(35)), 1_040) == [range(5)]
+
+
+def names_from(base: int) -> list[bytes]:
+    return [id_of(b"%d" % number) for number in range(base, base + 5)]
+
+
+def named(base: int) -> Stored:
+    """Five messages that have been taken."""
+    plain = stream_log.stored(base, 5, 1_000 + base)
+    head = batches.decode_head(plain.parts[0])
+    whole = batches.decode(head, b"".join(plain.parts))
+    parts = batches.encode(base, 1_000 + base, whole.shapes, bytes(whole.items), [None], [], names_from(base))
+    return Stored(base, base + 5, 1_000 + base, parts, sum(map(len, parts)), names_from(base))
 
 
 def test_streams_that_no_cluster_can_have() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -393,6 +395,192 @@ def test_transactions_and_dead_letters(ring: Ring) -> None:
         assert replay(ring, name, "sink", 4) == pairs(0, 4)
 
 
+def test_what_is_published_again_is_there_once(ring: Ring) -> None:
+    declare(ring, "once", x_deduplication=True)
+    declare(ring, "far", x_deduplication=True, x_initial_cluster_size=1)
+
+    def publish_all(at: str, stream: str, low: int, stop: int) -> None:
+        with ring.channel(at) as channel:
+            for number in range(low, stop):
+                headers: dict[str, Any] = {"x-producer": "till", "x-sequence": number}
+                if number % 3 == 0:
+                    headers = {"x-deduplication-id": f"receipt {number}"}
+                properties = pika.BasicProperties(headers=headers)
+                channel.basic_publish("", stream, numbers(number, number + 1)[0], properties)
+
+    for stream in ("once", "far"):
+        publish_all("n1", stream, 0, 24)
+        publish_all("n2", stream, 8, 32)
+        wait_until("n3 knows", lambda stream=stream: row(ring, "n3", stream)["next_offset"] == 32)
+    stored(ring, "once")
+    leader = ring.leader("once")
+    ring.nodes[leader].kill()
+    publish_all(next(name for name in NAMES if name != leader), "once", 0, 40)
+    ring.start(leader)
+    publish_all(leader, "once", 0, 40)
+    for name in NAMES:
+        assert replay(ring, name, "once", 40) == pairs(0, 40)
+    # One that has lost its disk is told what was taken by the others.
+    stored(ring, "once")
+    ring.nodes["n1"].kill()
+    shutil.rmtree(ring.nodes["n1"].data)
+    ring.start("n1")
+    stored(ring, "once")
+    ring.nodes["n3"].kill()
+    publish_all("n1", "once", 32, 44)
+    ring.start("n3")
+    assert replay(ring, "n1", "once", 44) == pairs(0, 44)
+
+
+def test_compressed_streams_are_read_and_mended(ring: Ring) -> None:
+    """Members compress for themselves: one may have what another one has in a batch of another size."""
+    for codec in ("zstd", "lz4"):
+        stream = f"packed-{codec}"
+        declare(ring, stream, x_stream_compression=codec)
+        append(ring, "n2", stream, 0, 300)
+        stored(ring, stream)
+        plain = 300 * len(PADDING)
+        sizes = {name: row(ring, name, stream)["message_bytes"] for name in NAMES}
+        assert all(size < plain / 2 for size in sizes.values()), sizes
+        for name in NAMES:
+            assert replay(ring, name, stream, 300) == pairs(0, 300)
+            assert row(ring, name, stream)["compression"] == codec
+
+
+def test_each_member_compacts_and_the_offsets_stay(ring: Ring) -> None:
+    declare(ring, "table", x_stream_compaction="header:room", x_stream_max_segment_size_bytes=8_192)
+    rooms = 5
+
+    def publish_all(at: str, stream: str, low: int, stop: int) -> None:
+        with ring.channel(at, confirm=False) as channel:
+            channel.tx_select()
+            for number in range(low, stop):
+                properties = pika.BasicProperties(headers={"room": f"r{number % rooms}"})
+                channel.basic_publish("", stream, numbers(number, number + 1)[0], properties)
+                if number % 20 == 19:
+                    channel.tx_commit()
+            channel.tx_commit()
+
+    publish_all("n1", "table", 0, 400)
+    wait_until(
+        "all have compacted",
+        lambda: all((row(ring, name, "table").get("compacted_offset") or 0) > 300 for name in NAMES),
+    )
+    for name in NAMES:
+        with ring.channel(name, confirm=False) as channel:
+            channel.basic_qos(prefetch_count=100)
+            found: list[tuple[int, int]] = []
+            for method, properties, body in channel.consume(
+                "table", arguments={"x-stream-offset": "first"}, inactivity_timeout=PATIENCE_S
+            ):
+                assert method is not None, found
+                found.append((properties.headers["x-stream-offset"], int(body.split()[0])))
+                channel.basic_ack(method.delivery_tag)
+                if found[-1][0] == 399:
+                    break
+            channel.cancel()
+        assert all(offset == number for offset, number in found)
+        assert found == sorted(found) and len(found) < 200
+        assert {number for _, number in found} >= set(range(395, 400))
+    # One that begins empty gets what the others have left, and goes on with it.
+    ring.nodes["n2"].kill()
+    shutil.rmtree(ring.nodes["n2"].data)
+    ring.start("n2")
+    publish_all("n2", "table", 400, 420)
+    stored(ring, "table")
+    assert replay(ring, "n2", "table", 20, 400) == pairs(400, 420)
+
+
+def test_filters_and_times_hold_on_every_node(ring: Ring) -> None:
+    """Members read their own segments, others ask one; duplicates that were cut out take no filter value with them."""
+    declare(ring, "rooms", x_deduplication=True)
+    declare(ring, "far rooms", x_initial_cluster_size=1, x_deduplication=True)
+
+    def publish_all(stream: str, low: int, stop: int) -> None:
+        with ring.channel("n2", confirm=False) as channel:
+            channel.tx_select()
+            for number in range(low, stop):
+                headers: dict[str, Any] = {"x-deduplication-id": f"{number}"}
+                if number % 4:
+                    headers["x-stream-filter-value"] = f"room {number % 4}"
+                properties = pika.BasicProperties(headers=headers)
+                channel.basic_publish("", stream, numbers(number, number + 1)[0], properties)
+            channel.tx_commit()
+
+    for stream in ("rooms", "far rooms"):
+        publish_all(stream, 0, 60)
+    between = int(time.time()) + 2
+    time.sleep(between + 0.5 - time.time())
+    for stream in ("rooms", "far rooms"):
+        publish_all(stream, 40, 100)
+    stored(ring, "rooms")
+    for stream in ("rooms", "far rooms"):
+        for name in NAMES:
+            one = [number for number in range(100) if number % 4 == 1]
+            assert replay(ring, name, stream, 25, x_stream_filter="room 1") == [(each, each) for each in one]
+            others = [number for number in range(100) if number % 4 in (0, 2)]
+            wanted = {"x_stream_filter": ["room 2"], "x_stream_match_unfiltered": True}
+            found = replay(ring, name, stream, 50, **wanted)
+            assert found == [(each, each) for each in others]
+            at = datetime.fromtimestamp(between, tz=UTC)
+            assert replay(ring, name, stream, 40, at) == pairs(60, 100)
+
+
+def test_super_streams_are_made_whole_and_spread(ring: Ring) -> None:
+    with ring.channel("n1") as channel:
+        arguments = {"x-partitions": 6, "x-stream-max-segment-size-bytes": 16_384}
+        channel.exchange_declare("orders", "x-super-stream", durable=True, arguments=arguments)
+    _orders_are(ring, 6)
+    for name in NAMES:
+        placed = [ring.queue(name, f"orders-{number}")["placed"] for number in range(6)]
+        assert all(len(each) == 3 for each in placed)
+        assert sorted(each[0] for each in placed) == sorted(NAMES * 2)
+    for low, at in ((0, "n2"), (200, "n3")):
+        with ring.channel(at) as channel:
+            for number in range(low, low + 200):
+                channel.basic_publish("orders", f"customer {number % 20}", numbers(number, number + 1)[0])
+    ring.nodes["n1"].kill()
+    with ring.channel("n2") as channel:
+        for number in range(400, 600):
+            channel.basic_publish("orders", f"customer {number % 20}", numbers(number, number + 1)[0])
+    ring.start("n1")
+    found: list[int] = []
+    for number in range(6):
+        count = row(ring, "n2", f"orders-{number}")["next_offset"]
+        part = [each for _, each in replay(ring, "n1", f"orders-{number}", count)]
+        for customer in range(20):
+            one = [each for each in part if each % 20 == customer]
+            assert one in ([], list(range(customer, 600, 20)))
+        found += part
+    assert sorted(found) == list(range(600))
+    ring.mqctl("n3", "add_partitions", "orders", "2")
+    _orders_are(ring, 8)
+    assert row(ring, "n1", "orders-7")["type"] == "stream"
+    _, definitions = ring.ask("GET", "n2", "/api/definitions")
+    _delete_orders(ring)
+    assert ring.ask("POST", "n3", "/api/definitions", definitions)[1] is None
+    _orders_are(ring, 8)
+    assert len(ring.queue("n1", "orders-7")["placed"]) == 3
+    _delete_orders(ring)
+
+
+def _delete_orders(ring: Ring) -> None:
+    with ring.channel("n2") as channel:
+        channel.exchange_delete("orders")
+    _orders_are(ring, 0)
+
+
+def _orders_are(ring: Ring, count: int) -> None:
+    """Until all nodes have so many partitions."""
+
+    def there() -> list[list[str]]:
+        told = [ring.get(name, "/api/queues") for name in NAMES]
+        return [sorted(each["name"] for each in one if each["name"].startswith("orders-")) for one in told]
+
+    expected = [f"orders-{number}" for number in range(count)]
+    wait_until("the partitions are known", lambda: there() == [expected] * 3, state=lambda: str(there()))
+
+
 def test_what_streams_do_not_have_is_refused(ring: Ring) -> None:
     declare(ring, "plain")
     for what in ("get", "purge", "delete", "declare"):
@@ -420,13 +608,29 @@ def test_a_node_that_stood_alone_brings_its_streams(empty: Ring) -> None:
         for body in numbers(0, 300):
             channel.basic_publish("", "brought", body)
         channel.tx_commit()
+        table: dict[str, Any] = {"x-partitions": 2, "x-deduplication": True}
+        channel.exchange_declare("orders", "x-super-stream", durable=True, arguments=table)
+        orders = [
+            (f"key {number}", numbers(number, number + 1)[0], {"x-deduplication-id": f"order {number}"})
+            for number in range(20)
+        ]
+        for key, body, headers in orders:
+            channel.basic_publish("orders", key, body, pika.BasicProperties(headers=headers))
+        channel.tx_commit()
         connection.close()
         alone.kill()
     empty.start(*NAMES)
+    with empty.channel("n3") as channel:
+        for key, body, headers in orders:
+            channel.basic_publish("orders", key, body, pika.BasicProperties(headers=headers))
+    counts = [row(empty, "n2", f"orders-{number}")["next_offset"] for number in range(2)]
+    assert sum(counts) == 20 and all(counts)
     with empty.channel("n2") as channel:
         publish(channel, "brought", *numbers(300, 320))
     wait_until("all keep it", lambda: len(empty.queue("n1", "brought")["placed"]) == 3)
     stored(empty, "brought")
     for name in NAMES:
         assert replay(empty, name, "brought", 320) == pairs(0, 320)
-    assert all(PADDING in path.read_bytes() for path in files(empty.nodes["n3"]))
+    assert all(PADDING in path.read_bytes() for path in files(empty.nodes["n3"]) if path.stat().st_size)
+    empty.mqctl("n2", "add_partitions", "orders", "1")
+    assert row(empty, "n3", "orders-2")["type"] == "stream"

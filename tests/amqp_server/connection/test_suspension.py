@@ -540,8 +540,10 @@ def test_a_home_that_cannot_be_reached_is_an_error_of_the_channel(
 
 
 @pytest.mark.parametrize("arguments", [{}, {"x-partitions": 2}])
-def test_a_cluster_has_no_super_streams(node: Cluster, peer: Peer, arguments: dict[str, Any]) -> None:
-    node.log.clustered = True
+def test_super_streams_wait_until_all_nodes_know_them(
+    node: Cluster, peer: Peer, arguments: dict[str, Any]
+) -> None:
+    node.log.has_super_streams = False
     answers = peer.call(
         1,
         commands.Exchange.Declare(
@@ -550,6 +552,6 @@ def test_a_cluster_has_no_super_streams(node: Cluster, peer: Peer, arguments: di
     )
     (close,) = [answer for _, answer in answers]
     assert isinstance(close, commands.Connection.Close) and close.reply_code == 540
-    assert "only a node that stands alone: super stream 's'" in close.reply_text
+    assert "is a super stream: not before all nodes run this version of mqd" in close.reply_text
     node.apply()
     assert node.broker.vhost("/").router.get("s") is None

@@ -41,7 +41,7 @@ class Store:
             self.files, Path("/streams") / str(queue_id), segment_bytes, keeper=keeper, codec=codec
         )
 
-    def keep(self, queue_ids: Iterable[int], highest: int | None = None) -> None:
+    def keep(self, queue_ids: Iterable[int], may_go: Callable[[int], bool] = lambda queue_id: True) -> None:
         raise NotImplementedError
 
     def write(self, call: Callable[[], Any], done: Callable[[Any], None]) -> None:

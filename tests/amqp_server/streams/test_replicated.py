@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 
 from amqp_server.streams.encode import Encoded, Encoder, Layouts
 from amqp_server.streams.replicated import (
+    Append,
     CodecError,
+    NamedMessages,
+    NodeBatch,
     Replica,
     decode_entry,
     encode_batch,
     encode_entry,
 )
 from persistence.streams import batch as batches
+from quorum_queue.machine.dedup import Sequence, id_of, sequence_of
 from quorum_queue.machine.run import Run
+from quorum_queue.machine.settings import Settings
 from tests.amqp_server.streams.test_messages import MESSAGES, framed, head_of, run_of
 
 OWN = ("a", 7)
@@ -121,3 +127,137 @@ def test_what_is_not_known_is_refused() -> None:
             decode_entry(wrong)
     with pytest.raises(CodecError):
         Replica.restore(b"\x90")
+
+
+# -- duplicates ------------------------------------------------------------------------------------------------------
+
+ONCE = Settings(deduplication_window_ms=1_000, deduplication_count=50, deduplication_producers=3)
+
+
+def named(number: int, names: Any, *, mixed: bool = False, node: str = "a") -> bytes:
+    """Messages with these names, whose bodies are their numbers; `mixed`: of different lengths, and some filtered."""
+    encoder = Encoder(Layouts(), 0, 0, stamped=True)
+    for index in range(0, len(names), 3):
+        part = names[index : index + 3]
+        properties: dict[str, Any] = {}
+        if mixed and index % 2:
+            properties["headers"] = {"x-stream-filter-value": f"f{index % 4}"}
+        size = 7 + (index % 5 if mixed else 0)
+        contents = [framed(properties, b"%0*d" % (size, index + each), 1, 4096) for each in range(len(part))]
+        encoder.add(run_of(contents, [head_of("k")] * len(part), 1), part)
+    return encode_batch(node, 7, number, encoder.finish())
+
+
+def bodies(applied: Any) -> list[int]:
+    """The numbers in the bodies, in the order of their offsets."""
+    found = []
+    for each in applied.batches:
+        data = b"".join(each.parts)
+        batch = batches.decode(batches.decode_head(data), data)
+        at = 0
+        for shape in batch.shapes:
+            for _ in range(shape.count):
+                at += shape.size
+                item = bytes(batch.items[:at])
+                found.append(int(item[item.rfind(b"\xce", 0, -1) + 8 : -1]))
+    return found
+
+
+def ids(*texts: str) -> list[bytes | None]:
+    return [id_of(text.encode()) if text else None for text in texts]
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_duplicates_are_cut_out_wherever_they_stand(mixed: bool) -> None:
+    replica = Replica(ONCE)
+    names = ids(*"abcdefghij")
+    assert bodies(replica.apply(1, *entry(1, named(1, names, mixed=mixed)), OWN)) == list(range(10))
+    some = ids("a", "x", "b", "", "c", "y", "x", "d", "z", "e")
+    applied = replica.apply(2, *entry(2, named(2, some, mixed=mixed)), OWN)
+    # Those without a name are always new, and the second "x" is as late as all that came before.
+    assert bodies(applied) == [1, 3, 5, 8]
+    assert (applied.numbers, replica.next_offset) == ([2], 14)
+    assert [each.batch.base for each in applied.batches] == [10]
+    applied = replica.apply(3, *entry(3, named(3, some[:3] + some[4:], mixed=mixed)), OWN)
+    assert (bodies(applied), applied.numbers, replica.next_offset) == ([], [3], 14)
+
+
+def test_a_producer_goes_on_where_it_was_not_heard() -> None:
+    replica = Replica(ONCE)
+    first = Sequence.from_first(sequence_of(b"p", 5), 4)
+    replica.apply(1, *entry(1, named(1, first)), OWN)
+    assert replica.next_offset == 4
+    more = Sequence.from_first(sequence_of(b"p", 7), 5)
+    assert bodies(replica.apply(2, *entry(2, named(1, more, node="b")), OWN)) == [2, 3, 4]
+    assert replica.next_offset == 7
+
+
+def test_what_was_taken_is_in_the_state_and_bounded() -> None:
+    replica = Replica(ONCE)
+    for number in range(1, 9):
+        names = ids(*[f"{number} {each}" for each in range(20)])
+        replica.apply(number, *entry(number, named(number, names)), OWN)
+    assert replica.taken is not None and len(replica.taken) == 50
+    again = Replica.restore(replica.snapshot(), ONCE)
+    assert again.digest() == replica.digest()
+    for each in (replica, again):
+        # The last 50 are known, and those before no more.
+        old = ids("6 10", "8 19", "1 0")
+        assert bodies(each.apply(9, *entry(9, named(9, old)), OWN)) == [2]
+    late = replica.apply(10, *entry(5_000, named(10, ids("8 19"))), OWN)
+    assert bodies(late) == [0] and len(replica.taken) == 1
+    assert replica.digest() != again.digest()
+
+
+def test_a_stream_without_deduplication_writes_what_it_always_did() -> None:
+    replica = Replica()
+    replica.apply(1, *entry(1, one("a", 7, 1)), OWN)
+    assert len(msgspec.msgpack.decode(replica.snapshot())) == 8
+    assert replica.apply(2, *entry(1, named(2, ids("x", "x"))), OWN).numbers == [2]
+    assert replica.next_offset == 3
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+def test_what_is_compressed_on_its_way_comes_to_the_same(codec: str) -> None:
+    messages: Any = [("k", {}, None, 90, 40), ("other", {}, "blue", 30, 8)]
+    plain = encode_batch(*OWN, 1, encoded(messages))
+    packed = encode_batch(*OWN, 1, encoded(messages), codec=codec)
+    assert len(packed) < len(plain) / 2
+    found = [Replica().apply(1, *entry(5, each), OWN).batches for each in (plain, packed)]
+    assert [each.parts for each in found[0]] == [each.parts for each in found[1]]
+    # What is small stays as it is.
+    assert encode_batch(*OWN, 1, encoded(messages[1:])[:1], codec=codec) != b""
+    (_, (batch,)) = entry(5, packed)
+    (append,) = batch.appends
+    for wrong in (
+        msgspec.structs.replace(append, size=append.size + 1),
+        msgspec.structs.replace(append, items=append.items[:-1]),
+        msgspec.structs.replace(append, codec="gzip"),
+    ):
+        with pytest.raises(CodecError):
+            Replica().apply(1, 1, [NodeBatch("a", 7, 1, [wrong])], OWN)
+
+
+def test_duplicates_are_cut_out_of_what_is_compressed() -> None:
+    replica = Replica(ONCE)
+    names = ids(*[f"{number}" for number in range(40)])
+    encoder = Encoder(Layouts(), 0, 0, stamped=True)
+    contents = [framed({}, b"%07d" % number, 1, 4096) for number in range(40)]
+    encoder.add(run_of(contents, [head_of("k")] * 40, 1), names)
+    first = encode_batch("a", 7, 1, encoder.finish(), codec="zstd")
+    assert bodies(replica.apply(1, *entry(1, first), OWN)) == [*range(40)]
+    encoder = Encoder(Layouts(), 0, 0, stamped=True)
+    names[5] = names[30] = None
+    encoder.add(run_of(contents, [head_of("k")] * 40, 1), names)
+    again = encode_batch("a", 7, 2, encoder.finish(), codec="zstd")
+    assert bodies(replica.apply(2, *entry(1, again), OWN)) == [5, 30]
+
+
+def test_wrong_names_are_refused() -> None:
+    head, meta, items = encoded([("k", {}, None, 5, 2)])[0].parts
+    append = Append(head, meta, items, [], [NamedMessages(0, 2, b"", [])])
+    with pytest.raises(CodecError):
+        Replica(ONCE).apply(1, 1, [NodeBatch("a", 7, 1, [append])], OWN)
+    append = Append(head, meta, items, [], [NamedMessages(0, 2, b"nothing")])
+    with pytest.raises(CodecError):
+        Replica(ONCE).apply(1, 1, [NodeBatch("a", 7, 1, [append])], OWN)

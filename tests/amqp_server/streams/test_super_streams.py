@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from amqp_server.broker.super_streams import growth, index_of, partition_id
+from amqp_server.broker import dismantling, operations
+from amqp_server.broker.records import BindingRecord, encoded
+from amqp_server.broker.super_streams import growth, partition_id
 from amqp_server.errors import AMQPError
 from amqp_server.wire import content, frames, methods
 from exchanges.super_stream import KEYLESS_RUN
+from quorum_queue.queue_ids import index_of
 from tests.amqp_server.connection.node import Peer
 from tests.amqp_server.streams.node import StreamNode, consume, got
 from tests.amqp_server.streams.node import declare as declare_stream
@@ -342,3 +345,36 @@ def test_permissions(node: StreamNode, peer: Peer) -> None:
         delete(opened(node, "other")), 403
     )
     assert queues(node) == ["s-0", "s-1", "s-2"]
+
+
+# -- in the order of a cluster's log ---------------------------------------------------------------------------------
+
+
+def test_what_was_proposed_before_it_came_changes_nothing_of_it(node: StreamNode, peer: Peer) -> None:
+    """A node may have proposed a binding to an exchange of that name, which was deleted meanwhile."""
+    declare_stream(peer, "other")
+    declare(peer)
+    topology, router = node.broker.topology, node.broker.vhost("/").router
+    foreign = BindingRecord("/", "s", "other", "queue", "7", encoded({}))
+    result = topology.apply(99, operations.Bind(foreign))
+    assert not result.changed and "is a super stream" in result.error
+    own = BindingRecord("/", "s", "s-0", "queue", "0", encoded({"x-stream-partition-order": 0}))
+    assert not topology.apply(100, operations.Unbind(own)).changed
+    assert [binding.destination for binding in router.bindings(source="s")] == ["s-0", "s-1", "s-2"]
+
+
+@pytest.mark.pure
+def test_a_vhost_that_goes_in_parts_takes_it_whole(
+    node: StreamNode, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare_stream(peer, "other")
+    peer.call(1, commands.Queue.Bind(queue="other", exchange="amq.fanout", routing_key=""))
+    declare(peer)
+    monkeypatch.setattr(dismantling, "BINDINGS_MIN", 1)
+    parts = list(dismantling.parts_of(node.broker.vhosts, operations.DeleteVhost("/")) or ())
+    assert parts[0] == operations.DeleteExchange("/", "s")
+    unbound = [part.record for part in parts if isinstance(part, operations.Unbind)]
+    assert {record.source for record in unbound} == {"amq.fanout"}
+    assert {record.destination for record in unbound} == {"other"}
+    assert [part.name for part in parts if isinstance(part, operations.DeleteQueue)] == ["other"]
+    assert len([part for part in parts if isinstance(part, operations.DeleteExchange)]) == 1

@@ -269,6 +269,23 @@ def test_retention_is_faster() -> None:
     assert not [path for path in files.now if path.suffix == ".new" or "-" in path.name]
 
 
+def test_retention_deletes_no_more_than_it_wanted_before_a_pass() -> None:
+    """It was decided which segments go; before the thread comes to it, they are one with others that are to stay."""
+    log = opened(CrashingFiles())
+    fill(log, some(1, 120))
+    throttle = Throttle(1 << 40)
+    first = log.segments[0]
+    plan = compaction.plan(log, Keys(), 1000, 2000, throttle)
+    assert len(plan.groups[0]) > 1
+    new = compaction.rewrite(log, plan.groups[0], plan.latest, Keys(), -1, "none", throttle)
+    assert new is not None and log.replace(plan.groups[0], new)
+    before = read(log)
+    log.trim_to(first.stop)
+    assert log.segments[0] == new and read(log) == before
+    log.trim_to(new.stop)
+    assert log.segments[0].base == new.stop
+
+
 def test_a_log_that_is_gone_is_not_written() -> None:
     log = opened(CrashingFiles())
     fill(log, some(1, 120))

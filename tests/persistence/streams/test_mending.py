@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from persistence.streams.batch import Damaged
-from persistence.streams.log import Stored, StreamLog, heads_of
+from persistence.streams.batch import Damaged, decode, encode
+from persistence.streams.cutting import within
+from persistence.streams.log import Lost, Stored, StreamLog, heads_of
 from tests.persistence.streams.crashing import CrashingFiles
 from tests.persistence.streams.test_log import HERE, filled, read_all, stored
 
@@ -28,7 +29,7 @@ def mended(log: StreamLog, low: int, stop: int) -> None:
     low -= low % 3
     while low < stop:
         part = min(low + 6, stop + -stop % 3)
-        assert log.mend(whole(low, part))
+        log.mend(whole(low, part))
         low = part
 
 
@@ -81,6 +82,82 @@ def test_every_flipped_bit_is_mended(lost_power: bool) -> None:
                 mended(log, each.low, each.stop)
             assert read_all(log) == ([*range(COUNT)], [])
             assert same(files, sound)
+
+
+@pytest.mark.parametrize("lost_power", [False, True])
+def test_what_others_have_in_other_batches_is_put_between(lost_power: bool) -> None:
+    """They have compressed or compacted in another way: batches begin and end elsewhere, and have other sizes."""
+    sound = CrashingFiles()
+    filled(sound)
+    for path in sorted(path for path in sound.now if path.suffix == ".segment"):
+        for at in range(0, len(sound.now[path]), 37):
+            files = CrashingFiles()
+            log = filled(files)
+            files.now[path][at] ^= 1 << at % 8
+            files.synced[path] = bytes(files.now[path])
+            for _ in range(4):
+                _, lost = read_all(log)
+                for each in [*lost, *[Lost(*gap, "") for gap in log.gaps(0)]]:
+                    low = each.low - each.low % 6
+                    parts = [stored(base, 6).parts for base in range(low, each.stop, 6)]
+                    log.mend(b"".join(part for each in parts for part in each), each.low, each.stop)
+                if lost_power:
+                    files.crash()
+                    log = mendable(files)
+                    for base in range(log.stop, COUNT, 3):
+                        log.append([stored(base, 3)])
+            assert read_all(log) == ([*range(COUNT)], []) and log.gaps(0) == []
+            log.append([stored(COUNT, 3)])
+            again = mendable(files, COUNT + 3)
+            assert read_all(again) == ([*range(COUNT + 3)], []) and again.gaps(0) == []
+
+
+@pytest.mark.parametrize("segment_bytes", [1, 1000])
+def test_a_batch_of_the_same_size_that_stands_for_more_is_cut(segment_bytes: int) -> None:
+    """Where nothing is left of some offsets, a batch is as large however many they are."""
+    files = CrashingFiles()
+    log = StreamLog(files, HERE, segment_bytes)
+    log.open(0, mendable=True)
+    log.append([emptied(0, 12), emptied(12, 30), emptied(30, 33), stored(33, 3)])
+    for base, position in ((0, 0), (12, 48), (30, 96)):
+        path = HERE / f"{base if segment_bytes == 1 else 0:020}.segment"
+        files.now[path][0 if segment_bytes == 1 else position] ^= 1
+    for low, stop, base, end in ((0, 12, 0, 30), (12, 30, 0, 20), (20, 30, 14, 31), (30, 33, 30, 33)):
+        log.mend(b"".join(emptied(base, end).parts), low, stop)
+    assert read_all(log) == ([33, 34, 35], []) and log.gaps(0) == []
+    assert [segment.stop for segment in log.segments[:-1]] == [segment.base for segment in log.segments[1:]]
+    offset = 0
+    while offset < log.stop:
+        raw = log.read_raw(offset)
+        for _, head in heads_of(raw.data):
+            assert (head.base, raw.lost) == (offset, None)
+            offset = head.stop
+
+
+def emptied(base: int, stop: int) -> Stored:
+    """Return a batch of which compaction has left nothing."""
+    parts = encode(base, 1_000 + base, [], b"", [None], [], span=stop - base, offsets=[])
+    return Stored(base, stop, 1_000 + base, parts, sum(map(len, parts)))
+
+
+def test_batches_are_cut_to_what_is_wanted() -> None:
+    data = b"".join(part for base in (0, 6, 12) for part in stored(base, 6).parts)
+    heads = list(heads_of(data))
+    assert within(data, heads, 0, 18) == data
+    for low, stop in ((0, 1), (3, 9), (5, 6), (7, 17), (6, 12)):
+        cut = within(data, heads, low, stop)
+        found = list(heads_of(cut))
+        assert (found[0][1].base, found[-1][1].stop) == (low, stop)
+        whole = [decode(head, cut, at) for at, head in found]
+        offsets = [
+            batch.base + each
+            for batch in whole
+            for each in (range(batch.count) if batch.offsets is None else batch.offsets)
+        ]
+        assert offsets == [*range(low, stop)]
+        # Once more, of what was cut before.
+        again = within(cut, found, low, stop - 1) if stop - low > 1 else b""
+        assert not again or list(heads_of(again))[-1][1].stop == stop - 1
 
 
 @pytest.mark.parametrize("restarts", [False, True])

@@ -21,10 +21,15 @@ def check_at_rest(cluster: Cluster) -> None:
         other = difference(cluster.ledger.model.state(), state_of(node.broker))
         if other:
             raise Violation(f"{node.name} has not what the log says: {other}")
-        _check_groups(node)
         _check_records(node)
         _check_counts(node)
+    check_groups(cluster)
     _check_owners(cluster, members[0])
+
+
+def check_groups(cluster: Cluster) -> None:
+    for name in cluster.belonging:
+        _check_groups(cluster.nodes[name])
 
 
 def _check_groups(node: SimulatedNode) -> None:

@@ -353,6 +353,8 @@ class Cluster:
             node = self.nodes[name]
             if not node.alive or not node.serving:
                 return f"{name} does not serve"
+            if node.turn.behind:
+                return f"{name} has not come to its turn's end"
             others = [other for other in self.belonging if other != name and not self.is_dead(name, other)]
             if sorted(node.sessions) != sorted(others):
                 return f"{name} has links to {sorted(node.sessions)}"

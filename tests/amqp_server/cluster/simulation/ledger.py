@@ -163,6 +163,10 @@ class Ledger:
             if record.exclusive and record.queue_id not in self.asked and self.has_owner(record):
                 raise self.fail(f"queue {record.name} is deleted, and its owner is there")
             self.note("exclusive queues gone" if record.exclusive else "queues gone")
+        elif isinstance(operation, operations.DeleteExchange):
+            if record.type != "stream":
+                raise self.fail(f"queue {record.name} went with an exchange")
+            self.note("partitions gone")
         elif self.doubted.get(record.node, 0) < record.incarnation:
             raise self.fail(f"queue {record.name} went with {record.node}, which was always in contact")
 

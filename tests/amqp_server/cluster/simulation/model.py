@@ -94,11 +94,12 @@ class Model:
                 return free and _put(self.exchanges, at, exchange)
             case operations.DeleteExchange(vhost, name, if_unused):
                 used = any(each[:2] == (vhost, name) for each in self.bindings)
-                return not (if_unused and used) and self._delete_exchange((vhost, name))
+                return not (if_unused and used) and self._delete_whole((vhost, name))
             case operations.Bind(binding):
-                return self._bind(binding)
+                return not self._is_whole((binding.vhost, binding.source)) and self._bind(binding)
             case operations.Unbind(binding):
-                return self._unbind([bound(binding)])
+                whole = self._is_whole((binding.vhost, binding.source))
+                return not whole and self._unbind([bound(binding)])
             case operations.DeclareQueue(queue):
                 at = (queue.vhost, queue.name)
                 members, leader = self._staying(queue.members, queue.leader)
@@ -143,8 +144,46 @@ class Model:
                 for each in gone:
                     del self.topics[each]
                 return bool(gone)
-            case operations.DeclareSuperStream():
-                raise AssertionError("a cluster refuses super streams")
+            case operations.DeclareSuperStream(exchange, first, partitions):
+                return self._declare_super_stream(index, exchange, first, partitions)
+
+    def _declare_super_stream(
+        self, index: int, exchange: ExchangeRecord, first: int, partitions: tuple[QueueRecord, ...]
+    ) -> bool:
+        at = (exchange.vhost, exchange.name)
+        there = len([each for each in self.bindings if each[:2] == at]) if at in self.exchanges else 0
+        placed = [self._staying(each.members, each.leader) for each in partitions]
+        taken = [each for each in partitions if (each.vhost, each.name) in self.queues]
+        if exchange.vhost not in self.vhosts or not all(members for members, _ in placed) or taken:
+            return False
+        if (at in self.exchanges) != bool(first) or there != first:
+            return False
+        self.exchanges.setdefault(at, exchange)
+        for place, (record, (members, leader)) in enumerate(zip(partitions, placed, strict=True)):
+            queue_id = (1 << 61) + (index << 14) + place
+            self.queues[record.vhost, record.name] = msgspec.structs.replace(
+                record, queue_id=queue_id, members=members, leader=leader
+            )
+            arguments = [("x-stream-partition-order", first + place)]
+            self.bindings[
+                record.vhost, exchange.name, "queue", record.name, str(first + place), repr(arguments)
+            ] = None
+        return True
+
+    def _is_whole(self, at: Place) -> bool:
+        """Is it a super stream with partitions of its own?"""
+        found = self.exchanges.get(at)
+        return (
+            found is not None
+            and found.type == "x-super-stream"
+            and "x-partitions" in tables.decode(found.arguments)
+        )
+
+    def _delete_whole(self, at: Place) -> bool:
+        if self._is_whole(at):
+            for each in [each for each in self.bindings if each[:2] == at]:
+                self._delete_queue((at[0], each[3]))
+        return self._delete_exchange(at)
 
     def _leaves(self, node: str) -> bool:
         return self.nodes.get(node, "here") == ""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -94,10 +95,10 @@ class SteppedJobs:
         directory = Path("/streams") / str(queue_id)
         return StreamLog(self._files, directory, segment_bytes, keeper=keeper, codec=codec)
 
-    def keep(self, queue_ids: Iterable[int], highest: int | None = None) -> None:
+    def keep(self, queue_ids: Iterable[int], may_go: Callable[[int], bool] = lambda queue_id: True) -> None:
         kept = {str(queue_id) for queue_id in queue_ids}
         for directory in {path.parent for path in self._files.now}:
-            if directory.name not in kept and (highest is None or int(directory.name) <= highest):
+            if directory.name not in kept and may_go(int(directory.name)):
                 self._files.remove_all(directory)
 
     def write(self, call: Callable[[], Any], done: Callable[[Any], None]) -> None:
@@ -107,7 +108,8 @@ class SteppedJobs:
         self.waiting.append(lambda: done(capture(call)))
 
     def compact(self, call: Callable[[Throttle], Any], done: Callable[[Outcome[Any]], None]) -> None:
-        raise NotImplementedError("streams of a cluster are not compacted")
+        throttle = Throttle(1 << 40)
+        self.waiting.append(lambda: done(capture(call, throttle)))
 
     def step(self) -> None:
         self.waiting.popleft()()
@@ -159,6 +161,10 @@ class SimulatedNode:
         self.network = network
         #: A snapshot is due after so many entries; 0 for what is configured.
         self.snapshot_entries = 0
+        self.stream_options = STREAMS
+        #: So often may it be asked whether a turn is overdue until it is.
+        self.turn_lasts = inf
+        self._turn_asked = 0
         self.ledger = ledger
         self.alive = self.serving = False
         #: It is to be stopped, and started again.
@@ -247,7 +253,9 @@ class SimulatedNode:
         )
         if self.snapshot_entries:
             made.replicas.options = replace(made.replicas.options, snapshot_entries=self.snapshot_entries)
-        self.turn = Turn(commits, made.peers, lambda: None, boundary)
+        self.turn = Turn(
+            commits, made.peers, lambda: None, boundary, now=self._turn_time, lasts_s=self.turn_lasts
+        )
         services = NodeServices(
             clock=self.clock, queue_time=time_notes.restore(self.disk, self.clock), turn=self.turn, memory=MemoryBudget(1 << 30), timers=timers,
             dead_letters=DeadLetterSender(config.frame_max_bytes, self.clock), journal=journal,
@@ -267,6 +275,10 @@ class SimulatedNode:
         self.turn.run(self._begin, cluster, journal)
         return self.alive
 
+    def _turn_time(self) -> float:
+        self._turn_asked += 1
+        return self._turn_asked
+
     def _streams(self, services: NodeServices, journal: Journal) -> StreamServices:
         self.jobs = SteppedJobs(self.files)
         return StreamServices(
@@ -278,7 +290,7 @@ class SimulatedNode:
             journal=journal,
             commits=services.commits,
             store=self.jobs,
-            options=STREAMS,
+            options=self.stream_options,
         )
 
     def _begin(self, cluster: ClusterNode, journal: Journal) -> None:
@@ -382,6 +394,8 @@ class SimulatedNode:
         if not self.alive:
             return
         self.turn.end()
+        if self.turn.behind:
+            self.turn.run(self.turn.catch_up)
         for client in list(self.clients):
             client.collect()
         for peer in list(self.mesh.dropped):

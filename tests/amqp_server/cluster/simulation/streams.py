@@ -7,30 +7,41 @@ happened); `--seeds A:B` runs many. What must hold:
 - A reader gets one offset after the other, whatever happens to nodes; it passes over what retention has deleted, only.
 - What was confirmed is there, once; what was published and not confirmed is there once at most.
 - At rest all members have all messages from the first offset on, and the same state.
+- Where duplicates are dropped, what is published again is there once, whatever became of it the first time.
+- Where members compact, the latest message of each key is there, and nothing is missing but what a later one replaces.
+- A super stream is there with all its partitions, or not at all, on every node and at any time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from amqp_server.broker.operations import DeclareQueue, SetMembers
+from amqp_server.broker.operations import DeclareQueue, DeleteExchange, Operation, SetMembers
 from amqp_server.broker.queue import Queue
-from amqp_server.broker.records import QueueRecord, encoded
+from amqp_server.broker.records import ExchangeRecord, QueueRecord, encoded
+from amqp_server.broker.super_streams import declaration, growth, partitions_of
 from amqp_server.streams.deliver import BatchReader
+from amqp_server.streams.encode import FILTER
 from amqp_server.streams.group_host import StreamGroupHost
+from amqp_server.streams.headed import offsets_of
+from amqp_server.streams.host import StreamOptions
 from amqp_server.streams.replicated import Applied
 from amqp_server.streams.start import Start
 from amqp_server.wire import content
 from persistence.streams import batch as batches
 from persistence.streams.batch import Batch
-from persistence.streams.log import heads_of
+from persistence.streams.compression import LZ4, NONE, ZSTD
+from persistence.streams.log import Wanted, heads_of
 from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.dedup import Sequence, id_of, sequence_of
 from quorum_queue.machine.run import Attributes, Run
 from tests import seeds
+from tests.amqp_server.cluster.simulation.at_rest import check_groups
 from tests.amqp_server.cluster.simulation.cluster import Cluster, by_hand
 from tests.amqp_server.cluster.simulation.node import SimulatedNode
 from tests.turns import Violation
@@ -38,6 +49,9 @@ from tests.turns import Violation
 STEPS = 1200
 EPOCH = 300
 NAME = "s"
+#: A super stream, which comes and goes.
+WHOLE = "w"
+PARTITIONS_MAX = 6
 BODY_BYTES = 12
 ATTRIBUTES = Attributes(persistent=True)
 #: Class 60, weight 0, then the size of the body, no properties.
@@ -48,6 +62,8 @@ class StreamLedger:
     """What there is in the stream."""
 
     def __init__(self) -> None:
+        #: Where messages are compacted: the last offset of each key.
+        self.latest: dict[bytes, int] = {}
         self.bodies: dict[int, bytes] = {}
         self.offsets: dict[bytes, int] = {}
         self.published: dict[bytes, None] = {}
@@ -66,6 +82,23 @@ class StreamLedger:
             raise Violation(f"{who}: offset {offset} has {body!r}, and had {self.bodies[offset]!r}")
         if self.offsets.setdefault(body, offset) != offset:
             raise Violation(f"{who}: {body!r} is at {offset} and at {self.offsets[body]}")
+        key = key_of(body)
+        self.latest[key] = max(offset, self.latest.get(key, 0))
+
+    def may_be_gone(self, offset: int) -> bool:
+        """True if a later message has the same key."""
+        body = self.bodies.get(offset)
+        return body is not None and self.latest[key_of(body)] > offset
+
+
+def key_of(body: bytes) -> bytes:
+    """Return the routing key: few have very many messages."""
+    return b"%d" % (int(body[-4:]) % 7)
+
+
+def head_of(body: bytes) -> bytes:
+    key = key_of(body)
+    return b"\x00" + bytes((len(key),)) + key
 
 
 class Origin:
@@ -84,14 +117,34 @@ class Origin:
         self._ledger.note("refused", last + 1 - first)
 
 
+class Program:
+    """Numbers its messages."""
+
+    def __init__(self, name: bytes) -> None:
+        self.name = name
+        self.next = 0
+        #: Published, and not confirmed as far as it has looked.
+        self.pending: list[int] = []
+
+    def body(self, number: int) -> bytes:
+        return self.name + b"%0*d" % (BODY_BYTES - len(self.name), number)
+
+
 class Reader:
     """A consumer at some node. See amqp_server.streams.host.Sink."""
 
-    wanted = None
     for_group = False
 
-    def __init__(self, simulation: StreamSimulation, name: str, number: int, start: Start) -> None:
+    def __init__(
+        self,
+        simulation: StreamSimulation,
+        name: str,
+        number: int,
+        start: Start,
+        wanted: Wanted | None = None,
+    ) -> None:
         self._simulation = simulation
+        self.wanted = wanted
         self.name = name
         self.number = number
         self.start = start
@@ -119,10 +172,12 @@ class Reader:
 
     def deliver_batch(self, consumer: Any, reader: BatchReader, count: int, first_id: int) -> None:
         simulation = self._simulation
-        bodies = bodies_of(reader.batch)
-        for offset in range(reader.offset, reader.offset + count):
+        bodies = bodies_of(reader.batch)[reader.index :]
+        for offset, body in zip(offsets_of(reader, count), bodies, strict=False):
             self._expect(offset)
-            simulation.stream.see(f"reader {self.name}", offset, bodies[offset - reader.batch.base])
+            if not self._wants(body):
+                raise Violation(f"reader {self.name} gets {body!r}, and wants {self.wanted}")
+            simulation.stream.see(f"reader {self.name}", offset, body)
             self.next = offset + 1
         reader.skip(count)
         simulation.stream.note("delivered", count)
@@ -134,11 +189,51 @@ class Reader:
             return
         if offset < expected:
             raise Violation(f"reader {self.name} goes back to {offset} from {expected}")
-        if offset > expected and offset > max(self._simulation.first_offset(), self._simulation.stream.first):
-            raise Violation(f"reader {self.name} skips from {expected} to {offset}")
+        simulation = self._simulation
+        first = max(simulation.first_offset(), simulation.stream.first)
+        missed = [
+            each
+            for each in range(max(expected, first), offset)
+            if self._wants(simulation.stream.bodies[each]) and not simulation.may_be_gone(each)
+        ]
+        if missed:
+            raise Violation(f"reader {self.name} skips {missed} from {expected} to {offset}")
+
+    def _wants(self, body: bytes) -> bool:
+        if self.wanted is None:
+            return True
+        value = value_of(body)
+        return self.wanted.unfiltered if value is None else value in self.wanted.values
+
+    @property
+    def has_read(self) -> int:
+        """The offset behind the last message that it has got, and behind those that it does not want, or that may be gone."""
+        simulation = self._simulation
+        bodies, offset = simulation.stream.bodies, max(self.next or 0, simulation.first_offset())
+        while offset in bodies and (simulation.may_be_gone(offset) or not self._wants(bodies[offset])):
+            offset += 1
+        return offset
+
+    def began(self, offset: int) -> None:
+        """It reads for nobody else."""
 
     def failed(self, error: Exception) -> None:
         raise error
+
+
+def value_of(body: bytes) -> bytes | None:
+    """Return the filter value: some messages have none."""
+    key = key_of(body)
+    return key if int(key) % 3 else None
+
+
+def header_of(body: bytes) -> bytes:
+    """Return the content header's payload."""
+    value = value_of(body)
+    if value is None:
+        return HEADER
+    fields = bytes((len(FILTER),)) + FILTER + b"S" + len(value).to_bytes(4, "big") + value
+    return HEADER[:-2] + b"\x20\x00" + len(fields).to_bytes(4, "big") + fields
 
 
 def bodies_of(batch: Batch) -> list[bytes]:
@@ -162,7 +257,9 @@ class StreamSimulation(Cluster):
         self.steps = steps
         #: How likely a thread gets on that has something to write or to read.
         self.threads = random.choice((1.0, 1.0, 0.3, 0.05))
-        self.stream = StreamLedger()
+        #: By the ids of the streams; the first one stays.
+        self.ledgers: dict[int, StreamLedger] = {}
+        self.main = 0
         self.readers: list[Reader] = []
         #: Deliveries that are yet to be acked: reader, start of its node, first one, count.
         self.acks: list[tuple[Reader, int, int, int]] = []
@@ -171,10 +268,27 @@ class StreamSimulation(Cluster):
         self.damaged = ""
         for node in self.nodes.values():
             node.snapshot_entries = 3
+            # Some turns are long enough for one or two hosts only.
+            node.turn_lasts = random.choice((inf, inf, 3.0))
+            # What is declared without compression is compressed by some members, each in its own way.
+            node.stream_options = StreamOptions(
+                segment_bytes=900, flush_bytes=400, flush_ms=300, codec=random.choice((NONE, ZSTD, LZ4))
+            )
         self.mend()
         self.settle()
         limits: dict[str, object] = {"x-max-length-bytes": 4000} if random.random() < 0.4 else {}
-        self._declare({"x-queue-type": "stream"} | limits)
+        #: Publishers say who their messages are, and publish again what they are not sure of.
+        self.named = random.random() < 0.6
+        table: dict[str, object] = {"x-deduplication": True} if self.named else {}
+        #: Members keep the latest message of each key, when they have time for it.
+        self.compacts = random.random() < 0.5
+        if self.compacts:
+            table["x-stream-compaction"] = "key"
+        codec = random.choice((NONE, ZSTD, LZ4, ""))
+        if codec:
+            table["x-stream-compression"] = codec
+        self.programs = [Program(b"p%d" % number) for number in range(3)]
+        self._declare({"x-queue-type": "stream"} | limits | table)
 
     def _declare(self, arguments: dict[str, object]) -> None:
         members = tuple(self.random.sample(self.names, 3))
@@ -185,26 +299,41 @@ class StreamSimulation(Cluster):
         node.turn.run(node.broker.propose, DeclareQueue(record))
         node.end_turn()
         self.settle()
-        assert self.queue(node) is not None
+        queue = self.queue(node)
+        assert queue is not None
+        self.main = queue.queue_id
 
     # -- what there is ---------------------------------------------------------------------------------------------
 
-    def queue(self, node: SimulatedNode) -> Queue | None:
-        return node.broker.vhost("/").queues.get(NAME) if node.alive and node.serving else None
+    @property
+    def stream(self) -> StreamLedger:
+        """What there is in the stream that stays."""
+        return self.ledger_of(self.main)
 
-    def members(self) -> list[tuple[SimulatedNode, StreamGroupHost]]:
+    def may_be_gone(self, offset: int) -> bool:
+        """May compaction have taken this message of the stream that stays?"""
+        return self.compacts and self.stream.may_be_gone(offset)
+
+    def ledger_of(self, queue_id: int) -> StreamLedger:
+        return self.ledgers.setdefault(queue_id, StreamLedger())
+
+    def queue(self, node: SimulatedNode, name: str = NAME) -> Queue | None:
+        return node.broker.vhost("/").queues.get(name) if node.alive and node.serving else None
+
+    def members(self, queue_id: int = 0) -> list[tuple[SimulatedNode, StreamGroupHost]]:
         found = []
         for node in self.running:
-            for host in node.cluster.hosts.grouped.values():
-                if isinstance(host, StreamGroupHost):
-                    found.append((node, host))
+            host = node.cluster.hosts.grouped.get(queue_id or self.main)
+            if isinstance(host, StreamGroupHost):
+                found.append((node, host))
         return found
 
-    def first_offset(self) -> int:
+    def first_offset(self, queue_id: int = 0) -> int:
         """The highest offset that retention has deleted up to, as far as any member knows."""
-        first = max((host.replica.first_offset for _, host in self.members()), default=0)
-        self.stream.first = max(self.stream.first, first)
-        return self.stream.first
+        stream = self.ledger_of(queue_id or self.main)
+        first = max((host.replica.first_offset for _, host in self.members(queue_id)), default=0)
+        stream.first = max(stream.first, first)
+        return stream.first
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
@@ -225,8 +354,13 @@ class StreamSimulation(Cluster):
                 self.step_read(node)
         elif action < 0.75:
             self.tick(node)
+        elif action < 0.82:
+            if self.named and random.random() < 0.4:
+                self.go_on_publishing(node)
+            else:
+                self.publish(node)
         elif action < 0.84:
-            self.publish(node)
+            self.use_super_stream(node)
         elif action < 0.90:
             self.read(node)
         elif action < 0.93:
@@ -241,19 +375,114 @@ class StreamSimulation(Cluster):
             self.make_trouble(random.random(), node)
         self.ack()
         self.first_offset()
+        self.check_whole()
 
-    def publish(self, node: SimulatedNode) -> None:
-        queue = self.queue(node)
+    def use_super_stream(self, node: SimulatedNode) -> None:
+        """It is declared, gets messages and more partitions, and is deleted."""
+        if not (node.alive and node.serving) or "/" not in node.broker.vhosts:
+            return
+        vhost, random = node.broker.vhost("/"), self.random
+        exchange = vhost.router.get(WHOLE)
+        operation: Operation
+        if exchange is None:
+            if not node.broker.replication.has_super_streams:
+                return
+            count = random.choice((1, 2, 3))
+            arguments: dict[str, object] = {"x-partitions": count, "x-initial-cluster-size": 3}
+            record = ExchangeRecord("/", WHOLE, "x-super-stream", False, False, encoded(arguments), True)
+            operation = declaration(vhost, record, arguments, {})
+            what = "a super stream is declared"
+        else:
+            partitions = partitions_of(vhost, exchange) or []
+            chance = random.random()
+            if chance < 0.8:
+                self.publish(node, random.choice(partitions))
+                return
+            if chance < 0.9 and len(partitions) < PARTITIONS_MAX:
+                operation, what = growth(vhost, WHOLE, random.choice((1, 2))), "partitions are added"
+            else:
+                operation, what = DeleteExchange("/", WHOLE), "a super stream is deleted"
+        self.note(what)
+        node.turn.run(node.broker.propose, operation)
+        node.end_turn()
+
+    def check_whole(self) -> None:
+        """Every node has the super stream with all its partitions, or nothing of it."""
+        for node in self.serving:
+            vhost = node.broker.vhost("/")
+            exchange = vhost.router.get(WHOLE)
+            partitions = [] if exchange is None else partitions_of(vhost, exchange) or []
+            expected = [f"{WHOLE}-{number}" for number in range(len(partitions))]
+            there = sorted(name for name in vhost.queues if name.startswith(f"{WHOLE}-"))
+            if partitions != expected or there != expected or (exchange is not None and not there):
+                raise Violation(f"{node.name} has the partitions {partitions} of the streams {there}")
+
+    def publish(self, node: SimulatedNode, name: str = NAME) -> None:
+        queue = self.queue(node, name)
         if queue is None:
             return
+        stream = self.ledger_of(queue.queue_id)
         count = self.random.choice((1, 1, 2, 10, 40))
         bodies = [b"%012d" % (self.number + each) for each in range(count)]
         self.number += count
-        self.stream.published.update(dict.fromkeys(bodies))
-        contents = [content.build(HEADER, body, 1, 4096) for body in bodies]
-        run = Run(range(count), contents, b"\x00\x01s", ATTRIBUTES)
-        self.log(f"{node.name}: publishes {bodies[0]!r} and {count - 1} more")
-        node.turn.run(queue.host.submit, ("enqueue", run, Origin(self.stream, bodies), 0))
+        if name == NAME and self.named and self.random.random() < 0.5:
+            bodies = self._again(stream) + bodies
+        count = len(bodies)
+        stream.published.update(dict.fromkeys(bodies))
+        contents = [content.build(header_of(body), body, 1, 4096) for body in bodies]
+        run = self._run(bodies, contents)
+        self.log(f"{node.name}: publishes {bodies[0]!r} and {count - 1} more to {name}")
+        command: tuple[Any, ...] = ("enqueue", run, Origin(stream, bodies), 0)
+        if name == NAME and self.named and queue.host.wants_ids:
+            command = ("enqueue_once", run, Origin(stream, bodies), 0, list(map(id_of, bodies)))
+        node.turn.run(queue.host.submit, command)
+        node.end_turn()
+
+    def _run(self, bodies: list[bytes], contents: list[bytes]) -> Run:
+        heads = list(map(head_of, bodies))
+        run = Run(range(len(bodies)), contents, heads[0], ATTRIBUTES)
+        if len(set(heads)) > 1:
+            run.heads = heads
+        return run
+
+    def _again(self, stream: StreamLedger) -> list[bytes]:
+        """Some that were published before, in their order: of the last ones, or of those that nobody has confirmed."""
+        # What programs publish has other names.
+        every = [body for body in stream.published if body.isdigit()]
+        published = [body for body in every if body not in stream.confirmed]
+        if self.random.random() < 0.5 or not published:
+            published = every
+        start = self.random.randrange(max(len(published) - 60, 0), len(published) or 1)
+        again = published[start : start + self.random.choice((1, 5, 30))]
+        if again:
+            self.stream.note("published again", len(again))
+        return again
+
+    def go_on_publishing(self, node: SimulatedNode) -> None:
+        """A program publishes what nobody has confirmed, and more, each message with its number."""
+        queue = self.queue(node)
+        if queue is None or not queue.host.wants_ids:
+            return
+        program = self.random.choice(self.programs)
+        stream = self.stream
+        program.pending = [
+            number for number in program.pending if program.body(number) not in stream.confirmed
+        ]
+        again = len(program.pending)
+        if again < 80:
+            # One behind the other, however many are not confirmed: a gap would make the first ones duplicates.
+            more = self.random.choice((1, 3, 20))
+            program.pending += range(program.next, program.next + more)
+            program.next += more
+        numbers = range(program.pending[0], program.next)
+        bodies = [program.body(number) for number in numbers]
+        stream.published.update(dict.fromkeys(bodies))
+        stream.note("published again", again)
+        names = Sequence.from_first(sequence_of(program.name, numbers[0]), len(numbers))
+        contents = [content.build(header_of(body), body, 1, 4096) for body in bodies]
+        run = self._run(bodies, contents)
+        self.log(f"{node.name}: {program.name!r} publishes {numbers}, {again} of them again")
+        node.turn.run(queue.host.submit, ("enqueue_once", run, Origin(stream, bodies), 0, names))
         node.end_turn()
 
     def read(self, node: SimulatedNode) -> None:
@@ -267,7 +496,11 @@ class StreamSimulation(Cluster):
             lost[0].attach(node, queue)
         elif len(self.readers) < 5:
             starts = (Start("first"), Start("next"), Start("last"), Start(offset=0), Start(ago_ms=2000))
-            reader = Reader(self, f"r{len(self.readers)}", len(self.readers), self.random.choice(starts))
+            wanted = self.random.choice((None, None, Wanted(frozenset((b"1", b"4")), unfiltered=True)))
+            if self.random.random() < 0.2:
+                wanted = Wanted(frozenset((b"2",)), unfiltered=False)
+            start = self.random.choice(starts)
+            reader = Reader(self, f"r{len(self.readers)}", len(self.readers), start, wanted)
             self.readers.append(reader)
             self.log(f"{node.name}: reader {reader.name} begins with {reader.start}")
             reader.attach(node, queue)
@@ -333,7 +566,9 @@ class StreamSimulation(Cluster):
                 node.end_turn()
 
     def files(self, node: SimulatedNode) -> list[Path]:
-        return sorted(path for path, data in node.files.now.items() if path.suffix == ".segment" and data)
+        """Segments of the stream that is read by all."""
+        found = [path for path in node.files.now if path.parent.name == str(self.main)]
+        return sorted(path for path in found if path.suffix == ".segment" and node.files.now[path])
 
     def flip(self, node: SimulatedNode) -> None:
         """A bit of a segment flips; only one node is damaged at a time."""
@@ -386,9 +621,10 @@ class StreamSimulation(Cluster):
         take = place._take
 
         def watched(host: StreamGroupHost, applied: Applied) -> None:
+            stream = self.ledger_of(host.queue_id)
             for each in applied.batches:
                 for index, body in enumerate(bodies_of(each.batch)):
-                    self.stream.see(host.replicas.node, each.batch.base + index, body)
+                    stream.see(host.replicas.node, each.batch.base + index, body)
             take(host, applied)
 
         place._take = watched
@@ -442,12 +678,18 @@ class StreamSimulation(Cluster):
                 self.tick(node)
             self.work_off()
             stop = max((host.replica.next_offset for _, host in self.members()), default=0)
-            behind = [reader.name for reader in (*whole, *self.readers) if (reader.next or 0) < stop]
+            behind = [reader.name for reader in (*whole, *self.readers) if reader.has_read < stop]
             late = [name for name in behind if not self._begins_later(name)]
-            if not late and not self.acks:
+            filling = [
+                host.queue.name
+                for node in self.running
+                for host in node.cluster.hosts.grouped.values()
+                if isinstance(host, StreamGroupHost) and host.missing_count
+            ]
+            if not (late or filling or self.acks):
                 break
         else:
-            raise Violation(f"readers do not come to the end at {stop}: {late}")
+            raise Violation(f"readers do not come to the end at {stop}: {late}, {filling}")
         for reader in whole:
             assert reader.node is not None
             queue = self.queue(reader.node)
@@ -464,27 +706,34 @@ class StreamSimulation(Cluster):
         return reader.next is None or (reader.start.offset is not None and not self.stream.bodies)
 
     def check(self) -> None:
-        members = self.members()
-        queue = self.queue(self.serving[0])
-        assert queue is not None
+        for queue in self.serving[0].broker.vhost("/").queues.values():
+            if queue.type.is_stream:
+                self._check_stream(queue)
+        self.check_whole()
+        check_groups(self)
+        self.stream.note("checked")
+
+    def _check_stream(self, queue: Queue) -> None:
+        members, stream = self.members(queue.queue_id), self.ledger_of(queue.queue_id)
         if sorted(node.name for node, _ in members) != sorted(queue.members):
             raise Violation(f"{[node.name for node, _ in members]} are members, not {queue.members}")
         states = {(host.replica.next_offset, host.replica.digest()) for _, host in members}
         if len(states) != 1:
-            raise Violation(f"members have come to different states: {states}")
+            raise Violation(f"members of {queue.name} have come to different states: {states}")
         for node, host in members:
-            self._check_member(node, host)
-        first, stop = self.first_offset(), members[0][1].replica.next_offset
-        for body in self.stream.confirmed:
-            offset = self.stream.offsets.get(body)
+            self._check_member(node, host, stream)
+        first, stop = self.first_offset(queue.queue_id), members[0][1].replica.next_offset
+        for body in stream.confirmed:
+            offset = stream.offsets.get(body)
             if offset is None or offset >= stop:
                 raise Violation(f"{body!r} was confirmed and is not there")
         for offset in range(first, stop):
-            if offset not in self.stream.bodies:
-                raise Violation(f"nobody has seen offset {offset}")
-        self.stream.note("checked")
+            if offset not in stream.bodies:
+                raise Violation(f"nobody has seen offset {offset} of {queue.name}")
+        if queue.name != NAME:
+            self.stream.note("confirmed in partitions", len(stream.confirmed))
 
-    def _check_member(self, node: SimulatedNode, host: StreamGroupHost) -> None:
+    def _check_member(self, node: SimulatedNode, host: StreamGroupHost, stream: StreamLedger) -> None:
         """It has all messages, whole."""
         if host.missing_count or host.lost_count:
             raise Violation(
@@ -506,9 +755,16 @@ class StreamSimulation(Cluster):
                 continue
             if batch.base > expected:
                 raise Violation(f"{node.name} has a gap from {expected} to {batch.base}")
-            for index, body in enumerate(bodies_of(batch)):
-                self.stream.see(node.name, batch.base + index, body)
+            there = range(batch.count) if batch.offsets is None else batch.offsets
+            for index, body in zip(there, bodies_of(batch), strict=True):
+                stream.see(node.name, batch.base + index, body)
+            kept = {batch.base + index for index in there}
+            for offset in range(max(expected, batch.base), batch.stop):
+                if offset not in kept and not (host.compacting is not None and stream.may_be_gone(offset)):
+                    raise Violation(f"{node.name} has no message {offset}, and none of its key comes later")
             expected = batch.stop
+        if host.compacting is not None:
+            self.stream.note("passes of compaction", host.compacting.passes)
         if expected != host.replica.next_offset:
             raise Violation(f"{node.name} ends at {expected}, not at {host.replica.next_offset}")
 

@@ -1,0 +1,98 @@
+"""Makes and closes the hosts of very many queues, some in each turn.
+
+One change of the topology makes or deletes the thousand partitions of a super stream, all of it or nothing. Their records
+come and go in that step. Their hosts take longer, in a cluster with their groups most of all: when the turn is overdue,
+the others come in turns soon after, or when somebody first wants something of them. A node that ends in between has the
+records: at its next start it begins all queues that they name, and deletes what is stored of others.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+from quorum_queue.boundary import Fatal
+
+if TYPE_CHECKING:
+    from amqp_server.broker.queue import Queue
+    from amqp_server.turn import Turn
+    from quorum_queue.ports import Host
+
+
+class ComingHost:
+    """In the place of a host that is still to be made. Whatever is wanted of it is wanted of the host."""
+
+    def __init__(self, queue: Queue, parts: HostParts) -> None:
+        self._queue = queue
+        self._parts = parts
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parts.begun(self._queue), name)
+
+    def close(self) -> None:
+        """The queue is deleted before it had a host."""
+        self._parts.forget(self._queue)
+
+
+class HostParts:
+    """The node has one."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        #: How the hosts are made that are still to come, and hosts to be closed.
+        self._coming: dict[Queue, Callable[[], object]] = {}
+        self._closing: deque[tuple[Queue, Callable[[], object]]] = deque()
+
+    @property
+    def left(self) -> int:
+        """How many hosts are to be made or closed."""
+        return len(self._coming) + len(self._closing)
+
+    def begin(self, queue: Queue, make: Callable[[], object]) -> None:
+        """Have the host of a queue made, now or soon."""
+        if not self.left and not self._turn.overdue():
+            self._turn.contain(queue, make)
+            return
+        queue.host = cast("Host", ComingHost(queue, self))
+        self._coming[queue] = make
+        self._turn.later(self, self._go_on)
+
+    def begun(self, queue: Queue) -> Host:
+        """Return the host of a queue, which is made now if it is still to come."""
+        make = self._coming.pop(queue, None)
+        if make is not None:
+            self._turn.contain(queue, make)
+        return queue.host
+
+    def forget(self, queue: Queue) -> None:
+        """The queue is deleted: it needs no host."""
+        self._coming.pop(queue, None)
+
+    def close(self, queue: Queue, close: Callable[[], object]) -> None:
+        """Have the host of a deleted queue closed, now or soon."""
+        if not self.left and not self._turn.overdue():
+            self._turn.contain(queue, close)
+            return
+        self._closing.append((queue, close))
+        self._turn.later(self, self._go_on)
+
+    def _go_on(self) -> None:
+        turn = self._turn
+        while self._closing or self._coming:
+            if self._closing:
+                queue, close = self._closing.popleft()
+                turn.contain(queue, close)
+            else:
+                self.begun(next(iter(self._coming)))
+            if turn.overdue():
+                break
+        if self._closing or self._coming:
+            turn.later(self, self._go_on)
+
+    def failed(self, error: Exception) -> None:
+        """See amqp_server.turn.Unit."""
+        raise Fatal(f"hosts of queues could not be made or closed: {error!r}") from error
+
+
+__all__ = ["ComingHost", "HostParts"]
