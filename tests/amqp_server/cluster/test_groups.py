@@ -127,14 +127,18 @@ class Worker(threading.Thread):
         self._ring, self._at, self._group = ring, at, group
         self.ends = threading.Event()
         self.found: list[tuple[int, bool]] = []
+        #: Partition and offset of each.
+        self.places: list[tuple[str, int]] = []
         self.acked: list[int] = []
 
     def run(self) -> None:
         with suppress(AMQPError, OSError), self._ring.connection(self._at) as connection:
             channel = connection.channel()
             channel.basic_qos(prefetch_count=50)
-            for method, _, body in channel.consume(self._group, inactivity_timeout=0.2):
+            for method, properties, body in channel.consume(self._group, inactivity_timeout=0.2):
                 if method is not None:
+                    headers = properties.headers
+                    self.places.append((headers["x-stream"], headers["x-stream-offset"]))
                     self.found.append((int(body), method.redelivered))
                     channel.basic_ack(method.delivery_tag)
                     self.acked.append(int(body))
@@ -156,6 +160,51 @@ def test_a_member_notices_nothing_of_a_change_of_the_leader(ring: Ring) -> None:
     worker.ends.set()
     worker.join(PATIENCE_S)
     assert worker.found == [(number, False) for number in range(1500)]
+
+
+def test_members_share_the_partitions_of_a_super_stream(ring: Ring) -> None:
+    """Each partition has its own order, and the members that are left take over those of a node that dies."""
+    table = {"x-queue-type": "stream-group", "x-stream": "parts", "x-stream-offset": "first"}
+    with ring.channel("n1") as channel:
+        channel.exchange_declare("parts", "x-super-stream", durable=True, arguments={"x-partitions": 4})
+        channel.queue_declare("parts-group", durable=True, arguments=table)
+    leader = ring.leader("parts-group")
+    workers = {name: Worker(ring, name, "parts-group") for name in NAMES}
+    for worker in workers.values():
+        worker.start()
+
+    def publish(at: str, low: int, stop: int) -> None:
+        with ring.channel(at, confirm=False) as channel:
+            channel.tx_select()
+            for number in range(low, stop):
+                channel.basic_publish("parts", f"key {number % 64}", b"%d" % number, PERSISTENT)
+            channel.tx_commit()
+
+    def have(stop: int) -> bool:
+        return {number for worker in workers.values() for number, _ in worker.found} == set(range(stop))
+
+    def members() -> list[object]:
+        found: list[object] = ring.get("n1", "/api/groups/%2F/parts-group/members")
+        return found
+
+    def state() -> str:
+        return str({name: len(worker.found) for name, worker in workers.items()})
+
+    wait_until("all are members", lambda: len(members()) == 3, state=lambda: str(members()))
+    publish("n2", 0, 600)
+    wait_until("they have all", lambda: have(600), state=state)
+    assert all(worker.found for worker in workers.values()), state()
+    assert sum(len(worker.found) for worker in workers.values()) == 600
+    ring.nodes[leader].kill()
+    publish(next(name for name in NAMES if name != leader), 600, 900)
+    wait_until("the others have the rest", lambda: have(900), state=state)
+    for worker in workers.values():
+        worker.ends.set()
+        worker.join(PATIENCE_S)
+        seen = [place for place, (_, flag) in zip(worker.places, worker.found, strict=True) if not flag]
+        for part in range(4):
+            offsets = [offset for name, offset in seen if name == f"parts-{part}"]
+            assert offsets == sorted(set(offsets))
 
 
 def test_a_cluster_that_lost_its_power_goes_on_where_the_group_was(ring: Ring) -> None:
