@@ -718,7 +718,8 @@ class StreamGroupHost(StreamHost):
             done(word)
             return
         everyone = self._others()
-        if all(name in self._damaged_at for name in everyone):
+        # One that comes back after it was no member may not know the others yet.
+        if self.group.informed and all(name in self._damaged_at for name in everyone):
             self._damaged_at.clear()
             done(word)
             return
