@@ -43,7 +43,11 @@ def sources() -> Iterator[Path]:
     """All that goes into the wheel."""
     yield from (ROOT / name for name in FILES)
     for package in PACKAGES:
-        yield from sorted((ROOT / package).rglob("*.py"))
+        yield from sorted(
+            path
+            for path in (ROOT / package).rglob("*")
+            if path.is_file() and path.parent.name != "__pycache__"
+        )
 
 
 def compiler() -> str:

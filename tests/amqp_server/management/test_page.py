@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
+import urllib.request
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -21,6 +23,8 @@ from amqp_server.management.managed_broker import ManagedBroker
 from amqp_server.management.page_files import DIRECTORY, POLICY, TYPES, page_files
 from amqp_server.management.page_login import CSRF_HEADER
 from amqp_server.management.sessions import SessionLimits, Sessions
+from conformance_tests.patience import PATIENCE_S
+from tests.reliability.node import Node as Program
 
 from .conftest import BODY_BYTES_MAX, ManagedNode, sha256
 
@@ -499,3 +503,10 @@ def test_ids_are_not_kept(node: ManagedNode) -> None:
     ids = {sessions.begin(Caller(node.broker.users.require("admin")))[0] for _ in range(5)}
     assert len(ids) == 5 and all(len(each) == 43 for each in ids)
     assert not any(each in repr(vars(sessions)) for each in ids)
+
+
+def test_the_installed_program_has_all_of_it(tmp_path: Path) -> None:
+    with Program(tmp_path) as node:
+        for path in ("", *(f"page/{each}" for each in page_files())):
+            with urllib.request.urlopen(f"http://127.0.0.1:{node.http}/{path}", timeout=PATIENCE_S) as answer:
+                assert answer.read() == page_files()[path.removeprefix("page/") or "index.html"].body
