@@ -264,9 +264,7 @@ class Turn:
         return bool(self._left)
 
     def catch_up(self) -> None:
-        """Go on with what was left, for half a turn. For a turn that begins with it: clients that want little wait for
-        all of it, and nobody waits for what was left to be done in one go."""
-        self.ends = self.now() + self._lasts_s / 2
+        """Go on with what was left, until the turn is overdue. For a turn that begins with it."""
         left, self._left = self._left, {}
         waiting = iter(left.items())
         for unit, call in waiting:

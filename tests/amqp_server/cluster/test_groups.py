@@ -295,6 +295,7 @@ def test_an_operator_sees_and_moves_it(ring: Ring) -> None:
     with ring.connection("n1") as connection:
         channel = connection.channel()
         channel.basic_consume(group, lambda *delivery: None)
+        wait_until("it is a member", lambda: ring.get("n2", f"/api/groups/%2F/{group}/members"))
         with pytest.raises(Failure, match="members"):
             ring.mqctl("n2", "reset_group", group, "--to", "first")
     with ring.channel("n1") as channel:
