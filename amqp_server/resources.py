@@ -16,6 +16,8 @@ from amqp_server.broker.alarms import Alarms
 from amqp_server.config import Config
 
 INTERVAL_S = 0.5
+#: In so many parts where memory may run out within it: above this share of the limit.
+PARTS, NEAR_SHARE = 10, 1 / 3
 #: Free heap is given back when memory has grown by so much since the last time, and grows no more.
 TRIM_STEP_BYTES = 32 << 20
 #: Growth within one look that does not count, bytes.
@@ -46,7 +48,7 @@ class ResourceWatch:
 
     async def run(self) -> None:
         while True:
-            await trio.sleep(INTERVAL_S)
+            await self._pause()
             memory = private_memory_bytes()
             trim = memory > self.memory_limit_bytes or self._heap.due(memory, trio.current_time())
             if trim:
@@ -54,6 +56,17 @@ class ResourceWatch:
                 await trio.to_thread.run_sync(give_back)
                 self._heap.given_back(private_memory_bytes(), trio.current_time())
             self.look(trimmed=trim)
+
+    async def _pause(self) -> None:
+        """Wait until the next look is due: sooner when memory has run out. A client may send a GB a second."""
+        limit = self.memory_limit_bytes
+        if not NEAR_SHARE * limit < self.memory_bytes <= limit:
+            await trio.sleep(INTERVAL_S)
+            return
+        for _ in range(PARTS):
+            await trio.sleep(INTERVAL_S / PARTS)
+            if private_memory_bytes() > limit:
+                return
 
     def look(self, *, trimmed: bool = False) -> None:
         """Measure, and raise or clear the alarms."""

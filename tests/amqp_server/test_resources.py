@@ -6,6 +6,11 @@ import gc
 import weakref
 from pathlib import Path
 
+import pytest
+import trio
+from trio.testing import MockClock
+
+from amqp_server import resources
 from amqp_server.broker.alarms import Alarms
 from amqp_server.config import Config
 from amqp_server.resources import INTERVAL_S, TRIM_STEP_BYTES, TRIM_WAIT_MAX_S, Heap, ResourceWatch
@@ -42,6 +47,26 @@ def test_garbage_is_looked_for_before_memory_runs_out(tmp_path: Path) -> None:
         assert second() is not None
     finally:
         gc.enable()
+
+
+async def test_memory_that_runs_out_is_noticed_at_once(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Free heap is given back in a thread.
+    autojump_clock.autojump_threshold = 0.02
+    memory = 500 * MIB
+    monkeypatch.setattr(resources, "private_memory_bytes", lambda: memory)
+    alarms = Alarms()
+    watch = ResourceWatch(Config(memory_limit="1 GB", disk_free_min_bytes=0), alarms, tmp_path)
+    raised: list[float] = []
+    alarms.subscribe(lambda: raised.append(trio.current_time()))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch.run)
+        await trio.sleep(1.01)
+        memory = 1_100 * MIB
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    assert raised and raised[0] - 1.01 <= INTERVAL_S / 5
 
 
 def times(heap: Heap, memory: list[int], given_back: int) -> list[int]:
