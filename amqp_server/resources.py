@@ -18,7 +18,7 @@ from amqp_server.config import Config
 INTERVAL_S = 0.5
 #: In so many parts where memory may run out within it: above this share of the limit.
 PARTS, NEAR_SHARE = 10, 1 / 3
-#: Free heap is given back when memory has grown by so much since the last time, and grows no more.
+#: Free heap is given back when memory has grown or shrunk by so much since the last time, and grows no more.
 TRIM_STEP_BYTES = 32 << 20
 #: Growth within one look that does not count, bytes.
 TRIM_NOISE_BYTES = 1 << 20
@@ -103,6 +103,8 @@ class Heap:
         self._last_bytes = 0
         #: Memory after the last time, or less if it has shrunk since.
         self._floor_bytes = 0
+        #: The most since then: what has been freed leaves holes.
+        self._peak_bytes = 0
         self._next_s = -inf
         self._wait_s = TRIM_WAIT_S
 
@@ -111,7 +113,9 @@ class Heap:
         grows = memory_bytes > self._last_bytes + TRIM_NOISE_BYTES
         self._last_bytes = memory_bytes
         self._floor_bytes = min(self._floor_bytes or memory_bytes, memory_bytes)
-        if grows or memory_bytes < self._floor_bytes + TRIM_STEP_BYTES or now_s < self._next_s:
+        self._peak_bytes = max(self._peak_bytes, memory_bytes)
+        moved = max(memory_bytes - self._floor_bytes, self._peak_bytes - memory_bytes)
+        if grows or moved < TRIM_STEP_BYTES or now_s < self._next_s:
             return False
         # Soon again after a quiet time, seldom under a load that takes again what was given back.
         quiet = now_s > self._next_s + 2 * self._wait_s
@@ -120,7 +124,7 @@ class Heap:
 
     def given_back(self, memory_bytes: int, now_s: float) -> None:
         """This is left."""
-        self._last_bytes = self._floor_bytes = memory_bytes
+        self._last_bytes = self._floor_bytes = self._peak_bytes = memory_bytes
         self._next_s = now_s + self._wait_s
 
 

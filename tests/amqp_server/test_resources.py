@@ -85,6 +85,13 @@ def test_after_growth_it_is_given_back_once_and_soon() -> None:
     assert times(heap, memory, 60 * MIB) == [12]
 
 
+def test_after_a_part_was_freed_the_rest_is_looked_for_once() -> None:
+    """The last time was while all was in use, as under an alarm."""
+    heap = Heap()
+    heap.given_back(600 * MIB, 0.0)
+    assert times(heap, [600 * MIB] * 20 + [400 * MIB] + [50 * MIB] * 100, 50 * MIB) == [20]
+
+
 def test_what_is_in_use_is_not_looked_for_again() -> None:
     heap = Heap()
     assert times(heap, [50 * MIB] * 10 + [300 * MIB] * 1_000, 300 * MIB) == [11]
