@@ -249,7 +249,7 @@ class Turn:
     def is_full(self) -> bool:
         """True if the turn is overdue, or will be with the queues that are to be applied: for who hands to many queues
         what takes them longer."""
-        return len(self.scheduled) >= SCHEDULED_MAX or self.now() > self.ends
+        return len(self.scheduled) >= SCHEDULED_MAX or self.overdue()
 
     def later(self, unit: Unit, call: Callable[[], object]) -> None:
         """Call in a turn that comes soon, behind all that was left before. Calls of one unit are one call."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.amqp_server.cluster.ring import Ring
+from tests.amqp_server.cluster.simulation.cluster import by_hand
 
 #: Quick where tests wait for what these are for. A change takes as long as a slow machine needs.
 OPTIONS = ("--change-timeout-ms", "30000", "--rebalance-ms", "300", "--node-down-ms", "500")
@@ -37,3 +39,12 @@ def empty(tmp_path: Path) -> Iterator[Ring]:
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture
+def hand() -> Iterator[None]:
+    """For simulated nodes to which nothing happens by chance, and whose log nobody wants to read."""
+    logging.disable(logging.CRITICAL)
+    with by_hand():
+        yield
+    logging.disable(logging.NOTSET)

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 
 from amqp_server.broker.operations import ClearParameter, PutParameter
 from amqp_server.broker.parameters import GLOBAL, USER_LIMITS, ParameterRecord
 from amqp_server.broker.sessions import CHANNELS_OF
-from tests.amqp_server.cluster.simulation.cluster import by_hand
 from tests.amqp_server.cluster.test_simulation_scenes import Scene
+
+pytestmark = pytest.mark.usefixtures("hand")
 
 LIMIT = PutParameter(ParameterRecord(GLOBAL, USER_LIMITS, "ann", '{"max-channels":5}'))
 NO_LIMIT = ClearParameter(GLOBAL, USER_LIMITS, "ann")
-
-
-@pytest.fixture(autouse=True)
-def hand() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    with by_hand():
-        yield
-    logging.disable(logging.NOTSET)
 
 
 def opened(scene: Scene, name: str, count: int = 1) -> None:

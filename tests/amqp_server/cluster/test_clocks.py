@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 
 from amqp_server.broker.time_notes import LOOK_MS
 from amqp_server.cluster.membership import STARTS_APART, TURNED_BACK
 from quorum_queue.clock import KNOWN
-from tests.amqp_server.cluster.simulation.cluster import by_hand
 from tests.amqp_server.cluster.simulation.node import TICK_MS, SimulatedNode
 from tests.amqp_server.cluster.test_simulation_scenes import Scene
 
+pytestmark = pytest.mark.usefixtures("hand")
+
 HOUR_MS = 3_600_000
-
-
-@pytest.fixture(autouse=True)
-def hand() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    with by_hand():
-        yield
-    logging.disable(logging.NOTSET)
 
 
 def wiped(scene: Scene, name: str, by_ms: int) -> SimulatedNode:

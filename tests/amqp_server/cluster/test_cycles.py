@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 
 from amqp_server.broker import operations
@@ -13,18 +10,11 @@ from quorum_queue.cluster.group_host import GroupHost
 from quorum_queue.cluster.remote_host import RemoteHost
 from quorum_queue.machine.run import Run
 from quorum_queue.raft.core import Raft
-from tests.amqp_server.cluster.simulation.cluster import by_hand
 from tests.amqp_server.cluster.test_simulation_scenes import Scene
 from tests.garbage import alive, garbage
 from tests.turns import Planted
 
-
-@pytest.fixture(autouse=True)
-def hand() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    with by_hand():
-        yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("hand")
 
 
 def filled(scene: Scene) -> int:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 
 from amqp_server.broker.operations import SetMembers
@@ -13,9 +10,10 @@ from amqp_server.cluster.maintenance import LOST_FACTOR
 from amqp_server.cluster.readiness import NO_LEADER
 from quorum_queue.cluster import frames
 from tests.amqp_server.cluster.simulation.clients import Client
-from tests.amqp_server.cluster.simulation.cluster import by_hand
 from tests.amqp_server.cluster.simulation.node import DEAD_TICKS, LIMITS, TICK_MS, SimulatedNode
 from tests.amqp_server.cluster.test_simulation_scenes import Scene
+
+pytestmark = pytest.mark.usefixtures("hand")
 
 #: Until both ends have noticed, and another node leads.
 SOON_TICKS = 2 * DEAD_TICKS + LIMITS["cluster_reach_ms"] // TICK_MS + 6
@@ -23,14 +21,6 @@ STEADY_TICKS = LIMITS["cluster_steady_ms"] // TICK_MS
 LOOK_TICKS = LIMITS["rebalance_ms"] // TICK_MS + 1
 #: Until what goes with a node that is lost is gone.
 LOST_TICKS = LOST_FACTOR * LIMITS["node_down_ms"] // TICK_MS + 2 * LOOK_TICKS
-
-
-@pytest.fixture(autouse=True)
-def hand() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    with by_hand():
-        yield
-    logging.disable(logging.NOTSET)
 
 
 def split(scene: Scene, *pairs: str, both: bool = True) -> None:

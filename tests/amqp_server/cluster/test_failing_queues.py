@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,23 +13,16 @@ from quorum_queue.cluster.group import Group
 from quorum_queue.errors import Unreadable
 from quorum_queue.machine import versions
 from tests.amqp_server.cluster.simulation.clients import Client
-from tests.amqp_server.cluster.simulation.cluster import by_hand
 from tests.amqp_server.cluster.simulation.node import TICK_MS, SimulatedNode
 from tests.amqp_server.cluster.simulation.planting import plants_of
 from tests.amqp_server.cluster.test_simulation_scenes import Scene
 from tests.turns import Planted, StrictBoundary
 
+pytestmark = pytest.mark.usefixtures("hand")
+
 FOR_EVER = 1_000
 #: Until a queue that failed so often is set aside.
 ALL_PAUSES_TICKS = failures.PAUSE_MS * (1 + failures.PAUSE_FACTOR + failures.PAUSE_FACTOR**2) // TICK_MS + 20
-
-
-@pytest.fixture(autouse=True)
-def hand() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    with by_hand():
-        yield
-    logging.disable(logging.NOTSET)
 
 
 class World(Scene):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,19 +13,12 @@ from amqp_server.wire import content
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.ports import Got
-from tests.amqp_server.cluster.simulation.cluster import by_hand
 from tests.amqp_server.cluster.simulation.streams import HEADER
 from tests.amqp_server.cluster.test_simulation_scenes import Scene
 
+pytestmark = pytest.mark.usefixtures("hand")
+
 MEMBERS = ("a", "b", "c")
-
-
-@pytest.fixture(autouse=True)
-def hand() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    with by_hand():
-        yield
-    logging.disable(logging.NOTSET)
 
 
 class Accepted:

@@ -326,13 +326,26 @@ def test_a_node_that_stood_alone_brings_its_groups(tmp_path_factory: pytest.Temp
                 if len(tags) == 10:
                     break
             channel.basic_ack(tags[4], multiple=True)
+            channel.exchange_declare("parts", "x-super-stream", durable=True, arguments={"x-partitions": 3})
+            channel.queue_declare("h", durable=True, arguments=table | {"x-stream": "parts"})
+            for number in range(60):
+                channel.basic_publish("parts", f"key {number}", b"%d" % number, PERSISTENT)
+            channel.tx_commit()
+            acked = set()
+            for _ in range(20):
+                method, _, body = channel.basic_get("h")
+                channel.basic_ack(method.delivery_tag)
+                acked.add(int(body))
             channel.tx_commit()
             alone.kill()
         empty.start(*NAMES)
         found = take(empty, "n2", "g", 25)
         assert [number for _, number, _, _ in found] == [*range(5, 30)]
         assert all(flag for _, _, flag, _ in found[:5])
-        wait_until("all keep it", lambda: len(empty.queue("n1", "g")["placed"]) == 3)
-        empty.equal("g", *NAMES)
+        left = take(empty, "n3", "h", 40)
+        assert {number for _, number, _, _ in left} == set(range(60)) - acked and len(acked) == 20
+        for group in ("g", "h"):
+            wait_until("all keep it", lambda group=group: len(empty.queue("n1", group)["placed"]) == 3)
+            empty.equal(group, *NAMES)
     finally:
         empty.close()

@@ -5,18 +5,16 @@ The client is at b; the queue begins to be kept by b, ceases to be, or moves fro
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 from pamqp import commands
 
 from amqp_server.broker.operations import SetMembers
 from quorum_queue.cluster.remote_host import RemoteHost
 from tests.amqp_server.cluster.simulation.clients import Client
-from tests.amqp_server.cluster.simulation.cluster import by_hand
 from tests.amqp_server.cluster.simulation.planting import plants_of
 from tests.amqp_server.cluster.test_simulation_scenes import Scene
+
+pytestmark = pytest.mark.usefixtures("hand")
 
 COUNT = 10
 QUEUE = "quorum"
@@ -33,14 +31,6 @@ MOVES = {
 MOMENTS = (0, 1, 2, 3, 4, 6, 8, 10, 13, 16, 20, 25, 32, 40, 60)
 #: Ticks until it is done.
 MOVED_TICKS = 40
-
-
-@pytest.fixture(autouse=True)
-def hand() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    with by_hand():
-        yield
-    logging.disable(logging.NOTSET)
 
 
 def steps(scene: Scene, count: int) -> None:

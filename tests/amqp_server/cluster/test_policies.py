@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,18 +11,11 @@ import pytest
 from amqp_server.broker.operations import ClearParameter, PutParameter
 from amqp_server.broker.parameters import POLICY, ParameterRecord
 from quorum_queue.cluster.group_host import GroupHost
-from tests.amqp_server.cluster.simulation.cluster import by_hand
 from tests.amqp_server.cluster.simulation.ledger import digest
 from tests.amqp_server.cluster.test_simulation_scenes import Scene
 from tests.amqp_server.cluster.test_versions import old_scene, upgrade
 
-
-@pytest.fixture(autouse=True)
-def hand() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    with by_hand():
-        yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("hand")
 
 
 def policy(**definition: Any) -> PutParameter:

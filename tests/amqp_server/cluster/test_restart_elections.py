@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 
 from amqp_server.broker import operations
-from tests.amqp_server.cluster.simulation.cluster import Cluster, by_hand
+from tests.amqp_server.cluster.simulation.cluster import Cluster
+
+pytestmark = pytest.mark.usefixtures("hand")
 
 #: Fewer than the least election timeout of the simulated nodes.
 SOON_TICKS = 3
-
-
-@pytest.fixture(autouse=True)
-def hand() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    with by_hand():
-        yield
-    logging.disable(logging.NOTSET)
 
 
 def _queues(cluster: Cluster) -> dict[int, str]:

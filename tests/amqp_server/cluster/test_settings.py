@@ -12,9 +12,9 @@ from amqp_server.broker.settings import effective_settings
 from quorum_queue.cluster import compaction
 from quorum_queue.machine.settings import Settings
 
-from .test_simulation_scenes import Scene, hand
+from .test_simulation_scenes import Scene
 
-__all__ = ["hand"]
+pytestmark = pytest.mark.usefixtures("hand")
 
 
 def settings_at(scene: Scene, queue_id: int) -> list[Settings]:

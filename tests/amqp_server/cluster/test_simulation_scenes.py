@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,16 +24,10 @@ from quorum_queue.cluster.group import Group
 from quorum_queue.ports import Refused
 from tests.amqp_server.cluster.simulation.at_rest import check_at_rest, drain
 from tests.amqp_server.cluster.simulation.clients import Client
-from tests.amqp_server.cluster.simulation.cluster import Cluster, by_hand
+from tests.amqp_server.cluster.simulation.cluster import Cluster
 from tests.amqp_server.cluster.simulation.node import SimulatedNode
 
-
-@pytest.fixture(autouse=True)
-def hand() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    with by_hand():
-        yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("hand")
 
 
 class Scene(Cluster):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -19,21 +17,14 @@ from amqp_server.streams.replicated_group import ReplicatedGroupHost
 from quorum_queue.boundary import Fatal
 from quorum_queue.links.handshake import Hello
 from quorum_queue.machine import versions
-from tests.amqp_server.cluster.simulation.cluster import by_hand
 from tests.amqp_server.cluster.test_simulation_scenes import Scene
+
+pytestmark = pytest.mark.usefixtures("hand")
 
 #: What a node of mqd 0.1 tells: nothing.
 OLD: tuple[str, ...] = ()
 #: Fields of a queue's row that mqd 0.1 knows.
 OLD_FIELDS = 13
-
-
-@pytest.fixture(autouse=True)
-def hand() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    with by_hand():
-        yield
-    logging.disable(logging.NOTSET)
 
 
 def old_scene() -> Scene:
