@@ -146,6 +146,8 @@ class Compacting:
     def _finished(self, result: object) -> None:
         self.running = False
         self.passes += 1
+        # More may have been sealed meanwhile, by publishers who are done.
+        self.look()
 
     def _result(self, outcome: Outcome[Any]) -> Any:
         """Return what a step has brought; None if the pass ends with it. What is stored is as it was."""

@@ -465,6 +465,7 @@ def test_each_member_compacts_and_the_offsets_stay(ring: Ring) -> None:
     wait_until(
         "all have compacted",
         lambda: all((row(ring, name, "table").get("compacted_offset") or 0) > 300 for name in NAMES),
+        state=lambda: str([row(ring, name, "table") for name in NAMES]),
     )
     for name in NAMES:
         with ring.channel(name, confirm=False) as channel:

@@ -163,6 +163,23 @@ def test_a_slow_consumer_misses_nothing_while_it_reads() -> None:
     assert expected(messages, sealed(node)).items() <= dict(seen).items()
 
 
+def test_what_is_sealed_while_a_pass_runs_is_compacted_after_it() -> None:
+    """Nobody publishes any more, so nothing else begins the next pass."""
+    node, peer = make()
+    steps = node.store.compactions
+    for seed in range(20):
+        publish(peer, *some(seed, 20))
+        node.sync()
+        if seed == 10:
+            # The pass has seen what is sealed by now; what it does then takes long.
+            node.turn.run(steps.pop())
+            assert steps
+        while node.store.writes:
+            node.turn.run(node.store.writes.pop(0))
+    node.work()
+    assert node.host().compacting.stop == sealed(node)  # type: ignore[union-attr]
+
+
 def test_a_stream_that_is_deleted_meanwhile() -> None:
     node, peer = make()
     for seed in range(4):
