@@ -221,7 +221,7 @@ class Channel:
         queue = subscription.queue
         self.subscriptions[subscription.tag] = subscription
         self.consumed[queue] = self.consumed.get(queue, 0) + 1
-        queue.subscriptions[subscription.key] = subscription
+        queue.subscribe(subscription.key, subscription)
 
     def drop(self, subscription: Subscription) -> bool:
         """Forget a consumer, of which its queue knows; return whether the channel had it."""

@@ -21,6 +21,7 @@ from quorum_queue.machine.effects import Reason
 from quorum_queue.machine.letters import Letter
 from quorum_queue.machine.replicated import Applied
 from quorum_queue.machine.run import Run
+from quorum_queue.nothing import NO_DICT
 
 #: All targets of a dead letter have it.
 _SENT: Final = object()
@@ -120,7 +121,7 @@ def send_waiting(host: GroupHost, *, now: bool = False) -> None:
         if found is not None:
             run.contents = found
             host.dead_letter_parts = _hand_over(host, letter)
-    host.dead_letters_warming.given = {}
+    host.dead_letters_warming.given = NO_DICT
 
 
 def _go_on(host: GroupHost) -> None:

@@ -351,11 +351,11 @@ class GroupHost(DeferredHost):
         for verb, key in asked:
             if verb == "purge":
                 self._purged(key, 0)
-        for key in list(self._getting):
+        for key in list(self.asking.getting):
             coming = sum(asked[1:] == ("get", key) for asked in self._asked)
             coming += sum(held[0].key[2:] == key for held in self._deliveries_waiting)
             coming += sum(command[0] == "get" and command[1].key == key for command in self.pending)
-            while len(self._getting.get(key, ())) > coming:
+            while len(self.asking.getting.get(key, ())) > coming:
                 self._got(key, None)
         self._passed(last_own)
         if self.pending:
