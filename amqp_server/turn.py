@@ -149,6 +149,7 @@ class Turn:
         "_untidy",
         "_wake",
         "_widened",
+        "alone",
         "contain",
         "cut",
         "ends",
@@ -181,6 +182,8 @@ class Turn:
         self._untidy = 0
         #: When the turn is overdue.
         self.ends = inf
+        #: Queues may do at once what the present session causes: it does not share the turn with others.
+        self.alone = True
         #: This turn has left something for later.
         self.cut = False
         #: What earlier turns had no time for, in its order: how to go on with it.
@@ -291,7 +294,9 @@ class Turn:
         """Have a session receive, within a turn. If it is `alone`, queues do at once what that causes, as far as the
         turn has time; else they do it in one run for several sessions."""
         others, self.cut = self.cut, False
+        self.alone = alone
         self.contain(session, receive, *arguments)
+        self.alone = True
         if alone:
             self.apply()
         if self.cut:

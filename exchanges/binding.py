@@ -9,19 +9,20 @@ DestinationKind = Literal["queue", "exchange"]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Binding:
-    """One edge of the topology. All five fields are its identity, the arguments by value."""
+    """One edge of the topology. All five fields are its identity, the arguments by value.
+
+    There may be 100,000, so it keeps nothing that can be made of the fields in no time.
+    """
 
     source: str
     destination: str
     kind: DestinationKind
     routing_key: str
     arguments: Mapping[str, object] = field(default_factory=dict)
-    identity: tuple[Hashable, ...] = field(init=False, repr=False)
+    arguments_token: Hashable = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        arguments = table_token(self.arguments) if self.arguments else ()
-        identity = (self.source, self.destination, self.kind, self.routing_key, arguments)
-        object.__setattr__(self, "identity", identity)
+        object.__setattr__(self, "arguments_token", table_token(self.arguments) if self.arguments else ())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Binding) and self.identity == other.identity
@@ -30,10 +31,10 @@ class Binding:
         return hash(self.identity)
 
     @property
-    def arguments_token(self) -> Hashable:
-        return self.identity[4]
+    def identity(self) -> tuple[Hashable, ...]:
+        return (self.source, self.destination, self.kind, self.routing_key, self.arguments_token)
 
     @property
     def order(self) -> tuple[str, str, str, str]:
         """A sort key that no restart changes, where the choice depends on the order of the bindings."""
-        return (self.kind, self.destination, self.routing_key, repr(self.identity[4]))
+        return (self.kind, self.destination, self.routing_key, repr(self.arguments_token))

@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from exchanges.binding import Binding
 
@@ -19,18 +19,25 @@ class Depends(enum.IntFlag):
     KEYLESS = 4
 
 
+#: Never changed.
+_NONE: Final[dict[str, int]] = {}
+
+
 class Destinations:
     """The destinations of one routing condition. The dictionaries count the bindings that lead to each,
-    and their order is the order of binding."""
+    and their order is the order of binding. A kind of destination that was never bound has none of its own."""
 
     __slots__ = ("exchanges", "queues")
 
     def __init__(self) -> None:
-        self.queues: dict[str, int] = {}
-        self.exchanges: dict[str, int] = {}
+        self.queues: dict[str, int] = _NONE
+        self.exchanges: dict[str, int] = _NONE
 
     def add(self, binding: Binding) -> None:
-        counts = self.queues if binding.kind == "queue" else self.exchanges
+        if binding.kind == "queue":
+            counts = self.queues = self.queues or {}
+        else:
+            counts = self.exchanges = self.exchanges or {}
         counts[binding.destination] = counts.get(binding.destination, 0) + 1
 
     def remove(self, binding: Binding) -> None:

@@ -70,7 +70,7 @@ class Router:
         self._alternates_max = alternates_max
         self._exchanges: dict[str, Exchange] = {}
         self._from: dict[str, dict[Binding, None]] = {}
-        self._to: dict[tuple[DestinationKind, str], dict[Binding, None]] = {}
+        self._to: dict[DestinationKind, dict[str, dict[Binding, None]]] = {"queue": {}, "exchange": {}}
         # From each exchange to those that it is bound to, with the number of bindings.
         self._neighbours: dict[str, dict[str, int]] = {}
         # What the answer of an exchange that looks beyond the key may depend on; forgotten at each change.
@@ -152,7 +152,7 @@ class Router:
             return False
         source.matcher.bind(binding)
         bindings[binding] = None
-        self._to.setdefault((binding.kind, binding.destination), {})[binding] = None
+        self._to[binding.kind].setdefault(binding.destination, {})[binding] = None
         if binding.kind == "exchange":
             counts = self._neighbours.setdefault(binding.source, {})
             counts[binding.destination] = counts.get(binding.destination, 0) + 1
@@ -168,7 +168,7 @@ class Router:
 
     def remove_queue(self, queue: str) -> tuple[list[Binding], list[str]]:
         """As `unbind`, for all bindings of a queue."""
-        removed = list(self._to.get(("queue", queue), ()))
+        removed = list(self._to["queue"].get(queue, ()))
         for binding in removed:
             self._remove(binding)
         return self._delete_unused(removed)
@@ -183,7 +183,7 @@ class Router:
         if source is not None:
             candidates: Iterable[Binding] = self._from.get(source, ())
         elif destination is not None and kind is not None:
-            candidates = self._to.get((kind, destination), ())
+            candidates = self._to[kind].get(destination, ())
         else:
             candidates = (binding for bindings in self._from.values() for binding in bindings)
         return [
@@ -195,7 +195,7 @@ class Router:
 
     def bindings_of(self, kind: DestinationKind, name: str) -> list[Binding]:
         """Return the bindings that go with a queue or an exchange: those to it, and those from it."""
-        found = list(self._to.get((kind, name), ()))
+        found = list(self._to[kind].get(name, ()))
         if kind == "exchange":
             found += [
                 binding
@@ -333,7 +333,7 @@ class Router:
         self._forget_destination(binding)
 
     def _forget_destination(self, binding: Binding) -> None:
-        _forget(self._to, (binding.kind, binding.destination), binding)
+        _forget(self._to[binding.kind], binding.destination, binding)
         if binding.kind == "exchange":
             counts = self._neighbours[binding.source]
             counts[binding.destination] -= 1
@@ -349,7 +349,7 @@ class Router:
         for binding in removed:
             self._forget_destination(binding)
         # One that leads from the exchange to itself has gone already.
-        incoming = list(self._to.get(("exchange", name), ()))
+        incoming = list(self._to["exchange"].get(name, ()))
         for binding in incoming:
             self._remove(binding)
         del self._exchanges[name]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from quorum_queue.machine.effects import Effects, Reason
 from quorum_queue.machine.run import Run
+from quorum_queue.nothing import NO_DEQUE, NO_DICT
 from quorum_queue.paging import Paging
 
 if TYPE_CHECKING:
@@ -109,9 +110,19 @@ class DeadLettering(Paging):
         for run, reason in effects.dead_letters:
             is_held = run.seqs.start in held
             if is_held:
-                self._letters_sent[run.seqs.start] = None
-            self._letters_waiting.append(WaitingLetters(run, reason, id(run) in leaving, is_held))
+                self._note_sent(run.seqs.start)
+            self._wait_with(WaitingLetters(run, reason, id(run) in leaving, is_held))
         self._send_waiting_letters()
+
+    def _note_sent(self, seq: int) -> None:
+        if self._letters_sent is NO_DICT:
+            self._letters_sent = {}
+        self._letters_sent[seq] = None
+
+    def _wait_with(self, letters: WaitingLetters) -> None:
+        if self._letters_waiting is NO_DEQUE:
+            self._letters_waiting = deque()
+        self._letters_waiting.append(letters)
 
     def _send_waiting_letters(self) -> None:
         """Send as many as can be read without a wait, but not in an overdue turn: queues that send each other dead
@@ -147,6 +158,8 @@ class DeadLettering(Paging):
         else:
             self._letters_waiting.popleft()
             self._letters_asked -= 1
+            if not self._letters_waiting:
+                self._letters_waiting = NO_DEQUE
         if held and run.seqs.start not in self.machine.dead_lettering:
             # The disk has lost it.
             self._letters_sent.pop(run.seqs.start, None)
@@ -226,8 +239,8 @@ class DeadLettering(Paging):
     def _retry_dead_letters(self) -> None:
         for seq, (run, reason) in list(self.machine.dead_lettering.items()):
             if seq not in self._letters_sent:
-                self._letters_sent[seq] = None
-                self._letters_waiting.append(WaitingLetters(run, reason, leave=False, held=True))
+                self._note_sent(seq)
+                self._wait_with(WaitingLetters(run, reason, leave=False, held=True))
         self._send_waiting_letters()
 
     def _wake_by(self, at_ms: int) -> None:

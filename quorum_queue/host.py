@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import ENQUEUES, Command
 from quorum_queue.machine.settings import Settings
+from quorum_queue.nothing import NO_DICT, NO_LIST
 from quorum_queue.ports import EXCLUSIVE, Got, Hosted, Refused, Turn
 
 Key = tuple[Any, ...]
@@ -25,19 +26,43 @@ _ENDED_TEXTS = {
 }
 
 
+class Asking:
+    """Clients that wait for answers of one queue."""
+
+    __slots__ = ("attaching", "barriers", "getting", "purging")
+
+    def __init__(self) -> None:
+        #: By consumer key or by token.
+        self.attaching: dict[Key, Callable[[str | None], None]] = {}
+        self.getting: dict[Key, deque[Callable[[Got | Refused | None], None]]] = {}
+        self.purging: dict[int, Callable[[int | Refused], None]] = {}
+        #: (number of a batch, what to call when it was applied)
+        self.barriers: list[tuple[int, Callable[..., None]]] = []
+
+
+class _Nobody(Asking):
+    """Nobody waits: what queues at rest share."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        self.attaching = self.getting = self.purging = NO_DICT
+        self.barriers = NO_LIST
+
+
+NOBODY: Final[Asking] = _Nobody()
+
+
 class QueueHost:
     """See quorum_queue.ports.Host.
 
-    There may be thousands at rest: slots, and lists rather than deques, which take 700 bytes when they are empty.
+    There may be thousands at rest: slots, and nothing of their own that is empty.
     """
 
     __slots__ = (
-        "_attaching",
-        "_barriers",
-        "_getting",
         "_last_token",
-        "_purging",
         "_turn",
+        "asking",
         "ended",
         "pending",
         "queue",
@@ -52,12 +77,8 @@ class QueueHost:
         self._turn = turn
         self.pending: list[Command] = []
         self.ended: Ended = ""
-        #: Who waits for what, by consumer key or by token.
-        self._attaching: dict[Key, Callable[[str | None], None]] = {}
-        self._getting: dict[Key, deque[Callable[[Got | Refused | None], None]]] = {}
-        self._purging: dict[int, Callable[[int | Refused], None]] = {}
-        #: (number of a batch, what to call when it was applied)
-        self._barriers: list[tuple[int, Callable[..., None]]] = []
+        #: Who waits for what; to be read only, see `begin_asking`.
+        self.asking: Asking = NOBODY
         self._last_token = 0
 
     # -- what the queue is set to do -------------------------------------------------------------------------------
@@ -110,7 +131,7 @@ class QueueHost:
         if self.ended:
             done(self._ended_text)
             return
-        self._attaching[consumer.key] = done
+        self.begin_asking().attaching[consumer.key] = done
         self.submit(("attach", consumer))
 
     def get(self, consumer: Consumer, done: Callable[[Got | Refused | None], None]) -> None:
@@ -119,7 +140,7 @@ class QueueHost:
             done(None if self.ended == "deleted" else Refused(self._ended_text))
             return
         consumer.attached = False
-        self._getting.setdefault(consumer.key, deque()).append(done)
+        self.begin_asking().getting.setdefault(consumer.key, deque()).append(done)
         self.submit(("get", consumer))
 
     def purge(self, done: Callable[[int | Refused], None]) -> None:
@@ -128,7 +149,7 @@ class QueueHost:
             done(0 if self.ended == "deleted" else Refused(self._ended_text))
             return
         token = self._token()
-        self._purging[token] = done
+        self.begin_asking().purging[token] = done
         self.submit(("purge", token))
 
     @property
@@ -140,48 +161,61 @@ class QueueHost:
         self._last_token += 1
         return self._last_token
 
+    def begin_asking(self) -> Asking:
+        """Return who waits, to add somebody."""
+        if self.asking is NOBODY:
+            self.asking = Asking()
+        return self.asking
+
     # -- answers ---------------------------------------------------------------------------------------------------
 
     def _attached(self, key: Key, refused: str | None) -> bool:
         """Answer who waits for the consumer to be attached; return whether somebody did."""
-        done = self._attaching.pop(key, None)
+        done = self.asking.attaching.pop(key, None)
         if done is not None:
             done(EXCLUSIVE if refused == "exclusive" else refused)
         return done is not None
 
     def _got(self, key: Key, got: Got | None) -> None:
         """Answer the first of those who wait for a message of this getter."""
-        waiting = self._getting.get(key)
+        getting = self.asking.getting
+        waiting = getting.get(key)
         if waiting:
             done = waiting.popleft()
             if not waiting:
-                del self._getting[key]
+                del getting[key]
             done(got)
 
     def _purged(self, token: int, count: int) -> None:
-        done = self._purging.pop(token, None)
+        done = self.asking.purging.pop(token, None)
         if done is not None:
             done(count)
 
     def _passed(self, number: int) -> None:
         """Batches up to this one were applied."""
-        while self._barriers and self._barriers[0][0] <= number:
-            self._barriers.pop(0)[1]()
+        while self.asking.barriers and self.asking.barriers[0][0] <= number:
+            self.asking.barriers.pop(0)[1]()
+
+    def _pass_all(self) -> None:
+        """All that was to be applied before the barriers was, or never will be."""
+        asking = self.asking
+        if asking.barriers:
+            barriers, asking.barriers = asking.barriers, []
+            why = (Refused(self._ended_text),) if self.ended == "failed" else ()
+            for _, passed in barriers:
+                passed(*why)
 
     def _refuse_askers(self, why: Refused) -> None:
         """Answer everybody who waits for something that will not come."""
-        attaching, self._attaching = self._attaching, {}
-        for attached in attaching.values():
+        asking, self.asking = self.asking, NOBODY
+        for attached in asking.attaching.values():
             attached(why.text)
-        getting, self._getting = self._getting, {}
-        for waiting in getting.values():
+        for waiting in asking.getting.values():
             for got in waiting:
                 got(why)
-        purging, self._purging = self._purging, {}
-        for purged in purging.values():
+        for purged in asking.purging.values():
             purged(why)
-        barriers, self._barriers = self._barriers, []
-        for _, passed in barriers:
+        for _, passed in asking.barriers:
             passed(why)
 
 

@@ -6,7 +6,6 @@ durable, deliver, confirm (after the sync where something was journalled), dead-
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -20,6 +19,7 @@ from quorum_queue.machine.run import Run
 from quorum_queue.machine.settings import Settings
 from quorum_queue.memory import MemoryBudget, ReadAhead
 from quorum_queue.names import FIRST_POSITION, NameJournal
+from quorum_queue.nothing import NO_DEQUE, NO_DICT, NO_LIST
 from quorum_queue.pages import Pages
 from quorum_queue.paging import NOTHING_ASKED, RECORD_BYTES_MAX, parts_of
 from quorum_queue.ports import (
@@ -107,28 +107,28 @@ class LocalHost(DeadLettering):
         self.services = services
         self.journalled = journalled
         #: Marks' slots, one for each priority level.
-        self.marks = marks or []
+        self.marks: list[int] = marks or NO_LIST
         #: What was marked last in each slot: consumers that take turns are served out of order, and a mark only rises.
-        self._marked = [0] * len(self.marks)
+        self._marked: list[int] = NO_LIST
         self.resident_bytes = 0
         #: Transient messages behind this one are in memory only.
         self._spilled_to = -1
         self._warming = self._handed_out = 0
         self._asked = self._next = NOTHING_ASKED
         self._at_hand = None
-        self._gets_waiting: list[Command] = []
+        self._gets_waiting = NO_LIST
         self._wake_at: int | None = None
         self._durable_seq = machine.next_seq - 1
         #: At the end of the last batch.
         self._consumer_count = 0
         #: The batch that is being applied, as long as nobody was answered for its messages.
-        self._unanswered: list[Command] = []
+        self._unanswered: list[Command] = NO_LIST
         #: Messages that came alone and are not on disk yet, by position, and whom to tell: see `_confirm_acked`.
-        self._lone: dict[int, list[tuple[Any, int, int]]] = {}
+        self._lone: dict[int, list[tuple[Any, int, int]]] = NO_DICT
         #: Batches whose publishers wait for the disk.
         self._batches_waiting = 0
-        self._letters_sent: dict[int, None] = {}
-        self._letters_waiting = deque()
+        self._letters_sent = NO_DICT
+        self._letters_waiting = NO_DEQUE
         self._letters_asked = self._letters_cold = 0
         self._letters_under_way = False
         #: Settings to take before the next batch.
@@ -221,10 +221,7 @@ class LocalHost(DeadLettering):
                 if gone:
                     self.queue.consumer_gone(count)
             # What is pending now: a dead letter came straight back, or its targets took it.
-        barriers, self._barriers = self._barriers, []
-        why = (Refused(self._ended_text),) if self.ended == "failed" else ()
-        for _, passed in barriers:
-            passed(*why)
+        self._pass_all()
 
     def configure(self, settings: Settings) -> None:
         self._wanted = settings
@@ -254,7 +251,7 @@ class LocalHost(DeadLettering):
 
     def barrier(self, done: Callable[..., None]) -> None:
         if self.pending:
-            self._barriers.append((0, done))
+            self.begin_asking().barriers.append((0, done))
             self._turn.schedule(self)
         else:
             done()
@@ -294,7 +291,7 @@ class LocalHost(DeadLettering):
         self._release()
         if self._spilled_to >= 0:
             self.services.spill.drop(self.queue_id)
-        unanswered, self._unanswered = self._unanswered, []
+        unanswered, self._unanswered = self._unanswered, NO_LIST
         answer_publishes(unanswered, confirm=False)
         self._refuse_pending()
         self._refuse_askers(why)
@@ -327,7 +324,7 @@ class LocalHost(DeadLettering):
         if effects.names and self._names is not None:
             self._names.note(now_ms, effects.names)
             wrote = True
-        if self._attaching:
+        if self.asking.attaching:
             self._answer_attached(effects)
         if effects.deliveries:
             self._handed_out += effects.burst_bytes
@@ -343,7 +340,7 @@ class LocalHost(DeadLettering):
             wrote = self._forget(effects.settled) or wrote
             if effects.acked:
                 self._confirm_acked(effects.acked)
-        self._unanswered = []
+        self._unanswered = NO_LIST
         # What is there already may still wait for the sync that it came with.
         self._confirm(effects, wrote or bool(effects.duplicates))
         for origin, first, last in effects.refused:
@@ -360,25 +357,27 @@ class LocalHost(DeadLettering):
         if services.memory.used > services.memory.budget_bytes:
             services.memory.relieve()
         if effects.gets_waiting:
-            self._gets_waiting += effects.gets_waiting
+            self._gets_waiting = [*self._gets_waiting, *effects.gets_waiting]
         self._read_ahead(wanted=effects.paged_out)
 
     def _forget_gets(self, commands: list[Command]) -> None:
         """Whose channel closes is given nothing more."""
         gone = [command[1] for command in commands if command[0] == "detach"]
-        for command in list(self._gets_waiting):
+        waiting = self._gets_waiting
+        self._gets_waiting = [command for command in waiting if command[1].key not in gone]
+        for command in waiting:
             if command[1].key in gone:
-                self._gets_waiting.remove(command)
                 self._got(command[1].key, None)
 
     def _answer_attached(self, effects: Effects) -> None:
         refused = dict(effects.attach_refused)
-        for key in list(self._attaching):
+        for key in list(self.asking.attaching):
             self._attached(key, refused.get(key))
 
     def _deliver(self, effects: Effects) -> None:
         turn = self._turn
-        getting = [each[0].key for each in effects.deliveries if each[0].key in self._getting]
+        asking = self.asking.getting
+        getting = [each[0].key for each in effects.deliveries if each[0].key in asking] if asking else []
         self._load_deliveries(effects.deliveries)
         for consumer, run, first_id in effects.deliveries:
             if self.journalled and run.attributes.persistent and not run.redelivered:
@@ -419,7 +418,11 @@ class LocalHost(DeadLettering):
 
     def _mark(self, run: Run) -> None:
         level = min(run.attributes.priority, len(self.marks) - 1)
-        if level >= 0 and run.seqs[-1] > self._marked[level]:
+        if level < 0:
+            return
+        if not self._marked:
+            self._marked = [0] * len(self.marks)
+        if run.seqs[-1] > self._marked[level]:
             self._marked[level] = run.seqs[-1]
             self.services.marks.mark(self.marks[level], run.seqs[-1])
 
@@ -451,6 +454,8 @@ class LocalHost(DeadLettering):
             [run] = effects.enqueued
             if len(run.seqs) == 1 and self._names is None:
                 alone = run.seqs.start
+                if self._lone is NO_DICT:
+                    self._lone = {}
                 self._lone[alone] = waiting
         if waiting:
             self._batches_waiting += 1

@@ -12,6 +12,7 @@ from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import BURST_BYTES, Command, Machine
 from quorum_queue.machine.ready import Level
 from quorum_queue.machine.run import Run
+from quorum_queue.nothing import NO_LIST
 from quorum_queue.pages import Page
 
 if TYPE_CHECKING:
@@ -201,7 +202,7 @@ class Paging(QueueHost):
 
     def _go_on(self) -> None:
         """Have handed out what waited for its bodies."""
-        gets, self._gets_waiting = self._gets_waiting, []
+        gets, self._gets_waiting = self._gets_waiting, NO_LIST
         self.pending += gets
         if self._handed_out < BURST_BYTES:
             self.pending.append(("tick",))

@@ -13,6 +13,7 @@ from amqp_server.broker.records import QueueRecord
 from amqp_server.broker.settings import effective_settings
 from amqp_server.broker.traffic import Traffic
 from quorum_queue.machine.settings import Settings
+from quorum_queue.nothing import NO_DICT
 from quorum_queue.ports import Host, Recipient, Refused
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class Queue:
         self.published = 0
         self.traffic: Traffic | None = None
         #: This node's subscriptions by their keys, in order of arrival.
-        self.subscriptions: dict[Any, Any] = {}
+        self.subscriptions: dict[Any, Any] = NO_DICT
         self.last_used_ms = 0
         #: A timer looks whether the lease has ended: one for the queue, however often it is used.
         self._timer_set = False
@@ -161,6 +162,12 @@ class Queue:
             if not self._timer_set:
                 self._timer_set = True
                 broker.timers.wake(self, self.last_used_ms + expires_ms)
+
+    def subscribe(self, key: Any, subscription: Any) -> None:
+        """Note a subscription of this node."""
+        if self.subscriptions is NO_DICT:
+            self.subscriptions = {}
+        self.subscriptions[key] = subscription
 
     def consumers_lost(self) -> None:
         """The way to the queue's home broke: its consumers here are cancelled, as if it had been deleted."""

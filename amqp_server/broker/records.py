@@ -70,9 +70,12 @@ def shared(record: QueueRecord) -> QueueRecord:
 
 def arguments_of(record: QueueRecord) -> Mapping[str, object]:
     """Return the arguments of a queue, not to be changed: other queues may have them, too."""
-    if len(record.arguments) <= SHARED_BYTES_MAX:
-        return _arguments(record.arguments)[1]
-    return tables.decode(record.arguments)
+    return shared_table(record.arguments)
+
+
+def shared_table(arguments: bytes) -> Mapping[str, object]:
+    """Return the table, not to be changed: the same one to all that have the same arguments."""
+    return _arguments(arguments)[1] if len(arguments) <= SHARED_BYTES_MAX else tables.decode(arguments)
 
 
 @lru_cache(maxsize=SHARED_MAX)

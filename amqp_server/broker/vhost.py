@@ -27,6 +27,7 @@ from amqp_server.broker.records import (
     encoded,
     key,
     shared,
+    shared_table,
 )
 from amqp_server.broker.super_streams import has_partitions, partitions_of
 from amqp_server.broker.traffic import Traffic
@@ -36,7 +37,7 @@ from amqp_server.streams.replicated_group import ReplicatedGroupHost
 from amqp_server.wire import tables
 from amqp_server.wire.content import Properties
 from amqp_server.wire.frames import SHORT_STRING_MAX
-from exchanges.binding import Binding
+from exchanges.binding import Binding, DestinationKind
 from exchanges.router import InvalidArgument, Router
 from exchanges.topic import TopicMatcher, pattern_words
 from quorum_queue.machine.machine import Machine
@@ -232,10 +233,12 @@ class VHost:
     def restore_binding(self, record: BindingRecord) -> Binding | None:
         """Make a binding that has its record; None if it is there, or an end of it is not."""
         ends = self.queues if record.kind == "queue" else self.router
-        found = ends.get(record.destination)
-        if found is None or self.router.get(record.source) is None:
+        source, found = self.router.get(record.source), ends.get(record.destination)
+        if source is None or found is None:
             return None
-        binding = binding_of(record)
+        # Names that are there already are not kept a second time.
+        key = found.name if record.routing_key == found.name else record.routing_key
+        binding = Binding(source.name, found.name, _kind(record), key, shared_table(record.arguments))
         if not self.router.bind(binding):
             return None
         self.broker.counts.bindings += 1
@@ -489,7 +492,11 @@ def binding_of(record: BindingRecord) -> Binding:
     return Binding(
         record.source,
         record.destination,
-        "queue" if record.kind == "queue" else "exchange",
+        _kind(record),
         record.routing_key,
-        tables.decode(record.arguments),
+        shared_table(record.arguments),
     )
+
+
+def _kind(record: BindingRecord) -> DestinationKind:
+    return "queue" if record.kind == "queue" else "exchange"

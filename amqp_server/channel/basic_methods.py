@@ -15,7 +15,7 @@ from amqp_server.channel.confirms import Confirms
 from amqp_server.channel.exchange_methods import argument_types, check_owner
 from amqp_server.channel.queue_methods import check_home, find, place_of, resolve_name
 from amqp_server.channel.subscription import Getter, Subscription
-from amqp_server.channel.tx import WHOLE_PARTS_MAX, LargeCommit, Transaction
+from amqp_server.channel.tx import LargeCommit, LargeEnd, Transaction
 from amqp_server.errors import (
     AccessRefused,
     NotAllowed,
@@ -353,7 +353,7 @@ def tx_commit(channel: Channel, method: commands.Tx.Commit) -> None:
             raise PreconditionFailed("partial tx completion")
         channel.send(commands.Tx.CommitOk())
 
-    if transaction.part_count > WHOLE_PARTS_MAX:
+    if transaction.is_large:
         large = LargeCommit(channel, transaction)
         channel.connection.after(
             lambda done: large.begin(lambda: _barriers(list(large.hosts), done)), committed
@@ -386,10 +386,18 @@ def _barriers(hosts: list[Recipient], done: Callable[..., None]) -> None:
 
 
 def tx_rollback(channel: Channel, method: commands.Tx.Rollback) -> None:
-    if channel.tx is None:
+    transaction = channel.tx
+    if transaction is None:
         raise PreconditionFailed("channel is not transactional")
-    channel.tx.rollback()
-    channel.send(commands.Tx.RollbackOk())
+
+    def rolled_back() -> None:
+        channel.send(commands.Tx.RollbackOk())
+
+    if transaction.is_large:
+        channel.connection.after(LargeEnd(channel, transaction.rollback_in_parts()).begin, rolled_back)
+        return
+    transaction.rollback()
+    rolled_back()
 
 
 def flow(channel: Channel, method: commands.Channel.Flow) -> None:

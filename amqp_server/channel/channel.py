@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from pamqp import base, commands
@@ -14,8 +14,8 @@ from amqp_server.channel.confirms import Confirms
 from amqp_server.channel.connection import Connection
 from amqp_server.channel.publish import publish_in_parts
 from amqp_server.channel.subscription import Getter, Subscription
-from amqp_server.channel.tx import LargeCommit, Transaction
-from amqp_server.channel.unacked import Piece, Unacked, UnknownTag
+from amqp_server.channel.tx import LargeEnd, Transaction
+from amqp_server.channel.unacked import Piece, Unacked, UnknownTag, by_holder
 from amqp_server.channel.window import ChannelWindow
 from amqp_server.errors import PreconditionFailed
 from amqp_server.wire.frames import method_frame
@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 _PUBLISH = (60, 40)
 #: Each time so much of a message has come, room is made for it: a relief looks at all queues.
 RELIEF_BYTES = 1 << 20
+#: Runs of unacked deliveries that a channel returns when it is closed, and consumers that it detaches, within one turn.
+RETURNED_MAX, DETACHED_MAX = 256, 1_000
+#: Of more, so many at once; then the turn may be over. What is returned is looked up in larger parts.
+PART_MAX, TAKEN_MAX = 24, 512
+#: From more pieces on it is tried to make fewer of them.
+FEW_PIECES = 8
 
 
 class Assembly:
@@ -95,8 +101,8 @@ class Channel:
         self.getters: dict[tuple[Queue, bool], Getter] = {}
         self.confirms: Confirms | None = None
         self.tx: Transaction | None = None
-        #: The large commit that is under way.
-        self.committing: LargeCommit | None = None
+        #: The end of a large transaction, or the return of very much that is unacked, which is under way.
+        self.ending: LargeEnd | None = None
         #: It was closed within a transaction: what came with the same read is dropped, too.
         self._rolled_back = False
         #: Prefetch of consumers to come (basic.qos global=false).
@@ -117,8 +123,12 @@ class Channel:
         self.raw = b""
         #: We have sent channel.close and wait for the answer.
         self.closing = False
+        #: It is being closed, which takes several turns: its consumers are paused for good.
+        self.leaving = False
         #: Deliveries that still come for its consumers go back to the queues.
         self.closed = False
+        #: What is to be done then.
+        self.when_closed: Callable[[], None] = _nothing
 
     def send(self, method: base.Frame) -> None:
         """Send a method on this channel."""
@@ -187,6 +197,9 @@ class Channel:
     def settle(self, verb: str, pieces: list[Piece]) -> None:
         """Tell the queues; applied at the end of the turn."""
         scheduled = self.broker.turn.scheduled
+        if len(pieces) > FEW_PIECES and verb != "discard":
+            # Dead letters leave in the order of the tags.
+            pieces = by_holder(pieces)
         if verb == "settle":
             for holder, low, high, _ in pieces:
                 count = high - low + 1
@@ -221,7 +234,7 @@ class Channel:
         queue = subscription.queue
         self.subscriptions[subscription.tag] = subscription
         self.consumed[queue] = self.consumed.get(queue, 0) + 1
-        queue.subscriptions[subscription.key] = subscription
+        queue.subscribe(subscription.key, subscription)
 
     def drop(self, subscription: Subscription) -> bool:
         """Forget a consumer, of which its queue knows; return whether the channel had it."""
@@ -257,29 +270,64 @@ class Channel:
         for tag in tags:
             self.send(commands.Basic.Cancel(tag, True))
 
+    def _large_end(self) -> LargeEnd | None:
+        """Drop what is not committed. Return how to do that, to return what is unacked, and to detach the consumers, if one
+        of it is very much."""
+        rollback: Iterator[None] | None = None
+        if self.tx is not None:
+            transaction, self.tx = self.tx, None
+            self._rolled_back = True
+            if transaction.is_large:
+                rollback = transaction.rollback_in_parts()
+            else:
+                transaction.rollback()
+        if rollback is None and len(self.unacked) <= RETURNED_MAX and len(self.subscriptions) <= DETACHED_MAX:
+            return None
+        return LargeEnd(self, self._close_in_parts(rollback))
+
+    def _close_in_parts(self, rollback: Iterator[None] | None) -> Iterator[None]:
+        if rollback is not None:
+            for _ in rollback:
+                yield
+        for _ in range(0, len(self.unacked), TAKEN_MAX):
+            pieces = self.unacked.take_first(TAKEN_MAX)
+            for start in range(0, len(pieces), PART_MAX):
+                self._return(pieces[start : start + PART_MAX])
+                yield
+        subscriptions = list(self.subscriptions.values())
+        for start in range(0, len(subscriptions), PART_MAX):
+            for subscription in subscriptions[start : start + PART_MAX]:
+                self.forget(subscription)
+                subscription.queue.host.submit(("detach", subscription.key, True))
+            yield
+
+    def _return(self, pieces: list[Piece]) -> None:
+        for holder, low, high, _ in by_holder(pieces):
+            holder.queue.host.submit(("return", holder.key, low, high))
+
     def close(self) -> None:
         """Return what is unacked, drop what is not committed, and detach all consumers; applied at the end of the
         turn. So what comes back from one of many channels is not handed to the next one that goes."""
-        if self.committing is not None:
-            # It gets nothing more, and what it holds goes back behind all parts of the transaction.
-            for subscription in list(self.subscriptions.values()):
-                self.cancel(subscription)
-            self.committing.close = self.close
+        ending = self.ending or self._large_end()
+        if ending is not None:
+            # It gets nothing more. Its consumers keep their places until all parts of that are done: who takes over gets
+            # what comes back before what is behind it.
+            self.leaving = True
+            for subscription in self.subscriptions.values():
+                subscription.queue.host.submit(("pause", subscription.key, True))
+            ending.close = self.close
+            if self.ending is None:
+                ending.begin_later()
             return
         if not self.closed:
             self.closed = True
             self._add_up()
-        if self.tx is not None:
-            self.tx.rollback()
-            self._rolled_back = True
-        self.tx = None
         if self.assembly is not None:
             self.assembly.release()
             self.assembly = None
         if self.confirms is not None:
             self.confirms.closed = True
-        for piece in self.unacked.take_all():
-            piece.holder.queue.host.submit(("return", piece.holder.key, piece.low, piece.high))
+        self._return(self.unacked.take_all())
         keys: dict[Host, list[Key]] = {}
         for subscription in self.subscriptions.values():
             queue = subscription.queue
@@ -300,3 +348,8 @@ class Channel:
             self.broker.replies.remove(self.reply_host)
             self.broker.changed()
             self.reply_host = None
+        when_closed, self.when_closed = self.when_closed, _nothing
+        when_closed()
+
+
+def _nothing() -> None: ...

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from amqp_server.channel.channel import Assembly, Channel
     from amqp_server.channel.tx import Transaction
 
-#: Queues that get messages at once, of many more; then the turn may be over.
+#: Queues that get messages at once, of many more, and copies of messages; then the turn may be over.
 PART_QUEUES = 64
+PART_COPIES = 64 * 1024
 #: Routes remembered for one publish frame of an exchange that looks at headers.
 RESOLVED_MAX = 4096
 #: Longer headers are not remembered.
@@ -278,7 +279,7 @@ def publish(segment: Segment, transaction: Transaction | None = None) -> Sequenc
 def publish_in_parts(segment: Segment) -> Iterator[None] | None:
     """The same, but many queues get the messages some at a time: return what is to be gone through for the rest."""
     hosts, origin, first = begin_publish(segment, None)
-    if len(hosts) > PART_QUEUES:
+    if len(hosts) > PART_QUEUES or len(hosts) * len(segment.contents) > PART_COPIES:
         return hand_over(segment, hosts, origin, first)
     _give(segment, hosts, origin, first)
     return None
@@ -314,21 +315,33 @@ def begin_publish(segment: Segment, transaction: Transaction | None) -> tuple[li
 
 def hand_over(segment: Segment, hosts: list[Recipient], origin: Any, first: int) -> Iterator[None]:
     """Hand the messages to these hosts, some at a time."""
-    for start in range(0, len(hosts), PART_QUEUES):
-        _give(
-            segment, hosts[start : start + PART_QUEUES], origin, first, last=start + PART_QUEUES >= len(hosts)
-        )
+    count, size = len(hosts), sum(map(len, segment.contents))
+    part = max(1, min(PART_QUEUES, PART_COPIES // max(1, len(segment.contents))))
+    for start in range(0, count, part):
+        _give(segment, hosts[start : start + part], origin, first, size, last=start + part >= count)
         yield
 
 
-def _give(segment: Segment, hosts: list[Recipient], origin: Any, first: int, *, last: bool = True) -> None:
+def _give(
+    segment: Segment, hosts: list[Recipient], origin: Any, first: int, size: int = -1, *, last: bool = True
+) -> None:
     """Hand the messages to these hosts. The last one of all gets them without a copy."""
     route, contents = segment.route, segment.contents
     count = len(contents)
+    if size < 0:
+        # To add it up for each host would take longer than all else that is done for it.
+        size = sum(map(len, contents))
     scheduled = route.publisher.broker.turn.scheduled
     own = len(hosts) - 1 if last else -1
     for index, host in enumerate(hosts):
-        run = Run(range(count), contents if index == own else contents.copy(), route.head, segment.attributes)
+        run = Run(
+            range(count),
+            contents if index == own else contents.copy(),
+            route.head,
+            segment.attributes,
+            None,
+            size,
+        )
         if segment.heads is not None:
             run.heads = segment.heads if index == own else segment.heads.copy()
         if host.wants_ids:

@@ -22,10 +22,14 @@ if TYPE_CHECKING:
 
 #: Pieces of acked deliveries from which on it is tried to make fewer of them.
 JOIN_FROM = 256
-#: More parts are committed some at a time, over several turns.
+#: What has more parts, or more bytes of messages, is committed or rolled back some at a time, over several turns.
 WHOLE_PARTS_MAX = 256
+WHOLE_BYTES_MAX = 1 << 20
 #: Parts that are applied at once; then the turn may be over.
 PARTS_AT_ONCE = 16
+#: Messages that one part has at most, and their bytes: queues take them at once, and so are they freed.
+PART_MESSAGES_MAX = 2_048
+PART_BYTES_MAX = 256 * 1024
 
 
 class Transaction:
@@ -35,8 +39,8 @@ class Transaction:
         self._channel = channel
         self._unfinished = channel.connection.incoming.unfinished
         self.segments: list[Segment] = []
-        #: Of the messages in them, with their frames.
-        self.published_bytes = 0
+        #: Of the messages in them, with their frames; and of those in the last segment.
+        self.published_bytes = self._last_bytes = 0
         #: (settle, return or discard; the deliveries)
         self.settlements: list[tuple[str, list[Piece]]] = []
         self._numbered_count = self._part_count = 0
@@ -74,6 +78,11 @@ class Transaction:
         """Messages that go the same way, and deliveries in a row that are acked alike, are one part."""
         return self._part_count
 
+    @property
+    def is_large(self) -> bool:
+        """True if its end takes several turns."""
+        return self._part_count > WHOLE_PARTS_MAX or self.published_bytes > WHOLE_BYTES_MAX
+
     def add(self, segment: Segment) -> None:
         """Keep what is published until the commit."""
         size = sum(map(len, segment.contents))
@@ -86,10 +95,14 @@ class Transaction:
             and last.attributes is segment.attributes
             and last.heads is None is segment.heads
         ):
-            last.contents += segment.contents
-            return
+            if len(last.contents) < PART_MESSAGES_MAX and self._last_bytes < PART_BYTES_MAX:
+                last.contents += segment.contents
+                self._last_bytes += size
+                return
+        else:
+            self._part_count += max(1, len(segment.route.targets))
         self.segments.append(segment)
-        self._part_count += max(1, len(segment.route.targets))
+        self._last_bytes = size
 
     def settle(self, verb: str, pieces: list[Piece]) -> None:
         """Keep what is acked until the commit."""
@@ -140,8 +153,9 @@ class Transaction:
         for segment in segments:
             found, origin, first = begin_publish(segment, self)
             hosts.update(dict.fromkeys(found))
+            weight = max(len(found), len(segment.contents) * PARTS_AT_ONCE // PART_MESSAGES_MAX)
             for _ in hand_over(segment, found, origin, first):
-                given += min(len(found), PARTS_AT_ONCE)
+                given += weight
                 if given >= PARTS_AT_ONCE:
                     given = 0
                     yield
@@ -152,14 +166,27 @@ class Transaction:
 
     def rollback(self) -> None:
         """Forget the publishes; the acked deliveries are unacked again, under their old tags."""
-        self._published()
-        self._channel.unacked.restore([piece for _, pieces in self._settlements() for piece in pieces])
+        for _ in self.rollback_in_parts():
+            pass
+
+    def rollback_in_parts(self) -> Iterator[None]:
+        """The same, some parts at a time."""
+        segments, settlements = self._published(), self.settlements
+        self.settlements = []
+        self._part_count, self._join_from = 0, JOIN_FROM
+        acked = [piece for _, pieces in settlements for piece in pieces]
+        for _ in self._channel.unacked.restore_in_parts(acked):
+            yield
+        # To free a million messages takes long, too.
+        while segments:
+            segments.pop()
+            yield
 
     def _published(self) -> list[Segment]:
         """Forget the publishes, and return them."""
         segments, self.segments = self.segments, []
         self._unfinished.bytes -= self.published_bytes
-        self.published_bytes = 0
+        self.published_bytes = self._last_bytes = 0
         return segments
 
     def _settlements(self) -> list[tuple[str, list[Piece]]]:
@@ -169,28 +196,28 @@ class Transaction:
         return [(verb, joined(pieces) if verb == "settle" else pieces) for verb, pieces in settlements]
 
 
-class LargeCommit:
-    """The commit of a large transaction, which takes several turns. See amqp_server.turn.Unit."""
+class LargeEnd:
+    """The end of what is large, a transaction or a channel, which takes several turns. See amqp_server.turn.Unit."""
 
-    __slots__ = ("_channel", "_done", "_parts", "_turn", "close", "hosts")
+    __slots__ = ("_channel", "_done", "_parts", "_turn", "close")
 
-    def __init__(self, channel: Channel, transaction: Transaction) -> None:
+    def __init__(self, channel: Channel, parts: Iterator[None]) -> None:
         self._channel = channel
         self._turn = channel.broker.turn
-        #: Those that have a part in it.
-        self.hosts: dict[Recipient, None] = {}
-        self._parts = transaction.commit_in_parts(self.hosts)
+        self._parts = parts
         self._done: Callable[[], None] = _nothing
         #: The channel is closed meanwhile: what is to be done in the end.
         self.close: Callable[[], None] = _nothing
 
     def begin(self, done: Callable[[], None]) -> None:
-        """Call `done` when all parts are applied."""
+        """Call `done` when all parts are done."""
         self._done = done
-        self._channel.committing = self
-        self._channel.broker.services.commits.hold(self._granted)
+        self._channel.ending = self
+        self._go_on()
 
-    def _granted(self) -> None:
+    def begin_later(self) -> None:
+        """The channel is closed: other channels of its connection are, too, before any part is done."""
+        self._channel.ending = self
         self._turn.later(self, self._go_on)
 
     def _go_on(self) -> None:
@@ -205,13 +232,33 @@ class LargeCommit:
         self._done()
 
     def _end(self) -> None:
-        self._channel.broker.services.commits.release()
-        self._channel.committing = None
+        self._channel.ending = None
         self.close()
 
     def failed(self, error: Exception) -> None:
         self._end()
         self._channel.connection.failed(error)
+
+
+class LargeCommit(LargeEnd):
+    __slots__ = ("hosts",)
+
+    def __init__(self, channel: Channel, transaction: Transaction) -> None:
+        #: Those that have a part in it.
+        self.hosts: dict[Recipient, None] = {}
+        super().__init__(channel, transaction.commit_in_parts(self.hosts))
+
+    def begin(self, done: Callable[[], None]) -> None:
+        self._done = done
+        self._channel.ending = self
+        self._channel.broker.services.commits.hold(self._granted)
+
+    def _granted(self) -> None:
+        self._turn.later(self, self._go_on)
+
+    def _end(self) -> None:
+        self._channel.broker.services.commits.release()
+        super()._end()
 
 
 def _nothing() -> None: ...

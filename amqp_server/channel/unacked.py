@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
 
 from amqp_server.errors import PreconditionFailed
+
+#: Pieces that are put back at once, and runs that may lie among them.
+RESTORED_MAX: Final = 96
+AMONG_MAX: Final = 4_096
 
 
 class Piece(NamedTuple):
@@ -30,6 +35,22 @@ def joined(pieces: list[Piece]) -> list[Piece]:
         ):
             found[-1] = before._replace(high=piece.high)
         else:
+            found.append(piece)
+    return found
+
+
+def by_holder(pieces: list[Piece]) -> list[Piece]:
+    """Return the same deliveries in as few pieces as they make if tags of others may lie between those of one: only the
+    holders, the ids, and the order within each holder count. Consumers that take turns would make a piece of each."""
+    found: list[Piece] = []
+    places: dict[Any, int] = {}
+    for piece in pieces:
+        place = places.get(piece.holder, -1)
+        if place >= 0 and found[place].high + 1 == piece.low:
+            before = found[place]
+            found[place] = Piece(before.holder, before.low, piece.high, before.tag)
+        else:
+            places[piece.holder] = len(found)
             found.append(piece)
     return found
 
@@ -111,14 +132,52 @@ class Unacked:
         self._starts, self._runs, self.count = [], [], 0
         return pieces
 
+    def take_first(self, most: int) -> list[Piece]:
+        """Remove the first runs, so many at most."""
+        pieces = [
+            Piece(holder, first_id, first_id + count - 1, tag)
+            for tag, (count, holder, first_id) in zip(self._starts[:most], self._runs[:most], strict=True)
+        ]
+        del self._starts[:most], self._runs[:most]
+        self.count -= sum([piece.high - piece.low + 1 for piece in pieces])
+        return pieces
+
     def restore(self, pieces: list[Piece]) -> None:
         """Put back what was taken."""
+        for _ in self.restore_in_parts(pieces):
+            pass
+
+    def restore_in_parts(self, pieces: list[Piece]) -> Iterator[None]:
+        """The same, some at a time. Meanwhile others may be added, and none may be taken."""
+        pieces = sorted(pieces, key=_tag)
+        at, count = 0, len(pieces)
+        while at < count:
+            starts = self._starts
+            begin = bisect_right(starts, pieces[at].tag)
+            beyond = starts[begin + AMONG_MAX] if begin + AMONG_MAX < len(starts) else pieces[-1].tag + 1
+            stop = at + 1
+            while stop < count and stop < at + RESTORED_MAX and pieces[stop].tag < beyond:
+                stop += 1
+            self._put_among(joined(pieces[at:stop]), begin, bisect_right(starts, pieces[stop - 1].tag))
+            at = stop
+            yield
+
+    def _put_among(self, pieces: list[Piece], begin: int, end: int) -> None:
+        """Put pieces in order among the runs from `begin` to `end`."""
         # Sorting finds the runs that are in order and joins them; to insert one after the other moves all that follows.
-        back = [(piece.tag, (piece.high - piece.low + 1, piece.holder, piece.low)) for piece in pieces]
-        runs = dict(zip(self._starts, self._runs, strict=True)) | dict(back)
-        self._starts = sorted(self._starts + sorted([tag for tag, _ in back]))
-        self._runs = [runs[start] for start in self._starts]
-        self.count += sum([run[0] for _, run in back])
+        starts, back = self._starts, [piece.tag for piece in pieces]
+        runs = dict(zip(starts[begin:end], self._runs[begin:end], strict=True))
+        for piece in pieces:
+            length = piece.high - piece.low + 1
+            runs[piece.tag] = length, piece.holder, piece.low
+            self.count += length
+        back = sorted(starts[begin:end] + back)
+        starts[begin:end] = back
+        self._runs[begin:end] = [runs[start] for start in back]
+
+    def __len__(self) -> int:
+        """The number of runs."""
+        return len(self._starts)
 
     def holds(self, tag: int) -> bool:
         """Is this tag unacked?"""

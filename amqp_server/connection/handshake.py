@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import platform
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
 
@@ -15,6 +18,9 @@ from amqp_server.wire.frames import FRAME_BYTES_MIN
 if TYPE_CHECKING:
     from amqp_server.connection.session import Session
 
+#: Longer texts of clients, and more capabilities, are kept for each client by itself.
+SHARED_LENGTH_MAX = 64
+SHARED_CAPABILITIES_MAX = 32
 #: Those of RabbitMQ's capabilities that hold here, and two of our own.
 CAPABILITIES: dict[str, object] = {
     "publisher_confirms": True,
@@ -58,10 +64,13 @@ def start(session: Session) -> None:
 def start_ok(session: Session, method: commands.Connection.StartOk, response: bytes) -> sasl.Credentials:
     """Return what the client logs in with. Raises CommandInvalid, SyntaxError_."""
     properties = method.client_properties or {}
-    session.client.properties = dict(properties)
+    session.client.properties = _shared(properties)
     capabilities = properties.get("capabilities")
     if isinstance(capabilities, dict):
-        session.client.capabilities = {str(name): bool(value) for name, value in capabilities.items()}
+        announced = tuple([(name, bool(value)) for name, value in capabilities.items()])
+        session.client.capabilities = (
+            _capabilities(announced) if len(announced) <= SHARED_CAPABILITIES_MAX else dict(announced)
+        )
     session.client.mechanism = method.mechanism
     log.named(session)
     name = session.client.certificate_name
@@ -70,6 +79,24 @@ def start_ok(session: Session, method: commands.Connection.StartOk, response: by
     config = session.config
     token_bytes_max = config.oauth_token_bytes_max if config.oauth_resource_server_id else 0
     return sasl.parse_response(method.mechanism, response, token_bytes_max)
+
+
+@lru_cache(maxsize=64)
+def _capabilities(announced: tuple[tuple[str, bool], ...]) -> dict[str, bool]:
+    """Return what clients of one kind have announced, not to be changed: one for all of them."""
+    return dict(announced)
+
+
+def _shared(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the table with names and short texts that thousands of clients send alike as one and the same object."""
+    found: dict[str, Any] = {}
+    for name, value in table.items():
+        if isinstance(value, dict):
+            value = _shared(value)
+        elif isinstance(value, str) and len(value) <= SHARED_LENGTH_MAX:
+            value = sys.intern(value)
+        found[sys.intern(name)] = value
+    return found
 
 
 def tune(session: Session) -> None:

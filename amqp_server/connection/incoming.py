@@ -582,9 +582,15 @@ class Incoming:
 
     def _hand_over(self, whole: bool) -> bool:
         """Go on with the messages that go to many queues; False if the turn is over first."""
-        overdue = self._session.turn.overdue
+        turn = self._session.turn
         for _ in self._wide or ():
-            if not whole and overdue():
+            if whole or not turn.is_full():
+                continue
+            # The queues take longer than the hand-over. Those of other clients that share the turn would come behind all
+            # that have something then.
+            if turn.alone:
+                turn.apply()
+            if turn.is_full():
                 return False
         self._wide = None
         return True

@@ -227,7 +227,8 @@ class Session:
             return
         if channel.closing:
             if payload[:4] == _CHANNEL_CLOSE_OK:
-                self._drop_channel(channel)
+                self._handling = channel, where
+                self._drop_when_closed(channel)
             elif payload[:4] == _CHANNEL_CLOSE:
                 channel.send(commands.Channel.CloseOk())
             return
@@ -251,11 +252,7 @@ class Session:
             channel.assembly = Assembly(route)
             return
         if isinstance(method, commands.Channel.Close):
-            channel.close()
-            self.turn.apply()
-            self._drop_channel(channel)
-            self.synced()
-            channel.send(commands.Channel.CloseOk())
+            self._close_for_client(channel)
             return
         handler = CHANNEL.get(type(method))
         if handler is None:
@@ -263,6 +260,31 @@ class Session:
                 raise ChannelError("second 'channel.open' seen")
             raise CommandInvalid("unimplemented method")
         handler(channel, method)
+
+    def _drop_when_closed(self, channel: Channel) -> None:
+        """The client may use the number again when nothing of the channel is left at the queues."""
+
+        def wait(done: Callable[[], None]) -> None:
+            if channel.closed:
+                done()
+            else:
+                channel.when_closed = done
+
+        self.after(wait, lambda: self._drop_channel(channel))
+
+    def _close_for_client(self, channel: Channel) -> None:
+        def close(done: Callable[[], None]) -> None:
+            channel.when_closed = done
+            channel.close()
+            self.turn.apply()
+
+        def closed() -> None:
+            self._drop_channel(channel)
+            self.synced()
+            channel.send(commands.Channel.CloseOk())
+
+        # What it held is in the queues again, which may take several turns.
+        self.after(close, closed)
 
     def _open_channel(self, number: int, method: base.Frame, where: tuple[int, int]) -> None:
         if not isinstance(method, commands.Channel.Open):
@@ -384,6 +406,8 @@ class Session:
 
     def _tell_consumers(self, *, paused: bool) -> None:
         for channel in self.channels.values():
+            if channel.leaving:
+                continue
             for subscription in channel.subscriptions.values():
                 subscription.queue.host.submit(("pause", subscription.key, paused))
 

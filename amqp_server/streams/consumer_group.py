@@ -48,6 +48,8 @@ class Stream(Protocol):
     host: Any
     subscriptions: dict[Any, Any]
 
+    def subscribe(self, key: Any, subscription: Any) -> None: ...
+
 
 class GroupOptions:
     """What a group was declared with."""
@@ -337,10 +339,7 @@ class ConsumerGroupHost(QueueHost):
             self._refuse_pending()
         else:
             self._go_on()
-        barriers, self._barriers = self._barriers, []
-        why = (Refused(self._ended_text),) if self.ended == "failed" else ()
-        for _, passed in barriers:
-            passed(*why)
+        self._pass_all()
 
     def _apply(self, commands: list[Command]) -> None:
         group = self.group
@@ -398,7 +397,7 @@ class ConsumerGroupHost(QueueHost):
 
     def barrier(self, done: Callable[..., None]) -> None:
         if self.pending or self._stale:
-            self._barriers.append((0, done))
+            self.begin_asking().barriers.append((0, done))
             self.schedule()
         else:
             done()
@@ -456,7 +455,7 @@ class ConsumerGroupHost(QueueHost):
         known = key in self.group.members
         self.group.leave(key, gone=gone)
         if gone:
-            self._getting.pop(key, None)
+            self.asking.getting.pop(key, None)
         if known:
             self.queue.consumer_gone(self.consumer_count)
 
@@ -609,7 +608,7 @@ class ConsumerGroupHost(QueueHost):
                 return
             if refused is None:
                 reader.attached = True
-                reader.stream.subscriptions[reader.key] = reader
+                reader.stream.subscribe(reader.key, reader)
             else:
                 self._retry()
 
@@ -739,7 +738,7 @@ class ConsumerGroupHost(QueueHost):
             return
         self.group.freed[partition] = None
         self.schedule()
-        if getter.key not in self._getting:
+        if getter.key not in self.asking.getting:
             return
         if partition.upcoming().low != low or not partition.is_open_to(getter):
             # Somebody else was faster, or it is read from another place now.

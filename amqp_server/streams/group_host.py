@@ -438,7 +438,8 @@ class StreamGroupHost(StreamHost):
                 done(*why)
         elif self.group.flights:
             number = self.group.next_number - 1
-            self._barriers += [(number, done) for done in barriers]
+            if barriers:
+                self.begin_asking().barriers += [(number, done) for done in barriers]
         else:
             for done in barriers:
                 done()

@@ -33,6 +33,8 @@ class Stream(Protocol):
     host: Any
     subscriptions: dict[Any, Any]
 
+    def subscribe(self, key: Any, subscription: Any) -> None: ...
+
 
 class Host(Unit, Protocol):
     """The host of the group."""
@@ -117,7 +119,7 @@ class Attached:
             return
         if refused is None:
             self.attached = True
-            self.stream.subscriptions[self.key] = self
+            self.stream.subscribe(self.key, self)
         else:
             self.host.retry()
 

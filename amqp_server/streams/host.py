@@ -499,10 +499,7 @@ class StreamHost(QueueHost):
                 break
             commands, self.pending = self.pending, []
             self._apply(commands)
-        barriers, self._barriers = self._barriers, []
-        why = (Refused(self._ended_text),) if self.ended == "failed" else ()
-        for _, passed in barriers:
-            passed(*why)
+        self._pass_all()
 
     def _apply(self, commands: list[Command]) -> None:
         enqueues: list[Command] = []
@@ -533,7 +530,7 @@ class StreamHost(QueueHost):
             elif verb == "get":
                 self._refuse_get(command[1].key)
             elif verb == "purge":
-                done = self._purging.pop(command[1], None)
+                done = self.asking.purging.pop(command[1], None)
                 if done is not None:
                     done(NOT_FOR_STREAMS)
         if enqueues:
@@ -552,7 +549,7 @@ class StreamHost(QueueHost):
                 return
 
     def _refuse_get(self, key: Key) -> None:
-        waiting = self._getting.pop(key, None)
+        waiting = self.asking.getting.pop(key, None)
         for done in waiting or ():
             done(NOT_FOR_STREAMS)
 
@@ -560,7 +557,7 @@ class StreamHost(QueueHost):
 
     def barrier(self, done: Callable[..., None]) -> None:
         if self.pending:
-            self._barriers.append((0, done))
+            self.begin_asking().barriers.append((0, done))
             self._turn.schedule(self)
         else:
             done()

@@ -595,13 +595,13 @@ class ReplicatedGroupHost(DeferredHost):
     def _answer_getters(self) -> None:
         """Answer those whose answers were in entries that a snapshot stands for."""
         own = self._own
-        for key in list(self._getting):
+        for key in list(self.asking.getting):
             whole = (*own, *key)
             coming = sum(each[1:] == ("get", key) for each in self._asked)
             coming += sum(each.key == whole for each in self._handed)
             coming += self.replica.getting.get(whole, (0, 0))[1]
             coming += sum(each[0] == "get" and each[1].key == key for each in self.pending)
-            while len(self._getting.get(key, ())) > coming:
+            while len(self.asking.getting.get(key, ())) > coming:
                 self._got(key, None)
 
     def _asked_until(self, last_own: int) -> list[tuple[str, Any]]:
@@ -692,7 +692,7 @@ class ReplicatedGroupHost(DeferredHost):
         """The group took this node for down: the consumer is attached again, with nothing."""
         self._not_sent(key)
         self._returned[key] = self._next_ids.get(key, 0)
-        for _ in range(len(self._getting.get(key, ()))):
+        for _ in range(len(self.asking.getting.get(key, ()))):
             self._got(key, None)
         consumer = self._consumers.get(key)
         if consumer is not None:

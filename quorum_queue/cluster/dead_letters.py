@@ -21,6 +21,7 @@ from quorum_queue.machine.effects import Reason
 from quorum_queue.machine.letters import Letter
 from quorum_queue.machine.replicated import Applied
 from quorum_queue.machine.run import Run
+from quorum_queue.nothing import NO_DICT
 
 #: All targets of a dead letter have it.
 _SENT: Final = object()
@@ -95,13 +96,12 @@ def begin_to_lead(host: GroupHost) -> None:
     host.dead_letters_waiting = [each for each in host.dead_letters_waiting if not each.held]
 
 
-def send_waiting(host: GroupHost, *, now: bool = False) -> None:
-    """Send the dead letters whose bodies can be read without a wait; all of them if `now`, as the queue goes."""
-    waiting = host.dead_letters_waiting
-    waits = None if now else host.dead_letters_warming.waits
+def send_waiting(host: GroupHost) -> None:
+    """Send the dead letters whose bodies can be read without a wait."""
+    waiting, waits = host.dead_letters_waiting, host.dead_letters_warming.waits
     turn = host.services.turn
     while waiting or host.dead_letter_parts is not None:
-        if not now and turn.is_full():
+        if turn.is_full():
             turn.later(host.dead_letters_warming, host.dead_letters_warming.go_on)
             return
         if host.dead_letter_parts is not None:
@@ -114,13 +114,13 @@ def send_waiting(host: GroupHost, *, now: bool = False) -> None:
         except contents.BodyGone:
             found = None
         else:
-            if found is None and not now:
+            if found is None:
                 return
         letter = waiting.pop(0)
         if found is not None:
             run.contents = found
-            host.dead_letter_parts = _hand_over(host, letter)
-    host.dead_letters_warming.given = {}
+            host.dead_letter_parts = hand_over(host, letter)
+    host.dead_letters_warming.given = NO_DICT
 
 
 def _go_on(host: GroupHost) -> None:
@@ -128,7 +128,7 @@ def _go_on(host: GroupHost) -> None:
         send_waiting(host)
 
 
-def _hand_over(host: GroupHost, letter: Waiting) -> Iterator[None] | None:
+def hand_over(host: GroupHost, letter: Waiting) -> Iterator[None] | None:
     """Send it; return what is to be gone through if it has many targets."""
     run, reason, target = letter.run, letter.reason, host.services.dead_letters
     if not letter.held:

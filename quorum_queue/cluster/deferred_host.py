@@ -94,8 +94,8 @@ class DeferredHost(QueueHost):
         if applied:
             for done in barriers:
                 done()
-        else:
-            self._barriers += [(number, done) for done in barriers]
+        elif barriers:
+            self.begin_asking().barriers += [(number, done) for done in barriers]
 
     def _outgoing(self) -> list[Command]:
         """Take the pending commands, with numbers in place of publishers."""
@@ -171,7 +171,7 @@ class DeferredHost(QueueHost):
             return
         count = len(run.seqs)
         self._next_ids[key] = first_id + count
-        if key in self._getting:
+        if key in self.asking.getting:
             self._got(key, Got(run, first_id))
         else:
             self._turn.deliver(sink, consumer, run, first_id)
@@ -192,8 +192,8 @@ class DeferredHost(QueueHost):
             if key in sinks:
                 consumer.next_id = self._next_ids.get(key, 0)
                 to.pending.append(("attach", consumer))
-                if key in self._attaching:
-                    to._attaching[key] = self._attaching.pop(key)
+                if key in self.asking.attaching:
+                    to.begin_asking().attaching[key] = self.asking.attaching.pop(key)
         to._next_ids, to._returned = self._next_ids, dict(self._next_ids)
         # An answer to an earlier one may still come.
         to._last_token = max(to._last_token, self._last_token)
@@ -206,7 +206,7 @@ class DeferredHost(QueueHost):
 
     def _take_unsent(self) -> Unsent:
         """Take the pending commands, except those of guests: guests begin anew at another host themselves."""
-        unsent = Unsent([], {}, {}, {}, self._pending_barriers)
+        unsent, asking = Unsent([], {}, {}, {}, self._pending_barriers), self.asking
         for command in reversed(self.pending):
             verb = command[0]
             if verb in ENQUEUES and isinstance(command[2], GuestOrigin):
@@ -214,23 +214,26 @@ class DeferredHost(QueueHost):
             if verb in ("attach", "get") and isinstance(command[1].sink, Guest):
                 continue
             unsent.commands.append(command)
-            if verb == "attach" and command[1].key in self._attaching:
-                unsent.attaching[command[1].key] = self._attaching.pop(command[1].key)
+            if verb == "attach" and command[1].key in asking.attaching:
+                unsent.attaching[command[1].key] = asking.attaching.pop(command[1].key)
             elif verb == "get":
                 # Batches that were sent earlier come first.
-                done = self._getting[command[1].key].pop()
+                done = asking.getting[command[1].key].pop()
                 unsent.getting.setdefault(command[1].key, deque()).appendleft(done)
             elif verb == "purge":
-                unsent.purging[command[1]] = self._purging.pop(command[1])
+                unsent.purging[command[1]] = asking.purging.pop(command[1])
         unsent.commands.reverse()
-        self._getting = {key: waiting for key, waiting in self._getting.items() if waiting}
+        for key in [key for key, waiting in asking.getting.items() if not waiting]:
+            del asking.getting[key]
         self.pending, self._pending_barriers = [], []
         return unsent
 
     def _put_unsent(self, unsent: Unsent) -> None:
-        self._attaching.update(unsent.attaching)
-        self._getting.update(unsent.getting)
-        self._purging.update(unsent.purging)
+        if unsent.attaching or unsent.getting or unsent.purging:
+            asking = self.begin_asking()
+            asking.attaching.update(unsent.attaching)
+            asking.getting.update(unsent.getting)
+            asking.purging.update(unsent.purging)
         self._pending_barriers += unsent.barriers
         self.submit(*unsent.commands)
 
@@ -248,7 +251,7 @@ class DeferredHost(QueueHost):
         """Answer all that wait."""
         self._refuse_publishes()
         self._refuse_pending()
-        for key in self._attaching:
+        for key in self.asking.attaching:
             self._consumers.pop(key, None)
         self._refuse_askers(why)
 

@@ -17,6 +17,7 @@ from typing import Any
 from quorum_queue.cluster import contents, dead_letters
 from quorum_queue.cluster.deferred_host import DeferredHost, cut
 from quorum_queue.cluster.group import Group
+from quorum_queue.cluster.last_letters import LastLetters
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.cluster.warming import Warming, spans
 from quorum_queue.errors import Unreadable
@@ -79,6 +80,7 @@ class GroupHost(DeferredHost):
         """`declared` are the settings that the machine began with when the queue was declared, if others than `settings`
         are wanted now: who reads the log from its beginning must begin with them."""
         super().__init__(queue, services.turn)
+        replicas.finish_letters(queue_id)
         self.queue_id = queue_id
         self.services = services
         self.replicas = replicas
@@ -197,8 +199,10 @@ class GroupHost(DeferredHost):
 
     def _release(self) -> None:
         self._deliveries_waiting.clear()
-        if self.ended != "failed":
-            dead_letters.send_waiting(self, now=True)
+        if self.ended != "failed" and (self.dead_letters_waiting or self.dead_letter_parts is not None):
+            self.replicas.close(self.group, keep=True)
+            LastLetters(self, dead_letters.hand_over).begin()
+            return
         self.dead_letters_waiting.clear()
         self.dead_letter_parts = None
         self.replicas.bodies.drop_group(self.queue_id)
@@ -351,11 +355,11 @@ class GroupHost(DeferredHost):
         for verb, key in asked:
             if verb == "purge":
                 self._purged(key, 0)
-        for key in list(self._getting):
+        for key in list(self.asking.getting):
             coming = sum(asked[1:] == ("get", key) for asked in self._asked)
             coming += sum(held[0].key[2:] == key for held in self._deliveries_waiting)
             coming += sum(command[0] == "get" and command[1].key == key for command in self.pending)
-            while len(self._getting.get(key, ())) > coming:
+            while len(self.asking.getting.get(key, ())) > coming:
                 self._got(key, None)
         self._passed(last_own)
         if self.pending:

@@ -13,7 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from quorum_queue.boundary import Boundary
 from quorum_queue.clock import Clock
@@ -31,6 +31,9 @@ from quorum_queue.raft.log import Log
 from quorum_queue.raft.members import HardState, Members
 from quorum_queue.raft.messages import APPEND, COMMIT, RESIGN, Message, decode_message, encode_message
 from quorum_queue.raft.options import Options
+
+if TYPE_CHECKING:
+    from quorum_queue.cluster.last_letters import LastLetters
 
 logger = logging.getLogger("mqd.replication")
 
@@ -122,6 +125,8 @@ class Replicas:
         #: How often a group has forgotten its log since this start.
         self._forgotten: dict[int, int] = {}
         self.bodies = BodyCache(options.bodies_bytes)
+        #: Of groups that are closed: dead letters that are still to leave.
+        self.last_letters: dict[int, LastLetters] = {}
         #: Groups that were closed or stopped in this turn.
         self._closed: list[Group] = []
 
@@ -157,11 +162,18 @@ class Replicas:
             self.contain(group, self._step, group, message)
         return group
 
-    def close(self, group: Group) -> None:
-        """Close a group and delete all its stored data."""
+    def close(self, group: Group, *, keep: bool = False) -> None:
+        """Close a group and delete all its stored data, unless it is to be kept for now."""
         if self.groups.get(group.id) is group:
             self._leave_out(group)
-            self.drop(group.id)
+            if not keep:
+                self.drop(group.id)
+
+    def finish_letters(self, group_id: int) -> None:
+        """This node is to be a member of a group: what it has stored as one before goes now."""
+        letters = self.last_letters.get(group_id)
+        if letters is not None:
+            letters.finish()
 
     def drop(self, group_id: int) -> None:
         """Delete the stored data of a group that is not open."""

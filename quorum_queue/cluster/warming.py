@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from quorum_queue.cluster.contents import Places
 from quorum_queue.machine.run import Run
+from quorum_queue.nothing import NO_DICT
 
 if TYPE_CHECKING:
     from quorum_queue.cluster.group_host import GroupHost
@@ -27,8 +28,8 @@ class Warming:
         self._host = host
         self._wanted = wanted
         self._go_on = go_on
-        self.given: dict[int, None] = {}
-        self._asked: dict[int, None] = {}
+        self.given: dict[int, None] = NO_DICT
+        self._asked: dict[int, None] = NO_DICT
 
     def waits(self, index: int) -> bool:
         """True if an entry cannot be read without a wait: then all that is wanted next is asked for, and waits."""
@@ -59,7 +60,7 @@ class Warming:
 
     def _warmed(self) -> None:
         """The disk has given what was asked for."""
-        self.given, self._asked = self._asked, {}
+        self.given, self._asked = self._asked, NO_DICT
         self.go_on()
 
 

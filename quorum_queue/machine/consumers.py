@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
 from quorum_queue.machine.run import Run
+from quorum_queue.nothing import NO_DICT, NO_LIST
 
 UNLIMITED: Final = 1 << 62
 
@@ -256,17 +257,31 @@ class Consumers:
     __slots__ = ("_groups", "active", "by_key", "count", "exclusive_count", "single_active")
 
     def __init__(self, *, single_active: bool = False) -> None:
-        self.by_key: dict[Any, Consumer] = {}
+        self.by_key: dict[Any, Consumer] = NO_DICT
         #: By priority, highest first.
-        self._groups: list[_Group] = []
+        self._groups: list[_Group] = NO_LIST
         self.count = self.exclusive_count = 0
         self.single_active = single_active
         #: The single active consumer stays active until it detaches, even if later consumers have higher
         #: priorities.
         self.active: Consumer | None = None
 
-    def attach(self, consumer: Consumer) -> None:
+    def keep(self, consumer: Consumer) -> None:
+        """Note a consumer that is attached, or holds messages, as the last one."""
+        if self.by_key is NO_DICT:
+            self.by_key = {}
         self.by_key[consumer.key] = consumer
+
+    def known(self, consumer: Consumer) -> Consumer:
+        """Return the one with this key, which is this one if there is none."""
+        known = self.by_key.get(consumer.key)
+        if known is None:
+            self.keep(consumer)
+            return consumer
+        return known
+
+    def attach(self, consumer: Consumer) -> None:
+        self.keep(consumer)
         self.count += 1
         self.exclusive_count += consumer.exclusive
         if self.single_active and self.active is None:
@@ -274,8 +289,7 @@ class Consumers:
         group = self._group_of(consumer)
         if group is None:
             group = _Group(consumer.priority)
-            self._groups.append(group)
-            self._groups.sort(key=lambda group: -group.priority)
+            self._groups = sorted([*self._groups, group], key=lambda group: -group.priority)
         group.attach(consumer)
 
     def _group_of(self, consumer: Consumer) -> _Group | None:

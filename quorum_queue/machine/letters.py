@@ -13,6 +13,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import Final, NamedTuple
 
+from quorum_queue.nothing import NO_DICT
+
 #: Number of source queues that are remembered; the one that has been idle for longest is forgotten.
 SOURCES_MAX: Final = 1_000
 #: Stretches of positions remembered for each source; the lowest are forgotten.
@@ -41,7 +43,7 @@ class Letters:
 
     def __init__(self) -> None:
         #: First and last + 1 of each stretch of positions, rising.
-        self._taken: dict[int, list[int]] = {}
+        self._taken: dict[int, list[int]] = NO_DICT
 
     def __len__(self) -> int:
         return sum(map(len, self._taken.values())) // 2
@@ -54,6 +56,8 @@ class Letters:
         """Remember a new letter, and forget those that can't come again."""
         source, position, low = letter
         bounds = self._taken.pop(source, None) or []
+        if self._taken is NO_DICT:
+            self._taken = {}
         self._taken[source] = bounds
         at = bisect_left(bounds, position)
         # The one before ends here, the one behind begins with the next position.
@@ -78,7 +82,7 @@ class Letters:
         return [(source, list(bounds)) for source, bounds in self._taken.items()]
 
     def restore(self, state: State) -> None:
-        self._taken = {source: list(bounds) for source, bounds in state}
+        self._taken = {source: list(bounds) for source, bounds in state} or NO_DICT
 
 
 __all__ = ["Letter", "Letters", "State"]

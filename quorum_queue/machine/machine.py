@@ -38,6 +38,7 @@ from quorum_queue.machine.letters import Letter, Letters
 from quorum_queue.machine.ready import Ready
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.settings import Settings
+from quorum_queue.nothing import NO_DICT
 
 Command = tuple[Any, ...]
 #: Verbs of commands that bring messages: (verb, run, origin, first, …).
@@ -80,7 +81,7 @@ class Machine:
         self.consumers = Consumers(single_active=settings.single_active_consumer)
         self.unacked_count = 0
         #: Dead letters that wait for their targets, by position (at-least-once only).
-        self.dead_lettering: dict[int, tuple[Run, Reason]] = {}
+        self.dead_lettering: dict[int, tuple[Run, Reason]] = NO_DICT
         #: When a client last used the queue.
         self.last_used_ms = 0
         self.dedup = _dedup(settings)
@@ -380,7 +381,7 @@ class Machine:
                 effects.gets_waiting.append(command)
                 return
             if not consumer.no_ack:
-                consumer = self.consumers.by_key.setdefault(consumer.key, consumer)
+                consumer = self.consumers.known(consumer)
             self._hand(consumer, self.ready.pop(level, 1), effects)
         else:
             effects.got_nothing.append(consumer.key)
@@ -448,7 +449,13 @@ class Machine:
             return
         for single in run.singles():
             effects.dead_letters.append((single, reason))
-            self.dead_lettering[single.seqs.start] = (single, reason)
+            self.hold(single, reason)
+
+    def hold(self, letter: Run, reason: Reason) -> None:
+        """Keep a dead letter until its targets have it."""
+        if self.dead_lettering is NO_DICT:
+            self.dead_lettering = {}
+        self.dead_lettering[letter.seqs.start] = (letter, reason)
 
     def _dead_lettered(self, meta: Meta, command: Command, effects: Effects) -> None:
         """The targets have these dead letters."""
@@ -503,7 +510,7 @@ class Machine:
         self.consumers.by_key.pop(key, None)
         if consumer.checkout.count:
             # At the end: in the order of detaching, as a snapshot has it.
-            self.consumers.by_key[key] = consumer
+            self.consumers.keep(consumer)
 
     def _node_down(self, meta: Meta, command: Command, effects: Effects) -> None:
         _, node, incarnation = command

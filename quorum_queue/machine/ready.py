@@ -14,6 +14,7 @@ from operator import attrgetter
 from typing import Final
 
 from quorum_queue.machine.run import Run
+from quorum_queue.nothing import NO_LIST
 
 #: Of the next runs at most so many are looked at.
 LOOKS_MAX: Final = 4096
@@ -181,7 +182,7 @@ class Ready:
         self.priority_max = priority_max
         #: Lowest priority first; there are none before the first message, because an empty deque takes 700
         #: bytes.
-        self.levels: list[Level] = []
+        self.levels: list[Level] = NO_LIST
         self.count = 0
         self.bytes = 0
 
@@ -251,6 +252,6 @@ class Ready:
         taken = list(self.runs())
         for run in taken:
             run.ready = False
-        self.levels = []
+        self.levels = NO_LIST
         self.count = self.bytes = 0
         return taken

@@ -205,7 +205,7 @@ def _machine(state: _MachineWithLetters) -> Machine:
             machine.ready.push(run)
     for reason, plain in state.dead_lettering:
         run = _run(plain)
-        machine.dead_lettering[run.seqs.start] = (run, reason)
+        machine.hold(run, reason)
     for fields in state.consumers:
         _restore_consumer(machine, fields)
     if machine.dedup is not None and state.dedup is not None:
@@ -231,7 +231,7 @@ def _restore_consumer(machine: Machine, fields: _Consumer) -> None:
         machine.consumers.attach(consumer)
     else:
         consumer.attached = False
-        machine.consumers.by_key[consumer.key] = consumer
+        machine.consumers.keep(consumer)
     if fields.active:
         machine.consumers.active = consumer
 

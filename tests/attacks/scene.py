@@ -23,6 +23,9 @@ MIB = 1 << 20
 MEMORY_LIMIT = 600 * MIB
 #: The bystander's p99 may grow by so much, ms: a turn takes a few, and the attacker has a core of its own.
 P99_MAX_MS = 20.0
+#: A step of the event loop may take so much CPU time, ms, where steps are watched: what else the machine does, and how
+#: long others waited in a row of short steps, does not count in it.
+STEP_MAX_MS = 25.0
 #: Memory that an attack may leave behind: allocator, caches, threads. The allocator may keep more, and uses it again:
 #: then a second attack must not add as much.
 KEPT_MAX_BYTES = 100 * MIB
@@ -99,6 +102,8 @@ class Verdict:
         most = P99_MAX_MS * slack + self.calm_p99_ms
         if not self.scene.alarms and self.p99_ms > most:
             found.append(f"p99 of a bystander {self.p99_ms:.0f} ms, at most {most:.0f}")
+        if self.steps and self.steps[0].ms > STEP_MAX_MS:
+            found.append(f"{self.steps[0].ms:.0f} ms of CPU in one step, at most {STEP_MAX_MS:.0f}")
         if self.resident_bytes > RESIDENT_MAX_BYTES:
             found.append(f"{self.resident_bytes // MIB} MiB resident, at most {RESIDENT_MAX_BYTES // MIB}")
         if self.added_bytes > KEPT_MAX_BYTES / 2:

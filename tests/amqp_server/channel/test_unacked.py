@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from amqp_server.channel.unacked import Piece, Unacked, UnknownTag
+from amqp_server.channel.unacked import Piece, Unacked, UnknownTag, by_holder
 
 #: Tag to the consumer and its own delivery id.
 Tags = dict[int, tuple[str, int]]
@@ -123,3 +123,26 @@ def test_acks_one_by_one_in_any_order() -> None:
 def test_an_unknown_tag(tag: int) -> None:
     with pytest.raises(UnknownTag, match=f"unknown delivery tag {tag}$"):
         Unacked().take(tag, tag, strict=True)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 3), st.booleans()), max_size=40))
+def test_consumers_that_take_turns_make_few_pieces(runs: list[tuple[str, int, bool]]) -> None:
+    unacked = Unacked()
+    tag, ids, gaps = 1, dict.fromkeys("abc", 0), dict.fromkeys("abc", 1)
+    for holder, count, gap in runs:
+        if gap and ids[holder]:
+            ids[holder] += 1
+            gaps[holder] += 1
+        unacked.add(tag, count, holder, ids[holder])
+        tag, ids[holder] = tag + count, ids[holder] + count
+    pieces = unacked.take_all()
+    fewer = by_holder(pieces)
+    assert len(fewer) == sum(gaps[holder] for holder in "abc" if ids[holder])
+
+    def deliveries(of: list[Piece]) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for piece in of:
+            found.setdefault(piece.holder, []).extend(range(piece.low, piece.high + 1))
+        return found
+
+    assert deliveries(fewer) == deliveries(pieces)

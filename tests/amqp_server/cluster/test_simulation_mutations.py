@@ -34,6 +34,7 @@ from quorum_queue.cluster.dispatch import Dispatch
 from quorum_queue.cluster.handover import HandOver
 from quorum_queue.cluster.reach import Reach
 from quorum_queue.cluster.replicas import Replicas
+from quorum_queue.host import NOBODY
 from quorum_queue.ports import Refused
 from tests.amqp_server.cluster import test_clocks as clocks
 from tests.amqp_server.cluster import test_data_directories
@@ -160,8 +161,8 @@ def ends_as_if_deleted() -> Callable[..., None]:
     def mutant(self: DeferredHost, why: Refused) -> None:
         if self.ended == "moved":
             self.ended = "deleted"
-            barriers, self._barriers = self._barriers, []
-            for _, passed in barriers:
+            asking, self.asking = self.asking, NOBODY
+            for _, passed in asking.barriers:
                 passed()
         end(self, why)
 

@@ -13,7 +13,7 @@ from pamqp import base, commands, header
 
 from amqp_server.config import Config
 from amqp_server.connection.state import State
-from amqp_server.turn import NoPeers, Turn
+from amqp_server.turn import SCHEDULED_MAX, NoPeers, Turn
 from amqp_server.wire import frames
 from persistence.memory import MemoryEnvironment
 from tests.amqp_server.connection.node import Commits, Delivery, MemoryNode, Peer, make_broker
@@ -157,6 +157,38 @@ def test_messages_for_many_queues_are_handed_over_in_parts(sliced: SlicedNode) -
     confirmed = [answer.delivery_tag for _, answer in peer.answers()]  # type: ignore[union-attr]
     assert confirmed[-1] == 50
     assert max(sliced.turns) < TURN_MAX
+
+
+def test_who_shares_a_turn_with_a_wide_fanout_waits_for_few_of_its_queues(sliced: SlicedNode) -> None:
+    peer, other = opened(sliced), opened(sliced)
+    names = declared(peer, 600)
+    called(other, commands.Queue.Declare(queue="bystander"))
+    called(other, commands.Basic.Consume(queue="bystander", no_ack=True))
+    other.answers()
+    turn = sliced.turn
+
+    def both() -> None:
+        # As the poller serves light connections.
+        for each, data in (
+            (peer, message("amq.fanout", "a") * 20),
+            (other, message("", "bystander", b"hello")),
+        ):
+            turn.take(each.session, each.session.receive, data, alone=False)
+        turn.extend()
+        turn.apply()
+
+    turn.run(both)
+    busy: list[int] = []
+
+    def between() -> None:
+        other.collect()
+        if not busy and other.answers():
+            now = depths(sliced)
+            busy.append(sum(1 for name in names if now[name]))
+
+    sliced.drive(between=between)
+    assert busy and busy[0] <= 2 * SCHEDULED_MAX
+    assert set(depths(sliced).values()) == {0, 20}
 
 
 def with_headers(count: int, number: int) -> bytes:
@@ -410,6 +442,133 @@ def test_a_large_rollback_and_a_large_commit_are_short(sliced: SlicedNode, order
     assert sliced.broker.vhost("/").queues["q"].host.unacked_count == 0
 
 
+def held(sliced: SlicedNode, peer: Peer, count: int = 4_000) -> Any:
+    """Have the channel hold messages of two queues in turn, no two in a row of one; return the queues' hosts."""
+    called(peer, *(commands.Queue.Declare(queue=name) for name in "qr"))
+    called(peer, *(commands.Basic.Consume(queue=name, consumer_tag=f"c{n}") for n, name in enumerate("qr")))
+    for number in range(count):
+        peer.send(message("", "qr"[number % 2]))
+    sliced.drive()
+    assert len(peer.session.channels[1].unacked) == count
+    peer.answers()
+    queues = sliced.broker.vhost("/").queues
+    return [queues[name].host for name in "qr"]
+
+
+def test_a_rollback_of_acks_without_a_row_goes_in_parts(sliced: SlicedNode) -> None:
+    peer = opened(sliced)
+    publish = bystander(sliced)
+    held(sliced, peer)
+    called(peer, commands.Tx.Select())
+    peer.send(method(1, commands.Basic.Ack(0, multiple=True)))
+    assert peer.session.channels[1].unacked.count == 0
+    sliced.turns.clear()
+    sliced.feed(peer, method(1, commands.Tx.Rollback(), commands.Basic.Ack(3_999)))
+    assert sliced.drive(between=publish) > 2
+    assert max(sliced.turns) < TURN_MAX
+    assert [type(answer).__name__ for _, answer in peer.answers()] == ["RollbackOk"]
+    assert peer.session.channels[1].unacked.count == 3_999
+
+
+@pytest.mark.parametrize("how", ["rolled back", "channel closed", "connection lost"])
+def test_a_transaction_that_comes_to_nothing_is_forgotten_in_parts(sliced: SlicedNode, how: str) -> None:
+    peer = opened(sliced)
+    publish = bystander(sliced)
+    hosts = held(sliced, peer)
+    called(peer, commands.Tx.Select())
+    peer.send(method(1, commands.Basic.Ack(0, multiple=True)))
+    for _ in range(20):
+        peer.send(message("", "q") * 500)
+        sliced.drive()
+    sliced.turns.clear()
+    if how == "connection lost":
+        sliced.turns.append(steps(sliced.turn.run, peer.session.lost))
+    else:
+        end = commands.Tx.Rollback() if how == "rolled back" else commands.Channel.Close(200, "", 0, 0)
+        sliced.feed(peer, method(1, end))
+    assert sliced.drive(between=publish) > 2
+    assert max(sliced.turns) < TURN_MAX
+    unfinished = peer.session.incoming.unfinished
+    assert unfinished.bytes == 0
+    if how == "rolled back":
+        assert [host.unacked_count for host in hosts] == [2_000, 2_000]
+    else:
+        assert [(host.ready_count, host.unacked_count, host.consumer_count) for host in hosts] == [
+            (2_000, 0, 0)
+        ] * 2
+        assert [len(host.machine.ready.levels[0].returned) for host in hosts] == [1, 1]
+
+
+def test_one_ack_of_what_consumers_got_in_turn_is_one_command_for_each_queue(sliced: SlicedNode) -> None:
+    """Each command goes through lists of what the consumer holds."""
+    for end, most in ((commands.Basic.Ack(0, multiple=True), 250), (commands.Basic.Nack(0, True, True), 500)):
+        peer = opened(sliced)
+        hosts = held(sliced, peer, 500)
+        work = steps(peer.send, method(1, commands.Basic.Cancel("c0"), commands.Basic.Cancel("c1"), end))
+        sliced.drive()
+        assert [host.unacked_count for host in hosts] == [0, 0]
+        assert work < 500 * most
+
+
+@pytest.mark.parametrize("how", ["channel closed", "channel failed", "connection lost"])
+def test_very_many_unacked_deliveries_go_back_in_parts(sliced: SlicedNode, how: str) -> None:
+    """And in front of what comes meanwhile."""
+    peer, other = opened(sliced), opened(sliced)
+    publish = bystander(sliced)
+    hosts = held(sliced, peer)
+    sliced.turns.clear()
+    if how == "connection lost":
+        sliced.turns.append(steps(sliced.turn.run, peer.session.lost))
+    elif how == "channel failed":
+        sliced.feed(peer, method(1, commands.Basic.Ack(9_999)))
+    else:
+        sliced.feed(peer, method(1, commands.Channel.Close(200, "", 0, 0)))
+        assert peer.answers() == []
+    other.send(message("", "q", b"later"))
+    assert sliced.drive(between=publish) > 2
+    assert max(sliced.turns) < TURN_MAX
+    if how != "connection lost":
+        [(_, answer)] = peer.answers()
+        assert type(answer).__name__ == ("CloseOk" if how == "channel closed" else "Close")
+    assert [host.ready_count for host in hosts] == [2_001, 2_000]
+    assert [(host.unacked_count, host.consumer_count) for host in hosts] == [(0, 0)] * 2
+    assert [redelivered for *_, redelivered in sliced.contents()["q"]] == [True] * 2_000 + [False]
+
+
+def test_the_number_of_a_channel_is_used_again_when_nothing_of_it_is_left(sliced: SlicedNode) -> None:
+    peer = opened(sliced)
+    held(sliced, peer, 2_000)
+    peer.send(method(1, commands.Basic.Ack(9_999)))
+    again = commands.Basic.Consume(queue="q", consumer_tag="c0", no_ack=True)
+    peer.send(method(1, commands.Channel.CloseOk(), commands.Channel.Open(), again))
+    sliced.drive()
+    closed, opened_, consuming, *deliveries = [answer for _, answer in peer.answers()]
+    kinds = [type(each).__name__ for each in (closed, opened_, consuming)]
+    assert kinds == ["Close", "OpenOk", "ConsumeOk"]
+    redelivered = [each.method.redelivered for each in deliveries]  # type: ignore[union-attr]
+    assert redelivered == [True] * 1_000
+
+
+def test_very_many_messages_for_one_queue_are_committed_in_parts(sliced: SlicedNode) -> None:
+    peer = opened(sliced)
+    publish = bystander(sliced)
+    called(peer, commands.Queue.Declare(queue="q", durable=True), commands.Tx.Select())
+    for _ in range(60):
+        peer.send(message("", "q", b"x" * 60, persistent=True) * 500)
+        sliced.drive()
+    on_disk: list[int] = []
+
+    def between() -> None:
+        publish()
+        on_disk.append(stored(sliced))
+
+    sliced.turns.clear()
+    sliced.feed(peer, method(1, commands.Tx.Commit()))
+    assert sliced.drive(between=between) > 2
+    assert set(on_disk[:-2]) == {0} and stored(sliced) == 30_000
+    assert max(sliced.turns) < 3 * TURN_MAX
+
+
 def large_transaction(sliced: SlicedNode, peer: Peer) -> None:
     """Open one with 300 acks of 600 messages, no two in a row, and 1,000 messages for 20 queues in turn."""
     names = [f"q{number}" for number in range(20)]
@@ -646,6 +805,19 @@ def test_a_client_with_very_many_consumers_comes_and_goes(sliced: SlicedNode) ->
     began = time.thread_time()
     called(peer, commands.Channel.Close(200, "", 0, 0))
     assert time.thread_time() - began < 0.2
+
+
+def test_very_many_consumers_go_in_parts(sliced: SlicedNode) -> None:
+    peer = opened(sliced)
+    publish = bystander(sliced)
+    called(peer, commands.Queue.Declare(queue="q"))
+    called(peer, *(commands.Basic.Consume(queue="q", consumer_tag=f"c{n}") for n in range(1_050)))
+    peer.answers()
+    sliced.turns = [steps(sliced.turn.run, peer.session.lost)]
+    assert sliced.drive(between=publish) > 1
+    queue = sliced.broker.vhost("/").queues["q"]
+    assert queue.host.consumer_count == 0 and not queue.subscriptions
+    assert max(sliced.turns) < TURN_MAX
 
 
 def test_a_client_with_very_many_channels_goes(sliced: SlicedNode) -> None:

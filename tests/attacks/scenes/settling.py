@@ -6,7 +6,7 @@ import time
 
 from pamqp import commands
 
-from tests.reliability.client import Delivery, settle
+from tests.reliability.client import Client, Delivery, settle
 
 from ..scene import Scene, Target
 from . import frames
@@ -35,6 +35,31 @@ def rolled_back_acks(target: Target) -> None:
         for first in range(1, count + 1, 1000):
             client.send(b"".join(settle(80, tag, 0) for tag in range(first, min(first + 1000, count + 1))))
         client.call(commands.Tx.Rollback(), commands.Tx.RollbackOk)
+
+
+def _held(target: Target, client: Client, count: int) -> None:
+    """Have a channel hold many messages of two queues, no two in a row of one."""
+    for name in ("left", "right"):
+        client.declare(name, durable=False)
+        client.call(commands.Basic.Consume(queue=name, consumer_tag=name), commands.Basic.ConsumeOk)
+    taken = 0
+    while taken < count:
+        client.send(b"".join(frames.message("", name, b"") for name in ("left", "right")))
+        arrived = 0
+        while arrived < 2:
+            arrived += sum(isinstance(event, Delivery) for event in client.receive())
+        taken += arrived
+
+
+def scattered_acks(target: Target) -> None:
+    """Acks in one transaction, no two in a row of one queue, which is rolled back; then the client goes with them."""
+    with target.client() as client:
+        _held(target, client, target.many(18_000))
+        client.call(commands.Tx.Select(), commands.Tx.SelectOk)
+        for _ in range(3):
+            client.send(settle(80, 0, 1))
+            client.call(commands.Tx.Rollback(), commands.Tx.RollbackOk)
+        client.send(settle(80, 0, 1))
 
 
 def prefetch_toggled(target: Target) -> None:
@@ -115,6 +140,9 @@ SCENES = (
     Scene("large-commits", "three commits of 60,000 persistent messages each", large_commits),
     Scene("wide-dead-letters", "200 dead letters to 3,000 queues each", wide_dead_letters),
     Scene("rolled-back-acks", "transaction with 200,000 acks rolled back", rolled_back_acks),
+    Scene(
+        "scattered-acks", "transactions with 18,000 acks of two queues in turn, rolled back", scattered_acks
+    ),
     Scene("prefetch-toggled", "global prefetch of 10,000 consumers changed 2,000 times", prefetch_toggled),
     Scene("nacks-of-nothing", "2,000 multiple nacks on a channel with 10,000 consumers", nacks_of_nothing),
     Scene("dead-letter-cycles", "dead letters of six queues, each fed by all", dead_letter_cycles),

@@ -128,10 +128,10 @@ def check_empty(cluster: Cluster) -> None:
         for host in node.hosts.grouped.values():
             rest = (
                 host._publishes,
-                host._attaching,
-                host._getting,
-                host._purging,
-                host._barriers,
+                host.asking.attaching,
+                host.asking.getting,
+                host.asking.purging,
+                host.asking.barriers,
                 host._deliveries_waiting,
             )
             if any(rest):

@@ -175,6 +175,34 @@ def test_dead_letters_wait_for_the_disk_and_publishers_do_not() -> None:
     scene.finish()
 
 
+def test_dead_letters_of_a_deleted_queue_wait_for_the_disk_and_nobody_else_does() -> None:
+    scene = Scene("short", more=("dead",))
+    publisher, of_other = scene.publisher("a"), scene.publisher("b", "dead")
+    for _ in range(6):
+        scene.publish("a", publisher, size=SIZE)
+        scene.settle()
+    thaw = freeze(scene, "a")
+    for _ in range(6):
+        scene.publish("a", publisher)
+        scene.work(1)
+    scene.declare_anew(scene.declared[0], "abc")
+    for node in scene.nodes.values():
+        while node.known < len(scene.events):
+            scene.learn(node)
+    scene.work(4)
+    assert scene.host("a").queue_id != scene.group_id
+    assert letters(scene) == []
+    assert scene.group_id in scene.nodes["a"].environment.groups.groups
+    scene.publish("b", of_other, queue="dead")
+    scene.work(2)
+    assert not of_other.waiting
+    thaw()
+    scene.settle()
+    assert letters(scene) == [1] * 7
+    assert scene.group_id not in scene.nodes["a"].environment.groups.groups
+    scene.finish()
+
+
 def test_held_dead_letters_wait_for_the_disk_and_come_once() -> None:
     scene = Scene("few", more=("dead",))
     publisher = scene.publisher("a")

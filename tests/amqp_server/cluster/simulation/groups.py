@@ -162,7 +162,7 @@ class GroupSimulation(StreamSimulation):
         self.worker_number += 1
         worker = Worker(self, node, self.worker_number)
         self.workers.append(worker)
-        queue.subscriptions[worker.key] = _Subscribed(worker)
+        queue.subscribe(worker.key, _Subscribed(worker))
         consumer = Consumer(worker.key, prefetch=self.random.choice((0, 1, 5, 5)), sink=worker)
         self.log(f"{node.name}: worker {worker.number} comes")
         node.turn.run(queue.host.attach, consumer, worker.has_attached)

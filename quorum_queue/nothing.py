@@ -1,0 +1,54 @@
+"""What queues at rest have in the place of empty containers of their own: a dictionary takes 80 bytes, a deque 760, and
+there may be a hundred thousand queues with a dozen of each.
+
+Nobody adds to these: who wants to add something makes a container of its own first. Nothing is lost by that, since most
+queues never need most of them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Final, NoReturn
+
+
+class _Dictionary(dict[Any, Any]):
+    __slots__ = ()
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("this dictionary is shared, and stays empty")
+
+    def __reduce__(self) -> str:
+        return "NO_DICT"
+
+    __setitem__ = setdefault = update = __ior__ = _refuse
+
+
+class _List(list[Any]):
+    __slots__ = ()
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise TypeError("this list is shared, and stays empty")
+
+    def __reduce__(self) -> str:
+        return "NO_LIST"
+
+    __iadd__ = append = extend = insert = _refuse
+
+
+class _Deque(deque[Any]):
+    __slots__ = ()
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise TypeError("this deque is shared, and stays empty")
+
+    def __reduce__(self) -> str:  # type: ignore[override]
+        return "NO_DEQUE"
+
+    __iadd__ = append = appendleft = extend = extendleft = insert = _refuse
+
+
+NO_DICT: Final[dict[Any, Any]] = _Dictionary()
+NO_LIST: Final[list[Any]] = _List()
+NO_DEQUE: Final[deque[Any]] = _Deque()
+
+__all__ = ["NO_DEQUE", "NO_DICT", "NO_LIST"]
