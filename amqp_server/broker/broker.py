@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from amqp_server.broker.alarms import Alarms
+from amqp_server.broker.answers import Answers
 from amqp_server.broker.dismantling import DELETIONS, Dismantling, parts_of
 from amqp_server.broker.failures import Failures
 from amqp_server.broker.host_parts import HostParts
@@ -29,7 +30,7 @@ from amqp_server.broker.traffic import Ended
 from amqp_server.broker.users import Users
 from amqp_server.broker.vhost import VHost
 from amqp_server.broker.vhosts import Vhosts
-from amqp_server.config import Config
+from amqp_server.config import HTTP_BACKEND, Config
 from amqp_server.logs import LineLimit
 from amqp_server.turn import Turn
 from quorum_queue.boundary import Fatal
@@ -123,12 +124,18 @@ class Broker:
             login_memory_s=config.login_memory_s,
             login_memory_entries_max=config.login_memory_entries_max,
         )
+        #: Of the HTTP backend, which is asked by who makes the connections' edge.
+        self.answers: Answers | None = None
+        if HTTP_BACKEND in config.auth_backends:
+            cache_ms = int(1000 * config.auth_http_cache_s)
+            self.answers = Answers(clock.monotonic_ms, cache_ms, config.auth_http_cache_entries_max)
         self.permissions = Permissions(
             metadata,
             changed=self.changed,
             pattern_bytes_max=config.permission_pattern_bytes_max,
             match_ms=config.permission_match_ms,
             match_total_ms=config.permission_match_total_ms,
+            answers=self.answers,
         )
         self.vhost_records = Vhosts(metadata, vhosts_max=config.vhosts_max, changed=self.changed)
         self.vhosts: dict[str, VHost] = {}

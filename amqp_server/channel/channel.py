@@ -110,6 +110,8 @@ class Channel:
         self._cancelled: list[str] = []
         #: Name of the queue declared last, for methods that leave the name out.
         self.last_queue = ""
+        #: Name of the queue that is being declared without one.
+        self.generated_name = ""
         #: The consumer of direct replies and its tag.
         self.reply_host: ReplyHost | None = None
         self.reply_tag = ""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from amqp_server.broker.answers import RemoteGrant
+    from amqp_server.broker.grants import Grant
 
 
 class Client:
@@ -16,6 +20,7 @@ class Client:
         "ended",
         "expires_at_ms",
         "given_name",
+        "grant",
         "mechanism",
         "name",
         "peer",
@@ -37,6 +42,8 @@ class Client:
         self.username = ""
         #: By this its permissions are looked up: the user's name, or the key of what a token grants.
         self.access = ""
+        #: What its token grants, or the HTTP backend; None for a user of this broker.
+        self.grant: Grant | RemoteGrant | None = None
         #: When its token expires, by the wall clock; 0: never.
         self.expires_at_ms = 0
         #: The user that the client's certificate stands for, empty if for none; None where certificates do not log in.

@@ -228,9 +228,9 @@ class Api:
 
     async def _answer(self, endpoint: Endpoint, call: Call) -> object:
         if endpoint.method in READS:
-            return picked(await endpoint.handler(call), call.query)
+            return picked(await call.permitted(endpoint.handler), call.query)
         try:
-            return await endpoint.handler(call)
+            return await call.permitted(endpoint.handler)
         finally:
             # What was answered stays true: the change is on disk before anybody hears of it. So is the part
             # of a change that was refused in its middle.

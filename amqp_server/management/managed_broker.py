@@ -106,6 +106,7 @@ class ManagedBroker:
         self.policies = broker.policies
         self.limits = broker.limits
         self.password_checks = node.password_checks
+        self.authentication = node.authentication
         self.tokens = node.tokens
         self.log_limit = broker.log_limit
         self.groups = ManagedGroups(broker)
