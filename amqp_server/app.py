@@ -385,6 +385,7 @@ class Node:
                 await reset_administrator(
                     self.broker, self.commits, config.reset_administrator, first_password(config)
                 )
+            turn.run(self.broker.declare_event_exchange)
             async with trio.open_nursery() as serving:
                 serving.start_soon(self.server.run)
                 serving.start_soon(self._shovel)

@@ -417,6 +417,14 @@ class Config:
         high=128,
     )
     vhosts_max: int = option(1_000, "Virtual hosts.", low=1, high=1_000_000)
+    event_exchange_vhost: str = option(
+        "",
+        "Virtual host whose exchange amq.rabbitmq.event gets a message for each change and connection; empty: none does.",
+        unit="virtual host",
+    )
+    event_waiting_max: int = option(
+        100_000, "Such messages that wait to be published; more are left out.", low=16, high=10_000_000
+    )
     parameters_max: int = option(
         10_000, "Runtime parameters, with policies and limits of vhosts and users.", low=1, high=1_000_000
     )

@@ -230,6 +230,8 @@ class Channel:
         if self.subscriptions.get(subscription.tag) is not subscription:
             return False
         del self.subscriptions[subscription.tag]
+        if subscription.attached:
+            self.connection.consumer_event(subscription, created=False)
         queue = subscription.queue
         self.consumed[queue] -= 1
         if not self.consumed[queue]:
@@ -284,6 +286,8 @@ class Channel:
             piece.holder.queue.host.submit(("return", piece.holder.key, piece.low, piece.high))
         keys: dict[Host, list[Key]] = {}
         for subscription in self.subscriptions.values():
+            if subscription.attached:
+                self.connection.consumer_event(subscription, created=False)
             queue = subscription.queue
             queue.subscriptions.pop(subscription.key, None)
             keys.setdefault(queue.host, []).append(subscription.key)

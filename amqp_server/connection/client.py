@@ -14,6 +14,7 @@ class Client:
 
     __slots__ = (
         "access",
+        "acting",
         "capabilities",
         "certificate_name",
         "connected_at_ms",
@@ -25,6 +26,7 @@ class Client:
         "name",
         "peer",
         "properties",
+        "tls",
         "trusted_as",
         "username",
     )
@@ -40,6 +42,8 @@ class Client:
         #: The log has told of the connection's end.
         self.ended = False
         self.username = ""
+        #: Of a client within this process: the user for whom it acts, where that is another one.
+        self.acting = ""
         #: By this its permissions are looked up: the user's name, or the key of what a token grants.
         self.access = ""
         #: What its token grants, or the HTTP backend; None for a user of this broker.
@@ -52,6 +56,7 @@ class Client:
         #: show who it is.
         self.trusted_as: str | None = None
         self.mechanism = ""
+        self.tls = False
         self.properties: dict[str, Any] = {}
         self.capabilities: dict[str, bool] = {}
 

@@ -203,6 +203,7 @@ class Server:
         name = f"{peer[0]}:{peer[1]} -> {here[0]}:{here[1]}"
         transport = Transport(self, wire, peer[0], name, place)
         transport.session.client.certificate_name = certificate_name
+        transport.session.client.tls = isinstance(wire, TlsWire)
         transport.session.client.trusted_as = trusted_as
         place.drop = partial(self._give_way, transport)
         self.transports[transport] = None

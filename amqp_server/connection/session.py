@@ -20,7 +20,7 @@ from amqp_server.broker.topology import Result
 from amqp_server.channel import publish
 from amqp_server.channel.channel import Assembly, Channel
 from amqp_server.config import Config
-from amqp_server.connection import handshake, log
+from amqp_server.connection import events, handshake, log
 from amqp_server.connection.client import Client, Limits
 from amqp_server.connection.dispatch import CHANNEL, CONNECTION
 from amqp_server.connection.frame_errors import expected, octets
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from amqp_server.broker.operations import Operation
     from amqp_server.broker.queue import Queue
     from amqp_server.broker.vhost import VHost
+    from amqp_server.channel.subscription import Subscription
 
 logger = logging.getLogger("mqd.connection")
 
@@ -290,12 +291,14 @@ class Session:
         self.broker.counts.channels += 1
         self.broker.sessions.channel_opened(self.client.username)
         self.broker.ended.channels_created += 1
+        events.channel_opened(self, channel)
         channel.send(methods.make(commands.Channel.OpenOk))
 
     def _drop_channel(self, channel: Channel) -> None:
         if self.channels.pop(channel.number, None) is not None:
             self.broker.counts.channels -= 1
             self.broker.sessions.channel_gone(self.client.username)
+            events.channel_closed(self, channel)
         self._handling = None
         self.incoming.drop_channel(channel)
 
@@ -326,7 +329,8 @@ class Session:
                 raise Unavailable(result.text)
             then(result.error)
 
-        self.after(lambda done: self.broker.propose(operation, done), applied)
+        user = self.client.acting or self.client.username
+        self.after(lambda done: self.broker.propose(operation, done, user), applied)
 
     def wait(
         self,
@@ -454,6 +458,7 @@ class Session:
         self._opened = True
         self.broker.ended.connections_created += 1
         log.opened(self)
+        events.opened(self)
         self._edge.opened()
 
     def login_done(
@@ -472,8 +477,10 @@ class Session:
             accepted, reason = False, "user can only connect via localhost"
         if accepted:
             self.broker.ended.logins_accepted += 1
+            events.logged_in(self, user)
         else:
             self.broker.ended.logins_refused += 1
+            events.logged_in(self, user, reason)
             log.login_refused(self, user, reason)
             text = (
                 f"Login was refused using authentication mechanism {self.client.mechanism}. "
@@ -529,6 +536,10 @@ class Session:
         elif isinstance(grant, RemoteGrant) and grant.is_stale():
             grant.forgotten()
             self.incoming.forget_memos()
+
+    def consumer_event(self, subscription: Subscription, *, created: bool) -> None:
+        """A consumer has come or gone."""
+        events.consumer(self, subscription.channel, subscription, created=created)
 
     # -- end -------------------------------------------------------------------------------------------------------
 
@@ -632,6 +643,7 @@ class Session:
         vhost = self.vhost
         if not self._opened or vhost is None:
             return
+        events.closed(self)
         self._opened = False
         ended, received, sent = self.broker.ended, self.incoming.received_bytes, self.outbox.sent_bytes
         ended.connections_closed += 1

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from amqp_server.broker.events import ACTING
 from amqp_server.broker.users import User
 from amqp_server.errors import AMQPError
 from amqp_server.management import everywhere
@@ -172,6 +173,7 @@ class Api:
 
     async def _respond(self, endpoint: Endpoint, request: Request, caller: Caller) -> Response:
         call: Call | None = None
+        ACTING.set(caller.user.name)
         try:
             call = await self._call(endpoint, request, caller)
             response = await _response(await self._answer(endpoint, call), call.missing)
