@@ -36,6 +36,8 @@ from amqp_server.cluster.errors import ClusterError, StartAgain
 from amqp_server.cluster.membership import check_alone, drop_copies
 from amqp_server.config import Config, age_ms
 from amqp_server.connection import waiting
+from amqp_server.connection.authentication import Authentication
+from amqp_server.connection.http_backend import HttpBackend
 from amqp_server.connection.listener import ListenError, Server, listen
 from amqp_server.connection.password_checks import PasswordChecks
 from amqp_server.connection.poller import Poller
@@ -181,7 +183,15 @@ class Node:
         )
         self._unfinished = UnfinishedWatch(self.broker, lambda: self.backpressure.ahead)
         self.password_checks = PasswordChecks(self.broker.users, config, self.broker.replace_hash)
-        self.server = Server(self.broker, self.backpressure, self.password_checks, self.poller)
+        answers = self.broker.answers
+        #: None where no other server is asked who may log in.
+        self.http_backend = None if answers is None else HttpBackend(config, answers, self.broker.log_limit)
+        self.authentication = Authentication(
+            self.broker.users, config, self.password_checks, self.http_backend
+        )
+        self.server = Server(
+            self.broker, self.backpressure, self.password_checks, self.poller, self.authentication
+        )
         self.tokens = self.server.tokens
         self.resources = ResourceWatch(config, alarms, Path(environment.directory), environment.free_bytes)
         self.reload = Reload(config, self.resources, self.broker.log_limit, reread)
@@ -354,6 +364,8 @@ class Node:
             background.start_soon(self.stream_store.run, turn.run)
             background.start_soon(self._driver.run, turn, self.broker.timers, self.broker.clock, self.poller)
             background.start_soon(self.server.watch)
+            if self.http_backend is not None:
+                background.start_soon(self.http_backend.run)
             background.start_soon(self.resources.run)
             background.start_soon(self.reload.watch_certificates)
             if self.cluster is not None:
@@ -373,6 +385,7 @@ class Node:
                 await reset_administrator(
                     self.broker, self.commits, config.reset_administrator, first_password(config)
                 )
+            turn.run(self.broker.declare_event_exchange)
             async with trio.open_nursery() as serving:
                 serving.start_soon(self.server.run)
                 serving.start_soon(self._shovel)

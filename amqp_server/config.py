@@ -16,6 +16,8 @@ from typing import Any
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
+#: Who checks passwords, and says what their users may do; see `auth_backends`.
+INTERNAL_BACKEND, HTTP_BACKEND = "internal", "http"
 #: Names of zones are told in the handshake of links.
 ZONE_BYTES_MAX = 64
 
@@ -415,6 +417,14 @@ class Config:
         high=128,
     )
     vhosts_max: int = option(1_000, "Virtual hosts.", low=1, high=1_000_000)
+    event_exchange_vhost: str = option(
+        "",
+        "Virtual host whose exchange amq.rabbitmq.event gets a message for each change and connection; empty: none does.",
+        unit="virtual host",
+    )
+    event_waiting_max: int = option(
+        100_000, "Such messages that wait to be published; more are left out.", low=16, high=10_000_000
+    )
     parameters_max: int = option(
         10_000, "Runtime parameters, with policies and limits of vhosts and users.", low=1, high=1_000_000
     )
@@ -701,6 +711,55 @@ class Config:
         low=1,
         high=600_000,
     )
+    auth_backends: tuple[str, ...] = option(
+        (INTERNAL_BACKEND,),
+        "Who checks passwords, one after the other: the users of this broker (internal), a server of yours (http).",
+        unit="internal and http, with commas between",
+    )
+    auth_http_user_path: str = option(
+        "", "Where the HTTP backend says whether a password is the user's.", unit="URL"
+    )
+    auth_http_vhost_path: str = option(
+        "", "Where it says whether a user may open a virtual host.", unit="URL"
+    )
+    auth_http_resource_path: str = option(
+        "", "Where it says whether a user may configure, write or read a queue or an exchange.", unit="URL"
+    )
+    auth_http_topic_path: str = option(
+        "", "Where it says whether a user may use a routing key of a topic exchange.", unit="URL"
+    )
+    auth_http_method: str = option(
+        "post",
+        "How it is asked: with a form, or with a query, in which web servers log passwords.",
+        choices=("post", "get"),
+    )
+    auth_http_ca_file: str = option(
+        "", "Authorities of its certificate; empty: those of the system.", unit="PEM file"
+    )
+    auth_http_cert_file: str = option("", "Certificate that it is shown.", unit="PEM file")
+    auth_http_key_file: str = option("", "Its private key.", unit="PEM file")
+    auth_http_timeout_s: float = option(
+        5.0, "Time for an answer of it, waiting for others included.", unit="s", low=0.1, high=600
+    )
+    auth_http_answer_bytes_max: int = option(4 * KIB, "Largest answer of it.", unit="bytes", low=64, high=MIB)
+    auth_http_requests_max: int = option(
+        32, "What it is asked at a time; of that, logins have half.", low=2, high=10_000
+    )
+    auth_http_waiting_max: int = option(
+        4_096, "What waits to be asked; more is refused.", low=1, high=1_000_000
+    )
+    auth_http_logins_per_address_max: int = option(
+        8, "Logins of one address that it is asked about at a time.", low=1, high=10_000
+    )
+    auth_http_cache_s: float = option(
+        15.0, "Time for which an answer of it counts.", unit="s", low=1, high=86_400
+    )
+    auth_http_cache_entries_max: int = option(
+        65_536, "Answers of it that are remembered.", low=16, high=10_000_000
+    )
+    auth_http_session_s: float = option(
+        3_600.0, "Time after which a login of its users to the page ends.", unit="s", low=1, high=2_592_000
+    )
     oauth_resource_server_id: str = option(
         "",
         "Name of this broker in tokens of OAuth 2: a token with it as audience is taken as a password; empty: none is.",
@@ -903,6 +962,7 @@ class Config:
             url = getattr(self, name)
             if url and not url.startswith("https://"):
                 raise InvalidOption(name, url, "a URL that begins with https://")
+        self._check_backends()
         for source in self.proxy_sources:
             try:
                 ipaddress.ip_network(source, strict=False)
@@ -917,6 +977,22 @@ class Config:
                 "zone", self.zone, f"at most {ZONE_BYTES_MAX} bytes and only printable characters"
             )
         self._check_cluster()
+
+    def _check_backends(self) -> None:
+        backends, known = self.auth_backends, (INTERNAL_BACKEND, HTTP_BACKEND)
+        if not backends or len(set(backends)) != len(backends) or not set(backends) <= set(known):
+            raise InvalidOption("auth_backends", ",".join(backends), "made of internal and http, each once")
+        for path in ("user", "vhost", "resource", "topic"):
+            name = f"auth_http_{path}_path"
+            url = getattr(self, name)
+            if (url or HTTP_BACKEND in backends) and not url.startswith(("http://", "https://")):
+                raise InvalidOption(name, url, "a URL that begins with https:// or http://")
+        if bool(self.auth_http_cert_file) != bool(self.auth_http_key_file):
+            raise InvalidOption(
+                "auth_http_cert_file",
+                self.auth_http_cert_file,
+                "given with auth_http_key_file, or not at all",
+            )
 
     def _check_cluster(self) -> None:
         addresses = self.peer_addresses

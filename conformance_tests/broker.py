@@ -5,6 +5,7 @@ import shlex
 import signal
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -93,7 +94,8 @@ class ForeignBroker:
 class OwnBroker:
     """An `mqd` of this environment, with a data directory of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: Sequence[str] = ()) -> None:
+        self._options = options
         self._bin = programs.directory()
         if not (self._bin / "mqd").exists():
             pytest.exit(f"no --amqp-url given, and no mqd in {self._bin}", returncode=3)
@@ -114,7 +116,7 @@ class OwnBroker:
 
     def start(self) -> None:
         command = [str(self._bin / "mqd"), "--data-dir", f"{self._home.name}/data"]
-        command += ["--amqp", self._amqp, "--http", self._http]
+        command += ["--amqp", self._amqp, "--http", self._http, *self._options]
         with self._log.open("a") as log:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         if not self._first_line().startswith("mqd ready "):

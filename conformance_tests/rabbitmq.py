@@ -29,6 +29,8 @@ class JudgedRabbitMQ(RabbitMQ):
     def __init__(self, plugins: Collection[str] = (*PLUGINS.values(), MANAGEMENT)) -> None:
         super().__init__()
         self.plugins = plugins
+        #: More lines of its configuration.
+        self.settings: tuple[str, ...] = ()
         self.environment: dict[str, str] = {}
         self.http_port = 0
 
@@ -37,11 +39,12 @@ class JudgedRabbitMQ(RabbitMQ):
         command, self.environment = super()._command()
         self.environment["RABBITMQ_DIST_PORT"] = str(free_port())
         (self.directory / "enabled_plugins").write_text(f"[{','.join(self.plugins)}].\n")
-        if MANAGEMENT not in self.plugins:
-            return command, self.environment
-        self.http_port = free_port()
+        lines = [*self.settings]
+        if MANAGEMENT in self.plugins:
+            self.http_port = free_port()
+            lines += [f"management.tcp.ip = {HOST}", f"management.tcp.port = {self.http_port}"]
         with (self.directory / "rabbitmq.conf").open("a") as file:
-            file.write(f"management.tcp.ip = {HOST}\nmanagement.tcp.port = {self.http_port}\n")
+            file.writelines(f"{line}\n" for line in lines)
         return command, self.environment
 
     @property

@@ -7,18 +7,21 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from amqp_server.broker.alarms import Alarms
+from amqp_server.broker.answers import Answers
 from amqp_server.broker.dismantling import DELETIONS, Dismantling, parts_of
+from amqp_server.broker.events import EVENT, INTERNAL, Events
 from amqp_server.broker.failures import Failures
 from amqp_server.broker.host_parts import HostParts
 from amqp_server.broker.hosts import Hosts
 from amqp_server.broker.limits import Limits
 from amqp_server.broker.memo import MemoBudget
 from amqp_server.broker.metadata import Metadata
-from amqp_server.broker.operations import DeleteVhost, Operation, PutVhost, ReplaceHash
+from amqp_server.broker.operations import DeclareExchange, DeleteVhost, Operation, PutVhost, ReplaceHash
 from amqp_server.broker.parameters import SHOVEL, TRACING, Parameters
 from amqp_server.broker.permissions import Permissions
 from amqp_server.broker.policies import Policies
 from amqp_server.broker.queue import Queue
+from amqp_server.broker.records import ExchangeRecord, encoded
 from amqp_server.broker.replication import Done, LocalReplication, Replication
 from amqp_server.broker.reply import Replies
 from amqp_server.broker.sessions import Sessions
@@ -29,7 +32,7 @@ from amqp_server.broker.traffic import Ended
 from amqp_server.broker.users import Users
 from amqp_server.broker.vhost import VHost
 from amqp_server.broker.vhosts import Vhosts
-from amqp_server.config import Config
+from amqp_server.config import HTTP_BACKEND, Config
 from amqp_server.logs import LineLimit
 from amqp_server.turn import Turn
 from quorum_queue.boundary import Fatal
@@ -123,12 +126,18 @@ class Broker:
             login_memory_s=config.login_memory_s,
             login_memory_entries_max=config.login_memory_entries_max,
         )
+        #: Of the HTTP backend, which is asked by who makes the connections' edge.
+        self.answers: Answers | None = None
+        if HTTP_BACKEND in config.auth_backends:
+            cache_ms = int(1000 * config.auth_http_cache_s)
+            self.answers = Answers(clock.monotonic_ms, cache_ms, config.auth_http_cache_entries_max)
         self.permissions = Permissions(
             metadata,
             changed=self.changed,
             pattern_bytes_max=config.permission_pattern_bytes_max,
             match_ms=config.permission_match_ms,
             match_total_ms=config.permission_match_total_ms,
+            answers=self.answers,
         )
         self.vhost_records = Vhosts(metadata, vhosts_max=config.vhosts_max, changed=self.changed)
         self.vhosts: dict[str, VHost] = {}
@@ -144,6 +153,10 @@ class Broker:
             value_bytes_max=config.parameter_bytes_max,
             changed=self._parameter_changed,
         )
+        #: None where nobody may want to hear of them.
+        self.events: Events | None = None
+        if config.event_exchange_vhost:
+            self.events = Events(self, config.event_exchange_vhost, config.event_waiting_max)
         self.counts = Counts()
         self.ended = Ended()
         self.sessions = Sessions()
@@ -158,6 +171,8 @@ class Broker:
         self.time_notes = TimeNotes(metadata, services.queue_time, clock, timers, services.commits)
         #: A shovel was defined, changed or cleared.
         self.shovels_changed: Callable[[], None] = _nothing
+        #: Alarms that events have told of.
+        self._alarms_told: list[str] = []
         alarms.subscribe(lambda: turn.run(self._tell_sessions))
 
     def changed(self) -> None:
@@ -175,10 +190,23 @@ class Broker:
 
     def _tell_sessions(self) -> None:
         """An alarm was raised or cleared."""
+        if self.events is not None:
+            self._tell_alarms(self.events)
         if self.alarms.active:
             self._forget_memos()
         for session in self.sessions:
             self.turn.contain(session, session.alarm_changed)
+
+    def _tell_alarms(self, events: Events) -> None:
+        before, now = self._alarms_told, self.alarms.names()
+        self._alarms_told = now
+        if not events.wanted:
+            return
+        node = self.replication.node
+        for key, names, others in (("alarm.set", now, before), ("alarm.cleared", before, now)):
+            for name in names:
+                if name not in others:
+                    events.tell(key, {"source": name, "node": node})
 
     def _forget_memos(self) -> None:
         for session in self.sessions:
@@ -186,9 +214,11 @@ class Broker:
 
     # -- changes ---------------------------------------------------------------------------------------------------
 
-    def propose(self, operation: Operation, done: Done | None = None) -> None:
-        """Have a change made that was checked here; see replication.Replication."""
+    def propose(self, operation: Operation, done: Done | None = None, user: str = INTERNAL) -> None:
+        """Have a change made that was checked here, for this user; see replication.Replication."""
         propose = self.replication.propose
+        if self.events is not None:
+            propose = partial(self._propose_for, user)
         if isinstance(operation, DELETIONS):
             parts = parts_of(self.vhosts, operation)
             if parts is not None:
@@ -197,6 +227,14 @@ class Broker:
                 Dismantling(self.turn, propose, parts, operation, done).go_on()
                 return
         propose(operation, done)
+
+    def _propose_for(self, user: str, operation: Operation, done: Done | None = None) -> None:
+        replication = self.replication
+        before, replication.user = replication.user, user
+        try:
+            replication.propose(operation, done)
+        finally:
+            replication.user = before
 
     def close_sessions_of(self, vhost: str) -> None:
         """A vhost goes: so do its connections."""
@@ -242,6 +280,17 @@ class Broker:
         """Delete a vhost with all in it and close its connections. Raises NoSuchVhost."""
         self.vhost_records.require(name)
         self.propose(DeleteVhost(name))
+
+    def declare_event_exchange(self) -> None:
+        """Make the exchange that events are published to, where they are wanted and its vhost is there. In a cluster any
+        node does: it is an exchange like others."""
+        vhost = None if self.events is None else self.vhosts.get(self.events.vhost)
+        if vhost is not None and vhost.router.get(EVENT) is None:
+            self.propose(
+                DeclareExchange(
+                    ExchangeRecord(vhost.name, EVENT, "topic", False, True, encoded({}), durable=True)
+                )
+            )
 
     def replace_hash(self, user: str, before: str, after: str) -> None:
         """A user has logged in with a hash of RabbitMQ's: keep one of our own."""

@@ -19,10 +19,11 @@ KEY_MARK: Final = "\0"
 
 
 class Token(NamedTuple):
-    """What a token that was checked says."""
+    """What a token that was checked says, or the HTTP backend of a user."""
 
     user: str
     scopes: tuple[str, ...]
+    #: 0: it does not expire.
     expires_at_s: float
 
 

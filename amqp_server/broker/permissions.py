@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
 
+from amqp_server.broker.answers import ASKED, Answers, RemoteGrant
 from amqp_server.broker.grants import KEY_MARK, Grant
 from amqp_server.broker.metadata import Metadata, decode, encode
 from amqp_server.broker.pattern import InvalidPattern, Matches, compile_permission
@@ -64,8 +65,10 @@ class Permissions:
         pattern_bytes_max: int = 4_096,
         match_ms: int = 10,
         match_total_ms: int = 100,
+        answers: Answers | None = None,
     ) -> None:
-        """`changed` is called after each change: all that was decided by the old permissions is void."""
+        """`changed` is called after each change: all that was decided by the old permissions is void. `answers` are those
+        of the HTTP backend, where there is one."""
         self._metadata = metadata
         self._changed = changed
         self._answers_max = answers_max
@@ -76,7 +79,8 @@ class Permissions:
         self._matchers: dict[tuple[str, str, Access], Matches] = {}
         self._answers: dict[tuple[str, str, str, Access], bool] = {}
         #: What tokens grant, by a key for each that is in the place of a user's name and is never used again.
-        self._grants: dict[str, Grant] = {}
+        self._grants: dict[str, Grant | RemoteGrant] = {}
+        self._remote = answers
         self._last_grant = 0
         for key, value in metadata.items(TABLE):
             permission = decode(TABLE, key, value, Permission)
@@ -137,7 +141,13 @@ class Permissions:
     def of_vhost(self, vhost: str) -> list[Permission]:
         return [permission for permission in self.all() if permission.vhost == vhost]
 
-    def add_grant(self, user: str, grant: Grant) -> str:
+    def grant_of(self, user: str, scopes: Sequence[str]) -> Grant | RemoteGrant:
+        """Return what a user may do whom a token or the HTTP backend has let in."""
+        if scopes and scopes[0] == ASKED and self._remote is not None:
+            return RemoteGrant(self._remote, user, scopes)
+        return Grant(scopes)
+
+    def add_grant(self, user: str, grant: Grant | RemoteGrant) -> str:
         """Return a key for questions, in the place of the user's name: the answers are those of the grant."""
         self._last_grant += 1
         key = f"{user}{KEY_MARK}{self._last_grant}"
@@ -159,12 +169,17 @@ class Permissions:
         if not self.may_open(user, vhost):
             raise NotAllowed(f"access to vhost '{vhost}' refused for user '{_name(user)}'")
 
-    def allows(self, user: str, vhost: str, name: str, access: Access) -> bool:
+    def allows(self, user: str, vhost: str, name: str, access: Access, kind: Kind = "queue") -> bool:
+        """Raises AnswerAwaited for a user of the HTTP backend that is to be asked first, as all checks do."""
         if user == ITSELF:
             return True
         question = (user, vhost, name, access)
         answer = self._answers.get(question)
         if answer is None:
+            grant = self._grants.get(user)
+            if isinstance(grant, RemoteGrant):
+                # It knows for how long an answer counts.
+                return grant.allows(vhost, name, access, kind)
             answer = self._matches(user, vhost, name, access)
             if len(self._answers) >= self._answers_max:
                 self._answers.clear()
@@ -175,7 +190,7 @@ class Permissions:
         """Raises AccessRefused unless the user may do this to the queue or exchange."""
         if kind == "exchange":
             name = name or DEFAULT_EXCHANGE
-        if not self.allows(user, vhost, name, access):
+        if not self.allows(user, vhost, name, access, kind):
             raise AccessRefused(
                 f"access to {kind} '{name}' in vhost '{vhost}' refused for user '{_name(user)}'"
             )
@@ -244,7 +259,7 @@ class Permissions:
 
     def _matches(self, user: str, vhost: str, name: str, access: Access) -> bool:
         grant = self._grants.get(user)
-        if grant is not None:
+        if isinstance(grant, Grant):
             return grant.allows(vhost, name, access)
         permission = self._permissions.get((user, vhost))
         if permission is None:

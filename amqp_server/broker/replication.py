@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from amqp_server.broker.events import INTERNAL
 from amqp_server.broker.operations import DeclareQueue, DeclareSuperStream, Operation
 from amqp_server.broker.topology import Result, Topology
 from quorum_queue.machine import versions
@@ -18,6 +19,9 @@ Done = Callable[[Result | Refused], None]
 
 class Replication(Protocol):
     """How this node has changes made; given to the broker's constructor in a cluster."""
+
+    #: For whom the next change is proposed; see broker.events.
+    user: str
 
     @property
     def node(self) -> str: ...
@@ -65,11 +69,12 @@ class LocalReplication:
 
     def __init__(self, node: str, topology: Topology) -> None:
         self.node = node
+        self.user = INTERNAL
         self._topology = topology
 
     def propose(self, operation: Operation, done: Done | None = None) -> None:
         declares = isinstance(operation, (DeclareQueue, DeclareSuperStream))
         index = self._topology.next_queue_id() if declares else 0
-        result = self._topology.apply(index, operation)
+        result = self._topology.apply(index, operation, self.user)
         if done is not None:
             done(result)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import msgspec
 
 from amqp_server.broker import operations, super_streams
+from amqp_server.broker.event_headers import of_parameter
 from amqp_server.broker.metadata import Metadata, decode, encode
 from amqp_server.broker.operations import Operation
 from amqp_server.broker.parameters import GLOBAL, TRACING, USER_LIMITS, ParameterRecord
@@ -93,13 +94,20 @@ class Topology:
     def next_queue_id(self) -> int:
         return next(self._queue_ids)
 
-    def apply(self, index: int, operation: Operation) -> Result:
-        """Apply what stands at `index` of the log.
+    def apply(self, index: int, operation: Operation, user: str | None = None) -> Result:
+        """Apply what stands at `index` of the log. This node has proposed it for `user`; None: another node.
 
         Raises Fatal: nobody knows what half a change has left behind.
         """
+        events = self._broker.events
+        before = None if events is None else events.user
         try:
+            if events is not None:
+                events.user = user
             result = _APPLY[type(operation)](self, index, operation)
+            if events is not None:
+                # One change may cause another one, which is applied within it.
+                events.user = before
         except Exception as error:
             raise Fatal(
                 f"the topology could not apply {type(operation).__name__} ({index}): {error!r}"
@@ -130,11 +138,27 @@ class Topology:
             elif stored == LACKS:
                 self.lacks = index
 
+    def _tell(self, key: str, **headers: object) -> None:
+        """Tell of a change; see amqp_server.broker.events."""
+        events = self._broker.events
+        if events is not None:
+            events.changed(key, headers)
+
+    def _tell_parameter(self, what: str, record: ParameterRecord) -> None:
+        if self._broker.events is not None:
+            for key, headers in of_parameter(record, what):
+                self._tell(key, **headers)
+
     # -- vhosts and users ------------------------------------------------------------------------------------------
 
     def _put_vhost(self, index: int, operation: operations.PutVhost) -> Result:
-        new = self._broker.vhost_records.store(operation.record)
-        self._broker.vhost(operation.record.name)
+        record = operation.record
+        new = self._broker.vhost_records.store(record)
+        self._broker.vhost(record.name)
+        if new:
+            self._tell("vhost.created", name=record.name, description=record.description, tags=[*record.tags])
+            if self._broker.events is not None and record.name == self._broker.events.vhost:
+                self._broker.declare_event_exchange()
         return Result(new)
 
     def _delete_vhost(self, index: int, operation: operations.DeleteVhost) -> Result:
@@ -149,6 +173,7 @@ class Topology:
             vhost.close()
         broker.parameters.clear_vhost(name)
         broker.parameters.clear(GLOBAL, TRACING, name)
+        self._tell("vhost.deleted", name=name)
         return Result(True)
 
     @property
@@ -160,18 +185,29 @@ class Topology:
         record, broker = operation.record, self._broker
         if record.vhost and record.vhost not in broker.vhost_records:
             return Result(False, f"Virtual host '{record.vhost}' does not exist")
+        self._tell_parameter("set", record)
         return Result(broker.parameters.store(record))
 
     def _clear_parameter(self, index: int, operation: operations.ClearParameter) -> Result:
-        return Result(self._broker.parameters.clear(operation.vhost, operation.component, operation.name))
+        vhost, component, name = operation.vhost, operation.component, operation.name
+        record = self._broker.parameters.get(vhost, component, name)
+        if record is not None:
+            self._tell_parameter("cleared", record)
+        return Result(self._broker.parameters.clear(vhost, component, name))
 
     def _put_user(self, index: int, operation: operations.PutUser) -> Result:
         user, users = operation.user, self._broker.users
         if not (operation.forced or user.administers) and self._must_stay(user.name):
             return Result(False, last_administrator(user.name))
-        new = users.get(user.name) is None
+        before = users.get(user.name)
         users.store(user)
-        return Result(new)
+        if before is None:
+            self._tell("user.created", name=user.name)
+        elif before.password_hash != user.password_hash:
+            self._tell(f"user.password.{'changed' if user.password_hash else 'cleared'}", name=user.name)
+        if (() if before is None else before.tags) != user.tags:
+            self._tell("user.tags.set", name=user.name, tags=[*user.tags])
+        return Result(before is None)
 
     def _delete_user(self, index: int, operation: operations.DeleteUser) -> Result:
         broker, name = self._broker, operation.name
@@ -179,9 +215,12 @@ class Topology:
             return Result(False)
         if not operation.forced and self._must_stay(name):
             return Result(False, last_administrator(name))
+        for permission in broker.permissions.of_user(name):
+            self._tell("permission.deleted", user=name, vhost=permission.vhost)
         broker.permissions.clear_user(name)
         broker.parameters.clear(GLOBAL, USER_LIMITS, name)
         broker.users.delete(name)
+        self._tell("user.deleted", name=name)
         for session in broker.sessions:
             if session.client.username == name:
                 session.force_close(f"user '{name}' is deleted")
@@ -200,22 +239,30 @@ class Topology:
             return Result(False)
         new = broker.permissions.get(permission.user, permission.vhost) is None
         broker.permissions.store(permission)
+        self._tell("permission.created", **msgspec.structs.asdict(permission))
         return Result(new)
 
     def _clear_permission(self, index: int, operation: operations.ClearPermission) -> Result:
         known = self._broker.permissions.get(operation.user, operation.vhost) is not None
         self._broker.permissions.clear(operation.user, operation.vhost)
+        if known:
+            self._tell("permission.deleted", user=operation.user, vhost=operation.vhost)
         return Result(known)
 
     def _set_topic_permission(self, index: int, operation: operations.SetTopicPermission) -> Result:
         permission, broker = operation.permission, self._broker
         if broker.users.get(permission.user) is None or permission.vhost not in broker.vhost_records:
             return Result(False)
+        self._tell("topic.permission.created", **msgspec.structs.asdict(permission))
         return Result(broker.permissions.store_topic(permission))
 
     def _clear_topic_permission(self, index: int, operation: operations.ClearTopicPermission) -> Result:
         permissions = self._broker.permissions
-        return Result(permissions.clear_topic(operation.user, operation.vhost, operation.exchange))
+        known = permissions.clear_topic(operation.user, operation.vhost, operation.exchange)
+        if known:
+            exchange = {"exchange": operation.exchange} if operation.exchange else {}
+            self._tell("topic.permission.deleted", user=operation.user, vhost=operation.vhost, **exchange)
+        return Result(known)
 
     # -- exchanges and bindings ------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from amqp_server.broker.arguments import QueueArguments, parse_queue_arguments
+from amqp_server.broker.event_headers import of_binding, of_exchange, of_queue
 from amqp_server.broker.metadata import encode
 from amqp_server.broker.parameters import GLOBAL, TRACING
 from amqp_server.broker.queue import Queue
@@ -121,7 +122,15 @@ class VHost:
         if self._kept(durable=record.durable):
             self.broker.metadata.put(EXCHANGES, key(self.name, record.name), encode(record))
         self.broker.changed()
+        if self.broker.events is not None:
+            self._changed("exchange.created", of_exchange(record))
         return True
+
+    def _changed(self, key: str, headers: Mapping[str, object]) -> None:
+        """Something in the vhost was made or deleted, for the first time on this node."""
+        events = self.broker.events
+        if events is not None:
+            events.changed(key, {**headers, "vhost": self.name})
 
     def restore_exchange(self, record: ExchangeRecord) -> None:
         """Make an exchange that has its record."""
@@ -167,6 +176,7 @@ class VHost:
         self._exchange_homes.pop(name, None)
         self.broker.counts.exchanges -= 1
         self.broker.metadata.delete(EXCHANGES, key(self.name, name))
+        self._changed("exchange.deleted", {"name": name})
 
     def _exchanges_gone(self, names: list[str]) -> None:
         """Auto-delete exchanges that went with their last binding."""
@@ -228,6 +238,8 @@ class VHost:
         if self._kept(durable=self._is_durable(binding)):
             self.broker.metadata.put(BINDINGS, record.key, encode(record))
         self.broker.changed()
+        if self.broker.events is not None:
+            self._changed("binding.created", of_binding(binding))
         return True
 
     def restore_binding(self, record: BindingRecord) -> Binding | None:
@@ -269,6 +281,8 @@ class VHost:
         self.broker.counts.bindings -= len(bindings)
         for binding in bindings:
             self.broker.metadata.delete(BINDINGS, self.binding_record(binding).key)
+            if self.broker.events is not None:
+                self._changed("binding.deleted", of_binding(binding))
 
     def binding_records(self) -> Iterator[BindingRecord]:
         for binding in self.router.bindings():
@@ -326,6 +340,8 @@ class VHost:
         if self._begins_here(record):
             self.broker.ended.queues_created += 1
         self._store_queue(queue)
+        if self.broker.events is not None:
+            self._changed("queue.created", of_queue(queue))
         if record.exclusive:
             self.broker.exclusive_declared(queue)
         self.broker.changed()
@@ -438,6 +454,7 @@ class VHost:
         queue.host = broker.deleted_host
         self._streams_changed(queue)
         broker.changed()
+        self._changed("queue.deleted", {"name": queue.name})
 
     def _close_host(self, queue: Queue, host: Host) -> None:
         host.close()

@@ -113,6 +113,7 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
         def attached(refused: str | None) -> None:
             if refused is None and not channel.closed:
                 subscription.attached = True
+                connection.consumer_event(subscription, created=True)
                 if not method.nowait:
                     # Here, and not after it: deliveries follow at once.
                     channel.send(commands.Basic.ConsumeOk(tag))

@@ -116,6 +116,8 @@ class Channel:
         self._cancelled: list[str] = []
         #: Name of the queue declared last, for methods that leave the name out.
         self.last_queue = ""
+        #: Name of the queue that is being declared without one.
+        self.generated_name = ""
         #: The consumer of direct replies and its tag.
         self.reply_host: ReplyHost | None = None
         self.reply_tag = ""
@@ -241,6 +243,8 @@ class Channel:
         if self.subscriptions.get(subscription.tag) is not subscription:
             return False
         del self.subscriptions[subscription.tag]
+        if subscription.attached:
+            self.connection.consumer_event(subscription, created=False)
         queue = subscription.queue
         self.consumed[queue] -= 1
         if not self.consumed[queue]:
@@ -330,6 +334,8 @@ class Channel:
         self._return(self.unacked.take_all())
         keys: dict[Host, list[Key]] = {}
         for subscription in self.subscriptions.values():
+            if subscription.attached:
+                self.connection.consumer_event(subscription, created=False)
             queue = subscription.queue
             queue.subscriptions.pop(subscription.key, None)
             keys.setdefault(queue.host, []).append(subscription.key)

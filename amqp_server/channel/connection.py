@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from amqp_server.broker.operations import Operation
     from amqp_server.broker.queue import Target
     from amqp_server.channel.channel import Channel
+    from amqp_server.channel.subscription import Subscription
     from amqp_server.wire.intake import Publisher
 
 
@@ -85,6 +86,9 @@ class Connection(Protocol):
 
     def close_channel(self, channel: Channel, error: SoftError, where: tuple[int, int]) -> None:
         """Close a channel for an error that the method with this class and method id has met."""
+
+    def consumer_event(self, subscription: Subscription, *, created: bool) -> None:
+        """A consumer has come or gone."""
 
     def pause(self) -> None:
         """The outbox is full: the client's consumers get no more for now."""

@@ -180,7 +180,10 @@ def _passive(channel: Channel, name: str) -> Queue:
 def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
     vhost, connection, broker = channel.vhost, channel.connection, channel.broker
     permissions = broker.permissions
-    name = check_name("queue", method.queue) or _generated_name()
+    name = check_name("queue", method.queue)
+    if not name:
+        # Kept while it is asked whether the user may declare a queue of this name.
+        name = channel.generated_name = channel.generated_name or _generated_name()
     arguments = dict(method.arguments or {})
     auto_delete, exclusive = bool(method.auto_delete), bool(method.exclusive)
     # An exclusive queue goes with its connection, so it cannot outlive the node.
@@ -255,6 +258,7 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
         # Another one of this name may have come first.
         declared()
 
+    channel.generated_name = ""
     connection.propose(DeclareQueue(record), applied)
 
 

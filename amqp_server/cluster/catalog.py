@@ -21,6 +21,7 @@ import msgspec
 from msgspec.structs import replace
 
 from amqp_server.broker import operations
+from amqp_server.broker.events import INTERNAL
 from amqp_server.broker.operations import (
     DeclareExchange,
     DeclareQueue,
@@ -149,6 +150,8 @@ class Catalog:
         self._listener = listener
         #: Callbacks that wait for a batch of this node.
         self._waiting: dict[int, Callable[[Result], None]] = {}
+        #: For whom batches of this node are, unless for nobody.
+        self.users: dict[int, str] = {}
         topology.has_version(roster.version)
 
     def batch(self, number: int, proposal: Proposal) -> bytes:
@@ -206,8 +209,10 @@ class Catalog:
         begins = batch.incarnation > incarnation
         if begins:
             roster.begun[batch.node] = index
-        result = self._carry_out(index, batch.proposal)
-        if (batch.node, batch.incarnation) == self._own:
+        own = (batch.node, batch.incarnation) == self._own
+        user = self.users.pop(batch.number, INTERNAL) if own else None
+        result = self._carry_out(index, batch.proposal, user)
+        if own:
             if begins:
                 self._listener.began(index)
             done = self._waiting.pop(batch.number, None)
@@ -225,9 +230,9 @@ class Catalog:
         self._roster.given_up = replace(given_up, heard=(*given_up.heard, batch.node))
         return True
 
-    def _carry_out(self, index: int, proposal: Proposal) -> Result:
+    def _carry_out(self, index: int, proposal: Proposal, user: str | None) -> Result:
         if isinstance(proposal, Change):
-            return self._change(index, proposal.operation)
+            return self._change(index, proposal.operation, user)
         if isinstance(proposal, PutNode):
             self._roster.nodes[proposal.name] = proposal.address
             self._listener.nodes_changed([])
@@ -278,7 +283,7 @@ class Catalog:
         node, incarnation = self._own
         return name != node or self._roster.incarnation_of(node) == incarnation
 
-    def _change(self, index: int, encoded: bytes) -> Result:
+    def _change(self, index: int, encoded: bytes, user: str | None) -> Result:
         # The records may have it already: they were ahead when this node started, or in the snapshot of a
         # leader that had just started. Then a caller on this node may wait for it.
         is_known, given_up = index <= self._topology.applied, self._roster.given_up
@@ -289,7 +294,7 @@ class Catalog:
             return UNSEEN if is_known else operation
         if given_up.first:
             self._roster.given_up = replace(given_up, last_change=index)
-        return UNSEEN if is_known else self._topology.apply(index, operation)
+        return UNSEEN if is_known else self._topology.apply(index, operation, user)
 
     def _admissible(self, operation: Operation) -> Operation | Result:
         """Place nothing on nodes that are about to leave, or have left since this was proposed."""

@@ -6,6 +6,7 @@ from collections import deque
 from typing import NamedTuple
 
 from amqp_server.broker import operations
+from amqp_server.broker.events import INTERNAL
 from amqp_server.broker.operations import Operation
 from amqp_server.broker.replication import Done
 from amqp_server.cluster.catalog import Catalog, Change, Proposal
@@ -31,6 +32,7 @@ class ClusterReplication:
     def __init__(self, node: str, incarnation: int, *, clock: Clock, timeout_ms: int) -> None:
         self.node = node
         self.incarnation = incarnation
+        self.user = INTERNAL
         self._clock = clock
         self._timeout_ms = timeout_ms
         self._waiting: deque[_Waiting] = deque()
@@ -65,6 +67,8 @@ class ClusterReplication:
             self._before_start.append((proposal, done))
             return
         number = group.next_number
+        if self.user != INTERNAL:
+            catalog.users[number] = self.user
         if done is not None:
             catalog.wait(number, done)
             self._waiting.append(_Waiting(self._clock.monotonic_ms() + self._timeout_ms, number, done))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from amqp_server.broker.answers import RemoteGrant
+    from amqp_server.broker.grants import Grant
 
 
 class Client:
@@ -10,16 +14,19 @@ class Client:
 
     __slots__ = (
         "access",
+        "acting",
         "capabilities",
         "certificate_name",
         "connected_at_ms",
         "ended",
         "expires_at_ms",
         "given_name",
+        "grant",
         "mechanism",
         "name",
         "peer",
         "properties",
+        "tls",
         "trusted_as",
         "username",
     )
@@ -35,8 +42,12 @@ class Client:
         #: The log has told of the connection's end.
         self.ended = False
         self.username = ""
+        #: Of a client within this process: the user for whom it acts, where that is another one.
+        self.acting = ""
         #: By this its permissions are looked up: the user's name, or the key of what a token grants.
         self.access = ""
+        #: What its token grants, or the HTTP backend; None for a user of this broker.
+        self.grant: Grant | RemoteGrant | None = None
         #: When its token expires, by the wall clock; 0: never.
         self.expires_at_ms = 0
         #: The user that the client's certificate stands for, empty if for none; None where certificates do not log in.
@@ -45,6 +56,7 @@ class Client:
         #: show who it is.
         self.trusted_as: str | None = None
         self.mechanism = ""
+        self.tls = False
         self.properties: dict[str, Any] = {}
         self.capabilities: dict[str, bool] = {}
 

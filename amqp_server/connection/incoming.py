@@ -7,10 +7,12 @@ The buffer is walked by offset and trimmed once. Publishes and acks, which are n
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pamqp import commands
 
+from amqp_server.broker.answers import AnswerAwaited
 from amqp_server.broker.memo import Memo
 from amqp_server.channel import publish
 from amqp_server.channel.channel import Assembly, Channel
@@ -351,6 +353,8 @@ class Incoming:
                 taken = self._large_bodies(data, pos, number, end)
                 if taken > pos:
                     pos = taken
+                    if self._session.suspended is not None:
+                        break
                     continue
             if kind == frames.METHOD:
                 if not self.flush_segments():
@@ -393,7 +397,8 @@ class Incoming:
                 return None
             route = self._new_route(key, channel)
             if route is None:
-                return after
+                # The frame is read again when it is known whether the user may publish so.
+                return after if self._session.suspended is None else None
         begin = pos
         stop = min(end, pos + TAKEN_BYTES)
         pos, outcome, route = intake.take(data, pos, stop, route, self.routes, self.publisher, self.segments)
@@ -414,17 +419,26 @@ class Incoming:
         return pos + len(route.key)
 
     def _new_route(self, key: bytes, channel: Channel) -> PublishRoute | None:
-        """Decode, check and route a publish frame not seen before; None if that closed the channel."""
-        method = methods.decode(key[7:-1])
-        assert isinstance(method, commands.Basic.Publish)
+        """Decode, check and route a publish frame not seen before; None if that closed the channel, or has to wait."""
         try:
-            route = publish.make_route(channel, key, method)
+            return self._make_route(key, channel)
+        except AnswerAwaited as awaited:
+            self._session.wait(awaited, channel, (60, 40), partial(self._route_again, key, channel))
+            return None
         except SoftError as error:
             self._session.close_channel(channel, error, (60, 40))
             return None
         except HardError as error:
             error.method = (60, 40)
             raise
+
+    def _route_again(self, key: bytes, channel: Channel) -> None:
+        self._make_route(key, channel)
+
+    def _make_route(self, key: bytes, channel: Channel) -> PublishRoute:
+        method = methods.decode(key[7:-1])
+        assert isinstance(method, commands.Basic.Publish)
+        route = publish.make_route(channel, key, method)
         if len(self.routes) >= self.config.memo_entries_max:
             self._forget_routes()
         self.routes[key] = route
@@ -542,19 +556,22 @@ class Incoming:
         self.unfinished.finished += 1
         self.forget_old_routes()
         try:
-            if assembly.generation != self.broker.generation:
-                key = assembly.route.key
-                method = methods.decode(key[7:-1])
-                assert isinstance(method, commands.Basic.Publish)
-                assembly.route = publish.make_route(channel, key, method)
-            segment = publish.slow_segment(channel, assembly)
+            self._add_segment(channel, assembly)
+        except AnswerAwaited as awaited:
+            self._session.wait(awaited, channel, (60, 40), partial(self._add_segment, channel, assembly))
         except SoftError as error:
             self._close_channel(channel, error, (60, 40))
-            return
         except HardError as error:
             error.method = (60, 40)
             raise
-        self.segments.append(segment)
+
+    def _add_segment(self, channel: Channel, assembly: Assembly) -> None:
+        if assembly.generation != self.broker.generation:
+            key = assembly.route.key
+            method = methods.decode(key[7:-1])
+            assert isinstance(method, commands.Basic.Publish)
+            assembly.route = publish.make_route(channel, key, method)
+        self.segments.append(publish.slow_segment(channel, assembly))
 
     def flush_segments(self, *, whole: bool = False) -> bool:
         """Hand what was published to the channels, unless an alarm holds it back.

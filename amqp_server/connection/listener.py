@@ -15,6 +15,7 @@ from amqp_server.broker.broker import Broker
 from amqp_server.broker.permissions import ITSELF
 from amqp_server.config import parse_address
 from amqp_server.connection import log
+from amqp_server.connection.authentication import Authentication
 from amqp_server.connection.certificate_names import login_name
 from amqp_server.connection.client_wire import ClientWire, Wire
 from amqp_server.connection.half_open import HalfOpen, HalfOpens
@@ -86,6 +87,7 @@ class Server:
         backpressure: AwaitedBackpressure,
         password_checks: PasswordChecks,
         poller: Poller,
+        authentication: Authentication | None = None,
     ) -> None:
         self.broker = broker
         self.config = broker.config
@@ -93,6 +95,9 @@ class Server:
         self.poller = poller
         self.backpressure = backpressure
         self.password_checks = password_checks
+        self.authentication = authentication or Authentication(
+            broker.users, broker.config, password_checks, None
+        )
         self.transports: dict[Transport, None] = {}
         #: Accepted, whether they have their TLS yet or not.
         self._open = 0
@@ -198,6 +203,7 @@ class Server:
         name = f"{peer[0]}:{peer[1]} -> {here[0]}:{here[1]}"
         transport = Transport(self, wire, peer[0], name, place)
         transport.session.client.certificate_name = certificate_name
+        transport.session.client.tls = isinstance(wire, TlsWire)
         transport.session.client.trusted_as = trusted_as
         place.drop = partial(self._give_way, transport)
         self.transports[transport] = None
@@ -293,15 +299,19 @@ class Server:
                     client.trusted_as = None
                 if client.trusted_as == ITSELF:
                     outcome = Outcome.ACCEPTED
+                elif client.trusted_as is not None:
+                    outcome, reason = self._log_in_as(login.user)
                 elif client.mechanism == EXTERNAL:
-                    outcome, reason = self._log_in_by_certificate(login.user)
+                    outcome, reason, token = await self.authentication.log_in_by_certificate(
+                        client.peer, login.user
+                    )
                 elif self.tokens is not None and is_token(login.password):
                     outcome, reason, token = await self.tokens.log_in(
-                        self.password_checks, transport.session.client.peer, login.password
+                        self.password_checks, client.peer, login.password
                     )
                 else:
-                    outcome = await self.password_checks.check(
-                        transport.session.client.peer, login.user, login.password
+                    outcome, reason, token = await self.authentication.log_in(
+                        client.peer, login.user, login.password
                     )
             except Exception as error:  # noqa: BLE001 - the turn decides what it ends
                 turn.run(turn.failed, transport.session, error)
@@ -309,11 +319,10 @@ class Server:
                 return
             turn.run(transport.logged_in, outcome, reason, token)
 
-    def _log_in_by_certificate(self, user: str) -> tuple[Outcome, str]:
-        if not user:
-            return Outcome.REFUSED, "no certificate that names a user"
+    def _log_in_as(self, user: str) -> tuple[Outcome, str]:
+        """A client within this process acts as this user."""
         if self.broker.users.get(user) is None:
-            return Outcome.REFUSED, "the user of the certificate does not exist"
+            return Outcome.REFUSED, "the user does not exist"
         return Outcome.ACCEPTED, ""
 
     def wait_for_disk(self, transport: Transport) -> None:
@@ -377,8 +386,8 @@ class Server:
                 log.closing(session, log.HANDSHAKE_TIMEOUT)
                 transport.close()
             return
-        if session.client.expires_at_ms:
-            self.turn.run(session.check_expiry, self.broker.clock.wall_ms())
+        if session.client.grant is not None:
+            self.turn.run(session.check_grant, self.broker.clock.wall_ms())
         self._check_heartbeats(transport, now)
 
     def _check_heartbeats(self, transport: Transport, now: float) -> None:

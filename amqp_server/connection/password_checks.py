@@ -80,16 +80,19 @@ class PasswordChecks:
         #: Addresses with failed logins, or with logins that wait. Those that have failed last stand last.
         self._sources: OrderedDict[str, Source] = OrderedDict()
 
-    async def check(self, peer: str, name: str, password: str, waiting_max: int | None = None) -> Outcome:
+    async def check(
+        self, peer: str, name: str, password: str, waiting_max: int | None = None, *, counts: bool = True
+    ) -> Outcome:
         """Tell whether this is the user's password. Takes no longer than a login may take.
 
-        `waiting_max` is a lower limit than that of the configuration.
+        `waiting_max` is a lower limit than that of the configuration. `counts`: a refusal is a failed login; else
+        somebody else may still accept it, and `failed` says that nobody did.
         """
         recall = partial(self._users.recall, name, password)
         verified = recall()
         if verified is None:
             verified = await self._check_in_turn(
-                source_of(peer), partial(self._verify, name, password), recall, waiting_max
+                source_of(peer), partial(self._verify, name, password), recall, waiting_max, counts=counts
             )
         return _outcome(verified)
 
@@ -116,6 +119,8 @@ class PasswordChecks:
         verify: Callable[[], Awaitable[bool]],
         recall: Callable[[], bool | None] = lambda: None,
         waiting_max: int | None = None,
+        *,
+        counts: bool = True,
     ) -> bool | None:
         source = self._sources.setdefault(address, Source())
         limit = self._config.password_checks_waiting_max
@@ -131,7 +136,7 @@ class PasswordChecks:
                     verified = recall()
                     if verified is None:
                         verified = await verify()
-                        if not verified:
+                        if not verified and counts:
                             self._failed(address, source)
         finally:
             source.waiting -= 1
@@ -147,6 +152,11 @@ class PasswordChecks:
         if beyond < 0:
             return 0.0
         return min(config.login_back_off_max_s, BACK_OFF_FIRST_S * float(1 << min(beyond, 32)))
+
+    def failed(self, peer: str) -> None:
+        """Nobody has accepted a login of this address."""
+        address = source_of(peer)
+        self._failed(address, self._sources.setdefault(address, Source()))
 
     def _failed(self, address: str, source: Source) -> None:
         source.failures += 1

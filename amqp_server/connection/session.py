@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from pamqp import base, commands
 
-from amqp_server.broker.grants import Grant, Token
+from amqp_server.broker.answers import AnswerAwaited, RemoteGrant
+from amqp_server.broker.grants import Token
 from amqp_server.broker.memo import Memo
 from amqp_server.broker.topology import Result
 from amqp_server.channel import publish
 from amqp_server.channel.channel import Assembly, Channel
 from amqp_server.config import Config
-from amqp_server.connection import handshake, log
+from amqp_server.connection import events, handshake, log
 from amqp_server.connection.client import Client, Limits
 from amqp_server.connection.dispatch import CHANNEL, CONNECTION
 from amqp_server.connection.frame_errors import expected, octets
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from amqp_server.broker.operations import Operation
     from amqp_server.broker.queue import Queue
     from amqp_server.broker.vhost import VHost
+    from amqp_server.channel.subscription import Subscription
 
 logger = logging.getLogger("mqd.connection")
 
@@ -215,6 +218,8 @@ class Session:
             raise ChannelError(f"unexpected method in connection state {self.state.value}", where)
         try:
             handler[1](self, method, payload)
+        except AnswerAwaited as awaited:
+            self.wait(awaited, None, where, partial(handler[1], self, method, payload))
         except AMQPError as error:
             error.method = error.method or where
             raise
@@ -239,6 +244,8 @@ class Session:
         self._handling = channel, where
         try:
             self._dispatch(channel, method)
+        except AnswerAwaited as awaited:
+            self.wait(awaited, channel, where, partial(self._dispatch, channel, method))
         except SoftError as error:
             self.close_channel(channel, error, where)
         except HardError as error:
@@ -306,12 +313,14 @@ class Session:
         self.broker.counts.channels += 1
         self.broker.sessions.channel_opened(self.client.username)
         self.broker.ended.channels_created += 1
+        events.channel_opened(self, channel)
         channel.send(methods.make(commands.Channel.OpenOk))
 
     def _drop_channel(self, channel: Channel) -> None:
         if self.channels.pop(channel.number, None) is not None:
             self.broker.counts.channels -= 1
             self.broker.sessions.channel_gone(self.client.username)
+            events.channel_closed(self, channel)
         self._handling = None
         self.incoming.drop_channel(channel)
 
@@ -342,7 +351,36 @@ class Session:
                 raise Unavailable(result.text)
             then(result.error)
 
-        self.after(lambda done: self.broker.propose(operation, done), applied)
+        user = self.client.acting or self.client.username
+        self.after(lambda done: self.broker.propose(operation, done, user), applied)
+
+    def wait(
+        self,
+        awaited: AnswerAwaited,
+        channel: Channel | None,
+        where: tuple[int, int],
+        again: Callable[[], None],
+    ) -> None:
+        """It is not known yet whether the user may do this. Do it again from its beginning, which has changed nothing,
+        when that is known."""
+
+        def answered() -> None:
+            if channel is not None and channel.closing:
+                awaited.settle()
+                return
+            try:
+                again()
+            except AnswerAwaited as next_one:
+                self.wait(next_one, channel, where, again)
+                return
+            except AMQPError:
+                awaited.settle()
+                raise
+            awaited.settle()
+
+        self.suspended = suspension = Suspension(self, channel, where, answered)
+        suspension.waiting = True
+        awaited.begin(suspension.answer)
 
     def go_on(self) -> None:
         """The answer that was waited for is there. If nobody waits for it any more, nothing happens."""
@@ -359,13 +397,15 @@ class Session:
         # compiled code takes it to be None still.
         self.suspended = None
         channel, where = suspension.channel, suspension.where
-        channel.raw = suspension.raw
-        self._handling = channel, where
+        if channel is not None:
+            channel.raw = suspension.raw
+            self._handling = channel, where
         try:
             suspension.finish()
-        except SoftError as error:
-            self.close_channel(channel, error, where)
-        except HardError as error:
+        except AMQPError as error:
+            if channel is not None and isinstance(error, SoftError):
+                self.close_channel(channel, error, where)
+                return
             self.incoming.flush(release=True)
             self.fail(error, where)
 
@@ -442,6 +482,7 @@ class Session:
         self._opened = True
         self.broker.ended.connections_created += 1
         log.opened(self)
+        events.opened(self)
         self._edge.opened()
 
     def login_done(
@@ -460,8 +501,10 @@ class Session:
             accepted, reason = False, "user can only connect via localhost"
         if accepted:
             self.broker.ended.logins_accepted += 1
+            events.logged_in(self, user)
         else:
             self.broker.ended.logins_refused += 1
+            events.logged_in(self, user, reason)
             log.login_refused(self, user, reason)
             text = (
                 f"Login was refused using authentication mechanism {self.client.mechanism}. "
@@ -482,10 +525,11 @@ class Session:
         self.incoming.go_on()
 
     def _take(self, token: Token) -> None:
-        """From here on the client may do what this token grants, until it expires."""
+        """From here on the client may do what this token grants, until it expires, or what the HTTP backend says."""
         permissions, client = self.broker.permissions, self.client
         permissions.drop_grant(client.access)
-        client.access = permissions.add_grant(client.username, Grant(token.scopes))
+        client.grant = permissions.grant_of(client.username, token.scopes)
+        client.access = permissions.add_grant(client.username, client.grant)
         client.expires_at_ms = int(token.expires_at_s * 1000)
         # They stand for what the one before has granted.
         self.incoming.forget_memos()
@@ -507,10 +551,19 @@ class Session:
         self._take(token)
         self.send(commands.Connection.UpdateSecretOk())
 
-    def check_expiry(self, now_ms: int) -> None:
-        """Close the connection if its token has expired by the wall clock."""
+    def check_grant(self, now_ms: int) -> None:
+        """Close the connection if its token has expired by the wall clock. Routes that were made by an answer of the HTTP
+        backend are forgotten when that does not count any more."""
+        grant = self.client.grant
         if self.client.expires_at_ms and now_ms >= self.client.expires_at_ms:
             self.force_close("the token has expired")
+        elif isinstance(grant, RemoteGrant) and grant.is_stale():
+            grant.forgotten()
+            self.incoming.forget_memos()
+
+    def consumer_event(self, subscription: Subscription, *, created: bool) -> None:
+        """A consumer has come or gone."""
+        events.consumer(self, subscription.channel, subscription, created=created)
 
     # -- end -------------------------------------------------------------------------------------------------------
 
@@ -614,6 +667,7 @@ class Session:
         vhost = self.vhost
         if not self._opened or vhost is None:
             return
+        events.closed(self)
         self._opened = False
         ended, received, sent = self.broker.ended, self.incoming.received_bytes, self.outbox.sent_bytes
         ended.connections_closed += 1
@@ -638,7 +692,7 @@ class Session:
         # First it is no session any more: an exclusive queue whose declaration is still under way goes then,
         # too.
         self.broker.sessions.remove(self)
-        if self.client.expires_at_ms:
+        if self.client.grant is not None:
             self.broker.permissions.drop_grant(self.client.access)
         self._add_up()
         queues, self.exclusive_queues = self.exclusive_queues, {}

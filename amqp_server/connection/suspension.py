@@ -1,4 +1,5 @@
-"""A method whose answer comes later: its connection waits for a majority of nodes, or for another node."""
+"""A method whose answer comes later: its connection waits for a majority of nodes, for another node, or to be told
+what its user may do."""
 
 from __future__ import annotations
 
@@ -16,15 +17,16 @@ class Suspension:
     __slots__ = ("_answer", "_session", "_then", "channel", "raw", "waiting", "where")
 
     def __init__(
-        self, session: Session, channel: Channel, where: tuple[int, int], then: Callable[..., None]
+        self, session: Session, channel: Channel | None, where: tuple[int, int], then: Callable[..., None]
     ) -> None:
+        """`channel` is None for a method of the connection."""
         self._session = session
         self._then = then
         self._answer: tuple[Any, ...] | None = None
         self.channel = channel
         #: Class and method id of the method.
         self.where = where
-        self.raw = channel.raw
+        self.raw = b"" if channel is None else channel.raw
         #: Its handler has returned: the session goes on when the answer comes.
         self.waiting = False
 

@@ -208,7 +208,7 @@ def token_of(claims: Mapping[str, Any], config: Config) -> Token:
         value = claims.get(claim)
         scopes = value.split() if isinstance(value, str) else value if isinstance(value, list) else ()
         for scope in scopes:
-            if isinstance(scope, str) and scope.startswith(prefix):
+            if isinstance(scope, str) and scope.startswith(prefix) and scope.isprintable():
                 found[scope[len(prefix) :]] = None
     if len(found) > SCOPES_MAX:
         raise TokenRefused(f"it has more than {SCOPES_MAX} scopes")

@@ -252,7 +252,9 @@ class Transport:
         session = self.session
         if session.unfinished or self._logging_in:
             return True
-        return session.state is State.RUNNING and (self._full() or self._ahead_of_disk())
+        if session.state is not State.RUNNING:
+            return session.suspended is not None
+        return self._full() or self._ahead_of_disk()
 
     def _full(self) -> bool:
         """True if the client does not take what is sent, or publishes against an alarm."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+import trio
 
-from amqp_server.broker.grants import Grant
+from amqp_server.broker.answers import AnswerAwaited
 from amqp_server.broker.permissions import Access, Kind
 from amqp_server.broker.users import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER, User
 from amqp_server.broker.vhosts import VhostRecord
@@ -56,7 +57,10 @@ class Call:
         self.user = user
         self.scopes = scopes
         #: By this permissions are looked up.
-        self.access = user.name if scopes is None else broker.permissions.add_grant(user.name, Grant(scopes))
+        self.access = user.name
+        if scopes is not None:
+            grant = broker.permissions.grant_of(user.name, scopes)
+            self.access = broker.permissions.add_grant(user.name, grant)
         self.path = path
         self.query = query
         self.body = body
@@ -77,6 +81,17 @@ class Call:
         """It is answered, and what its token grants is forgotten."""
         if self.scopes is not None:
             self.broker.permissions.drop_grant(self.access)
+
+    async def permitted(self, handler: Callable[[Call], Awaitable[Any]]) -> Any:
+        """Run the handler. Where it is not known yet what a user of the HTTP backend may, ask, and begin again: handlers
+        check before they change anything."""
+        while True:
+            try:
+                return await handler(self)
+            except AnswerAwaited as awaited:
+                known = trio.Event()
+                awaited.begin(known.set)
+            await known.wait()
 
     @property
     def stats(self) -> Stats:
@@ -114,9 +129,7 @@ class Call:
         if self.may(ADMINISTRATOR):
             return
         vhost = self.path.get("vhost")
-        if self.may(POLICYMAKER) and (
-            vhost is None or self.broker.permissions.may_open(self.user.name, vhost)
-        ):
+        if self.may(POLICYMAKER) and (vhost is None or self.broker.permissions.may_open(self.access, vhost)):
             return
         raise not_authorised("User not authorised to access object")
 
@@ -146,7 +159,18 @@ class Call:
         return self.may(MONITORING) or self.broker.permissions.may_open(self.access, vhost)
 
     def visible_vhosts(self) -> list[VhostRecord]:
-        return [vhost for vhost in self.broker.vhosts if self.sees(vhost.name)]
+        visible: list[VhostRecord] = []
+        awaited: list[AnswerAwaited] = []
+        for vhost in self.broker.vhosts:
+            try:
+                if self.sees(vhost.name):
+                    visible.append(vhost)
+            except AnswerAwaited as one:
+                awaited.append(one)
+        if awaited:
+            # All of them at once.
+            raise awaited[0].with_(awaited[1:])
+        return visible
 
     def vhost(self) -> str:
         """The path's vhost, to look at. One that the user may not see is refused even if it doesn't exist."""

@@ -15,6 +15,7 @@ import trio
 from pamqp import base, commands
 
 from amqp_server.broker.broker import Broker
+from amqp_server.broker.events import ACTING
 from amqp_server.broker.queue import Queue
 from amqp_server.channel.moving import publish_unchanged
 from amqp_server.connection.outbox import UnheldOutbox
@@ -83,6 +84,7 @@ class Direct:
             frame_max=self._frame_max,
             channel_max=CHANNEL,
         )
+        self._session.client.acting = ACTING.get()
 
     def opened(self) -> None: ...
 

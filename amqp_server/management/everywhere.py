@@ -37,7 +37,7 @@ class Question(msgspec.Struct):
     query: dict[str, str]
     user: str
     reason: str = ""
-    #: Of a user's token, which the other node has not seen; tags count with scopes only.
+    #: Of a user's token, or of the HTTP backend, which the other node has not seen; tags count with scopes only.
     scopes: list[str] | None = None
     tags: list[str] = []
 
@@ -125,7 +125,7 @@ async def answer(
     call: Call | None = None
     try:
         handler, call = make(msgspec.json.decode(question, type=Question))
-        told = await handler(call)
+        told = await call.permitted(handler)
         if isinstance(told, Answer):
             status, body = told.status, told.body
         elif isinstance(told, Rows):

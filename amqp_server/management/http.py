@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from amqp_server.broker.events import ACTING
 from amqp_server.broker.users import User
 from amqp_server.errors import AMQPError
 from amqp_server.management import everywhere
@@ -172,6 +173,7 @@ class Api:
 
     async def _respond(self, endpoint: Endpoint, request: Request, caller: Caller) -> Response:
         call: Call | None = None
+        ACTING.set(caller.user.name)
         try:
             call = await self._call(endpoint, request, caller)
             response = await _response(await self._answer(endpoint, call), call.missing)
@@ -228,9 +230,9 @@ class Api:
 
     async def _answer(self, endpoint: Endpoint, call: Call) -> object:
         if endpoint.method in READS:
-            return picked(await endpoint.handler(call), call.query)
+            return picked(await call.permitted(endpoint.handler), call.query)
         try:
-            return await endpoint.handler(call)
+            return await call.permitted(endpoint.handler)
         finally:
             # What was answered stays true: the change is on disk before anybody hears of it. So is the part
             # of a change that was refused in its middle.

@@ -6,6 +6,7 @@ import base64
 import binascii
 import logging
 import math
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -39,6 +40,8 @@ class Login:
         self._waiting_max = waiting_max
         self._users = broker.users
         self._checks = broker.password_checks
+        self._authentication = broker.authentication
+        self._session_s = broker.config.auth_http_session_s
         self._tokens = broker.tokens
         self._log_limit = broker.log_limit
 
@@ -46,7 +49,7 @@ class Login:
         """Raises the same refusal for an unknown user as for a wrong password."""
         tokens = self._tokens
         if tokens is None:
-            return Caller(await self._user(*_parse(authorization), peer))
+            return await self._user(*_parse(authorization), peer)
         scheme, _, secret = authorization.partition(" ")
         if scheme.lower() == "bearer":
             return await self._by_token(tokens, secret.strip(), peer)
@@ -56,7 +59,7 @@ class Login:
         """Where tokens are taken, one may stand in the place of the password."""
         if self._tokens is not None and is_token(password):
             return await self._by_token(self._tokens, password, peer)
-        return Caller(await self._user(name, password, peer))
+        return await self._user(name, password, peer)
 
     def again(self, name: str, scopes: Sequence[str] | None, peer: str) -> Caller:
         """Return a user who has logged in before. Raises Refusal for one who may not any more."""
@@ -77,16 +80,23 @@ class Login:
         self._check(user, peer)
         return Caller(user, token.scopes, token.expires_at_s)
 
-    async def _user(self, name: str, password: str, peer: str) -> User:
-        outcome = await self._checks.check(peer, name, password, self._waiting_max)
+    async def _user(self, name: str, password: str, peer: str) -> Caller:
+        outcome, reason, token = await self._authentication.log_in(peer, name, password, self._waiting_max)
         if outcome is Outcome.BUSY:
             raise self._busy(name, peer)
+        if token is not None:
+            # Of the HTTP backend. Nobody tells of the end of such a user, so a login to the page has one.
+            caller = Caller(
+                User(name, "", Grant(token.scopes).tags), token.scopes, time.time() + self._session_s
+            )
+            self._check(caller.user, peer)
+            return caller
         user = self._users.get(name)
         if outcome is Outcome.REFUSED or user is None:
-            self._log_refused(name, peer, "invalid credentials")
+            self._log_refused(name, peer, reason or "invalid credentials")
             raise login_failed()
         self._check(user, peer)
-        return user
+        return Caller(user)
 
     def _check(self, user: User, peer: str) -> None:
         name = user.name

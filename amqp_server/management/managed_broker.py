@@ -18,6 +18,7 @@ import trio
 from pamqp import base, commands
 
 from amqp_server.broker.consumer_groups import refuse_publish
+from amqp_server.broker.events import ACTING
 from amqp_server.broker.failures import describe
 from amqp_server.broker.operations import (
     ClearParameter,
@@ -106,6 +107,7 @@ class ManagedBroker:
         self.policies = broker.policies
         self.limits = broker.limits
         self.password_checks = node.password_checks
+        self.authentication = node.authentication
         self.tokens = node.tokens
         self.log_limit = broker.log_limit
         self.groups = ManagedGroups(broker)
@@ -585,7 +587,7 @@ class ManagedBroker:
             answers.append(result)
             answered.set()
 
-        self._broker.turn.run(self._broker.propose, operation, done)
+        self._broker.turn.run(self._broker.propose, operation, done, ACTING.get())
         await answered.wait()
         (result,) = answers
         if isinstance(result, Refused):

@@ -59,7 +59,7 @@ def asked(call: Call, vhost: str, name: str, value: object) -> ParameterRecord:
     user = "" if call.may("administrator") else call.user.name
     if user and call.scopes is not None:
         # A shovel outlives a token.
-        raise bad_request("shovels are set by users with a password, or by administrators")
+        raise bad_request("shovels are set by users of this broker with a password, or by administrators")
     return prepared(call.broker, vhost, name, value, user=user)
 
 

@@ -10,6 +10,7 @@ import msgspec
 from amqp_server.broker.password import InvalidPasswordHash, from_rabbitmq
 from amqp_server.broker.permissions import InvalidPermission, Permission
 from amqp_server.broker.users import User, UserRefused, checked_name, checked_tags, hashed
+from amqp_server.config import INTERNAL_BACKEND
 from amqp_server.connection.password_checks import PasswordChecks
 from amqp_server.management.answer import NO_CONTENT, Answer, bad_request, created, not_found
 from amqp_server.management.call import Call
@@ -127,7 +128,10 @@ class Login(msgspec.Struct):
 async def authenticate(call: Call) -> Any:
     """Whether the password is the user's. An unknown user is no different from a wrong password."""
     password = call.read(Login).password
-    verified = await call.broker.password_checks.run(call.broker.users.verify, call.path["user"], password)
+    name = call.path["user"]
+    verified = await call.broker.password_checks.run(call.broker.users.verify, name, password)
+    if not verified or INTERNAL_BACKEND not in call.broker.config.auth_backends:
+        verified = await call.broker.authentication.asked_elsewhere(name, password)
     return {"authenticated": verified}
 
 

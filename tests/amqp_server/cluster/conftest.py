@@ -13,11 +13,13 @@ from tests.amqp_server.cluster.simulation.cluster import by_hand
 
 #: Quick where tests wait for what these are for. A change takes as long as a slow machine needs.
 OPTIONS = ("--change-timeout-ms", "30000", "--rebalance-ms", "300", "--node-down-ms", "500")
+#: What most of the tests have no need of.
+EVENTS = ("--event-exchange-vhost", "/")
 
 
 @pytest.fixture(scope="package")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
-    with Ring(tmp_path_factory.mktemp("ring"), *OPTIONS) as started:
+    with Ring(tmp_path_factory.mktemp("ring"), *OPTIONS, *EVENTS) as started:
         yield started
         for name, node in started.nodes.items():
             if node.running:

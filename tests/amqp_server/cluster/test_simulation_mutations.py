@@ -99,9 +99,9 @@ def of_any_start() -> Callable[..., None]:
     return mutant
 
 
-def once_more(self: Catalog, index: int, encoded: bytes) -> Any:
+def once_more(self: Catalog, index: int, encoded: bytes, user: str | None) -> Any:
     self._topology.applied = min(self._topology.applied, index - 1)
-    return change(self, index, encoded)
+    return change(self, index, encoded, user)
 
 
 change = Catalog._change

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from itertools import permutations
 
 import pika
@@ -81,6 +81,37 @@ def test_default_queue_type_of_a_vhost(ring: Ring) -> None:
         types = {queue["name"]: queue["type"] for queue in ring.get("n3", "/api/queues/modern")}
         assert types == {"plain": "quorum", "mine": "classic"}
     ring.mqctl("n3", "delete_vhost", "modern")
+
+
+def test_events_come_once_and_with_their_user(ring: Ring) -> None:
+    ring.mqctl("n2", "add_user", "ann", "secret")
+    ring.mqctl("n2", "set_permissions", "ann", ".*", ".*", ".*")
+    login = pika.PlainCredentials("ann", "secret")
+    with ring.channel("n1") as taps:
+        taps.queue_declare("tap", durable=True)
+        for key in ("queue.*", "binding.*", "user.deleted"):
+            taps.queue_bind("tap", "amq.rabbitmq.event", key)
+        with closing(ring.connect("n3", credentials=login)) as ann:
+            channel = ann.channel()
+            channel.queue_declare("anns", durable=True, arguments=QUORUM)
+            channel.queue_bind("anns", "amq.topic", "k")
+        with ring.channel("n2") as other:
+            other.queue_delete("anns")
+        ring.mqctl("n3", "delete_user", "ann")
+        told: list[tuple[str, str]] = []
+
+        def comes() -> bool:
+            method, properties, _ = taps.basic_get("tap", auto_ack=True)
+            if method is not None:
+                told.append((method.routing_key, properties.headers["user_who_performed_action"]))
+            return ("user.deleted", "guest") in told
+
+        wait_until("the events have come", comes)
+        by_ann = [key for key, user in told if user == "ann"]
+        assert by_ann == ["queue.created", "binding.created"]
+        gone = [key for key, user in told if user == "guest" and key.endswith("deleted")]
+        assert sorted(gone[:-1]) == ["binding.deleted", "queue.deleted"]
+        taps.queue_delete("tap")
 
 
 def test_exclusive_queues_are_in_reach_of_their_owner_only_and_of_all_publishers(ring: Ring) -> None:

@@ -273,6 +273,14 @@ async def test_the_management_api_takes_tokens(
             assert (await ask("GET", "vhosts", issuer.token("mqd.tag:monitoring"))).status_code == 200
             alive = await ask("GET", "aliveness-test/%2F", issuer.token(f"{ALL} mqd.tag:monitoring"))
             assert alive.json() == {"status": "ok"}
+            # What the token permits counts, and not what a user of the broker may who has the same name.
+            node.broker.users.put("bert", "", ())
+            node.broker.permissions.set("bert", "/", ".*", ".*", ".*")
+            policy = {"pattern": "^q", "definition": {"max-length": 1}}
+            for scope, status in (("mqd.read:%2F/*", 201), ("mqd.read:shop/*", 401)):
+                policymaker = issuer.token(f"mqd.tag:policymaker {scope}", sub="bert")
+                told = await ask("PUT", "policies/%2F/p", policymaker, json=policy)
+                assert told.status_code == status
             administrator = issuer.token("mqd.tag:administrator")
             assert (await ask("GET", "users", administrator)).status_code == 200
             for wrong in (issuer.token("mqd.read:*/*"), issuer.token(exp=time.time() - 1), "x", "."):

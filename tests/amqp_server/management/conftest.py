@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from amqp_server.app import Node
+from amqp_server.connection.authentication import Authentication
 from amqp_server.connection.password_checks import PasswordChecks
 from amqp_server.management.http import Api
 from amqp_server.management.managed_broker import ManagedBroker
@@ -51,6 +52,7 @@ class ManagedNode(MemoryNode):
         self.syncs = Syncs()
         self.backpressure = SimpleNamespace(waiting_bytes=0, high_bytes=1 << 20)
         self.password_checks = PasswordChecks(broker.users, broker.config)
+        self.authentication = Authentication(broker.users, broker.config, self.password_checks, None)
         self.tokens = None
         self.shovels: Any = None
         self.commits = self

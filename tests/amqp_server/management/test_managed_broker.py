@@ -26,7 +26,9 @@ def node() -> Cluster:
 
 @pytest.fixture
 def managed(node: Cluster) -> ManagedBroker:
-    running: Any = SimpleNamespace(broker=node.broker, administration=None, password_checks=None, tokens=None)
+    running: Any = SimpleNamespace(
+        broker=node.broker, administration=None, password_checks=None, authentication=None, tokens=None
+    )
     return ManagedBroker(running)
 
 

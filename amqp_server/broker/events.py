@@ -1,0 +1,113 @@
+"""Events for the exchange amq.rabbitmq.event, as RabbitMQ's rabbitmq_event_exchange publishes them.
+
+Each is a message without a body: the routing key says what has happened, and headers tell of it. A change of the topology
+is told by the node that has proposed it, when it applies it, and so once in a cluster, and with the name of the user.
+What happens to a connection is told by its node. Nothing is made where no queue is bound, and a node that ends takes with
+it what it has not told.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Final
+
+from amqp_server.wire import content, tables
+from amqp_server.wire.content import Properties
+from amqp_server.wire.frames import FRAME_BYTES_MIN, SHORT_STRING_MAX, short_string
+from quorum_queue.machine.run import Attributes, Run
+
+if TYPE_CHECKING:
+    from amqp_server.broker.broker import Broker
+
+logger = logging.getLogger("mqd.events")
+
+EVENT: Final = "amq.rabbitmq.event"
+#: RabbitMQ's name for the broker itself.
+INTERNAL: Final = "rmq-internal"
+#: The user for whom the management API makes a change.
+ACTING: ContextVar[str] = ContextVar("acting", default=INTERNAL)
+
+_PERSISTENT: Final = bytes((2,))
+
+
+class Events:
+    """See amqp_server.turn.Gatherer."""
+
+    def __init__(self, broker: Broker, vhost: str, waiting_max: int) -> None:
+        self._broker = broker
+        self.vhost = vhost
+        self._waiting_max = waiting_max
+        #: Whose change is being applied; None: another node's, which tells of it.
+        self.user: str | None = None
+        self._waiting: deque[tuple[str, Mapping[str, object], int]] = deque()
+        #: For want of room, since the last line of the log about it.
+        self._left_out = 0
+
+    @property
+    def wanted(self) -> bool:
+        """True if anything is bound to the exchange."""
+        vhost = self._broker.vhosts.get(self.vhost)
+        return vhost is not None and vhost.router.in_use(EVENT)
+
+    def changed(self, key: str, headers: Mapping[str, object]) -> None:
+        """Tell of a change of the topology, which is being applied, if it is this node's."""
+        if self.user is not None and self.wanted:
+            self.tell(key, {**headers, "user_who_performed_action": self.user})
+
+    def tell(self, key: str, headers: Mapping[str, object]) -> None:
+        """Publish an event at the end of the turn, when what it tells of is done."""
+        if len(self._waiting) >= self._waiting_max:
+            self._left_out += 1
+            return
+        self._waiting.append((key, headers, self._broker.clock.wall_ms()))
+        self._broker.turn.gather(self)
+
+    def flush(self) -> None:
+        turn = self._broker.turn
+        if not turn.is_left(self):
+            turn.contain(self, self._publish_all)
+
+    def failed(self, error: Exception) -> None:
+        """See amqp_server.turn.Unit."""
+        logger.error("events could not be published", exc_info=error)
+        self._waiting.clear()
+
+    def _publish_all(self) -> None:
+        waiting, turn = self._waiting, self._broker.turn
+        while waiting:
+            key, headers, now_ms = waiting.popleft()
+            self._publish(key, headers, now_ms)
+            if waiting and turn.overdue():
+                turn.later(self, self._publish_all)
+                return
+        if self._left_out:
+            left_out, self._left_out = self._left_out, 0
+            logger.warning("%d events were left out: more than event_waiting_max waited", left_out)
+
+    def _publish(self, key: str, headers: Mapping[str, object], now_ms: int) -> None:
+        vhost = self._broker.vhosts.get(self.vhost)
+        targets = () if vhost is None else vhost.router.route(EVENT, key).queues
+        if vhost is None or not targets:
+            return
+        properties = Properties(
+            {
+                "headers": tables.encode({**headers, "timestamp_in_ms": now_ms}),
+                "delivery_mode": _PERSISTENT,
+                "timestamp": (now_ms // 1000).to_bytes(8, "big"),
+            }
+        )
+        header = properties.encode(0)
+        frame_max = self._broker.config.frame_max_bytes
+        framed = content.build(header, b"", 1, frame_max)
+        small = len(header) + 8 <= FRAME_BYTES_MIN
+        attributes = Attributes(True, 0, None, 1, FRAME_BYTES_MIN if small else frame_max)
+        head = short_string(EVENT) + short_string(key.encode()[:SHORT_STRING_MAX])
+        for name in targets:
+            host = vhost.queues[name].host
+            run = Run(range(1), [framed], head, attributes)
+            if host.counts_bytes:
+                run = content.by_overhead(run)[0]
+            host.submit(("enqueue", run, None, 1))

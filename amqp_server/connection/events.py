@@ -1,0 +1,136 @@
+"""What events tell of connections, channels, consumers and logins, under RabbitMQ's names. See broker.events."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from amqp_server.broker.event_headers import pid
+
+if TYPE_CHECKING:
+    from amqp_server.broker.events import Events
+    from amqp_server.channel.channel import Channel
+    from amqp_server.channel.subscription import Subscription
+    from amqp_server.connection.session import Session
+
+
+def _pid(session: Session, channel: int = 0) -> str:
+    return pid(session.broker.replication.node, session.number, channel)
+
+
+def _wanted(session: Session) -> Events | None:
+    """Clients within the node open no connection, and nothing is told of them."""
+    events = session.broker.events
+    return events if events is not None and session.is_open and events.wanted else None
+
+
+def _place(session: Session) -> dict[str, object]:
+    """Address and login of a client."""
+    client = session.client
+    there, _, here = client.name.partition(" -> ")
+    peer_host, _, peer_port = there.rpartition(":")
+    host, _, port = here.rpartition(":")
+    return {
+        "host": host,
+        "port": int(port) if port.isdigit() else 0,
+        "peer_host": peer_host,
+        "peer_port": int(peer_port) if peer_port.isdigit() else 0,
+        "protocol": "{0,9,1}",
+        "auth_mechanism": client.mechanism,
+        "ssl": client.tls,
+    }
+
+
+def logged_in(session: Session, user: str, reason: str = "") -> None:
+    """A login was accepted; or refused, for a reason."""
+    events = session.broker.events
+    if events is None or not events.wanted:
+        return
+    told = {"name": user, "connection_type": "network", "connection_name": session.client.name} | _place(
+        session
+    )
+    if reason:
+        events.tell("user.authentication.failure", told | {"error": reason})
+    else:
+        events.tell("user.authentication.success", told)
+
+
+def opened(session: Session) -> None:
+    events, client = _wanted(session), session.client
+    if events is None:
+        return
+    limits = session.limits
+    told: dict[str, object] = {
+        "type": "network",
+        "pid": _pid(session),
+        "name": client.name,
+        **_place(session),
+        "user": client.username,
+        "vhost": "" if session.vhost is None else session.vhost.name,
+        "timeout": limits.heartbeat_s,
+        "frame_max": limits.frame_max,
+        "channel_max": limits.channel_max,
+        "client_properties": client.properties,
+        "connected_at": client.connected_at_ms,
+        "node": session.broker.replication.node,
+        "user_provided_name": client.given_name,
+        "user_who_performed_action": client.username,
+    }
+    events.tell("connection.created", told)
+
+
+def closed(session: Session) -> None:
+    events, client = _wanted(session), session.client
+    if events is not None:
+        told: dict[str, object] = {
+            "name": client.name,
+            "pid": _pid(session),
+            "node": session.broker.replication.node,
+            "client_properties": client.properties,
+            "user_who_performed_action": client.username,
+        }
+        events.tell("connection.closed", told)
+
+
+def channel_opened(session: Session, channel: Channel) -> None:
+    events, client = _wanted(session), session.client
+    if events is not None:
+        told: dict[str, object] = {
+            "pid": _pid(session, channel.number),
+            "name": f"{client.name} ({channel.number})",
+            "connection": _pid(session),
+            "number": channel.number,
+            "user": client.username,
+            "vhost": channel.vhost.name,
+            "user_who_performed_action": client.username,
+        }
+        events.tell("channel.created", told)
+
+
+def channel_closed(session: Session, channel: Channel) -> None:
+    events = _wanted(session)
+    if events is not None:
+        user = session.client.username
+        events.tell(
+            "channel.closed", {"pid": _pid(session, channel.number), "user_who_performed_action": user}
+        )
+
+
+def consumer(session: Session, channel: Channel, subscription: Subscription, *, created: bool) -> None:
+    events = _wanted(session)
+    if events is None:
+        return
+    told: dict[str, object] = {
+        "consumer_tag": subscription.tag,
+        "channel": _pid(session, channel.number),
+        "queue": subscription.queue.name,
+        "vhost": channel.vhost.name,
+        "user_who_performed_action": session.client.username,
+    }
+    if created:
+        told |= {
+            "exclusive": subscription.exclusive,
+            "ack_required": not subscription.no_ack,
+            "prefetch_count": subscription.prefetch,
+            "arguments": subscription.arguments,
+        }
+    events.tell("consumer.created" if created else "consumer.deleted", told)
