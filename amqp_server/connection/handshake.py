@@ -15,7 +15,7 @@ from amqp_server.wire.frames import FRAME_BYTES_MIN
 if TYPE_CHECKING:
     from amqp_server.connection.session import Session
 
-#: Those of RabbitMQ's capabilities that hold here, and two of our own.
+#: Those of RabbitMQ's capabilities that hold here, and three of our own.
 CAPABILITIES: dict[str, object] = {
     "publisher_confirms": True,
     "exchange_exchange_bindings": True,
@@ -28,6 +28,7 @@ CAPABILITIES: dict[str, object] = {
     "direct_reply_to": True,
     "publisher_deduplication": True,
     "stream_offsets": True,
+    "confirm_levels": True,
 }
 
 
