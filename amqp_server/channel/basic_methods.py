@@ -357,13 +357,29 @@ def tx_commit(channel: Channel, method: commands.Tx.Commit) -> None:
     if transaction.is_large:
         large = LargeCommit(channel, transaction)
         channel.connection.after(
-            lambda done: large.begin(lambda: _barriers(list(large.hosts), done)), committed
+            lambda done: large.begin(lambda: _answered(transaction, list(large.hosts), done)), committed
         )
         return
     hosts = transaction.commit()
     # All parts of it reach the disk at once.
     channel.broker.turn.apply(whole=True)
-    channel.connection.after(lambda done: _barriers(hosts, done), committed)
+    channel.connection.after(lambda done: _answered(transaction, hosts, done), committed)
+
+
+def _answered(transaction: Transaction, hosts: list[Recipient], done: Callable[..., None]) -> None:
+    """Tell `done` when all hosts have answered, and those messages are answered that chose when they are confirmed."""
+    answers = transaction.take_answers()
+    if answers is None:
+        _barriers(hosts, done)
+        return
+
+    def passed(*why: Refused) -> None:
+        if why:
+            done(*why)
+        else:
+            answers.when_complete(done)
+
+    _barriers(hosts, passed)
 
 
 def _barriers(hosts: list[Recipient], done: Callable[..., None]) -> None:

@@ -9,7 +9,7 @@ from amqp_server.channel.connection import Outbox
 from amqp_server.turn import Turn
 
 if TYPE_CHECKING:
-    from amqp_server.channel.tx import Transaction
+    from amqp_server.channel.tx import Answers, Transaction
 
 _FRAME = struct.Struct(">BHIHHQBB")
 _ACK, _NACK = 80, 120
@@ -124,7 +124,9 @@ class Copies:
 
     __slots__ = ("_first", "_left", "_origin", "_refused")
 
-    def __init__(self, origin: Confirms | Transaction, first: int, count: int, targets: int) -> None:
+    def __init__(
+        self, origin: Confirms | Transaction | Answers, first: int, count: int, targets: int
+    ) -> None:
         self._origin = origin
         self._first = first
         #: Answers still awaited for each message.

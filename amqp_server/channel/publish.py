@@ -17,11 +17,13 @@ from amqp_server.channel.confirms import Copies
 from amqp_server.channel.deduplication import enqueue_named
 from amqp_server.channel.tracing import trace_publish
 from amqp_server.errors import AccessRefused, NotFound, NotImplemented_, PreconditionFailed
-from amqp_server.wire import content, frames, methods, tables
+from amqp_server.wire import confirm_level, content, frames, methods, tables
 from amqp_server.wire.deliver import LARGE_BYTES
 from amqp_server.wire.frames import short_string
 from amqp_server.wire.intake import SMALL_FRAME, PublishRoute, Segment
 from exchanges.router import Depends
+from quorum_queue.machine import versions
+from quorum_queue.machine.attributes import MAJORITY
 from quorum_queue.machine.run import Run
 from quorum_queue.ports import Recipient
 
@@ -190,7 +192,7 @@ def derived(
 def slow_segment(channel: Channel, assembly: Assembly) -> Segment:
     """Make a segment of one message that was put together frame by frame.
 
-    Raises PreconditionFailed for a bad user-id, expiration, CC or BCC, FrameError for malformed properties.
+    Raises PreconditionFailed for a bad user-id, expiration, CC, BCC or x-confirm, FrameError for malformed properties.
     """
     connection, vhost = channel.connection, channel.vhost
     username, frame_max = connection.client.username, connection.limits.frame_max
@@ -208,6 +210,7 @@ def slow_segment(channel: Channel, assembly: Assembly) -> Segment:
     ttl_ms = expiration_ms(properties.text("expiration"))
     headers = properties.headers
     copies = _copies(headers)
+    level = _confirm_level(channel, properties)
     changed = False
     if headers and "BCC" in headers:
         properties.raw["headers"] = tables.replaced(properties.raw["headers"], {b"BCC": None})
@@ -232,7 +235,7 @@ def slow_segment(channel: Channel, assembly: Assembly) -> Segment:
         _, body = content.split(item)
         item = content.build(properties.encode(body_size), body, channel.number, frame_max)
     attributes = connection.incoming.publisher.attributes(
-        properties.persistent, properties.octet("priority") or 0, ttl_ms, channel.number, large
+        properties.persistent, properties.octet("priority") or 0, ttl_ms, channel.number, large, level
     )
     segment = Segment(target, attributes)
     segment.contents.append(item)
@@ -257,6 +260,24 @@ def expiration_ms(text: str | None) -> int | None:
     if number > TIME_MS_MAX:
         raise PreconditionFailed(f"invalid expiration '{text}': {{value_too_large,{number}}}")
     return number
+
+
+def _confirm_level(channel: Channel, properties: content.Properties) -> int:
+    """Return when the message is confirmed. Raises PreconditionFailed."""
+    table = properties.raw.get("headers", b"")
+    if confirm_level.FIELD not in table:
+        return MAJORITY
+    level = confirm_level.of_table(table, 0, len(table))
+    if level == confirm_level.UNKNOWN:
+        value = repr((properties.headers or {}).get(confirm_level.NAME.decode()))
+        raise PreconditionFailed(f"invalid header x-confirm {value[:80]}: it is 'leader' or 'all'")
+    publisher = channel.connection.incoming.publisher
+    publisher.knows_levels = channel.broker.replication.version >= versions.CONFIRM_LEVELS
+    if level != MAJORITY and not publisher.knows_levels:
+        raise PreconditionFailed(
+            "header x-confirm: not all nodes of the cluster run a version of mqd that knows it"
+        )
+    return level
 
 
 def _copies(headers: dict[str, object] | None) -> list[str]:
@@ -291,7 +312,8 @@ def begin_publish(segment: Segment, transaction: Transaction | None) -> tuple[li
     channel: Channel = route.publisher
     contents = segment.contents
     count = len(contents)
-    confirms = channel.confirms if transaction is None else transaction
+    origin: Any
+    origin = confirms = channel.confirms if transaction is None else transaction
     first = confirms.number(count) if confirms is not None else 0
     hosts = _hosts(channel, route, count)
     if channel.vhost.tracing:
@@ -308,9 +330,11 @@ def begin_publish(segment: Segment, transaction: Transaction | None) -> tuple[li
             traffic.drop_unroutable += count
         if confirms is not None:
             confirms.confirmed(first, first + count - 1)
+    if transaction is not None and hosts and segment.attributes.confirm_level != MAJORITY:
+        origin = transaction.await_answers(count)
     if confirms is not None and len(hosts) > 1:
-        return hosts, Copies(confirms, first, count, len(hosts)), first
-    return hosts, confirms, first
+        return hosts, Copies(origin, first, count, len(hosts)), first
+    return hosts, origin, first
 
 
 def hand_over(segment: Segment, hosts: list[Recipient], origin: Any, first: int) -> Iterator[None]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from amqp_server.channel.publish import begin_publish, hand_over, publish
 from amqp_server.channel.unacked import Piece, joined
 from amqp_server.wire.intake import Segment
+from quorum_queue.machine.attributes import LEADER
 from quorum_queue.ports import Recipient
 
 if TYPE_CHECKING:
@@ -30,6 +31,38 @@ PARTS_AT_ONCE = 16
 #: Messages that one part has at most, and their bytes: queues take them at once, and so are they freed.
 PART_MESSAGES_MAX = 2_048
 PART_BYTES_MAX = 256 * 1024
+
+
+class Answers:
+    """Origin of those publishes of a commit that chose when they are confirmed: commit-ok waits for their answers."""
+
+    __slots__ = ("_left", "_then", "_transaction")
+
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
+        self._left = 0
+        self._then: Callable[[], None] | None = None
+
+    def expect(self, count: int) -> None:
+        """So many messages more have an answer each."""
+        self._left += count
+
+    def confirmed(self, first: int, last: int) -> None:
+        self._left -= last - first + 1
+        if not self._left and self._then is not None:
+            then, self._then = self._then, None
+            then()
+
+    def refused(self, first: int, last: int) -> None:
+        self._transaction.refused(first, last)
+        self.confirmed(first, last)
+
+    def when_complete(self, then: Callable[[], None]) -> None:
+        """Call when all answers are there; all publishes have been handed over."""
+        if self._left:
+            self._then = then
+        else:
+            then()
 
 
 class Transaction:
@@ -49,6 +82,7 @@ class Transaction:
         #: Of the commit that is under way, queues have refused messages (x-overflow=reject-publish), or acks came
         #: too late.
         self.partial = False
+        self._answers: Answers | None = None
 
     @property
     def published_count(self) -> int:
@@ -72,6 +106,18 @@ class Transaction:
 
     def refused(self, first: int, last: int) -> None:
         self.partial = True
+
+    def await_answers(self, count: int) -> Answers:
+        """Return the origin of so many messages for whose answers the commit waits."""
+        if self._answers is None:
+            self._answers = Answers(self)
+        self._answers.expect(count)
+        return self._answers
+
+    def take_answers(self) -> Answers | None:
+        """Return the answers that the commit waits for, if any; all its publishes have been handed over."""
+        answers, self._answers = self._answers, None
+        return answers
 
     @property
     def part_count(self) -> int:
@@ -123,13 +169,16 @@ class Transaction:
         self._join_from = 2 * len(pieces) + JOIN_FROM
 
     def commit(self) -> list[Recipient]:
-        """Hand everything to the queues; return the hosts that have a part in it."""
+        """Hand everything to the queues; return the hosts that have a part in it, but for those of messages whose answers
+        it waits for, and which need not be on a majority."""
         segments = self._published()
         self._unfinished.finished += 1
         settlements = self._settlements()
         hosts: dict[Recipient, None] = {}
         for segment in segments:
-            hosts.update(dict.fromkeys(publish(segment, self)))
+            found = publish(segment, self)
+            if segment.attributes.confirm_level != LEADER:
+                hosts.update(dict.fromkeys(found))
         for verb, pieces in settlements:
             self._settle(verb, pieces, hosts)
         return list(hosts)
@@ -144,7 +193,7 @@ class Transaction:
         self._channel.settle(verb, pieces)
 
     def commit_in_parts(self, hosts: dict[Recipient, None]) -> Iterator[None]:
-        """The same, some parts at a time; note the hosts in `hosts`."""
+        """The same, some parts at a time; note those hosts in `hosts`."""
         segments, settlements = self._published(), self.settlements
         self._unfinished.finished += 1
         self.settlements = []
@@ -152,7 +201,8 @@ class Transaction:
         given = 0
         for segment in segments:
             found, origin, first = begin_publish(segment, self)
-            hosts.update(dict.fromkeys(found))
+            if segment.attributes.confirm_level != LEADER:
+                hosts.update(dict.fromkeys(found))
             weight = max(len(found), len(segment.contents) * PARTS_AT_ONCE // PART_MESSAGES_MAX)
             for _ in hand_over(segment, found, origin, first):
                 given += weight

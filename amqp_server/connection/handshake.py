@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: Longer texts of clients, and more capabilities, are kept for each client by itself.
 SHARED_LENGTH_MAX = 64
 SHARED_CAPABILITIES_MAX = 32
-#: Those of RabbitMQ's capabilities that hold here, and two of our own.
+#: Those of RabbitMQ's capabilities that hold here, and three of our own.
 CAPABILITIES: dict[str, object] = {
     "publisher_confirms": True,
     "exchange_exchange_bindings": True,
@@ -34,6 +34,7 @@ CAPABILITIES: dict[str, object] = {
     "direct_reply_to": True,
     "publisher_deduplication": True,
     "stream_offsets": True,
+    "confirm_levels": True,
 }
 
 

@@ -49,6 +49,7 @@ from quorum_queue.cluster.guests import GuestOrigin
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.errors import Unreadable
 from quorum_queue.host import DELETED, MOVED
+from quorum_queue.machine.attributes import ALL, LEADER, MAJORITY
 from quorum_queue.machine.machine import ENQUEUES, Command
 from quorum_queue.machine.settings import Settings
 from quorum_queue.ports import Hosted, Refused
@@ -68,6 +69,8 @@ class Publish(NamedTuple):
     origin: Any
     first: int
     last: int
+    #: When they are confirmed; see quorum_queue.machine.attributes.
+    level: int = MAJORITY
 
 
 class Fill(NamedTuple):
@@ -295,10 +298,22 @@ class StreamGroupHost(StreamHost):
             done = publish.high <= high if confirm else publish.low <= high and publish.high >= low
             if not done:
                 left.append(publish)
-            elif confirm:
+            elif not confirm:
+                publish.origin.refused(publish.first, publish.last)
+            elif publish.level == ALL:
+                self.group.when_all(self.replica.applied, publish.origin, publish.first, publish.last)
+            else:
+                publish.origin.confirmed(publish.first, publish.last)
+        self._publishes = left
+
+    def _has_synced(self, number: int) -> None:
+        """The leader has this node's batches up to this one on its disk."""
+        left: list[Publish] = []
+        for publish in self._publishes:
+            if publish.level == LEADER and publish.high <= number:
                 publish.origin.confirmed(publish.first, publish.last)
             else:
-                publish.origin.refused(publish.first, publish.last)
+                left.append(publish)
         self._publishes = left
 
     def passed(self, index: int) -> None:
@@ -454,30 +469,35 @@ class StreamGroupHost(StreamHost):
     def _enqueue(self, commands: list[Command]) -> None:
         """Submit messages to the log."""
         encoder = Encoder(self._services.layouts, 0, 0, stamped=True)
-        waiting: list[tuple[Any, int, int]] = []
+        waiting: list[tuple[Any, int, int, int]] = []
+        early = False
         for command in commands:
             run, origin, first = command[1], command[2], command[3]
             named = command[0] == "enqueue_once" and self.replica.taken is not None
             encoder.add(run, command[4] if named else None)
             if origin is not None:
-                waiting.append((origin, first, first + len(run.seqs) - 1))
+                level = run.attributes.confirm_level
+                early = early or level == LEADER
+                waiting.append((origin, first, first + len(run.seqs) - 1, level))
         low = self.group.next_number
         part: list[Encoded] = []
         size = 0
         for encoded in encoder.finish():
             if part and size + encoded.batch.size > self.replicas.options.batch_bytes:
-                self._submit(part)
+                self._submit(part, early=early)
                 part, size = [], 0
             part.append(encoded)
             size += encoded.batch.size
-        self._submit(part)
+        self._submit(part, early=early)
         high = self.group.next_number - 1
         self._publishes += [Publish(low, high, *each) for each in waiting]
 
-    def _submit(self, encoded: list[Encoded], first: int = 0) -> None:
+    def _submit(self, encoded: list[Encoded], first: int = 0, *, early: bool = False) -> None:
+        """`early`: some of them are confirmed once the leader has them."""
         node, incarnation = self._own
         number = self.group.next_number
-        self.group.submit(encode_batch(node, incarnation, number, encoded, first, codec=self._sent_codec))
+        batch = encode_batch(node, incarnation, number, encoded, first, codec=self._sent_codec)
+        self.group.submit(batch, self._has_synced if early else None)
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -536,6 +556,7 @@ class StreamGroupHost(StreamHost):
         services.commits.request(partial(services.store.write, self._log.delete, _told_nothing))
 
     def _refuse_all(self, why: Refused) -> None:
+        self.group.answer_unreached(confirm=self.ended == "deleted")
         publishes, self._publishes = self._publishes, []
         for publish in publishes:
             # No queue takes what was published to a deleted one: that is a confirm.

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Final, Protocol
 
-from amqp_server.wire import shapes, tables
+from amqp_server.wire import confirm_level, shapes, tables
+from quorum_queue.machine.attributes import ATTRIBUTES, MAJORITY
 from quorum_queue.machine.run import Attributes
 
 _HEADER: Final = struct.Struct(">BHIHHQH")
@@ -150,6 +151,7 @@ class Publisher:
         "_misses",
         "_shapes",
         "frame_max",
+        "knows_levels",
         "message_bytes_max",
         "table_depth_max",
         "username",
@@ -176,6 +178,8 @@ class Publisher:
         self.username = username
         self.message_bytes_max = message_bytes_max
         self.table_depth_max = table_depth_max
+        #: The slow path has found that all nodes know x-confirm.
+        self.knows_levels = False
         self._interned: dict[tuple[Any, ...], Attributes] = {}
         #: By size, flags and stamp of a content header: which bits of it decide, and what they were.
         self._shapes: dict[tuple[int, int, int, bool], tuple[int, int, Attributes]] = {}
@@ -215,22 +219,30 @@ class Publisher:
             self._memo.clear()
 
     def attributes(
-        self, persistent: bool, priority: int, ttl_ms: int | None, channel: int, large: bool
+        self,
+        persistent: bool,
+        priority: int,
+        ttl_ms: int | None,
+        channel: int,
+        large: bool,
+        level: int = MAJORITY,
     ) -> Attributes:
         """Return the shared tuple for these values."""
-        key = (persistent, priority, ttl_ms, channel, large)
+        key = (persistent, priority, ttl_ms, channel, large, level)
         attributes = self._interned.get(key)
         if attributes is None:
             if len(self._interned) >= self.INTERNED_MAX:
                 self._interned.clear()
             frame_bytes = self.frame_max if large else SMALL_FRAME
-            attributes = self._interned[key] = Attributes(persistent, priority, ttl_ms, channel, frame_bytes)
+            attributes = ATTRIBUTES[level](persistent, priority, ttl_ms, channel, frame_bytes)
+            self._interned[key] = attributes
         return attributes
 
     def scan(
         self, data: bytes, offset: int, end: int, flags: int, channel: int, large: bool
     ) -> Attributes | None:
         """Walk the properties in data[offset:end]; None where the slow path must look."""
+        level = MAJORITY
         try:
             if flags & CONTENT_TYPE:
                 offset += data[offset] + 1
@@ -241,6 +253,10 @@ class Publisher:
                 offset = tables.check(data, offset, end, self.table_depth_max)
                 if data.find(b"CC", start, offset) >= 0:
                     return None
+                if data.find(confirm_level.FIELD, start, offset) >= 0:
+                    level = confirm_level.of_table(data, start, offset)
+                    if level == confirm_level.UNKNOWN or not self.knows_levels:
+                        return None
             persistent = False
             if flags & DELIVERY_MODE:
                 if data[offset] not in (1, 2):
@@ -286,7 +302,7 @@ class Publisher:
             return None
         if offset != end or flags & UNKNOWN_FLAGS:
             return None
-        return self.attributes(persistent, priority, ttl_ms, channel, large)
+        return self.attributes(persistent, priority, ttl_ms, channel, large, level)
 
 
 def take(

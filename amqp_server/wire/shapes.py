@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from amqp_server.wire import content, tables
+from amqp_server.wire import confirm_level, content, tables
 
 _LENGTH_ONLY = (
     "content_type",
@@ -61,9 +61,11 @@ def framed(properties_mask: int, properties_bytes: int, tail_bytes: int) -> int:
 
 
 def _clear_values(payload: bytes, offset: int, bits: bytearray) -> int:
-    """Clear the plain values of a table's fields; names, types, lengths and what is nested stay."""
+    """Clear the plain values of a table's fields; names, types, lengths, what is nested and x-confirm stay."""
     end = offset + 4 + int.from_bytes(payload[offset : offset + 4], "big")
-    for _, at, after in tables.entries(payload, offset + 4, end):
+    for name, at, after in tables.entries(payload, offset + 4, end):
+        if name == confirm_level.NAME:
+            continue
         tag = payload[at]
         if tag in _FIXED_TAGS:
             _clear(bits, at + 1, after)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from quorum_queue.cluster.guests import Guest, GuestOrigin
 from quorum_queue.host import DELETED, MOVED, Key, QueueHost, answer_publishes
 from quorum_queue.machine import codec
+from quorum_queue.machine.attributes import ALL
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import ENQUEUES, Command
 from quorum_queue.machine.run import Run
@@ -22,10 +23,12 @@ from quorum_queue.ports import Got, Hosted, Refused, Turn
 class _Publish:
     """A publisher's messages of one command: those from `first` to `last`, by its numbers, wait for an answer."""
 
-    __slots__ = ("batch", "first", "last", "origin")
+    __slots__ = ("batch", "first", "last", "level", "origin")
 
-    def __init__(self, origin: Any, first: int, last: int) -> None:
+    def __init__(self, origin: Any, first: int, last: int, level: int) -> None:
         self.origin = origin
+        #: When they are confirmed; see quorum_queue.machine.attributes.
+        self.level = level
         #: The last batch that carries any of the messages.
         self.batch = 0
         self.first = first
@@ -108,7 +111,8 @@ class DeferredHost(QueueHost):
                 if command[2] is not None:
                     token = self._token()
                     last = command[3] + len(command[1].seqs) - 1
-                    self._publishes[token] = _Publish(command[2], command[3], last)
+                    level = command[1].attributes.confirm_level
+                    self._publishes[token] = _Publish(command[2], command[3], last, level)
                 commands.append((verb, command[1], token, *command[3:]))
                 continue
             if verb == "attach":
@@ -152,10 +156,21 @@ class DeferredHost(QueueHost):
         publish.first = last + 1
         if publish.first > publish.last:
             del self._publishes[token]
-        if refused:
+        if publish.level == ALL and self._waits_for_all:
+            self._answer_when_all(publish.origin, first, last, refused=refused)
+        elif refused:
             publish.origin.refused(first, last)
         else:
             publish.origin.confirmed(first, last)
+
+    @property
+    def _waits_for_all(self) -> bool:
+        """Return whether this host has to find out when all members have a message. Else its home has done that."""
+        return False
+
+    def _answer_when_all(self, origin: Any, first: int, last: int, *, refused: bool) -> None:
+        """Answer when all members in reach have them, also what was refused: answers come in order."""
+        raise NotImplementedError
 
     @property
     def _may_refuse(self) -> bool:

@@ -16,9 +16,13 @@
     ASK     a question of the sender's management      ANSWER a part of the answer
     QUERY   ask a member of a stream for messages, or for an offset        TOLD    its answer
     CLIENTS how many connections and channels the sender's clients have
+    EARLY   a BATCH whose sender wants to know when it is on the leader's disk
+    SYNCED  it is
+    AWAIT   tell when all members in reach have the log up to some indexes  REACHED how far they have it
 
-A node of another version may not know a kind, and then ends the session. So the last ten go only to nodes
-that have announced the feature for it (`REACH_FEATURE` …) in the handshake of the link.
+A node of another version may not know a kind, and then ends the session. So REACH and what follows it go only to
+nodes that have announced the feature for it (`REACH_FEATURE` …) in the handshake of the link. QUERY and TOLD are
+sent once the version of the topology says that all nodes know them, and so are the last four.
 
 A link is authenticated, so only a broken node sends broken bytes: `FrameError` ends its session, and nothing
 else.
@@ -57,6 +61,10 @@ ANSWER: Final = 22
 QUERY: Final = 23
 TOLD: Final = 24
 CLIENTS: Final = 25
+EARLY: Final = 26
+SYNCED: Final = 27
+AWAIT: Final = 28
+REACHED: Final = 29
 
 #: A node that announces this feature understands REACH and FURTHER.
 REACH_FEATURE: Final = "reach"
@@ -73,6 +81,7 @@ CLIENTS_FEATURE: Final = "clients"
 
 _GROUP: Final = struct.Struct(">BQ")
 _STOPPED: Final = struct.Struct(">BQQ")
+_EARLY: Final = struct.Struct(">BQQQ")
 _STATE: Final = struct.Struct(">BQQQQQQH")
 _ENTRY: Final = struct.Struct(">QQBI")
 _EVENTS: Final = struct.Struct(">BQI")
@@ -207,6 +216,31 @@ def parse_batch(frame: memoryview) -> tuple[int, bytes]:
     return _group(frame), bytes(frame[_GROUP.size :])
 
 
+def early(group: int, term: int, ticket: int, payload: bytes) -> list[bytes]:
+    """`term` is that of the leader, as far as the sender knows; `ticket` comes back with `synced`."""
+    return [_EARLY.pack(EARLY, group, term, ticket), payload]
+
+
+def synced(group: int, term: int, ticket: int) -> list[bytes]:
+    return [_EARLY.pack(SYNCED, group, term, ticket)]
+
+
+def parse_early(frame: memoryview) -> tuple[int, int, int, bytes]:
+    """Return group, term, ticket and batch of `early`; the three numbers of `synced` or `await_all`, and nothing."""
+    if len(frame) < _EARLY.size:
+        raise FrameError(f"a frame of {len(frame)} bytes")
+    _, group, term, ticket = _EARLY.unpack_from(frame)
+    return group, term, ticket, bytes(frame[_EARLY.size :])
+
+
+def await_all(group: int, low: int, high: int) -> list[bytes]:
+    return [_EARLY.pack(AWAIT, group, low, high)]
+
+
+def reached(group: int, index: int) -> list[bytes]:
+    return [_STOPPED.pack(REACHED, group, index)]
+
+
 def state(piece: StatePiece) -> list[bytes]:
     head = _STATE.pack(STATE, *piece[:6], len(piece.members))
     return [head, piece.members, piece.data]
@@ -310,7 +344,7 @@ def stopped(group: int, incarnation: int) -> list[bytes]:
 
 
 def parse_stopped(frame: memoryview) -> tuple[int, int]:
-    """Return the group, and the start of the sender."""
+    """Return the group, and the start of the sender; the same of `reached`, whose other number is an index."""
     if len(frame) != _STOPPED.size:
         raise FrameError(f"a frame of {len(frame)} bytes")
     _, group, incarnation = _STOPPED.unpack(frame)

@@ -25,6 +25,9 @@ def waits(group: Group) -> bool:
     """Return whether the batches in a leader's inbox wait. A later turn follows by itself when they need not."""
     if group.machine.single or sum(map(len, group.inbox)) >= SMALL_ENTRY_BYTES:
         return False
+    if group.early:
+        # It does not matter to these when others commit; one sync of this disk is for all that came meanwhile.
+        return group.core.log.stable_index < group.core.last_index
     if group.core.last_index - group.core.commit >= (1 if group.crowded else UNDER_WAY_MAX):
         return True
     if not group.crowded:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from quorum_queue.cluster import frames
+from quorum_queue.ports import Origin
 from quorum_queue.raft.core import Raft
 from quorum_queue.raft.errors import TransferInProgress
 from quorum_queue.raft.members import Members
@@ -107,14 +108,53 @@ class Flight(NamedTuple):
 
     number: int
     payload: bytes
+    #: Called with the number when the leader has it, and all before it, on its disk; and what the leader knows it by.
+    early: Callable[[int], None] | None = None
+    ticket: int = 0
+
+
+class Unreached(NamedTuple):
+    """Messages that a majority has, and whose publisher waits until all members in reach have them."""
+
+    #: Of their entry.
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs
+    origin: Origin
+    first: int
+    last: int
+    #: The queue did not take them; they wait for the answer of those before them.
+    refused: bool = False
+
+    def answer(self, *, confirm: bool) -> None:
+        answer = self.origin.confirmed if confirm and not self.refused else self.origin.refused
+        answer(self.first, self.last)
+
+
+class Early(NamedTuple):
+    """A batch in a leader's inbox whose node wants to know when it is on this disk."""
+
+    position: int
+    node: str
+    ticket: int
+
+
+class Unsynced(NamedTuple):
+    """Such a batch in an entry."""
+
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs
+    term: int
+    node: str
+    ticket: int
 
 
 class Group:
     __slots__ = (
         "applied",
+        "asked",
+        "askers",
         "cleaned",
         "core",
         "crowded",
+        "early",
         "flights",
         "id",
         "inbox",
@@ -133,6 +173,8 @@ class Group:
         "snapshot_index",
         "snapshot_log_bytes",
         "snapshotting",
+        "unreached",
+        "unsynced",
         "wakes",
     )
 
@@ -146,6 +188,14 @@ class Group:
         #: Batches of this turn, of all nodes, that go into the next entry. All empty lists share one object:
         #: there may be thousands of idle groups.
         self.inbox: list[bytes] | tuple[()] = ()
+        self.early: list[Early] | tuple[()] = ()
+        self.unsynced: list[Unsynced] | tuple[()] = ()
+        #: By their index.
+        self.unreached: list[Unreached] | tuple[()] = ()
+        #: The leader, its term, and the highest index of those that it was asked for.
+        self.asked = ("", 0, 0)
+        #: As the leader: for nodes that have asked, the first and the last index that they wait for.
+        self.askers: dict[str, tuple[int, int]] | None = None
         self.flights: list[Flight] | tuple[()] = ()
         #: When the last entry was proposed, and whether it had more than one batch.
         self.proposed_ms = 0
@@ -203,24 +253,30 @@ class Group:
 
     # -- batches ---------------------------------------------------------------------------------------------------
 
-    def submit(self, payload: bytes) -> None:
-        """Send a batch that was encoded with `next_number`."""
-        self.flights = _grown(self.flights, [Flight(self.next_number, payload)])
+    def submit(self, payload: bytes, early: Callable[[int], None] | None = None) -> None:
+        """Send a batch that was encoded with `next_number`; see Flight for `early`."""
+        ticket = 0 if early is None else self.replicas.ticket()
+        flight = Flight(self.next_number, payload, early, ticket)
+        self.flights = _grown(self.flights, [flight])
         self.next_number += 1
         self.replicas.flight_bytes += len(payload)
         if self.sent_to == (self.core.leader, self.core.term) and self.core.leader:
-            self._send(payload)
+            self._send(flight)
         self.replicas.touch(self)
 
-    def _send(self, payload: bytes) -> None:
-        leader = self.core.leader
+    def _send(self, flight: Flight) -> None:
+        leader, ticket = self.core.leader, flight.ticket
         if leader == self.replicas.node:
-            self.take(payload)
+            self.take(flight.payload, leader if ticket else "", ticket)
+        elif ticket:
+            self.replicas.send(leader, frames.early(self.id, self.core.term, ticket, flight.payload))
         else:
-            self.replicas.send(leader, frames.batch(self.id, payload))
+            self.replicas.send(leader, frames.batch(self.id, flight.payload))
 
-    def take(self, payload: bytes) -> None:
-        """A batch has reached the leader."""
+    def take(self, payload: bytes, early: str = "", ticket: int = 0) -> None:
+        """A batch has reached the leader. A node named by `early` wants to know when it is on the disk here."""
+        if early:
+            self.early = _grown(self.early, [Early(len(self.inbox), early, ticket)])
         self.inbox = _grown(self.inbox, [payload])
         self.replicas.touch(self)
 
@@ -232,7 +288,7 @@ class Group:
             return
         self.sent_to = (leader, self.core.term)
         for flight in self.flights:
-            self._send(flight.payload)
+            self._send(flight)
 
     def wake(self) -> None:
         """The gathered batches may become an entry."""
@@ -243,6 +299,7 @@ class Group:
     def propose(self) -> None:
         """The leader makes the batches of this turn one entry, or a few."""
         inbox, self.inbox = self.inbox, ()
+        early, self.early = self.early, ()
         if not self.is_leader or not isinstance(inbox, list):
             # Their nodes send them to the new leader as soon as they know of it.
             return
@@ -261,12 +318,109 @@ class Group:
                 size += len(inbox[end])
                 end += 1
             try:
-                self.core.propose(self.machine.encode(inbox[at:end]))
+                index = self.core.propose(self.machine.encode(inbox[at:end]))
             except TransferInProgress:
                 # They become an entry if the transfer is given up; a new leader gets them from their nodes.
                 self.inbox = inbox[at:]
+                if early:
+                    self.early = [
+                        each._replace(position=each.position - at) for each in early if each.position >= at
+                    ]
                 return
+            if early:
+                entered = [each for each in early if at <= each.position < end]
+                more = [Unsynced(index, term, each.node, each.ticket) for each in entered]
+                self.unsynced = _grown(self.unsynced, more)
             at = end
+
+    # -- levels of confirmation ------------------------------------------------------------------------------------
+
+    def tell_synced(self) -> None:
+        """As the leader: tell nodes which of their batches are on this disk."""
+        core, unsynced = self.core, self.unsynced
+        if not self.is_leader:
+            self.unsynced = ()
+            return
+        stable, count = core.log.stable_index, 0
+        told: dict[str, int] = {}
+        while count < len(unsynced) and unsynced[count].index <= stable:
+            if unsynced[count].term == core.term:
+                told[unsynced[count].node] = unsynced[count].ticket
+            count += 1
+        self.unsynced = list(unsynced[count:]) or ()
+        for node, ticket in told.items():
+            if node == self.replicas.node:
+                self.synced(ticket)
+            else:
+                self.replicas.send(node, frames.synced(self.id, core.term, ticket))
+
+    def synced(self, ticket: int) -> None:
+        """The leader has this node's batches up to this one on its disk."""
+        for flight in reversed(self.flights):
+            if flight.early is not None and flight.ticket <= ticket:
+                flight.early(flight.number)
+                return
+
+    def when_all(self, index: int, origin: Origin, first: int, last: int, *, refused: bool = False) -> None:
+        """Answer for messages of the entry at this index, which is applied, when all members in reach have it."""
+        self.unreached = _grown(self.unreached, [Unreached(index, origin, first, last, refused)])
+        self.replicas.touch(self)
+
+    def reached(self, index: int) -> None:
+        """All members in reach have the log up to this index."""
+        unreached, count = self.unreached, 0
+        while count < len(unreached) and unreached[count].index <= index:
+            count += 1
+        if count:
+            self.unreached = list(unreached[count:]) or ()
+            for each in unreached[:count]:
+                each.answer(confirm=True)
+
+    def answer_unreached(self, *, confirm: bool) -> None:
+        """It will not be known here any more whether all have them."""
+        unreached, self.unreached = self.unreached, ()
+        for each in unreached:
+            each.answer(confirm=confirm)
+
+    def asks(self, node: str, low: int, high: int) -> None:
+        """As the leader: a node wants to know when all members in reach have the log up to any of these indexes."""
+        askers = self.askers or {}
+        askers[node] = low, high
+        self.askers = askers
+        self.replicas.touch(self)
+
+    def forget_askers(self, peer: str) -> None:
+        """The link to this node broke: what was asked is asked again."""
+        if self.askers is not None:
+            self.askers.pop(peer, None)
+        if self.asked[0] == peer:
+            self.asked = ("", 0, 0)
+
+    def look_for_all(self) -> None:
+        """Find out, or ask the leader, how far all members in reach have the log."""
+        leadership, askers = self.core.leadership, self.askers
+        if leadership is None:
+            self.askers = None
+            if self.unreached:
+                self._ask_for_all(self.unreached[0].index, self.unreached[-1].index)
+            return
+        index = leadership.reached()
+        self.reached(index)
+        if askers is None:
+            return
+        for node, (low, high) in list(askers.items()):
+            if index >= low:
+                self.replicas.send(node, frames.reached(self.id, index))
+                del askers[node]
+                if index < high:
+                    askers[node] = index + 1, high
+
+    def _ask_for_all(self, low: int, high: int) -> None:
+        core = self.core
+        wanted = core.leader, core.term, high
+        if core.leader and wanted != self.asked and self.replicas.linked(core.leader):
+            self.asked = wanted
+            self.replicas.send(core.leader, frames.await_all(self.id, low, high))
 
     def proposed(self, index: int) -> bool:
         """True if this process, as leader, proposed the entry with this index, which is being applied."""
@@ -320,6 +474,8 @@ class Group:
         leading = self.is_leader
         if leading is not self.leading:
             self.leading = leading
+            if not leading:
+                self.unsynced, self.askers = (), None
             self.replicas.led_count += 1 if leading else -1
             self.machine.leader_changed()
         self.machine.entries_applied()

@@ -24,6 +24,7 @@ from quorum_queue.errors import Unreadable
 from quorum_queue.host import Key
 from quorum_queue.local import NodeServices
 from quorum_queue.machine import replicated, versions
+from quorum_queue.machine.attributes import LEADER
 from quorum_queue.machine.bodies import Bodies
 from quorum_queue.machine.codec import CodecError
 from quorum_queue.machine.consumers import Consumer
@@ -156,7 +157,7 @@ class GroupHost(DeferredHost):
         node, incarnation = self._own
         group = self.group
         for commands in cut(self._outgoing(), self.replicas.options.batch_bytes):
-            number = group.next_number
+            number, early = group.next_number, False
             for command in commands:
                 verb = command[0]
                 if verb == "attach" or verb == "get":
@@ -164,8 +165,11 @@ class GroupHost(DeferredHost):
                 elif verb == "purge":
                     self._asked.append((number, verb, command[1]))
                 elif verb in ENQUEUES and command[2] is not None:
-                    self._publishes[command[2]].batch = number
-            group.submit(b"".join(replicated.encode_batch(node, incarnation, number, commands)))
+                    publish = self._publishes[command[2]]
+                    publish.batch = number
+                    early = early or publish.level == LEADER
+            batch = b"".join(replicated.encode_batch(node, incarnation, number, commands))
+            group.submit(batch, self._synced if early else None)
         self._sent(group.next_number - 1, applied=not group.flights)
 
     def configure(self, settings: Settings) -> None:
@@ -221,6 +225,34 @@ class GroupHost(DeferredHost):
             # The member failed or left before. The first batch of this start ends the earlier one, of which a get or a
             # consumer may still be on its way: nobody here would know of its messages.
             self.submit(("tick",))
+
+    # -- levels of confirmation ------------------------------------------------------------------------------------
+
+    def _synced(self, number: int) -> None:
+        """The leader has this node's batches up to this one on its disk."""
+        if self._may_refuse:
+            # Only the log decides whether there is room for them.
+            return
+        synced: list[int] = []
+        for token, publish in self._publishes.items():
+            if not 0 < publish.batch <= number:
+                break
+            if publish.level == LEADER:
+                synced.append(token)
+        for token in synced:
+            publish = self._publishes[token]
+            self._confirmed(token, publish.first, publish.last)
+
+    @property
+    def _waits_for_all(self) -> bool:
+        return True
+
+    def _answer_when_all(self, origin: Any, first: int, last: int, *, refused: bool) -> None:
+        self.group.when_all(self.replica.applied, origin, first, last, refused=refused)
+
+    def _refuse_publishes(self) -> None:
+        self.group.answer_unreached(confirm=self.ended == "deleted")
+        super()._refuse_publishes()
 
     # -- the state machine of the group ----------------------------------------------------------------------------
 

@@ -128,7 +128,7 @@ class RemoteHost(DeferredHost):
             self.pending.append(("touch",))
         for commands in cut(self._outgoing(), FRAME_BYTES):
             self._last_sent += 1
-            batch = encode_batch(self._node, self._incarnation, self._last_sent, commands)
+            batch = encode_batch(self._node, self._incarnation, self._last_sent, commands, levels=True)
             if not home or not self._links.send(home, frames.queue(self.queue_id, batch)):
                 self._end(self._down())
                 if not self._session:

@@ -127,6 +127,8 @@ class Replicas:
         self.bodies = BodyCache(options.bodies_bytes)
         #: Of groups that are closed: dead letters that are still to leave.
         self.last_letters: dict[int, LastLetters] = {}
+        #: No earlier start of this node gave such a ticket: starts are times in ms.
+        self._last_ticket = incarnation << 20
         #: Groups that were closed or stopped in this turn.
         self._closed: list[Group] = []
 
@@ -212,7 +214,7 @@ class Replicas:
         self.active.pop(group, None)
         self._transfers.pop(group, None)
         self.flight_bytes -= sum(len(flight.payload) for flight in group.flights)
-        group.flights = ()
+        group.flights = group.early = group.unsynced = ()
         if group.leading:
             self.led_count -= 1
         self._closed.append(group)
@@ -230,6 +232,11 @@ class Replicas:
         """
         times = self._left.get(group_id)
         return self.own if times is None else (self.node, self.incarnation + times)
+
+    def ticket(self) -> int:
+        """Return a number, higher than all before, for a batch whose leader is to tell when it is on its disk."""
+        self._last_ticket += 1
+        return self._last_ticket
 
     def touch(self, group: Group) -> None:
         """Something happened in a group: process it at the end of the turn."""
@@ -263,6 +270,7 @@ class Replicas:
 
     def _link_down(self, group: Group, peer: str) -> None:
         transfer.peer_gone(group, peer)
+        group.forget_askers(peer)
         if peer in group.core.members.everyone():
             group.core.lost_contact(peer)
             self.touch(group)
@@ -285,6 +293,14 @@ class Replicas:
             # A node that is no longer a member sees neither the results of its batches nor its own removal.
             if group is not None and group.is_leader and peer in group.core.members.everyone():
                 group.take(payload)
+        elif kind == frames.EARLY:
+            group_id, term, ticket, payload = frames.parse_early(frame)
+            group = self.groups.get(group_id)
+            if group is not None and group.is_leader and peer in group.core.members.everyone():
+                # Of an earlier term some may not have arrived, which come again.
+                group.take(payload, peer if term == group.core.term else "", ticket)
+        elif kind in (frames.SYNCED, frames.AWAIT, frames.REACHED):
+            self._received_about_levels(peer, kind, frame)
         elif kind == frames.STATE:
             piece = frames.parse_state(frame)
             group = self.groups.get(piece.group)
@@ -320,6 +336,23 @@ class Replicas:
                 self.contain(group, self.lost_entries.pass_over, group.id)
         else:
             raise frames.FrameError(f"a frame of kind {kind}")
+
+    def _received_about_levels(self, peer: str, kind: int, frame: memoryview) -> None:
+        if kind == frames.REACHED:
+            group_id, index = frames.parse_stopped(frame)
+            group = self.groups.get(group_id)
+            if group is not None and peer == group.core.leader:
+                self.contain(group, group.reached, index)
+            return
+        group_id, first, second, _ = frames.parse_early(frame)
+        group = self.groups.get(group_id)
+        if group is None:
+            return
+        if kind == frames.AWAIT:
+            if group.is_leader:
+                group.asks(peer, first, second)
+        elif (peer, first) == (group.core.leader, group.core.term):
+            self.contain(group, group.synced, second)
 
     def _watch(self, stopped: Stopped, message: Message) -> None:
         # Only leaders send a commit.
@@ -364,7 +397,7 @@ class Replicas:
         core = group.core
         core.tick(heard)
         # After most ticks a thousand candidates keep waiting.
-        if core.has_ready or core.quiet or group.inbox:
+        if core.has_ready or core.quiet or group.inbox or group.unreached or group.askers:
             self.touch(group)
 
     def _watch_disk(self) -> None:
@@ -425,6 +458,8 @@ class Replicas:
                 core.applies_later = True
                 turn.later(group, partial(self._apply_more, group))
         group.watch_leader()
+        if group.unreached or group.askers:
+            group.look_for_all()
         compaction.go_on(group)
         core.patient = not group.flights and not group.machine.awaited
         if core.quiet:
@@ -513,6 +548,8 @@ class Replicas:
             group.core.hard_written(hard)
         if index:
             group.core.written(index, term)
+        if group.unsynced:
+            group.tell_synced()
         self._post(group.id, messages)
         self.touch(group)
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+#: When a publish is confirmed, as its publisher has chosen (`x-confirm`): once a majority of the members has it, once the
+#: leader has it on its disk, or once all members in reach have it, and a majority of all.
+MAJORITY: Final = 0
+LEADER: Final = 1
+ALL: Final = 2
 
 
 class Attributes(NamedTuple):
@@ -18,3 +24,32 @@ class Attributes(NamedTuple):
     frame_bytes: int = 4096
     #: Bytes of each content that a limit in bytes does not count (set only for queues with such a limit).
     overhead: int = 0
+
+    @property
+    def confirm_level(self) -> int:
+        """No field: what is on a disk, and what goes to consumers of other nodes, lacks it."""
+        return MAJORITY
+
+
+class LeaderAttributes(Attributes):
+    """Attributes of messages that are confirmed once the leader has them."""
+
+    __slots__ = ()
+
+    @property
+    def confirm_level(self) -> int:
+        return LEADER
+
+
+class AllAttributes(Attributes):
+    """Attributes of messages that are confirmed once all members in reach have them."""
+
+    __slots__ = ()
+
+    @property
+    def confirm_level(self) -> int:
+        return ALL
+
+
+#: By level.
+ATTRIBUTES: Final = (Attributes, LeaderAttributes, AllAttributes)

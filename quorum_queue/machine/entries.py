@@ -20,6 +20,7 @@ import msgspec
 
 from quorum_queue.machine import versions
 from quorum_queue.machine.arrays import packed
+from quorum_queue.machine.attributes import ATTRIBUTES
 from quorum_queue.machine.bodies import BATCH, ENTRY, VERSION, Bodies, sections
 from quorum_queue.machine.codec import CodecError, framed, unframed
 from quorum_queue.machine.consumers import Consumer
@@ -37,6 +38,9 @@ CHANNEL_FIELDS: Final = 4
 #: overhead, bytes of heads, of ids
 _ENQUEUE: Final = struct.Struct(">BQQIBBqHIIII")
 _MIXED, _PERSISTENT, _WITH_IDS, _WITH_SEQUENCE, _WITH_LETTER = 1, 2, 4, 8, 16
+#: The level of confirmation in these flags stands here, in batches for a queue's home only: the log does not know it.
+_LEVEL_SHIFT: Final = 5
+_LEVEL_MASK: Final = 3
 #: verb, key, first and last delivery id
 _RANGE: Final = struct.Struct(">BIQQ")
 #: verb, key, flags, prefetch, window's limit, priority, next delivery id
@@ -93,11 +97,13 @@ class DecodedEntry:
 # -- encoding ----------------------------------------------------------------------------------------------------------
 
 
-def encode_batch(node: str, incarnation: int, number: int, commands: Iterable[Command]) -> list[bytes]:
+def encode_batch(
+    node: str, incarnation: int, number: int, commands: Iterable[Command], *, levels: bool = False
+) -> list[bytes]:
     """Return the parts whose concatenation is the batch; bodies must be in memory, and are not copied.
 
     Commands are as hosts make them, with the keys that consumers have on their own node, but an origin is a
-    number or None, and so is the token of a purge.
+    number or None, and so is the token of a purge. `levels`: say when messages are to be confirmed.
     """
     keys: dict[Any, int] = {}
     encoded_keys: list[bytes] = []
@@ -121,7 +127,7 @@ def encode_batch(node: str, incarnation: int, number: int, commands: Iterable[Co
             assert contents
             sizes.extend(map(len, contents))
             bodies += contents
-            parts += _encode_enqueue(command)
+            parts += _encode_enqueue(command, levels)
         elif verb in _VALUES:
             value = _limit(command[2]) if verb == "window" else int(command[2])
             parts.append(_VALUE.pack(_VALUES[verb], key_number(command[1]), value))
@@ -139,7 +145,7 @@ def encode_batch(node: str, incarnation: int, number: int, commands: Iterable[Co
     return [b"".join((prefix, name, key_block, command_block, size_block)), *bodies]
 
 
-def _encode_enqueue(command: Command) -> list[bytes]:
+def _encode_enqueue(command: Command, levels: bool) -> list[bytes]:
     _, run, origin, first, *rest = command
     attributes: Attributes = run.attributes
     routing = run.head if run.heads is None else b"".join(map(framed, run.heads))
@@ -150,6 +156,8 @@ def _encode_enqueue(command: Command) -> list[bytes]:
     elif rest:
         named, ids = _encode_names(rest[0])
         flags |= named
+    if levels:
+        flags |= attributes.confirm_level << _LEVEL_SHIFT
     head = _ENQUEUE.pack(
         _V_ENQUEUE,
         0 if origin is None else origin + 1,
@@ -306,7 +314,9 @@ class _Decoder:
         self._taken = high
         sizes = self._sizes[low:high]
         ttl = None if ttl_ms < 0 else ttl_ms
-        attributes = Attributes(bool(flags & _PERSISTENT), priority, ttl, channel, frame_bytes, overhead)
+        attributes = ATTRIBUTES[flags >> _LEVEL_SHIFT & _LEVEL_MASK](
+            bool(flags & _PERSISTENT), priority, ttl, channel, frame_bytes, overhead
+        )
         ordinal = self._ordinal + low
         run = Run(range(ordinal, ordinal + count), None, b"", attributes, None, sum(sizes))
         run.sizes = sizes

@@ -18,6 +18,9 @@ node only begins with the newest.
     5   mqd 0.2: nothing new for quorum queues; clusters have super streams, consumer groups, and streams that drop
         duplicates and are compressed and compacted
 
+    6   mqd 0.2: nothing new for quorum queues; publishers choose when they are confirmed (x-confirm), for which nodes send
+        each other frames of their own
+
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
 """
@@ -52,8 +55,10 @@ GROUPS = 5
 #: cluster with their names, and compressed. Members of a stream compact: what one has sent to another one may stand for
 #: more offsets than it has messages.
 SUPER_STREAMS = 5
+#: Nodes know the levels of confirmation, and the frames for them.
+CONFIRM_LEVELS = 6
 
-NEWEST = 5
+NEWEST = 6
 
 #: Features that a node announces in the handshake of a link for the versions that it can apply, beyond the
 #: first.
@@ -70,6 +75,7 @@ def newest_of(features: Collection[str]) -> int:
 
 __all__ = [
     "ADMINISTRATOR",
+    "CONFIRM_LEVELS",
     "FEATURES",
     "FIRST",
     "FOUNDERS",

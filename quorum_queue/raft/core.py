@@ -67,6 +67,7 @@ class Raft:
         "reforming",
         "role",
         "snapshots",
+        "unjudged",
         "verified",
     )
 
@@ -104,6 +105,8 @@ class Raft:
         #: The log equals that of this term's leader up to this index, and the index that the leader was told.
         self.verified = 0
         self.acked = 0
+        #: The last of the entries that the leader has sent in vain, because an unreadable one may be among them.
+        self.unjudged = 0
         #: A snapshot is being written to disk.
         self.installing_index = 0
         #: Answers in this candidacy: members and whether they grant.

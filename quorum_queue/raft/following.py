@@ -20,8 +20,14 @@ def on_append(raft: Raft, message: Message) -> None:
     if raft.log.vague and raft.log.is_vague(message.index, message.index + len(message.entries)):
         # It is unknown whether these entries equal the ones here. First fetch the unreadable ones; the leader
         # sends this append again.
+        raft.unjudged = message.index + len(message.entries)
         return
     if not fits(raft, message):
+        if raft.log.vague and message.entries and message.index == raft.unjudged:
+            # It follows on such entries. A leader that was told that it does not fit would begin with them again, at
+            # once and without end.
+            raft.unjudged += len(message.entries)
+            return
         _reject(raft, message)
         return
     _take_entries(raft, message)

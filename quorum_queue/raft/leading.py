@@ -357,6 +357,20 @@ class Leadership:
         """The leader's own disk counts only once its write is done."""
         return self.raft.log.stable_index
 
+    def reached(self) -> int:
+        """Return the index up to which all voters in contact have the log on their disks, and a majority of all.
+
+        A voter that has lost its memory is no voter until it has caught up.
+        """
+        raft = self.raft
+        index = min(raft.commit, self.own_match())
+        for name in raft.members.voters:
+            if name != raft.node:
+                peer = self.peers[name]
+                if peer.contact and not peer.amnesiac:
+                    index = min(index, peer.match)
+        return index
+
     def committed(self) -> None:
         """The commit has risen."""
         self.due = True

@@ -12,6 +12,7 @@ from hypothesis import given
 from amqp_server.channel import tx
 from amqp_server.channel.unacked import Piece, Unacked
 from amqp_server.channel.unfinished import Unfinished
+from quorum_queue.machine.attributes import Attributes, LeaderAttributes
 from tests.amqp_server.channel.test_unacked import peek, spread
 from tests.work import steps as instructions
 
@@ -48,7 +49,7 @@ def test_a_commit_applies_everything_once_and_in_order(monkeypatch: pytest.Monke
 
     def publish(segment: Any, _: tx.Transaction) -> list[Any]:
         channel.done.append(segment)
-        return ["target"]
+        return ["target" if segment is segments[0] else "answers for itself"]
 
     monkeypatch.setattr(tx, "publish", publish)
     transaction = tx.Transaction(channel)
@@ -56,13 +57,14 @@ def test_a_commit_applies_everything_once_and_in_order(monkeypatch: pytest.Monke
     holder = SimpleNamespace(key="consumer", queue=SimpleNamespace(host=source))
     channel.unacked.add(1, 10, holder, 0)
     taken = channel.unacked.take(2, 3, strict=True)
-    segments: list[Any] = ["first", "second"]
+    kinds = (Attributes(), LeaderAttributes())
+    segments: list[Any] = [SimpleNamespace(attributes=attributes) for attributes in kinds]
     transaction.segments += segments
     transaction.settlements += [("settle", taken), ("return", channel.unacked.take(5, 5, strict=True))]
     assert channel.done == []
     hosts: list[Any] = transaction.commit()
     assert hosts == ["target", source]
-    expected = ["first", "second", ("settle", [Piece(holder, 1, 2, 2)]), ("return", [Piece(holder, 4, 4, 5)])]
+    expected = [*segments, ("settle", [Piece(holder, 1, 2, 2)]), ("return", [Piece(holder, 4, 4, 5)])]
     assert channel.done == expected
     assert transaction.commit() == []
     transaction.rollback()

@@ -21,6 +21,7 @@ from amqp_server.streams.taken import Taken
 from persistence.streams import compaction
 from persistence.streams.log import Lost
 from quorum_queue.cluster.replicas import Replicas
+from quorum_queue.raft.leading import Leadership
 from tests.amqp_server.cluster.simulation import streams
 from tests.turns import Violation
 
@@ -56,7 +57,8 @@ def test_seeds_and_what_they_reach() -> None:
         "links break": 8, "leaders hand over": 3, "members change": 50, "bits flipped": 5, "segments lost": 4,
         "disks lost": 3, "retention": 1, "a super stream is declared": 30, "partitions are added": 8,
         "a super stream is deleted": 8, "confirmed in partitions": 1000, "published again": 1000,
-        "passes of compaction": 100,
+        "passes of compaction": 100, "confirmed by the leader": 500, "confirmed by all": 500,
+        "confirmed before a majority has it": 200,
     }  # fmt: skip
     assert {name: seen[name] for name in least if seen[name] < least[name]} == {}, seen
 
@@ -155,7 +157,13 @@ _encode_state: Any = replicated.encode_state
 _without: Any = replicated.without
 
 
+def what_is_committed(self: Leadership) -> int:
+    """All have what a majority has."""
+    return self.raft.commit
+
+
 MUTATIONS = [
+    Mutation("all have what a majority has", Leadership, "reached", what_is_committed),
     Mutation("a snapshot beyond the segments", StreamGroupHost, "covered", to_the_end, 14),
     Mutation("a batch is taken twice", Replica, "_is_next", any_batch, 2),
     Mutation("damages are passed over", StreamGroupHost, "_miss", as_it_is),

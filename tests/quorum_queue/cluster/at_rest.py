@@ -26,6 +26,9 @@ def check_at_rest(cluster: Cluster) -> None:
             raise ledger.fail(f"it has version {ledger.machine.version}")
         for name in declared.members[-1]:
             _check_bodies(cluster.nodes[name], declared)
+        group = cluster.leading(declared)
+        assert group is not None
+        ledger.check_led(group.core.term)
         if ledger.settings.dead_letter_at_least_once and ledger.dead_lettering:
             raise ledger.fail(f"dead letters {list(ledger.dead_lettering)} are not sent on")
         _check_owners(cluster, declared)
@@ -133,6 +136,10 @@ def check_empty(cluster: Cluster) -> None:
                 host.asking.purging,
                 host.asking.barriers,
                 host._deliveries_waiting,
+                host.group.early,
+                host.group.unsynced,
+                host.group.unreached,
+                host.group.askers,
             )
             if any(rest):
                 raise Violation(f"{node.name} waits for answers that do not come: {rest}")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from quorum_queue.cluster.group_host import GroupHost
+from quorum_queue.machine.attributes import ALL, ATTRIBUTES, LEADER, MAJORITY
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.dedup import id_of
-from quorum_queue.machine.run import Attributes, Run
+from quorum_queue.machine.run import Run
 from quorum_queue.ports import Got, Refused
+from tests.quorum_queue.cluster import levels
 from tests.quorum_queue.cluster.ledger import Ledger
 from tests.turns import Violation
 
@@ -23,9 +25,12 @@ PRIORITIES = (0, 0, 1, 3)
 class Publisher:
     """Publishes to one queue, and waits for answers. See quorum_queue.ports.Origin."""
 
-    def __init__(self, name: str, ledger: Ledger) -> None:
+    def __init__(self, name: str, ledger: Ledger, queue: SimulatedQueue | None = None) -> None:
         self.name = name
         self.ledger = ledger
+        self.queue = queue
+        #: When messages are to be confirmed, where it is not once a majority has them.
+        self.levels: dict[int, int] = {}
         self.bodies: list[bytes] = [b""]
         self.waiting: dict[int, None] = {}
         self.refusals: list[bytes] = []
@@ -35,7 +40,44 @@ class Publisher:
 
     def confirmed(self, first: int, last: int) -> None:
         for number in self._answered(first, last):
+            level = self.levels.get(number, MAJORITY)
+            if self.ledger.deleted:
+                # It went nowhere.
+                level = MAJORITY
+            if level == LEADER and self.bodies[number] not in self.ledger.accepted:
+                self._confirmed_by_leader(self.bodies[number])
+                continue
             self.ledger.confirmed(self.bodies[number])
+            if level == ALL:
+                self._confirmed_by_all(self.bodies[number])
+
+    def _confirmed_by_leader(self, body: bytes) -> None:
+        """Nobody has applied it yet."""
+        assert self.queue is not None
+        host, nodes = self.queue.host, self._nodes
+        group_id = self.queue.queue_id
+        # What a home on another node has known, it may know better by now.
+        term = host.group.core.term if isinstance(host, GroupHost) and not host.ended else 0
+        environments = [node.environment for node in nodes.values()]
+        if term >= levels.newest_term(nodes, group_id) and not levels.is_on_a_disk(
+            environments, group_id, body
+        ):
+            raise self.ledger.fail(f"{body!r} is confirmed by the leader, and is on no disk")
+        self.ledger.confirmed_by_leader(body, term)
+
+    def _confirmed_by_all(self, body: bytes) -> None:
+        """What a leader tells other nodes is looked at when it sends that."""
+        assert self.queue is not None
+        host = self.queue.host
+        self.ledger.note("confirmed by all")
+        if isinstance(host, GroupHost) and not host.ended and host.group.is_leader:
+            levels.check_reached(host.group, self.ledger.entry_of[body], levels.running(self._nodes))
+
+    @property
+    def _nodes(self) -> dict[str, SimulatedNode]:
+        assert self.queue is not None
+        nodes: Any = self.queue.on.network.nodes
+        return cast("dict[str, SimulatedNode]", nodes)
 
     def refused(self, first: int, last: int) -> None:
         refused = [self.bodies[number] for number in self._answered(first, last)]
@@ -95,10 +137,14 @@ class Holder:
 class Client:
     """One session with one channel, at one node."""
 
-    def __init__(self, node: SimulatedNode, number: int, random: Random) -> None:
+    def __init__(
+        self, node: SimulatedNode, number: int, random: Random, levels: tuple[int, ...] = (MAJORITY,)
+    ) -> None:
+        """`levels` are those of confirmation that it chooses from."""
         self.node = node
         self.number = number
         self.random = random
+        self.levels = levels
         self.publishers: dict[str, Publisher] = {}
         self.consumers: list[Holder] = []
         self.getters: dict[tuple[str, bool], Holder] = {}
@@ -127,10 +173,11 @@ class Client:
         if publisher is None or publisher.ledger is not queue.declared.ledger:
             # A queue that was declared anew is another one.
             again = "" if publisher is None else f"/{queue.queue_id}"
-            publisher = Publisher(f"p{self.number}{queue.name}{again}", queue.declared.ledger)
+            publisher = Publisher(f"p{self.number}{queue.name}{again}", queue.declared.ledger, queue)
             self.publishers[queue.name] = publisher
         first = len(publisher.bodies)
-        attributes = Attributes(priority=random.choice(PRIORITIES), persistent=random.random() < 0.8)
+        level = random.choice(self.levels)
+        attributes = ATTRIBUTES[level](priority=random.choice(PRIORITIES), persistent=random.random() < 0.8)
         contents: list[bytes] = []
         for _ in range(random.choice((1, 1, 2, 3, 9))):
             body = publisher.body(random.choice((0, 10, 40, 150)))
@@ -140,6 +187,7 @@ class Client:
             if body in contents:
                 continue
             publisher.waiting[len(publisher.bodies)] = None
+            publisher.levels[len(publisher.bodies)] = level
             publisher.bodies.append(body)
             queue.declared.ledger.published[body] = None
             contents.append(body)

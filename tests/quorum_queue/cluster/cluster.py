@@ -8,7 +8,10 @@ from typing import Any
 
 from amqp_server.broker.arguments import QueueArguments
 from amqp_server.broker.settings import effective_settings
+from quorum_queue.cluster import frames
 from quorum_queue.cluster.group import Group
+from quorum_queue.machine.attributes import MAJORITY
+from tests.quorum_queue.cluster import levels
 from tests.quorum_queue.cluster.broker import Declared, Event
 from tests.quorum_queue.cluster.clients import Client
 from tests.quorum_queue.cluster.ledger import Ledger
@@ -65,8 +68,11 @@ class Cluster:
                 name, self.names, self.network, self.events, seed=self.random.getrandbits(30), rate=rate
             )
             node.changed = self._changed
+            node.sent = self._sent
             self.nodes[name] = self.network.nodes[name] = node
         self.last_number = 0
+        #: When clients want their messages confirmed: each time one of these.
+        self.levels: tuple[int, ...] = (MAJORITY,)
         self.count: dict[str, int] = {}
         #: (from, to) in which nothing arrives, whatever else is healed.
         self.dead: dict[tuple[str, str], None] = {}
@@ -157,7 +163,7 @@ class Cluster:
 
     def new_client(self, node: SimulatedNode) -> Client:
         self.last_number += 1
-        client = Client(node, self.last_number, self.random)
+        client = Client(node, self.last_number, self.random, self.levels)
         node.clients.append(client)
         return client
 
@@ -179,6 +185,12 @@ class Cluster:
             self.log(f"{node.name} learns of {node.events[node.known].declared.name}")
             # Those that are far behind learn it from a snapshot of the topology, as it is by then.
             node.go_on(latest=self.random.random() < 0.5)
+
+    def _sent(self, sender: str, to: str, frame: bytes) -> None:
+        if frame[0] == frames.REACHED:
+            group_id, index = frames.parse_stopped(memoryview(frame))
+            group = self.nodes[sender].replicas.groups[group_id]
+            levels.check_reached(group, index, levels.running(self.nodes))
 
     def _changed(self, operation: Any) -> None:
         raise Violation("no queue was declared to grow")

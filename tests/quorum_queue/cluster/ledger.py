@@ -71,6 +71,8 @@ class Ledger:
         self.letters: dict[tuple[int, int], None] = {}
         #: Positions of each body that was accepted.
         self.accepted: dict[bytes, list[int]] = {}
+        #: The entry with each of them, the first one.
+        self.entry_of: dict[bytes, int] = {}
         self.order: dict[bytes, int] = {}
         #: How often each body went to the dead-letter exchange.
         self.dead: dict[bytes, int] = {}
@@ -80,6 +82,8 @@ class Ledger:
         self.republished: dict[bytes, None] = {}
         #: What became of these nobody knew, so their publisher was told to try again; they may still come, late.
         self.refused: dict[bytes, None] = {}
+        #: Confirmed when only the leader had it, and its term as far as it is known: with that leader it may be lost.
+        self.led: dict[bytes, int] = {}
         self.said: dict[tuple[str, Key, int], None] = {}
         #: The queue that gets the dead letters of this one, and those whose dead letters this one gets.
         self.target: Ledger | None = None
@@ -257,6 +261,7 @@ class Ledger:
             self.live[seq] = None
             before = self.accepted.setdefault(body, [])
             before.append(seq)
+            self.entry_of.setdefault(body, self.index)
             if run.head == DEAD:
                 sources = [source for source in self.sources if body in source.dead]
                 if not sources:
@@ -360,6 +365,22 @@ class Ledger:
         if body not in self.accepted and not self.deleted:
             raise self.fail(f"{body!r} is confirmed and was never taken")
         self.note("confirmed")
+
+    def confirmed_by_leader(self, body: bytes, term: int) -> None:
+        """A publisher was told that the leader of this term has it; 0 if nobody knows which one that was."""
+        self.led[body] = term
+        self.note("confirmed by the leader")
+
+    def check_led(self, term: int) -> None:
+        """At rest in this term: what a leader has confirmed is there, unless another one leads since."""
+        for body, led in self.led.items():
+            if body not in self.accepted and not (self.deleted or self.closed):
+                if led >= term:
+                    raise self.fail(
+                        f"{body!r} was confirmed by the leader of term {led}, which leads, and is lost"
+                    )
+                self.note("lost with the leader that confirmed it")
+        self.led.clear()
 
     def received(self, owner: Key, first_id: int, run: Run) -> None:
         """A client got this."""

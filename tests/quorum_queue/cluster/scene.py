@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from quorum_queue.cluster.group_host import GroupHost
 from quorum_queue.machine import versions
+from quorum_queue.machine.attributes import ATTRIBUTES, MAJORITY
 from quorum_queue.machine.consumers import Consumer
-from quorum_queue.machine.run import Attributes, Run
+from quorum_queue.machine.run import Run
 from tests.quorum_queue.cluster.at_rest import check_at_rest, check_empty, drain
 from tests.quorum_queue.cluster.clients import Client, Holder, Publisher
 from tests.quorum_queue.cluster.cluster import Cluster
@@ -63,20 +64,30 @@ class Scene(Cluster):
     def publisher(self, node: str, queue: str = "") -> Publisher:
         client = self.new_client(self.nodes[node])
         name = queue or self.name
-        publisher = client.publishers[name] = Publisher(f"p{client.number}", self.ledgers[name])
+        publisher = client.publishers[name] = Publisher(
+            f"p{client.number}", self.ledgers[name], self.nodes[node].queues[name]
+        )
         return publisher
 
     def publish(
-        self, node: str, publisher: Publisher, count: int = 1, *, size: int = 8, queue: str = ""
+        self,
+        node: str,
+        publisher: Publisher,
+        count: int = 1,
+        *,
+        size: int = 8,
+        queue: str = "",
+        level: int = MAJORITY,
     ) -> None:
         """One turn's publishes."""
         first = len(publisher.bodies)
         for _ in range(count):
             body = publisher.body(size)
             publisher.waiting[len(publisher.bodies)] = None
+            publisher.levels[len(publisher.bodies)] = level
             publisher.bodies.append(body)
             publisher.ledger.published[body] = None
-        run = Run(range(count), publisher.bodies[first:], b"head", Attributes(persistent=True))
+        run = Run(range(count), publisher.bodies[first:], b"head", ATTRIBUTES[level](persistent=True))
         host = self.nodes[node].queues[queue or self.name].host
         host.submit(("enqueue", run, publisher, first))
         self.nodes[node].end_turn()

@@ -12,6 +12,7 @@ from random import Random
 
 from quorum_queue.cluster import compaction
 from quorum_queue.machine import versions
+from quorum_queue.machine.attributes import ALL, LEADER, MAJORITY
 from tests import seeds
 from tests.quorum_queue.cluster.at_rest import check_at_rest, check_empty, drain
 from tests.quorum_queue.cluster.cluster import QUEUES, Cluster
@@ -38,6 +39,7 @@ class Simulation(Cluster):
         self.trouble = random.choice((0.0, 0.2, 0.5, 1.0, 1.0))
         super().__init__(names, _some_queues(names, random), random=random, rates=rates, trace=trace)
         self.steps = steps
+        self.levels = Random(f"levels {seed}").choice(((MAJORITY,), (MAJORITY, LEADER, ALL), (LEADER, ALL)))
         #: The node whose disk has damage, until all of that is mended: more than one at a time is more than Raft bears.
         self.wounded = ""
         #: And another one that has lost other entries.
@@ -104,6 +106,12 @@ class Simulation(Cluster):
             self.set_clock(node)
         elif which < 0.15:
             self.crash(node)
+            confirming = self.confirming()
+            if confirming is not None:
+                # Its followers may have it, and so has the publisher's node, which may be another one.
+                for each in (confirming, *self.nodes.values()):
+                    if each is confirming or random.random() < 0.5:
+                        self.crash(each)
         elif which < 0.27:
             self.break_session()
         elif which < 0.35:
@@ -141,6 +149,14 @@ class Simulation(Cluster):
         self.note("clocks are set")
         self.log(f"{node.name}: its clock is set by {shift_ms} ms")
         node.set_clock(shift_ms)
+
+    def confirming(self) -> SimulatedNode | None:
+        """Return a leader that has confirmed what nobody has applied yet."""
+        for declared in self.declared:
+            ledger, group = declared.ledger, self.leading(declared)
+            if group is not None and any(body not in ledger.accepted for body in ledger.led):
+                return self.nodes[group.replicas.node]
+        return None
 
     def break_session(self) -> None:
         if self.network.sessions:

@@ -26,6 +26,7 @@ from quorum_queue.cluster.transfer import Receiving
 from quorum_queue.cluster.unopened_groups import UnopenedGroups
 from quorum_queue.machine.replicated import Applied, Replica
 from quorum_queue.raft.core import Raft
+from quorum_queue.raft.leading import Leadership
 from tests.clocks import ManualClock
 from tests.quorum_queue import test_clock
 from tests.quorum_queue.cluster import (
@@ -159,7 +160,34 @@ def later_counts(self: QueueTime, clock: Clock, note: TimeNote | None = None) ->
     self.trust = KNOWN
 
 
+def what_is_committed(self: Leadership) -> int:
+    return self.raft.commit
+
+
+def what_this_disk_has(self: Leadership) -> None:
+    """What the leader's disk has is committed, and so delivered."""
+    index = self.own_match()
+    if index > self.raft.commit and self.raft.log.term_at(index) == self.raft.term:
+        self.raft.commit_to(index)
+
+
+def says_so_at_once() -> Callable[..., None]:
+    take = Group.take
+
+    def mutant(self: Group, payload: bytes, early: str = "", ticket: int = 0) -> None:
+        take(self, payload, early, ticket)
+        if early == self.replicas.node:
+            self.synced(ticket)
+        elif early:
+            self.replicas.send(early, frames.synced(self.id, self.core.term, ticket))
+
+    return mutant
+
+
 MUTATIONS = [
+    Mutation("all have what a majority has", Leadership, "reached", what_is_committed),
+    Mutation("what only the leader has is delivered", Leadership, "advance_commit", what_this_disk_has),
+    Mutation("a leader confirms before its disk has it", Group, "take", says_so_at_once()),
     Mutation("a batch is applied whenever it comes", Replica, "_is_next", applies_out_of_turn),
     Mutation("a publish is confirmed before it is committed", GroupHost, "_send_pending", confirms_at_once()),
     Mutation("writes count before the disk has them", Replicas, "write", takes_writes_for_done),

@@ -66,5 +66,6 @@ def test_the_seeds_reach_the_rare_things() -> None:
         "bits flip": 10, "logs are torn": 1, "snapshots taken over": 10, "dead letters, expired": 20,
         "dead letters, maxlen": 20, "dead letters, rejected": 5, "links are dead for long": 40,
         "clients go on with a dead link": 10, "everything but a link is mended": 15, "clocks are set": 20,
+        "confirmed by the leader": 300, "confirmed by all": 300, "lost with the leader that confirmed it": 1,
     }  # fmt: skip
     assert {name: seen[name] for name in least if seen[name] < least[name]} == {}, seen

@@ -9,7 +9,7 @@ from quorum_queue.raft.messages import APPEND, APPEND_ANSWER, COMMIT, Entry, Mes
 from quorum_queue.raft.options import Options
 from quorum_queue.raft.progress import PROBE
 from tests.quorum_queue.raft.disk import SimulatedMember
-from tests.quorum_queue.raft.group import Group
+from tests.quorum_queue.raft.group import Group, leading
 
 
 def acknowledged(group: Group, sender: str) -> int:
@@ -236,3 +236,34 @@ def test_only_the_leader_takes_proposals() -> None:
     with pytest.raises(NotLeader) as refused:
         group["b"].propose(b"x")
     assert refused.value.leader == "a"
+
+
+def test_all_in_contact_have_what_each_of_them_has_written() -> None:
+    group = Group("abcd", learners="z")
+    group.elect("a")
+    leadership = leading(group, "a")
+    index = group["a"].propose(b"x")
+    group.settle(synced="bcd")
+    # Three disks are a majority, and the leader's own counts, too.
+    assert group["a"].commit == index
+    assert leadership.reached() == index - 1
+    group.nodes["a"].sync_all()
+    group.pump()
+    # A learner does not matter.
+    assert leadership.reached() == index
+    index = group["a"].propose(b"y")
+    group.settle(synced="abc")
+    assert (group["a"].commit, leadership.reached()) == (index, index - 1)
+    group["a"].lost_contact("d")
+    assert leadership.reached() == index
+    group["a"].in_contact("d")
+    assert leadership.reached() == index - 1
+    group.settle(synced="abcdz")
+    assert leadership.reached() == index
+    # Never more than a majority has, whoever is out of contact.
+    for name in "bcd":
+        group["a"].lost_contact(name)
+    index = group["a"].propose(b"z")
+    group.pump()
+    group.nodes["a"].sync_all()
+    assert leadership.reached() == index - 1

@@ -14,6 +14,7 @@ from pamqp import base, commands, header
 from amqp_server.connection.outbox import Outbox
 from amqp_server.connection.session import Session, State
 from amqp_server.wire import frames
+from quorum_queue.machine import versions
 from tests.amqp_server.connection.node import CAPABILITIES, Delivery, decoded
 from tests.turns import Violation
 
@@ -285,13 +286,16 @@ class Client:
         method = commands.Queue.Delete(queue=name, if_unused=if_unused, if_empty=if_empty)
         return self.ask("delete", (name, queue_id), method)
 
-    def publish(self, name: str, count: int = 0) -> str:
-        properties = commands.Basic.Properties(delivery_mode=2)
+    def publish(self, name: str, count: int = 0, level: str = "") -> str:
+        if self.world.levels and self._knows_levels:
+            level = self.random.choice(self.world.levels)
+        headers: dict[str, Any] | None = {"x-confirm": level} if level else None
+        properties = commands.Basic.Properties(delivery_mode=2, headers=headers)
         queue_id = self.queue_id(name)
         bodies: list[bytes] = []
         late = self.transactional or self.node.broker.alarms.active
         for _ in range(count or self.random.choice((1, 1, 3))):
-            body = self.world.messages.publish(queue_id, (self.vhost, name), late=late)
+            body = self.world.messages.publish(queue_id, (self.vhost, name), late=late, led=level == "leader")
             if self.transactional:
                 self.uncommitted.append((body, name))
             else:
@@ -304,6 +308,10 @@ class Client:
                 frames.raw_frame(3, self.channel, body),
             )
         return f"publishes {bodies} to {name}"
+
+    @property
+    def _knows_levels(self) -> bool:
+        return self.node.broker.replication.version >= versions.CONFIRM_LEVELS
 
     def commit(self) -> str:
         messages, self.uncommitted, self.uncommitted_tags = self.uncommitted, [], []

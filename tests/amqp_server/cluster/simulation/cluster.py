@@ -81,6 +81,8 @@ class Cluster:
         #: Nodes that belong to the cluster, or are about to.
         self.belonging = dict.fromkeys(self.founders)
         self.last_number = 0
+        #: When clients may want their messages to be confirmed: x-confirm, or nothing.
+        self.levels: tuple[str, ...] = ()
         #: The node whose disk was lost, until all of that is filled again.
         self.wounded = ""
         #: Nodes that had another disk, or were taken out, once.

@@ -32,7 +32,9 @@ class SimulatedMesh:
         if peer in self.dropped:
             return False
         self._waiting[peer] = None
-        return self._simulated.network.send(self._node, peer, b"".join(parts))
+        frame = b"".join(parts)
+        self._simulated.sends(frame)
+        return self._simulated.network.send(self._node, peer, frame)
 
     def turn_begins(self) -> None: ...
 

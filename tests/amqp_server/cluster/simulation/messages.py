@@ -18,14 +18,26 @@ Address = tuple[str, str]
 
 
 class Message:
-    __slots__ = ("address", "confirmed", "exempt", "forgotten", "late", "queue_id", "seen", "unflagged")
+    __slots__ = (
+        "address",
+        "confirmed",
+        "exempt",
+        "forgotten",
+        "late",
+        "led",
+        "queue_id",
+        "seen",
+        "unflagged",
+    )
 
-    def __init__(self, queue_id: int, address: Address, *, late: bool) -> None:
+    def __init__(self, queue_id: int, address: Address, *, late: bool, led: bool) -> None:
         #: 0 if the name had no queue.
         self.queue_id = queue_id
         self.address = address
         #: A later queue of the same name may get it.
         self.late = late
+        #: Its publisher is content with the leader's disk, so it may be lost with that.
+        self.led = led
         self.confirmed = self.seen = self.unflagged = False
         #: It was rolled back, or its channel went before its commit.
         self.forgotten = False
@@ -42,10 +54,10 @@ class Messages:
         self._purging: dict[int, int] = {}
         self.count = 0
 
-    def publish(self, queue_id: int, address: Address, *, late: bool = False) -> bytes:
+    def publish(self, queue_id: int, address: Address, *, late: bool = False, led: bool = False) -> bytes:
         self.count += 1
         body = b"%d.%d" % (queue_id, self.count)
-        message = self.by_body[body] = Message(queue_id, address, late=late)
+        message = self.by_body[body] = Message(queue_id, address, late=late, led=led)
         message.exempt = self._purging.get(queue_id, 0) > 0
         return body
 
@@ -59,7 +71,7 @@ class Messages:
     def confirmed(self, body: bytes, queue_id: int) -> None:
         """And this queue has the name now."""
         message = self.by_body[body]
-        message.confirmed = True
+        message.confirmed = not message.led
         if message.late and queue_id != message.queue_id:
             # One of the two has it, if it was not deleted with one of them.
             message.exempt = True

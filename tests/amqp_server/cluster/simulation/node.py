@@ -42,6 +42,7 @@ from persistence.streams.compression import NONE
 from persistence.streams.log import StreamLog
 from persistence.streams.names import Keeper
 from quorum_queue.cluster import frames
+from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.links.handshake import Hello
 from quorum_queue.local import NodeServices
 from quorum_queue.memory import MemoryBudget
@@ -51,6 +52,7 @@ from tests.amqp_server.cluster.simulation.mesh import SimulatedMesh
 from tests.amqp_server.cluster.simulation.waiting import Task, sleep
 from tests.clocks import ManualClock
 from tests.persistence.streams.crashing import CrashingFiles
+from tests.quorum_queue.cluster.levels import check_reached
 from tests.quorum_queue.cluster.network import LinkSession, Network
 from tests.turns import StrictBoundary, Violation
 
@@ -359,6 +361,17 @@ class SimulatedNode:
         identity = self._identities[peer, incarnation]
         self.cluster.link_up(peer, Hello(peer, incarnation, identity, features=features))
         self.end_turn()
+
+    def sends(self, frame: bytes) -> None:
+        """What a leader says of others is looked at where they are."""
+        if frame[0] == frames.REACHED:
+            group_id, index = frames.parse_stopped(memoryview(frame))
+            check_reached(self.cluster.replicas.groups[group_id], index, self.replicas_of_all())
+
+    def replicas_of_all(self) -> dict[str, Replicas | None]:
+        """Return what each running node has of all groups."""
+        nodes: Any = self.network.nodes
+        return {name: node.cluster.replicas if node.alive else None for name, node in nodes.items()}
 
     def features_of(self, peer: str) -> tuple[str, ...]:
         """A node of the version before does not look at what a peer tells."""

@@ -62,6 +62,7 @@ class Simulation(Cluster):
         self.policies = Random(f"policies {seed}") if seed % 4 == 3 else None
         super().__init__(names, founders, random=random, rates=rates, trace=trace)
         self.steps = steps
+        self.levels = ("", "", "leader", "all")
         #: Nothing but a dead link has been amiss since everything worked.
         self.else_well = False
         for node in self.nodes.values():

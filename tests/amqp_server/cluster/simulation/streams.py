@@ -5,7 +5,8 @@ happened); `--seeds A:B` runs many. What must hold:
 
 - An offset has the same message on all members, and for every reader, for ever.
 - A reader gets one offset after the other, whatever happens to nodes; it passes over what retention has deleted, only.
-- What was confirmed is there, once; what was published and not confirmed is there once at most.
+- What was confirmed is there, once; what was published and not confirmed is there once at most. What only a leader has
+  confirmed, as its publisher wanted, may go with this leader.
 - At rest all members have all messages from the first offset on, and the same state.
 - Where duplicates are dropped, what is published again is there once, whatever became of it the first time.
 - Where members compact, the latest message of each key is there, and nothing is missing but what a later one replaces.
@@ -37,13 +38,15 @@ from persistence.streams import batch as batches
 from persistence.streams.batch import Batch
 from persistence.streams.compression import LZ4, NONE, ZSTD
 from persistence.streams.log import Wanted, heads_of
+from quorum_queue.machine.attributes import ALL, ATTRIBUTES, LEADER, MAJORITY
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.dedup import Sequence, id_of, sequence_of
-from quorum_queue.machine.run import Attributes, Run
+from quorum_queue.machine.run import Run
 from tests import seeds
 from tests.amqp_server.cluster.simulation.at_rest import check_groups
 from tests.amqp_server.cluster.simulation.cluster import Cluster, by_hand
 from tests.amqp_server.cluster.simulation.node import SimulatedNode
+from tests.quorum_queue.cluster.levels import check_reached
 from tests.turns import Violation
 
 STEPS = 1200
@@ -53,7 +56,8 @@ NAME = "s"
 WHOLE = "w"
 PARTITIONS_MAX = 6
 BODY_BYTES = 12
-ATTRIBUTES = Attributes(persistent=True)
+#: By the level of confirmation.
+PERSISTENT = tuple(kind(persistent=True) for kind in ATTRIBUTES)
 #: Class 60, weight 0, then the size of the body, no properties.
 HEADER = b"\x00\x3c\x00\x00" + BODY_BYTES.to_bytes(8, "big") + b"\x00\x00"
 
@@ -68,6 +72,10 @@ class StreamLedger:
         self.offsets: dict[bytes, int] = {}
         self.published: dict[bytes, None] = {}
         self.confirmed: dict[bytes, None] = {}
+        #: Confirmed by a leader, and its term, 0 if nobody knows it.
+        self.led: dict[bytes, int] = {}
+        #: The entries with the messages.
+        self.entries: dict[bytes, int] = {}
         #: Retention has deleted what is below.
         self.first = 0
         self.count: dict[str, int] = {}
@@ -104,14 +112,45 @@ def head_of(body: bytes) -> bytes:
 class Origin:
     """A publisher of one turn."""
 
-    def __init__(self, ledger: StreamLedger, bodies: list[bytes]) -> None:
+    def __init__(
+        self,
+        ledger: StreamLedger,
+        bodies: list[bytes],
+        level: int = MAJORITY,
+        node: SimulatedNode | None = None,
+        queue: Queue | None = None,
+    ) -> None:
+        """`level` is when they are to be confirmed; then node and queue are those where they were published."""
         self._ledger = ledger
         self._bodies = bodies
+        self._level = level
+        self._node = node
+        self._queue = queue
 
     def confirmed(self, first: int, last: int) -> None:
+        if self._level != MAJORITY:
+            self._look(self._bodies[first : last + 1])
+        if self._level == LEADER:
+            return
         for number in range(first, last + 1):
             self._ledger.confirmed[self._bodies[number]] = None
         self._ledger.note("confirmed", last + 1 - first)
+
+    def _look(self, bodies: list[bytes]) -> None:
+        ledger, node, queue = self._ledger, self._node, self._queue
+        assert node is not None and queue is not None
+        host = queue.host
+        group = host.group if isinstance(host, StreamGroupHost) and not host.ended else None
+        if self._level == LEADER:
+            ledger.note("confirmed by the leader", len(bodies))
+            ledger.led.update(dict.fromkeys(bodies, 0 if group is None else group.core.term))
+            ledger.note(
+                "confirmed before a majority has it", sum(body not in ledger.offsets for body in bodies)
+            )
+            return
+        ledger.note("confirmed by all", len(bodies))
+        if group is not None and group.is_leader:
+            check_reached(group, max(ledger.entries[body] for body in bodies), node.replicas_of_all())
 
     def refused(self, first: int, last: int) -> None:
         self._ledger.note("refused", last + 1 - first)
@@ -431,16 +470,19 @@ class StreamSimulation(Cluster):
         stream.published.update(dict.fromkeys(bodies))
         contents = [content.build(header_of(body), body, 1, 4096) for body in bodies]
         run = self._run(bodies, contents)
-        self.log(f"{node.name}: publishes {bodies[0]!r} and {count - 1} more to {name}")
-        command: tuple[Any, ...] = ("enqueue", run, Origin(stream, bodies), 0)
+        level = self.random.choice((MAJORITY, MAJORITY, LEADER, ALL))
+        run.attributes = PERSISTENT[level]
+        self.log(f"{node.name}: publishes {bodies[0]!r} and {count - 1} more to {name}, level {level}")
+        origin = Origin(stream, bodies, level, node, queue)
+        command: tuple[Any, ...] = ("enqueue", run, origin, 0)
         if name == NAME and self.named and queue.host.wants_ids:
-            command = ("enqueue_once", run, Origin(stream, bodies), 0, list(map(id_of, bodies)))
+            command = ("enqueue_once", run, origin, 0, list(map(id_of, bodies)))
         node.turn.run(queue.host.submit, command)
         node.end_turn()
 
     def _run(self, bodies: list[bytes], contents: list[bytes]) -> Run:
         heads = list(map(head_of, bodies))
-        run = Run(range(len(bodies)), contents, heads[0], ATTRIBUTES)
+        run = Run(range(len(bodies)), contents, heads[0], PERSISTENT[MAJORITY])
         if len(set(heads)) > 1:
             run.heads = heads
         return run
@@ -625,6 +667,7 @@ class StreamSimulation(Cluster):
             for each in applied.batches:
                 for index, body in enumerate(bodies_of(each.batch)):
                     stream.see(host.replicas.node, each.batch.base + index, body)
+                    stream.entries.setdefault(body, host.replica.applied)
             take(host, applied)
 
         place._take = watched
@@ -727,6 +770,15 @@ class StreamSimulation(Cluster):
             offset = stream.offsets.get(body)
             if offset is None or offset >= stop:
                 raise Violation(f"{body!r} was confirmed and is not there")
+        term = max(host.group.core.term for _, host in members)
+        for body, led in stream.led.items():
+            if body not in stream.offsets or stream.offsets[body] >= stop:
+                if led >= term:
+                    raise Violation(
+                        f"{body!r} was confirmed by the leader of term {led}, which leads, and is lost"
+                    )
+                stream.note("lost with its leader")
+        stream.led.clear()
         for offset in range(first, stop):
             if offset not in stream.bodies:
                 raise Violation(f"nobody has seen offset {offset} of {queue.name}")
