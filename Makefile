@@ -4,7 +4,7 @@
 # test    all tests, and the conformance suite against mqd: single classes in pure Python, whole brokers compiled
 #         (test-suite and test-conformance are its halves)
 # test-pure, test-compiled  both in pure Python; the pure core's classes compiled
-# example a pipeline of Spark's through the broker of `make run`; ends with a picture
+# example a pipeline of Spark's through the broker of `make run`; ends with a picture (EXAMPLE=shop: the one on streams)
 # check   format, lint, types, the direction of imports
 # attack  what one hostile client can do to the others
 # page    the page of the management listener in a Chromium, which has to be there
@@ -55,8 +55,9 @@ test-compiled: .venv/test
 	$(COMPILE) && PYTHONSAFEPATH=1 TEST_BUILD=compiled "$$bin"/python -m pytest --import-mode=append \
 		-n $(WORKERS) $(COMPILED_TESTS) $(ARGS)
 
+EXAMPLE ?= sensors
 example: .venv/test
-	$(BIN)/python examples/sensors/run.py $(ARGS)
+	$(BIN)/python examples/$(EXAMPLE)/run.py $(ARGS)
 
 # Its broker is compiled. Without a Chromium, or without playwright, `make test` leaves these tests out.
 page: .venv/page

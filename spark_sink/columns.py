@@ -1,12 +1,13 @@
 """Whole messages, as bytes, into Arrow columns: what the tasks of a read do.
 
-Most messages of a queue have the same route and the same properties. So both are taken as bytes, only those that differ
-are decoded, and a column is what they give, repeated; one that is the same in a whole batch costs nothing for each row.
+Arrow cuts them where it can (`cuts`), else it goes a list at a time. Most messages of a queue have the same route and the
+same properties. So both are taken as bytes, only those that differ are decoded, and a column is what they give, repeated;
+one that is the same in a whole batch costs nothing for each row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import sub
 from typing import Any
 
@@ -15,6 +16,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from spark_sink.arrow import binaries
+from spark_sink.cuts import Cuts, cuts
 from spark_sink.deliveries import BASIC_DELIVER, FLAGS_AT, HEAD_BYTES, OVERHEAD_BYTES, U32, U64, Run
 from spark_sink.options import nearest
 from spark_sink.packing import Messages, repeated, unpacked
@@ -55,15 +57,20 @@ class Decoder:
 
     def batches(self, run: Run, offset: int) -> Iterator[pa.RecordBatch]:
         """Arrow batches of the messages of a run; `offset` is the first one's. Raises BadMessage."""
-        values, routes, properties = _parts(run)
         offsets = range(offset, offset + len(run))
+        if (found := cuts(run, of_stream=False)) is not None:
+            return iter((self._batch_of(found, offsets, {}),))
+        values, routes, properties = _parts(run)
         return self._batches(Messages(values, routes, properties, offsets), {})
 
     def log_batches(self, run: Run, partition: int) -> Iterator[pa.RecordBatch]:
         """As `batches`, for messages of a stream, which bring their offsets. Raises BadMessage."""
+        same = {"partition": partition}
+        if (found := cuts(run, of_stream=True)) is not None:
+            return iter((self._batch_of(found, found.offsets, same),))
         values, routes, properties = _parts(run)
         offsets, properties = without_offsets(properties)
-        return self._batches(Messages(values, routes, properties, offsets), {"partition": partition})
+        return self._batches(Messages(values, routes, properties, offsets), same)
 
     def _batches(self, messages: Messages, same: Mapping[str, int]) -> Iterator[pa.RecordBatch]:
         for part, rows in unpacked(messages):
@@ -74,16 +81,47 @@ class Decoder:
         count = len(messages) if rows is None else rows.num_rows
         columns: dict[str, Column] = {
             "value": lambda kind: binaries(messages.values, kind),
-            "queue": lambda kind: pa.repeat(pa.scalar(self._queue, kind), count),
             "offset": lambda kind: pa.array(messages.offsets, kind),
-            **{name: _repeated(value, count) for name, value in same.items()},
+            **self._same(count, same),
             **_columns(ROUTE_COLUMNS, messages.routes, _route),
         }
-        # A query that asks for none of them does not pay for them.
-        if any(name in COLUMNS for name in self._schema.names):
+        if self._wants_properties:
             columns |= _property_columns(messages.properties)
         if rows is not None:
             columns = _of_packed(columns, rows)
+        return self._made(columns)
+
+    def _batch_of(self, found: Cuts, offsets: Any, same: Mapping[str, int]) -> pa.RecordBatch:
+        count, routes = found.count, found.routes
+        columns: dict[str, Column] = {
+            "value": lambda kind: found.bodies,
+            "offset": lambda kind: pa.array(offsets, kind) if isinstance(offsets, range) else offsets,
+            **self._same(count, same),
+            **_distinct(ROUTE_COLUMNS, routes.raws, routes.indices, count, _route),
+        }
+        if self._wants_properties:
+            properties = found.properties
+            if len(properties.raws) > SIMILAR_MAX * count:
+                columns |= _property_columns(
+                    [properties.raws[index] for index in properties.indices.to_pylist()]
+                )
+            else:
+                columns |= _distinct(COLUMNS, properties.raws, properties.indices, count, decode_properties)
+        return self._made(columns)
+
+    @property
+    def _wants_properties(self) -> bool:
+        """A query that asks for none of them does not pay for them."""
+        return any(name in COLUMNS for name in self._schema.names)
+
+    def _same(self, count: int, same: Mapping[str, int]) -> dict[str, Column]:
+        """Columns that are the same in all rows."""
+        return {
+            "queue": lambda kind: pa.repeat(pa.scalar(self._queue, kind), count),
+            **{name: _repeated(value, count) for name, value in same.items()},
+        }
+
+    def _made(self, columns: Mapping[str, Column]) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays(
             [columns[field.name](field.type) for field in self._schema], schema=self._schema
         )
@@ -172,11 +210,22 @@ def _columns(
 ) -> dict[str, Column]:
     """Columns of what is made of the same bytes in the same way."""
     distinct = {raw: index for index, raw in enumerate(dict.fromkeys(raws))}
-    decoded = list(map(decode, distinct))
     indices = (
-        None if len(decoded) in (1, len(raws)) else pa.array(map(distinct.__getitem__, raws), pa.int32())
+        None if len(distinct) in (1, len(raws)) else pa.array(map(distinct.__getitem__, raws), pa.int32())
     )
-    return {name: _column(decoded, place, indices, len(raws)) for place, name in enumerate(names)}
+    return _distinct(names, distinct, indices, len(raws), decode)
+
+
+def _distinct(
+    names: Sequence[str],
+    raws: Collection[bytes],
+    indices: Array,
+    count: int,
+    decode: Callable[[bytes], tuple[Any, ...]],
+) -> dict[str, Column]:
+    """The same, where it is known which rows have which bytes; without indices there is one, or each row has its own."""
+    decoded = list(map(decode, raws))
+    return {name: _column(decoded, place, indices, count) for place, name in enumerate(names)}
 
 
 def _column(decoded: Sequence[tuple[Any, ...]], place: int, indices: Array, count: int) -> Column:
@@ -186,8 +235,8 @@ def _column(decoded: Sequence[tuple[Any, ...]], place: int, indices: Array, coun
             return pa.nulls(count, kind)
         if values.count(values[0]) == len(values):
             if isinstance(values[0], list):
-                # Arrow repeats no maps.
-                return pa.array([values[0]] * count, kind)
+                # Arrow has no scalars of maps to repeat.
+                return repeated(pa.array([values[0]], kind), count)
             return pa.repeat(pa.scalar(values[0], kind), count)
         found = pa.array(values, kind)
         return found if indices is None else found.take(indices)

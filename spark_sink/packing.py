@@ -58,13 +58,13 @@ class Messages:
         )
 
 
-def _is_packed(properties: bytes) -> bool:
+def is_packed(properties: bytes) -> bool:
     return properties[0] & _BOTH_FLAGS == _BOTH_FLAGS and properties.startswith(_MARK, _FLAGS_BYTES)
 
 
 def unpacked(messages: Messages) -> Iterator[tuple[Messages, RecordBatch | None]]:
     """Yield messages that are rows themselves, together, and those that hold rows, each with them. Raises BadMessage."""
-    marked = set(filter(_is_packed, set(messages.properties)))
+    marked = set(filter(is_packed, set(messages.properties)))
     packed = [index for index, each in enumerate(messages.properties) if each in marked] if marked else []
     done = 0
     for index in packed:

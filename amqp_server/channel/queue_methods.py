@@ -84,7 +84,8 @@ def declare(channel: Channel, method: commands.Queue.Declare) -> None:
         if queue.type.leased_by_passive_declare:
             # RabbitMQ does not ask the members of a quorum queue for a passive declare, so its lease runs on.
             queue.used()
-        if OFFSET in (method.arguments or {}):
+        # A group has this argument of its own, which a client may repeat here.
+        if OFFSET in (method.arguments or {}) and not queue.type.is_group:
             _count_from(channel, method, queue)
         else:
             _declared(channel, method, queue)

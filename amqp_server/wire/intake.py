@@ -467,6 +467,9 @@ def _switch(
 
 def _may_be_header(data: bytes, at: int, end: int, channel: int, size_max: int) -> bool:
     """True if the few bytes at `at` may be the beginning of a content header of this channel."""
+    if at >= end:
+        # What is taken now may end before the publish frame does: it is a part of what has come.
+        return True
     known = min(end - at, 3)
     if data[at : at + known] != (b"\x02" + channel.to_bytes(2, "big"))[:known]:
         return False

@@ -31,6 +31,8 @@ BROKER_SECONDS = 60
 class Broker:
     url: str
     restart_command: str
+    #: Of streams.
+    has_groups: bool
 
 
 @dataclass
@@ -80,6 +82,9 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Drive a broker with stock AMQP clients as they come.")
     parser.add_argument("--amqp-url", help="the broker to judge; without it mqd is started on free ports")
     parser.add_argument("--restart-cmd", help="restarts that broker and returns when it serves again")
+    parser.add_argument(
+        "--consumer-groups", action="store_true", help="that broker has mqd's consumer groups"
+    )
     parser.add_argument("--only", type=lambda text: text.split(","), help="languages or clients: node,pika,…")
     parser.add_argument("--require-all", action="store_true", help="a skipped program or check is an error")
     parser.add_argument("--kill", action="store_true", help="restart our own mqd by kill -9, not SIGTERM")
@@ -125,7 +130,7 @@ def prepared(toolchain: Toolchain, cache: Path) -> Outcome | None:
 @contextmanager
 def broker_of(options: argparse.Namespace) -> Iterator[Broker]:
     if options.amqp_url:
-        yield Broker(options.amqp_url, options.restart_cmd or "")
+        yield Broker(options.amqp_url, options.restart_cmd or "", options.consumer_groups)
         return
     executable = find_mqd()
     if executable is None:
@@ -138,7 +143,8 @@ def broker_of(options: argparse.Namespace) -> Iterator[Broker]:
         try:
             with RestartDoor(mqd, directory / "restart"):
                 script = HERE / "restart.py"
-                yield Broker(mqd.url, shlex.join([sys.executable, str(script), str(directory / "restart")]))
+                command = shlex.join([sys.executable, str(script), str(directory / "restart")])
+                yield Broker(mqd.url, command, has_groups=True)
         finally:
             mqd.stop()
 
@@ -170,6 +176,7 @@ def run_program(program: Program, toolchain: Toolchain, broker: Broker, cache: P
                 **toolchain.environment(cache),
                 "AMQP_URL": broker.url,
                 "RESTART_CMD": broker.restart_command,
+                "CONSUMER_GROUPS": "1" if broker.has_groups else "",
                 "PYTHONUNBUFFERED": "1",
             },
             stdin=subprocess.DEVNULL,

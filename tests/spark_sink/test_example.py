@@ -1,4 +1,4 @@
-"""The example that users start first has to work, and checks its own counts."""
+"""The examples have to work, and check their own counts."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from examples.shop import run as shop
 from tests.spark_sink.peer import Peer
 from tests.spark_sink.session import JVM_OPTIONS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parents[2]
 RUN_S = 250
@@ -48,3 +53,29 @@ def test_the_sensors(mqd_url: str, tmp_path: Path) -> None:
         peer.channel.queue_delete("sensors.readings")
         peer.channel.queue_delete("sensors.averages")
         peer.channel.exchange_delete("sensors")
+
+
+def test_the_shop(
+    mqd_url: str,
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The driver that is killed is a process of its own; this session goes on."""
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", JVM_OPTIONS)
+    picture = tmp_path / "shop.png"
+    arguments = ["--url", mqd_url, "--orders", "1200", "--batches", "4", "--picture", str(picture)]
+    assert shop.main(arguments, spark) == 0, capfd.readouterr()
+    told = capfd.readouterr().out
+    assert "600 orders are in the super stream 'shop.orders'" in told
+    assert re.search(
+        r"^kill -9 of the driver (in the middle of|after) batch 1; the table has \d+ rows$", told, re.M
+    )
+    assert re.search(r"^batch +0: ", told, re.M) and re.search(r"^batch +3: ", told, re.M), told
+    # Five products, twenty minutes.
+    assert "100 rows have all 1200 orders once" in told
+    assert picture.read_bytes().startswith(PNG)
+    with Peer(mqd_url) as peer:
+        for name in ("shop.orders", "shop.revenue"):
+            peer.channel.exchange_delete(name)

@@ -23,6 +23,7 @@ const (
 var (
 	amqpURL    = environment("AMQP_URL", "amqp://guest:guest@127.0.0.1:5672/%2F")
 	restartCmd = environment("RESTART_CMD", "")
+	groups     = environment("CONSUMER_GROUPS", "")
 	prefix     = "clients.amqp091-go." + randomHex()
 )
 
@@ -88,6 +89,7 @@ type check struct {
 	title        string
 	work         func()
 	needsRestart bool
+	needsGroups  bool
 }
 
 type tally struct{ passed, failed int }
@@ -95,6 +97,10 @@ type tally struct{ passed, failed int }
 func (t *tally) run(one check) {
 	if one.needsRestart && restartCmd == "" {
 		fmt.Printf("skip %s RESTART_CMD is not set\n", one.title)
+		return
+	}
+	if one.needsGroups && groups == "" {
+		fmt.Printf("skip %s CONSUMER_GROUPS is not set\n", one.title)
 		return
 	}
 	defer func() {

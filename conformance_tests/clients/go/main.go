@@ -27,31 +27,33 @@ func main() {
 	}
 	results := &tally{}
 	for _, one := range []check{
-		{"server-properties", serverProperties, false},
-		{"wrong-password-is-refused", wrongPasswordIsRefused, false},
-		{"unknown-vhost-is-refused", unknownVhostIsRefused, false},
-		{"close-returns-whatever-is-under-way", closeReturnsWhateverIsUnderWay, false},
-		{"a-short-heartbeat-keeps-the-connection", aShortHeartbeatKeepsTheConnection, false},
-		{"exchange-types-route", exchangeTypesRoute, false},
-		{"exchange-to-exchange-routes", exchangeToExchangeRoutes, false},
-		{"expired-messages-are-dead-lettered", expiredMessagesAreDeadLettered, false},
-		{"purge-and-delete-count", purgeAndDeleteCount, false},
-		{"publishes-are-confirmed", publishesAreConfirmed, false},
-		{"full-queue-nacks", fullQueueNacks, false},
-		{"unroutable-mandatory-returns", unroutableMandatoryReturns, false},
-		{"prefetch-bounds-unacked", prefetchBoundsUnacked, false},
-		{"requeued-comes-back-redelivered", requeuedComesBackRedelivered, false},
-		{"consumer-is-told-of-the-queues-end", consumerIsToldOfTheQueuesEnd, false},
-		{"properties-come-back-as-sent", propertiesComeBackAsSent, false},
-		{"large-message-is-whole", largeMessageIsWhole, false},
-		{"transactions-commit-and-roll-back", transactionsCommitAndRollBack, false},
-		{"missing-things-give-404", missingThingsGive404, false},
-		{"reserved-names-give-403", reservedNamesGive403, false},
-		{"other-connections-exclusive-queue-gives-405", otherConnectionsExclusiveQueueGives405, false},
-		{"disagreement-gives-406", disagreementGives406, false},
-		{"unknown-exchange-type-gives-503", unknownExchangeTypeGives503, false},
-		{"durable-messages-survive-a-restart", durableMessagesSurviveARestart, true},
-		{"recovery-comes-back-after-a-restart", recoveryComesBackAfterARestart, true},
+		{"server-properties", serverProperties, false, false},
+		{"wrong-password-is-refused", wrongPasswordIsRefused, false, false},
+		{"unknown-vhost-is-refused", unknownVhostIsRefused, false, false},
+		{"close-returns-whatever-is-under-way", closeReturnsWhateverIsUnderWay, false, false},
+		{"a-short-heartbeat-keeps-the-connection", aShortHeartbeatKeepsTheConnection, false, false},
+		{"exchange-types-route", exchangeTypesRoute, false, false},
+		{"exchange-to-exchange-routes", exchangeToExchangeRoutes, false, false},
+		{"expired-messages-are-dead-lettered", expiredMessagesAreDeadLettered, false, false},
+		{"purge-and-delete-count", purgeAndDeleteCount, false, false},
+		{"publishes-are-confirmed", publishesAreConfirmed, false, false},
+		{"full-queue-nacks", fullQueueNacks, false, false},
+		{"unroutable-mandatory-returns", unroutableMandatoryReturns, false, false},
+		{"prefetch-bounds-unacked", prefetchBoundsUnacked, false, false},
+		{"requeued-comes-back-redelivered", requeuedComesBackRedelivered, false, false},
+		{"consumer-is-told-of-the-queues-end", consumerIsToldOfTheQueuesEnd, false, false},
+		{"properties-come-back-as-sent", propertiesComeBackAsSent, false, false},
+		{"large-message-is-whole", largeMessageIsWhole, false, false},
+		{"transactions-commit-and-roll-back", transactionsCommitAndRollBack, false, false},
+		{"missing-things-give-404", missingThingsGive404, false, false},
+		{"reserved-names-give-403", reservedNamesGive403, false, false},
+		{"other-connections-exclusive-queue-gives-405", otherConnectionsExclusiveQueueGives405, false, false},
+		{"disagreement-gives-406", disagreementGives406, false, false},
+		{"unknown-exchange-type-gives-503", unknownExchangeTypeGives503, false, false},
+		{"stream-is-read-from-an-offset", streamIsReadFromAnOffset, false, false},
+		{"group-goes-on-where-it-acked", groupGoesOnWhereItAcked, false, true},
+		{"durable-messages-survive-a-restart", durableMessagesSurviveARestart, true, false},
+		{"recovery-comes-back-after-a-restart", recoveryComesBackAfterARestart, true, false},
 	} {
 		results.run(one)
 	}
@@ -304,6 +306,75 @@ func prefetchBoundsUnacked() {
 	}
 	ok(channel.Close(), "channel.close")
 	equal(ready(other, queue), 0, "after all acks")
+}
+
+// streamWith declares a stream with so many messages, each with its number.
+func streamWith(count int) string {
+	channel := confirming()
+	defer channel.Close()
+	arguments := amqp.Table{"x-queue-type": "stream"}
+	stream := must(channel.QueueDeclare(name(fmt.Sprintf("stream-%d", count)), true, false, false, false, arguments)).Name
+	for n := 0; n < count; n++ {
+		equal(publish(channel, "", stream, text(fmt.Sprint(n))), true, "confirm")
+	}
+	return stream
+}
+
+// read consumes so many messages on a channel of their own, and acks the first ones. It is closed with the rest.
+func read(queue string, count, acks int, arguments amqp.Table) []amqp.Delivery {
+	channel := openChannel()
+	ok(channel.Qos(10, 0, false), "basic.qos")
+	deliveries := must(channel.Consume(queue, "", false, false, false, false, arguments))
+	got := []amqp.Delivery{}
+	for len(got) < count {
+		message := receive(deliveries, fmt.Sprintf("message %d of %s", len(got), queue))
+		if len(got) < acks {
+			ok(message.Ack(false), "ack")
+		}
+		got = append(got, message)
+	}
+	ok(channel.Close(), "channel.close")
+	return got
+}
+
+// inOrder wants messages whose bodies are their offsets, from one offset on.
+func inOrder(got []amqp.Delivery, first int) {
+	for n, message := range got {
+		equal(message.Headers["x-stream-offset"], int64(first+n), "x-stream-offset")
+		equal(string(message.Body), fmt.Sprint(first+n), "body")
+	}
+}
+
+func streamIsReadFromAnOffset() {
+	stream := streamWith(50)
+	for range []int{1, 2} {
+		inOrder(read(stream, 30, 30, amqp.Table{"x-stream-offset": int32(20)}), 20)
+		inOrder(read(stream, 50, 50, amqp.Table{"x-stream-offset": "first"}), 0)
+	}
+	channel := openChannel()
+	defer channel.Close()
+	must(channel.QueueDelete(stream, false, false, false))
+}
+
+func groupGoesOnWhereItAcked() {
+	stream, channel := streamWith(50), openChannel()
+	defer channel.Close()
+	arguments := amqp.Table{"x-queue-type": "stream-group", "x-stream": stream, "x-stream-offset": "first"}
+	group := must(channel.QueueDeclare(name("group"), true, false, false, false, arguments)).Name
+	got := read(group, 31, 30, nil)
+	inOrder(got, 0)
+	for _, message := range got {
+		equal(message.Headers["x-stream"], stream, "x-stream")
+	}
+	got = read(group, 20, 20, nil)
+	inOrder(got, 30)
+	equal(got[0].Redelivered, true, "what the first member held and had not acked is flagged")
+	_, found, err := channel.Get(group, true)
+	ok(err, "basic.get")
+	equal(found, false, "one more than was published")
+	equal(ready(channel, group), 0, "messages of the group")
+	must(channel.QueueDelete(group, false, false, false))
+	must(channel.QueueDelete(stream, false, false, false))
 }
 
 func requeuedComesBackRedelivered() {

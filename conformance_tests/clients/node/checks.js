@@ -7,6 +7,7 @@ const assert = require('node:assert/strict');
 
 const AMQP_URL = process.env.AMQP_URL || 'amqp://guest:guest@127.0.0.1:5672/%2F';
 const RESTART_CMD = process.env.RESTART_CMD || '';
+const CONSUMER_GROUPS = process.env.CONSUMER_GROUPS || '';
 const CHECK_MS = 40000;
 const RESTART_MS = 130000;
 
@@ -24,9 +25,13 @@ function within(ms, promise, what) {
   return Promise.race([promise, limit]).finally(() => clearTimeout(timer));
 }
 
-async function run(title, check, { needsRestart = false } = {}) {
+async function run(title, check, { needsRestart = false, needsGroups = false } = {}) {
   if (needsRestart && !RESTART_CMD) {
     console.log(`skip ${title} RESTART_CMD is not set`);
+    return;
+  }
+  if (needsGroups && !CONSUMER_GROUPS) {
+    console.log(`skip ${title} CONSUMER_GROUPS is not set`);
     return;
   }
   try {

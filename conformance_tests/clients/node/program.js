@@ -227,6 +227,67 @@ async function prefetchBoundsUnacked() {
   });
 }
 
+// A stream with so many messages, each with its number.
+async function streamWith(count) {
+  const stream = name(`stream-${count}`);
+  await withConfirms(async (channel) => {
+    await channel.assertQueue(stream, { durable: true, arguments: { 'x-queue-type': 'stream' } });
+    for (const n of range(count)) channel.sendToQueue(stream, body(n));
+    await channel.waitForConfirms();
+  });
+  return stream;
+}
+
+// Consumes so many messages on a channel of their own, and acks the first ones. It is closed with the rest.
+async function read(queue, count, args, acks = count) {
+  return withChannel(async (channel) => {
+    const inbox = new Inbox();
+    const got = [];
+    await channel.prefetch(10);
+    await channel.consume(queue, inbox.put, { arguments: args });
+    for (let n = 0; n < count; n += 1) {
+      const message = await inbox.take();
+      if (n < acks) channel.ack(message);
+      got.push(message);
+    }
+    return got;
+  });
+}
+
+// Of messages whose bodies are their offsets.
+function offsets(got) {
+  const found = got.map((message) => message.properties.headers['x-stream-offset']);
+  assert.deepEqual(got.map((message) => Number(message.content)), found);
+  return found;
+}
+
+async function streamIsReadFromAnOffset() {
+  const stream = await streamWith(50);
+  for (const [start, first] of [[20, 20], ['first', 0], [20, 20]]) {
+    const got = await read(stream, 50 - first, { 'x-stream-offset': start });
+    assert.deepEqual(offsets(got), range(50 - first, first));
+  }
+  await withChannel((channel) => channel.deleteQueue(stream));
+}
+
+async function groupGoesOnWhereItAcked() {
+  const [stream, group] = [await streamWith(50), name('group')];
+  await withChannel(async (channel) => {
+    const args = { 'x-queue-type': 'stream-group', 'x-stream': stream, 'x-stream-offset': 'first' };
+    await channel.assertQueue(group, { durable: true, arguments: args });
+    let got = await read(group, 31, {}, 30);
+    assert.deepEqual(offsets(got), range(31));
+    for (const message of got) assert.equal(message.properties.headers['x-stream'], stream);
+    got = await read(group, 20);
+    assert.deepEqual(offsets(got), range(20, 30));
+    assert.equal(got[0].fields.redelivered, true, 'what the first member held and had not acked');
+    assert.equal(await channel.get(group), false, 'one more than was published');
+    assert.equal(await ready(channel, group), 0);
+    await channel.deleteQueue(group);
+    await channel.deleteQueue(stream);
+  });
+}
+
 async function requeuedComesBackRedelivered() {
   await withConfirms(async (channel) => {
     const queue = await temporaryQueue(channel);
@@ -393,6 +454,8 @@ async function main() {
   await run('reserved-names-give-403', reservedNamesGive403);
   await run('other-connections-exclusive-queue-gives-405', otherConnectionsExclusiveQueueGives405);
   await run('disagreement-gives-406', disagreementGives406);
+  await run('stream-is-read-from-an-offset', streamIsReadFromAnOffset);
+  await run('group-goes-on-where-it-acked', groupGoesOnWhereItAcked, { needsGroups: true });
   await connection.close();
   await run('recovery-comes-back-after-a-restart', recoveryComesBackAfterARestart, { needsRestart: true });
   process.exit(finish());

@@ -211,6 +211,66 @@ async def prefetch_bounds_unacked() -> None:
         equal(bodies, [b"%d" % n for n in range(10)], "order")
 
 
+async def stream_with(channel: AbstractChannel, count: int) -> AbstractQueue:
+    """A stream with so many messages, each with its number."""
+    stream = await channel.declare_queue(name(f"stream-{count}"), durable=True, arguments=dict(checks.STREAM))
+    for n in range(count):
+        await publish(channel, stream.name, b"%d" % n)
+    return stream
+
+
+async def read(
+    queue: str, count: int, arguments: Any = None, *, acks: int | None = None
+) -> list[AbstractIncomingMessage]:
+    """Consume so many messages on a channel of their own, and ack the first ones, or all. It is closed with the rest."""
+    async with client.connection.channel() as channel:
+        await channel.set_qos(prefetch_count=checks.STREAM_PREFETCH)
+        arrived: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
+        await (await channel.get_queue(queue, ensure=False)).consume(arrived.put, arguments=arguments)
+        got = []
+        for n in range(count):
+            message = await arrived.get()
+            if acks is None or n < acks:
+                await message.ack()
+            got.append(message)
+        return got
+
+
+def offsets(got: list[AbstractIncomingMessage]) -> list[Any]:
+    """Of messages whose bodies are their offsets."""
+    found = [message.headers["x-stream-offset"] for message in got]
+    equal([message.body for message in got], [str(offset).encode() for offset in found], "bodies and offsets")
+    return found
+
+
+async def stream_is_read_from_an_offset() -> None:
+    async with client.connection.channel() as channel:
+        stream = await stream_with(channel, checks.STREAM_MESSAGES)
+        for start, first in ((20, 20), ("first", 0), (20, 20)):
+            got = await read(stream.name, checks.STREAM_MESSAGES - first, {"x-stream-offset": start})
+            equal(offsets(got), list(range(first, checks.STREAM_MESSAGES)), f"offsets from {start}")
+        await stream.delete(if_unused=False, if_empty=False)
+
+
+async def group_goes_on_where_it_acked() -> None:
+    async with client.connection.channel() as channel:
+        stream = await stream_with(channel, checks.STREAM_MESSAGES)
+        arguments: Any = checks.group_of(stream.name)
+        group = await channel.declare_queue(name("group"), durable=True, arguments=arguments)
+        got = await read(group.name, checks.GROUP_ACKS + 1, acks=checks.GROUP_ACKS)
+        equal(offsets(got), list(range(checks.GROUP_ACKS + 1)), "offsets of the first member")
+        equal({message.headers["x-stream"] for message in got}, {stream.name}, "x-stream")
+        got = await read(group.name, checks.STREAM_MESSAGES - checks.GROUP_ACKS)
+        equal(
+            offsets(got), list(range(checks.GROUP_ACKS, checks.STREAM_MESSAGES)), "offsets of the second one"
+        )
+        that(got[0].redelivered, "what the first member held and had not acked is flagged")
+        equal(await get_all(group), [], "one more than was published")
+        equal(await ready(channel, group), 0, "messages of the group")
+        await group.delete(if_unused=False, if_empty=False)
+        await stream.delete(if_unused=False, if_empty=False)
+
+
 async def requeued_comes_back_redelivered() -> None:
     async with client.connection.channel() as channel:
         queue = await temporary_queue(channel)
@@ -414,8 +474,10 @@ async def run() -> int:
         reserved_names_give_403,
         other_connections_exclusive_queue_gives_405,
         disagreement_gives_406,
+        stream_is_read_from_an_offset,
     ):
         await results.run_async(check)
+    await results.run_async(group_goes_on_where_it_acked, needs_groups=True)
     await client.connection.close()
     await results.run_async(robust_connection_comes_back, needs_restart=True)
     return results.finish()

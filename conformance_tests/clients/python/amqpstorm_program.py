@@ -207,6 +207,80 @@ def prefetch_bounds_unacked() -> None:
     other.close()
 
 
+def stream_with(count: int) -> str:
+    """A stream with so many messages, each with its number."""
+    channel = client.connection.channel()
+    channel.confirm_deliveries()
+    stream = name(f"stream-{count}")
+    channel.queue.declare(stream, durable=True, arguments=dict(checks.STREAM))
+    for n in range(count):
+        channel.basic.publish(str(n), stream)
+    channel.close()
+    return stream
+
+
+def read(
+    queue: str, count: int, arguments: dict[str, Any] | None = None, *, acks: int | None = None
+) -> list[Message]:
+    """Consume so many messages on a channel of their own, and ack the first ones, or all. It is closed with the rest."""
+    channel = client.connection.channel()
+    channel.basic.qos(checks.STREAM_PREFETCH)
+    got: list[Message] = []
+
+    def take(message: Message) -> None:
+        if len(got) < (count if acks is None else acks):
+            message.ack()
+        if len(got) < count:
+            got.append(message)
+
+    channel.basic.consume(take, queue, arguments=arguments)
+
+    def step() -> None:
+        channel.process_data_events()
+        time.sleep(0.01)
+
+    wait_until(lambda: len(got) == count, step, f"{count} messages of {queue}")
+    channel.close()
+    return got
+
+
+def header(message: Message, key: str) -> Any:
+    headers: Any = message.properties["headers"]
+    return headers[key]
+
+
+def offsets(got: list[Message]) -> list[int]:
+    """Of messages whose bodies are their offsets."""
+    found = [header(message, "x-stream-offset") for message in got]
+    equal([message.body for message in got], list(map(str, found)), "bodies and offsets")
+    return found
+
+
+def stream_is_read_from_an_offset() -> None:
+    stream = stream_with(checks.STREAM_MESSAGES)
+    for start, first in ((20, 20), ("first", 0), (20, 20)):
+        got = read(stream, checks.STREAM_MESSAGES - first, {"x-stream-offset": start})
+        equal(offsets(got), list(range(first, checks.STREAM_MESSAGES)), f"offsets from {start}")
+    client.connection.channel().queue.delete(stream)
+
+
+def group_goes_on_where_it_acked() -> None:
+    stream, group = stream_with(checks.STREAM_MESSAGES), name("group")
+    channel = client.connection.channel()
+    channel.queue.declare(group, durable=True, arguments=dict(checks.group_of(stream)))
+    got = read(group, checks.GROUP_ACKS + 1, acks=checks.GROUP_ACKS)
+    equal(offsets(got), list(range(checks.GROUP_ACKS + 1)), "offsets of the first member")
+    equal({header(message, "x-stream") for message in got}, {stream}, "x-stream")
+    got = read(group, checks.STREAM_MESSAGES - checks.GROUP_ACKS)
+    equal(offsets(got), list(range(checks.GROUP_ACKS, checks.STREAM_MESSAGES)), "offsets of the second one")
+    that(got[0].redelivered, "what the first member held and had not acked is flagged")
+    equal(get_all(channel, group), [], "one more than was published")
+    equal(ready(channel, group), 0, "messages of the group")
+    channel.queue.delete(group)
+    channel.queue.delete(stream)
+    channel.close()
+
+
 def requeued_comes_back_redelivered() -> None:
     channel = client.connection.channel()
     channel.confirm_deliveries()
@@ -397,8 +471,10 @@ def main() -> int:
         reserved_names_give_403,
         other_connections_exclusive_queue_gives_405,
         disagreement_gives_406,
+        stream_is_read_from_an_offset,
     ):
         results.run(check)
+    results.run(group_goes_on_where_it_acked, needs_groups=True)
     client.connection.close()
     results.run(durable_messages_survive_a_restart, needs_restart=True)
     return results.finish()

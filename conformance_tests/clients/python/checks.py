@@ -13,6 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 AMQP_URL = os.environ.get("AMQP_URL", "amqp://guest:guest@127.0.0.1:5672/%2F")
 RESTART_CMD = os.environ.get("RESTART_CMD", "")
+CONSUMER_GROUPS = os.environ.get("CONSUMER_GROUPS", "")
 
 PROGRAM_SECONDS = 230
 WAIT_SECONDS = 40
@@ -64,6 +65,16 @@ def wait_until(done: Callable[[], object], step: Callable[[], object], what: str
         step()
 
 
+STREAM = {"x-queue-type": "stream"}
+#: What the programs publish into a stream, how much of it the first member of a group acks, and the members' prefetch.
+STREAM_MESSAGES, GROUP_ACKS, STREAM_PREFETCH = 50, 30, 10
+
+
+def group_of(stream: str) -> dict[str, str]:
+    """Arguments of a consumer group that begins with the first message of a stream."""
+    return {"x-queue-type": "stream-group", "x-stream": stream, "x-stream-offset": "first"}
+
+
 def other_url(*, user: str = "", password: str = "", vhost: str = "") -> str:
     """AMQP_URL with other credentials or another virtual host."""
     parts = urlsplit(AMQP_URL)
@@ -95,10 +106,11 @@ class Checks:
         self.passed = 0
         self.failed = 0
 
-    def run(self, check: Callable[[], None], *, needs_restart: bool = False) -> None:
+    def run(
+        self, check: Callable[[], None], *, needs_restart: bool = False, needs_groups: bool = False
+    ) -> None:
         name = self._name(check)
-        if needs_restart and not RESTART_CMD:
-            self._say(f"skip {name} RESTART_CMD is not set")
+        if self._skipped(name, needs_restart, needs_groups):
             return
         try:
             check()
@@ -107,10 +119,11 @@ class Checks:
         else:
             self._pass(name)
 
-    async def run_async(self, check: Callable[[], Awaitable[None]], *, needs_restart: bool = False) -> None:
+    async def run_async(
+        self, check: Callable[[], Awaitable[None]], *, needs_restart: bool = False, needs_groups: bool = False
+    ) -> None:
         name = self._name(check)
-        if needs_restart and not RESTART_CMD:
-            self._say(f"skip {name} RESTART_CMD is not set")
+        if self._skipped(name, needs_restart, needs_groups):
             return
         try:
             await asyncio.wait_for(check(), RESTART_SECONDS if needs_restart else WAIT_SECONDS)
@@ -122,6 +135,19 @@ class Checks:
     def finish(self) -> int:
         self._say(f"{self.passed} passed, {self.failed} failed")
         return 1 if self.failed or not self.passed else 0
+
+    def _skipped(self, name: str, needs_restart: bool, needs_groups: bool) -> bool:
+        lacking = [
+            variable
+            for variable, value, needed in (
+                ("RESTART_CMD", RESTART_CMD, needs_restart),
+                ("CONSUMER_GROUPS", CONSUMER_GROUPS, needs_groups),
+            )
+            if needed and not value
+        ]
+        if lacking:
+            self._say(f"skip {name} {lacking[0]} is not set")
+        return bool(lacking)
 
     def _name(self, check: Callable[..., object]) -> str:
         return check.__name__.strip("_").replace("_", "-")

@@ -179,6 +179,78 @@ def prefetch_and_acks() -> None:
         queue.delete()
 
 
+def stream_with(count: int) -> Any:
+    """A stream with so many messages, each with its number."""
+    stream = Queue(name(f"stream-{count}"), durable=True, queue_arguments=dict(checks.STREAM))
+    with client.connection.channel() as channel:
+        stream.bind(channel).declare()
+        producer = Producer(channel)
+        for n in range(count):
+            producer.publish(n, routing_key=stream.name)
+    return stream
+
+
+def read(queue: Any, count: int, *, acks: int | None = None) -> list[Any]:
+    """Consume so many messages on a channel of their own, and ack the first ones, or all. It is closed with the rest."""
+    got: list[Any] = []
+
+    def take(message: Any) -> None:
+        if len(got) < (count if acks is None else acks):
+            message.ack()
+        if len(got) < count:
+            got.append(message)
+
+    with client.connection.channel() as channel:
+        consumer = Consumer(
+            channel,
+            [queue],
+            prefetch_count=checks.STREAM_PREFETCH,
+            on_message=take,
+            accept=["json"],
+            auto_declare=False,
+        )
+        consumer.consume()
+        drain_until(got, count)
+    return got
+
+
+def offsets(got: list[Any]) -> list[int]:
+    """Of messages whose bodies are their offsets."""
+    found = [message.headers["x-stream-offset"] for message in got]
+    equal([message.decode() for message in got], found, "bodies and offsets")
+    return found
+
+
+def stream_is_read_from_an_offset() -> None:
+    stream = stream_with(checks.STREAM_MESSAGES)
+    for start, first in ((20, 20), ("first", 0), (20, 20)):
+        stream.consumer_arguments = {"x-stream-offset": start}
+        got = read(stream, checks.STREAM_MESSAGES - first)
+        equal(offsets(got), list(range(first, checks.STREAM_MESSAGES)), f"offsets from {start}")
+    with client.connection.channel() as channel:
+        stream.bind(channel).delete()
+
+
+def group_goes_on_where_it_acked() -> None:
+    stream = stream_with(checks.STREAM_MESSAGES)
+    group = Queue(name("group"), durable=True, queue_arguments=dict(checks.group_of(stream.name)))
+    with client.connection.channel() as channel:
+        bound = group.bind(channel)
+        bound.declare()
+        got = read(group, checks.GROUP_ACKS + 1, acks=checks.GROUP_ACKS)
+        equal(offsets(got), list(range(checks.GROUP_ACKS + 1)), "offsets of the first member")
+        equal({message.headers["x-stream"] for message in got}, {stream.name}, "x-stream")
+        got = read(group, checks.STREAM_MESSAGES - checks.GROUP_ACKS)
+        equal(
+            offsets(got), list(range(checks.GROUP_ACKS, checks.STREAM_MESSAGES)), "offsets of the second one"
+        )
+        that(got[0].delivery_info["redelivered"], "what the first member held and had not acked is flagged")
+        equal(bound.get(), None, "one more than was published")
+        equal(bound.queue_declare(passive=True).message_count, 0, "messages of the group")
+        bound.delete()
+        stream.bind(channel).delete()
+
+
 def channel_errors_spare_the_connection() -> None:
     exclusive = connect()
     locked = Queue(name("locked"), exclusive=True, channel=exclusive.channel())
@@ -408,8 +480,10 @@ def check_all(results: Checks) -> int:
         unroutable_mandatory_returns,
         prefetch_and_acks,
         channel_errors_spare_the_connection,
+        stream_is_read_from_an_offset,
     ):
         results.run(check)
+    results.run(group_goes_on_where_it_acked, needs_groups=True)
     client.connection.release()
     results.run(ensure_publishes_over_a_restart, needs_restart=True)
     try:

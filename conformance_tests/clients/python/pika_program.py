@@ -316,6 +316,69 @@ def prefetch_bounds_unacked() -> None:
     channel.close()
 
 
+def stream_with(count: int) -> str:
+    """A stream with so many messages, each with its number."""
+    channel = client.connection.channel()
+    channel.confirm_delivery()
+    stream = name(f"stream-{count}")
+    channel.queue_declare(stream, durable=True, arguments=checks.STREAM)
+    for n in range(count):
+        channel.basic_publish("", stream, b"%d" % n)
+    channel.close()
+    return stream
+
+
+def read(
+    queue: str, count: int, arguments: dict[str, Any] | None = None, *, acks: int | None = None
+) -> list[tuple[Any, Any, bytes]]:
+    """Consume so many messages on a channel of their own, and ack the first ones, or all. It is closed with the rest."""
+    channel = client.connection.channel()
+    channel.basic_qos(prefetch_count=checks.STREAM_PREFETCH)
+    got: list[tuple[Any, Any, bytes]] = []
+    for method, properties, body in channel.consume(queue, arguments=arguments, inactivity_timeout=20):
+        that(method is not None, f"a message in {queue} after {len(got)}")
+        if acks is None or len(got) < acks:
+            channel.basic_ack(method.delivery_tag)
+        got.append((method, properties, body))
+        if len(got) == count:
+            break
+    channel.close()
+    return got
+
+
+def offsets(got: list[tuple[Any, Any, bytes]]) -> list[int]:
+    """Of messages whose bodies are their offsets."""
+    for _, properties, body in got:
+        equal(body, b"%d" % properties.headers["x-stream-offset"], "body and offset")
+    return [properties.headers["x-stream-offset"] for _, properties, _ in got]
+
+
+def stream_is_read_from_an_offset() -> None:
+    stream = stream_with(checks.STREAM_MESSAGES)
+    for start in (20, "first", 20):
+        first = 0 if start == "first" else 20
+        got = read(stream, checks.STREAM_MESSAGES - first, {"x-stream-offset": start})
+        equal(offsets(got), list(range(first, checks.STREAM_MESSAGES)), f"offsets from {start}")
+    client.connection.channel().queue_delete(stream)
+
+
+def group_goes_on_where_it_acked() -> None:
+    stream, group = stream_with(checks.STREAM_MESSAGES), name("group")
+    channel = client.connection.channel()
+    channel.queue_declare(group, durable=True, arguments=checks.group_of(stream))
+    got = read(group, checks.GROUP_ACKS + 1, acks=checks.GROUP_ACKS)
+    equal(offsets(got), list(range(checks.GROUP_ACKS + 1)), "offsets of the first member")
+    equal({properties.headers["x-stream"] for _, properties, _ in got}, {stream}, "x-stream")
+    got = read(group, checks.STREAM_MESSAGES - checks.GROUP_ACKS)
+    equal(offsets(got), list(range(checks.GROUP_ACKS, checks.STREAM_MESSAGES)), "offsets of the second one")
+    that(got[0][0].redelivered, "what the first member held and had not acked is flagged")
+    equal(channel.basic_get(group)[0], None, "one more than was published")
+    equal(ready(channel, group), 0, "messages of the group")
+    channel.queue_delete(group)
+    channel.queue_delete(stream)
+    channel.close()
+
+
 def requeued_comes_back_redelivered() -> None:
     channel = client.connection.channel()
     channel.confirm_delivery()
@@ -554,8 +617,10 @@ def main() -> int:
         reserved_names_give_403,
         other_connections_exclusive_queue_gives_405,
         disagreement_gives_406,
+        stream_is_read_from_an_offset,
     ):
         results.run(check)
+    results.run(group_goes_on_where_it_acked, needs_groups=True)
     results.run(durable_messages_survive_a_restart, needs_restart=True)
     return results.finish()
 

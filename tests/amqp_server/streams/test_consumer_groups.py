@@ -138,6 +138,15 @@ def test_a_member_gets_the_stream_with_its_name_and_offsets(node: StreamNode, pe
     assert worked(node, peer) == [[Message("s", 10, b"more")]]
 
 
+def test_a_passive_declare_may_repeat_the_arguments(node: StreamNode, peer: Peer) -> None:
+    """Some clients send them again. Of a stream, `x-stream-offset` would ask something else."""
+    filled(node, peer)
+    for offset in ("first", 3):
+        arguments: Any = {"x-queue-type": "stream-group", "x-stream": "s", "x-stream-offset": offset}
+        [(_, answer)] = peer.call(1, commands.Queue.Declare(queue="g", passive=True, arguments=arguments))
+        assert isinstance(answer, commands.Queue.DeclareOk) and answer.message_count == 10
+
+
 def test_prefetch_and_acks(node: StreamNode, peer: Peer) -> None:
     filled(node, peer, 20)
     consume(node, peer, 4)

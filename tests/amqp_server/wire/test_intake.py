@@ -138,6 +138,21 @@ def test_byte_by_byte(sent: list[Message]) -> None:
     assert scanner.taken() == expected(sent)
 
 
+def test_a_part_may_end_within_any_frame() -> None:
+    """More may have come than is to be taken now, and less than the rest of the message in which the part ends."""
+    sent = [message(routing_key="a", body=b"x" * 5)] * 2
+    data = b"".join(each.encode(CHANNEL) for each in sent)
+    for came in range(len(data) // 2, len(data) + 1):
+        for stop in range(len(data) // 2, came + 1):
+            scanner = Scanner()
+            route = scanner.routes[sent[0].frames(CHANNEL)[0]]
+            taken, outcome, _ = intake.take(
+                data[:came], 0, stop, route, scanner.routes, scanner.publisher, scanner.segments
+            )
+            assert outcome is not Outcome.SLOW and taken == stop // (len(data) // 2) * (len(data) // 2)
+            assert scanner.taken() == expected(sent[: taken // (len(data) // 2)])
+
+
 _trailing = st.one_of(
     st.just(acknowledge(CHANNEL, 1)),
     st.just(message().encode(CHANNEL + 1)),

@@ -8,6 +8,7 @@ import java.util.concurrent.TimeUnit;
 final class Checks {
     static final String AMQP_URL = environment("AMQP_URL", "amqp://guest:guest@127.0.0.1:5672/%2F");
     static final String RESTART_CMD = environment("RESTART_CMD", "");
+    static final String CONSUMER_GROUPS = environment("CONSUMER_GROUPS", "");
     static final long PROGRAM_MS = 230_000;
     static final long WAIT_MS = 40_000;
     static final long RESTART_MS = 130_000;
@@ -75,6 +76,14 @@ final class Checks {
     void runWithRestart(String title, Check check) {
         if (RESTART_CMD.isEmpty()) {
             System.out.println("skip " + title + " RESTART_CMD is not set");
+        } else {
+            run(title, check);
+        }
+    }
+
+    void runWithGroups(String title, Check check) {
+        if (CONSUMER_GROUPS.isEmpty()) {
+            System.out.println("skip " + title + " CONSUMER_GROUPS is not set");
         } else {
             run(title, check);
         }

@@ -72,6 +72,8 @@ public final class Program {
         checks.run("reserved-names-give-403", this::reservedNamesGive403);
         checks.run("other-connections-exclusive-queue-gives-405", this::otherConnectionsExclusiveQueueGives405);
         checks.run("disagreement-gives-406", this::disagreementGives406);
+        checks.run("stream-is-read-from-an-offset", this::streamIsReadFromAnOffset);
+        checks.runWithGroups("group-goes-on-where-it-acked", this::groupGoesOnWhereItAcked);
         checks.runWithRestart("recovery-comes-back-after-a-restart", this::recoveryComesBackAfterARestart);
         connection.close();
         return checks.finish();
@@ -368,6 +370,78 @@ public final class Program {
         }
         Checks.equal(other.messageCount(queue), 10L - count, "ready behind the prefetch");
         Checks.that(arrived.isEmpty(), "a delivery beyond the prefetch");
+    }
+
+    /** Declare a stream with so many messages, each with its number. */
+    private String streamWith(int count) throws Exception {
+        Channel channel = confirming();
+        String stream = Checks.name("stream-" + count);
+        channel.queueDeclare(stream, true, false, false, Map.of("x-queue-type", "stream"));
+        for (String number : numbers(count)) {
+            publish(channel, "", stream, number);
+        }
+        channel.close();
+        return stream;
+    }
+
+    /** Consume so many messages on a channel of their own, and ack the first ones. It is closed with the rest. */
+    private List<Delivery> read(String queue, int count, int acks, Map<String, Object> arguments) throws Exception {
+        Channel channel = connection.createChannel();
+        channel.basicQos(10);
+        BlockingQueue<Delivery> arrived = new LinkedBlockingQueue<>();
+        channel.basicConsume(queue, false, arguments, (DeliverCallback) (tag, delivery) -> arrived.add(delivery), NOT_CANCELLED);
+        List<Delivery> got = new ArrayList<>();
+        while (got.size() < count) {
+            Delivery delivery = Checks.take(arrived, "message " + got.size() + " of " + queue);
+            if (got.size() < acks) {
+                channel.basicAck(delivery.getEnvelope().getDeliveryTag(), false);
+            }
+            got.add(delivery);
+        }
+        channel.close();
+        return got;
+    }
+
+    /** Messages whose bodies are their offsets, from one offset on. */
+    private static void inOrder(List<Delivery> got, long first) {
+        long offset = first;
+        for (Delivery delivery : got) {
+            Checks.equal(delivery.getProperties().getHeaders().get("x-stream-offset"), offset, "x-stream-offset");
+            Checks.equal(text(delivery.getBody()), Long.toString(offset), "body");
+            offset++;
+        }
+    }
+
+    private void streamIsReadFromAnOffset() throws Exception {
+        String stream = streamWith(50);
+        for (int time = 0; time < 2; time++) {
+            inOrder(read(stream, 30, 30, Map.of("x-stream-offset", 20)), 20);
+            inOrder(read(stream, 50, 50, Map.of("x-stream-offset", "first")), 0);
+        }
+        Channel channel = connection.createChannel();
+        channel.queueDelete(stream);
+        channel.close();
+    }
+
+    private void groupGoesOnWhereItAcked() throws Exception {
+        String stream = streamWith(50);
+        String group = Checks.name("group");
+        Channel channel = connection.createChannel();
+        channel.queueDeclare(group, true, false, false,
+                Map.of("x-queue-type", "stream-group", "x-stream", stream, "x-stream-offset", "first"));
+        List<Delivery> got = read(group, 31, 30, Map.of());
+        inOrder(got, 0);
+        for (Delivery delivery : got) {
+            Checks.equal(delivery.getProperties().getHeaders().get("x-stream").toString(), stream, "x-stream");
+        }
+        got = read(group, 20, 20, Map.of());
+        inOrder(got, 30);
+        Checks.that(got.get(0).getEnvelope().isRedeliver(), "what the first member held and had not acked is flagged");
+        Checks.that(channel.basicGet(group, true) == null, "one more than was published");
+        Checks.equal(channel.messageCount(group), 0L, "messages of the group");
+        channel.queueDelete(group);
+        channel.queueDelete(stream);
+        channel.close();
     }
 
     private void requeuedComesBackRedelivered() throws Exception {

@@ -1,0 +1,80 @@
+"""A Python worker of Spark dies in the middle of a range that it reads from a stream."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from tests.reliability.node import Node
+from tests.spark_sink import stream_driver
+from tests.spark_sink.conftest import Name
+from tests.spark_sink.peer import Peer
+from tests.spark_sink.test_streams import QUERY_S, super_stream
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+ROWS = 60_000
+#: Forks of it are workers. What plans beside the driver runs another module.
+DAEMON = ["pyspark.daemon", "pyspark.worker"]
+
+
+def readers(port: int) -> list[int]:
+    """Return the workers that are connected to the broker."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            parent = process.parent()
+            if parent is None or not all(each.cmdline()[-2:] == DAEMON for each in (process, parent)):
+                continue
+            if any(each.raddr and each.raddr.port == port for each in process.net_connections("tcp")):
+                found.append(process.pid)
+        except (psutil.NoSuchProcess, psutil.ZombieProcess):
+            continue
+    return found
+
+
+def kill_one(port: int, out: Path) -> None:
+    """Kill -9 one that reads, when the first rows are in a file."""
+    deadline = time.monotonic() + QUERY_S
+    while True:
+        assert time.monotonic() < deadline, "nobody reads"
+        begun = any(path.stat().st_size for path in out.glob("part-*"))
+        if begun and (pids := readers(port)):
+            os.kill(pids[0], signal.SIGKILL)
+            return
+        time.sleep(0.005)
+
+
+def failed_tasks(spark: SparkSession, query: StreamingQuery) -> int:
+    tracker = spark.sparkContext.statusTracker()
+    jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(str(query.runId))]
+    stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
+    return sum(stage.numFailedTasks for stage in stages if stage is not None)
+
+
+def test_a_worker_that_is_killed_in_a_read_loses_no_row_and_repeats_none(
+    spark: SparkSession, node: Node, mqd_url: str, mqd_peer: Peer, name: Name, tmp_path: Path
+) -> None:
+    stream = super_stream(mqd_peer, name("super"), 2)
+    rows = spark.range(0, ROWS, 1, 2).selectExpr(
+        "cast(id as string) as value", "'k' || id % 50 as routing_key"
+    )
+    rows.write.format("amqp").options(url=mqd_url, stream=stream).mode("append").save()
+    query = stream_driver.start(spark, tmp_path, mqd_url, stream, ROWS)
+    try:
+        kill_one(node.port, tmp_path / "out")
+        assert query.awaitTermination(QUERY_S)
+    finally:
+        query.stop()
+    assert failed_tasks(spark, query) == 1
+    found = spark.read.json(str(tmp_path / "out")).collect()
+    assert sorted(int(row.value) for row in found) == list(range(ROWS))
+    assert len({(row.partition, row.offset) for row in found}) == ROWS
+    mqd_peer.channel.exchange_delete(stream)
