@@ -24,6 +24,8 @@ _READ = re.compile(r"\bcall\.read\((\w+)\)")
 _TABLE = re.compile(r"\bcall\.(?:table\(\)|body\b)")
 _REQUIRED = re.compile(r'\brequire\((?:call\.table\(\)|asked), "([\w-]+)"\)')
 _SWITCH = re.compile(r'\bcall\.(?:switch|flag)\("([\w-]+)"\)')
+#: A check of health has a body of its own where all is not well.
+_CHECK = re.compile(r"\b_failed\(|\bAnswer\(503\b")
 _HELPER = re.compile(r"\b(_\w+)\(call\b")
 _PART = re.compile(r"\{(\w+)\}")
 _WORDS = re.compile(r"\w+")
@@ -112,6 +114,11 @@ def document() -> dict[str, Any]:
         "required": ["error", "reason"],
         "properties": {"error": {"type": "string"}, "reason": {}},
     }
+    unhealthy = {
+        "type": "object",
+        "required": ["status", "reason"],
+        "properties": {"status": {"enum": ["failed"]}, "reason": {"type": "string"}},
+    }
     return {
         "openapi": "3.1.0",
         "info": {
@@ -124,12 +131,12 @@ def document() -> dict[str, Any]:
         "paths": paths,
         "components": {
             "securitySchemes": {"basic": {"type": "http", "scheme": "basic"}},
-            "schemas": components | {"Error": error},
+            "schemas": components | {"Error": error, UNHEALTHY: unhealthy},
             "parameters": {
                 name: {"name": name, "in": "query", "description": text, "schema": {"type": type_}}
                 for name, (type_, text) in LISTING.items()
             },
-            "responses": {_REFUSED[status]: told for status, told in _refusals()},
+            "responses": {_REFUSED[status]: told for status, told in _refusals()} | {UNHEALTHY: _unhealthy()},
         },
     }
 
@@ -141,7 +148,7 @@ def _operation(endpoint: Endpoint, schemas: dict[type[msgspec.Struct], dict[str,
         "description": _whom(endpoint),
         "tags": [module],
         "parameters": list(_parameters(endpoint)),
-        "responses": dict(_responses(endpoint.method)),
+        "responses": dict(_responses(endpoint)),
     }
     if endpoint.who == ANYBODY:
         told["security"] = []
@@ -192,14 +199,16 @@ def _parameters(endpoint: Endpoint) -> Iterator[dict[str, Any]]:
         yield {"name": name, "in": "query", "schema": {"type": "boolean"}}
 
 
-def _responses(method: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    for status, text in sorted(ANSWERS[method].items()):
+def _responses(endpoint: Endpoint) -> Iterator[tuple[str, dict[str, Any]]]:
+    for status, text in sorted(ANSWERS[endpoint.method].items()):
         told: dict[str, Any] = {"description": text}
         if status == 200:
             told["content"] = {"application/json": {}}
         yield str(status), told
+    checks = _CHECK.search(_source(endpoint.handler)) is not None
     for status in REFUSALS:
-        yield str(status), {"$ref": f"#/components/responses/{_REFUSED[status]}"}
+        name = UNHEALTHY if checks and status == 503 else _REFUSED[status]
+        yield str(status), {"$ref": f"#/components/responses/{name}"}
 
 
 def _refusals() -> Iterator[tuple[int, dict[str, Any]]]:
@@ -208,6 +217,13 @@ def _refusals() -> Iterator[tuple[int, dict[str, Any]]]:
         yield status, {"description": text, "content": refusal}
 
 
+def _unhealthy() -> dict[str, Any]:
+    kinds = [{"$ref": f"#/components/schemas/{name}"} for name in (UNHEALTHY, "Error")]
+    schema = {"application/json": {"schema": {"anyOf": kinds}}}
+    return {"description": "Not healthy, and why; or the check could not be made.", "content": schema}
+
+
+UNHEALTHY = "Unhealthy"
 _REFUSED = {
     status: HTTPStatus(status).phrase.title().replace(" ", "").replace("-", "") for status in REFUSALS
 }

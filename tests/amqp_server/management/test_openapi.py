@@ -73,6 +73,18 @@ def test_switches_of_the_query_are_told() -> None:
     ]["parameters"]
 
 
+def test_a_failed_check_has_a_body_of_its_own() -> None:
+    unhealthy = {
+        path
+        for path, methods in document()["paths"].items()
+        if methods.get("get", {}).get("responses", {}).get("503")
+        == {"$ref": "#/components/responses/Unhealthy"}
+    }
+    assert "/api/health/checks/port-listener/{port}" in unhealthy
+    assert "/api/health/checks/node-is-quorum-critical" in unhealthy and "/api/overview" not in unhealthy
+    assert all("check" in path or "aliveness" in path for path in unhealthy)
+
+
 def test_what_needs_no_login_says_so() -> None:
     free = [
         path
