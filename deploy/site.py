@@ -20,8 +20,8 @@ CONFIGURATION = DOCS / "mkdocs.yml"
 PAGES = ROOT / "build" / "docs" / "pages"
 SITE = ROOT / "build" / "docs" / "site"
 
-#: For the search where the site is read from the disk.
-POLYFILL = DOCS / "iframe-worker.js"
+#: What the site has of its own beside pages: named in the configuration.
+ASSETS = DOCS / "assets"
 README = "README.md"
 #: Pages outside docs/ that the site has, too.
 MORE_PAGES = (
@@ -111,7 +111,7 @@ def gather(directory: Path) -> None:
     for page in own:
         _write(directory / place(page), rewritten(page, (ROOT / page).read_text(), linked))
     _write(directory / place(ADR), decisions())
-    _write(directory / "assets" / POLYFILL.name, POLYFILL.read_text())
+    shutil.copytree(ASSETS, directory / "assets")
     for file in sorted(linked.difference(own, [ADR])):
         copy = directory / place(file)
         copy.parent.mkdir(parents=True, exist_ok=True)

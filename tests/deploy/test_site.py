@@ -89,6 +89,8 @@ def test_nothing_of_the_configuration_asks_another_host() -> None:
     assert CONFIGURATION["theme"]["font"] is False
     assert CONFIGURATION["plugins"] == ["search", "offline"]
     assert "://" not in re.sub(r"#.*", "", site.CONFIGURATION.read_text())
+    own = [*CONFIGURATION["extra"]["polyfills"], *CONFIGURATION["extra_css"]]
+    assert sorted(own) == sorted(f"assets/{path.name}" for path in site.ASSETS.iterdir())
     directory = site.CONFIGURATION.parent
     for name, path in (("docs_dir", site.PAGES), ("site_dir", site.SITE)):
         assert posixpath.normpath(directory / CONFIGURATION[name]) == str(path)
