@@ -40,7 +40,7 @@ class Commits(Protocol):
         """Commit what was submitted."""
 
 
-class Session(Unit, Protocol):
+class TurnSession(Unit, Protocol):
     def receive(self, data: bytes) -> None:
         """Handle what came. Queues do what it causes in the phase apply."""
 
@@ -189,7 +189,7 @@ class Turn:
         #: Hosts with pending commands. Within a turn they may be put here without `schedule`.
         self.scheduled: dict[Scheduled, None] = {}
         #: Sessions that waited for an answer and have got it.
-        self._answered: dict[Session, None] = {}
+        self._answered: dict[TurnSession, None] = {}
         self._gatherers: dict[Gatherer, None] = {}
         self._widened: dict[Widened, None] = {}
         self._confirms: dict[Confirms, None] = {}
@@ -204,7 +204,7 @@ class Turn:
         if not self._running:
             self._wake()
 
-    def answered(self, session: Session) -> None:
+    def answered(self, session: TurnSession) -> None:
         """Let a session continue after the method that it waited with."""
         self._answered[session] = None
         if not self._running:
@@ -234,7 +234,7 @@ class Turn:
         if not self._running:
             self._wake()
 
-    def forget(self, session: Session, sender: Sender) -> None:
+    def forget(self, session: TurnSession, sender: Sender) -> None:
         """A connection is over."""
         self._answered.pop(session, None)
         self._left.pop(session, None)
@@ -281,12 +281,12 @@ class Turn:
 
     # -- receive ---------------------------------------------------------------------------------------------------
 
-    def receive(self, session: Session, data: bytes) -> None:
+    def receive(self, session: TurnSession, data: bytes) -> None:
         """Run one turn that begins with bytes from a client."""
         self.run(self.take, session, session.receive, data)
 
     def take(
-        self, session: Session, receive: Callable[..., object], *arguments: Any, alone: bool = True
+        self, session: TurnSession, receive: Callable[..., object], *arguments: Any, alone: bool = True
     ) -> None:
         """Have a session receive, within a turn. If it is `alone`, queues do at once what that causes, as far as the
         turn has time; else they do it in one run for several sessions."""
@@ -445,7 +445,7 @@ __all__ = [
     "Peers",
     "Scheduled",
     "Sender",
-    "Session",
+    "TurnSession",
     "Turn",
     "Unit",
 ]

@@ -88,7 +88,9 @@ class Tables:
 
     @classmethod
     def open(cls, env: lmdb.Environment) -> "Tables":
-        return cls(*(env.open_db(name.encode()) for name in cls.__slots__))
+        # In one transaction: a new store would be synced for each of them, which takes most of the time of a first start.
+        with env.begin(write=True) as txn:
+            return cls(*(env.open_db(name.encode(), txn=txn) for name in cls.__slots__))
 
 
 class LmdbStore:

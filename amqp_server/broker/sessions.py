@@ -23,7 +23,7 @@ class Client(Protocol):
     username: str
 
 
-class Session(Protocol):
+class BrokerSession(Protocol):
     """The broker's view of a connection; see amqp_server.connection.session."""
 
     @property
@@ -51,7 +51,7 @@ class Sessions:
 
     def __init__(self) -> None:
         self._numbers = count(1)
-        self._sessions: dict[int, Session] = {}
+        self._sessions: dict[int, BrokerSession] = {}
         #: User and vhost of those that clients have opened.
         self._opened: dict[int, tuple[str, str]] = {}
         self._counts: Counts = {}
@@ -62,17 +62,17 @@ class Sessions:
     def next_number(self) -> int:
         return next(self._numbers)
 
-    def add(self, session: Session) -> None:
+    def add(self, session: BrokerSession) -> None:
         self._sessions[session.number] = session
 
-    def remove(self, session: Session) -> None:
+    def remove(self, session: BrokerSession) -> None:
         self._sessions.pop(session.number, None)
         opened = self._opened.pop(session.number, None)
         if opened is not None:
             self._count(OF_USER, opened[0], -1)
             self._count(IN_VHOST, opened[1], -1)
 
-    def opened(self, session: Session) -> None:
+    def opened(self, session: BrokerSession) -> None:
         """A client has opened a vhost."""
         user, vhost = session.client.username, session.vhost
         if vhost is not None:
@@ -117,10 +117,10 @@ class Sessions:
         else:
             self._others.pop(node, None)
 
-    def get(self, number: int) -> Session | None:
+    def get(self, number: int) -> BrokerSession | None:
         return self._sessions.get(number)
 
-    def __iter__(self) -> Iterator[Session]:
+    def __iter__(self) -> Iterator[BrokerSession]:
         return iter(list(self._sessions.values()))
 
     def __len__(self) -> int:

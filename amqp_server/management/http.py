@@ -31,8 +31,8 @@ from amqp_server.management.login import Caller, Login
 from amqp_server.management.origin import JSON, is_of_another_page
 from amqp_server.management.page_files import PageFiles, page_files
 from amqp_server.management.page_login import PATH, PageLogin, is_of_the_page
+from amqp_server.management.page_sessions import PageSessions, SessionLimits
 from amqp_server.management.responses import HEADERS, refuse
-from amqp_server.management.sessions import SessionLimits, Sessions
 from amqp_server.management.slices import Slices
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Api:
         # For probes, which have no login and learn nothing else: it lives, and it can serve.
         routes += [Route("/health", _alive), Route("/health/ready", self._ready)]
         if self._with_page:
-            sessions = Sessions(self._broker.users, self._session_limits)
+            sessions = PageSessions(self._broker.users, self._session_limits)
             self._page = PageLogin(self._broker, self._login, sessions)
             files = PageFiles(page_files(), self._slices)
             routes += [Route("/", files), Route("/page/{path:path}", files)]

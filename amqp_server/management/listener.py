@@ -92,7 +92,7 @@ async def _serve_metrics(
 
 def _api(broker: ManagedBroker, config: Config) -> tuple[Api, Slices]:
     from amqp_server.management.http import Api
-    from amqp_server.management.sessions import SessionLimits
+    from amqp_server.management.page_sessions import SessionLimits
     from amqp_server.management.slices import Slices
 
     slices = Slices(config.http_slice_ms)

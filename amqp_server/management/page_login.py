@@ -21,8 +21,8 @@ from amqp_server.management.answer import Refusal, bad_request, encode, login_fa
 from amqp_server.management.bodies import read_body
 from amqp_server.management.login import Caller, Login
 from amqp_server.management.origin import JSON, is_by_tls, is_json, names_another_page
+from amqp_server.management.page_sessions import PageSession, PageSessions
 from amqp_server.management.responses import HEADERS, refuse
-from amqp_server.management.sessions import PageSession, Sessions
 
 if TYPE_CHECKING:
     from amqp_server.management.managed_broker import ManagedBroker
@@ -46,7 +46,7 @@ def is_of_the_page(request: Request) -> bool:
 
 
 class PageLogin:
-    def __init__(self, broker: ManagedBroker, login: Login, sessions: Sessions) -> None:
+    def __init__(self, broker: ManagedBroker, login: Login, sessions: PageSessions) -> None:
         self._broker = broker
         self._login = login
         self._sessions = sessions

@@ -77,7 +77,7 @@ class MemberState(msgspec.Struct, array_like=True, frozen=True):
     portions: list[tuple[int, int, int, int, int, int]]
 
 
-class State(msgspec.Struct, array_like=True, frozen=True):
+class GroupState(msgspec.Struct, array_like=True, frozen=True):
     """All that a replica has."""
 
     version: int
@@ -99,7 +99,7 @@ class State(msgspec.Struct, array_like=True, frozen=True):
 
 
 _batch_decoder = msgspec.msgpack.Decoder(NodeBatch)
-_state_decoder = msgspec.msgpack.Decoder(State)
+_state_decoder = msgspec.msgpack.Decoder(GroupState)
 
 
 def encode_batch(node: str, incarnation: int, number: int, commands: Iterable[Command]) -> bytes:
@@ -156,11 +156,11 @@ def _with_keys(batch: NodeBatch) -> NodeBatch:
     return NodeBatch(batch.node, batch.incarnation, batch.number, [], commands)
 
 
-def encode_state(state: State) -> bytes:
+def encode_state(state: GroupState) -> bytes:
     return msgspec.msgpack.encode(state)
 
 
-def decode_state(data: bytes | memoryview) -> State:
+def decode_state(data: bytes | memoryview) -> GroupState:
     """Raises CodecError."""
     try:
         state = _state_decoder.decode(data)
@@ -179,7 +179,7 @@ __all__ = [
     "MemberState",
     "NodeBatch",
     "PartitionState",
-    "State",
+    "GroupState",
     "decode_entry",
     "decode_state",
     "encode_batch",

@@ -19,11 +19,11 @@ from quorum_queue.consumer_groups.entries import (
     VERSION,
     CodecError,
     Command,
+    GroupState,
     Key,
     MemberState,
     NodeBatch,
     PartitionState,
-    State,
     decode_state,
     encode_state,
 )
@@ -459,7 +459,7 @@ class Replica:
             )
             for each in group.partitions.values()
         ]
-        state = State(
+        state = GroupState(
             VERSION,
             self.applied,
             self.now_ms,

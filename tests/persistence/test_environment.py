@@ -39,6 +39,13 @@ def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
     open_environment(tmp_path).close()
 
 
+def test_a_new_directory_takes_two_transactions(tmp_path: Path) -> None:
+    """All tables, and the note of who this is: each is a sync, and syncs are most of the time of a first start."""
+    environment = open_environment(tmp_path)
+    assert environment.written == 2
+    environment.close()
+
+
 def test_another_layout_is_refused_and_left_alone(tmp_path: Path) -> None:
     open_environment(tmp_path).close()
     with pytest.raises(SchemaMismatch, match=rf"layout {SCHEMA_VERSION}.*layout 99"):

@@ -199,7 +199,7 @@ class HostedQueue:
         raise error
 
 
-class Node:
+class QueueNode:
     def __init__(self, budget_bytes: int = 1 << 30) -> None:
         self.environment = MemoryEnvironment()
         self.clock = ManualClock()

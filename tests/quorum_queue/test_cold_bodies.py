@@ -14,7 +14,7 @@ from quorum_queue.machine.settings import Settings
 from quorum_queue.memory import ReadAhead
 from quorum_queue.ports import Refused
 from tests.quorum_queue import node as node_module
-from tests.quorum_queue.node import PERSISTENT, Node, Publisher, Receiver, publish, resident_bytes
+from tests.quorum_queue.node import PERSISTENT, Publisher, QueueNode, Receiver, publish, resident_bytes
 
 TRANSIENT = Attributes()
 #: Runs are smaller than a constant says, which is part of compiled code.
@@ -32,7 +32,7 @@ def small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_module, "READ_AHEAD", ReadAhead(4 * SIZE, 12 * SIZE))
 
 
-class ColdNode(Node):
+class ColdNode(QueueNode):
     """The disk gives what `step` says, one after the other."""
 
     def __init__(self, budget_bytes: int = 1 << 30) -> None:
@@ -63,7 +63,7 @@ class ColdNode(Node):
 
 
 def paged_out(
-    node: Node, last: int, *, journalled: bool = True, settings: Settings | None = None
+    node: QueueNode, last: int, *, journalled: bool = True, settings: Settings | None = None
 ) -> LocalHost:
     """A queue of so many messages, all out of memory but the head, which is where it stays; that is taken away."""
     host = node.host(settings or Settings(), journalled=journalled)

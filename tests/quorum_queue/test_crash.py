@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
-from tests.quorum_queue.node import Node, Publisher, Receiver, resident_bytes
+from tests.quorum_queue.node import Publisher, QueueNode, Receiver, resident_bytes
 
 
 @dataclass
@@ -28,7 +28,7 @@ class QueueOnDisk(RuleBasedStateMachine):
 
     @initialize(budget=st.sampled_from([0, 100, 1 << 30]), priorities=st.booleans(), quorum=st.booleans())
     def start(self, budget: int, priorities: bool, quorum: bool) -> None:
-        self.node = Node(budget)
+        self.node = QueueNode(budget)
         self.quorum = quorum
         self.priority_max = 1 if priorities and not quorum else 0
         self.arguments: dict[str, object] = {}

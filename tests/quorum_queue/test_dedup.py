@@ -28,7 +28,7 @@ from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.machine import Machine, Meta
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
-from tests.quorum_queue.node import PERSISTENT, Node, Publisher, Receiver
+from tests.quorum_queue.node import PERSISTENT, Publisher, QueueNode, Receiver
 
 WINDOW_MS = 20
 IDLE_MS = 50
@@ -185,7 +185,7 @@ class DedupOnDisk(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.node = Node()
+        self.node = QueueNode()
         self.host = self.node.host(DECLARED, journalled=True)
         self.publisher = Publisher()
         self.number = 1
@@ -267,7 +267,7 @@ def once(
 
 
 def test_a_duplicate_is_confirmed_with_what_it_is_a_duplicate_of() -> None:
-    node, publisher = Node(), Publisher()
+    node, publisher = QueueNode(), Publisher()
     host = node.host(DECLARED, journalled=True)
     once(host, [id_of(b"a")], publisher, 1)
     once(host, [id_of(b"a")], publisher, 2, Attributes(persistent=False))
@@ -282,7 +282,7 @@ def test_a_duplicate_is_confirmed_with_what_it_is_a_duplicate_of() -> None:
 
 
 def test_a_transient_message_and_its_id_go_with_the_node() -> None:
-    node, publisher = Node(), Publisher()
+    node, publisher = QueueNode(), Publisher()
     host = node.host(DECLARED, journalled=True)
     once(host, [id_of(b"a"), sequence_of(b"P", 5)], publisher, 1)
     once(host, [id_of(b"b"), sequence_of(b"P", 6)], publisher, 3, Attributes(persistent=False))
@@ -293,7 +293,7 @@ def test_a_transient_message_and_its_id_go_with_the_node() -> None:
 
 
 def test_a_queue_without_a_log_confirms_at_once() -> None:
-    node, publisher = Node(), Publisher()
+    node, publisher = QueueNode(), Publisher()
     host = node.host(DECLARED, journalled=False)
     once(host, [id_of(b"a"), id_of(b"a")], publisher, 1)
     assert publisher.confirms == {1, 2}
@@ -301,7 +301,7 @@ def test_a_queue_without_a_log_confirms_at_once() -> None:
 
 
 def test_what_is_forgotten_leaves_the_disk() -> None:
-    node, publisher = Node(), Publisher()
+    node, publisher = QueueNode(), Publisher()
     host = node.host(DECLARED, journalled=True)
     for number in range(200):
         once(host, [id_of(b"%d" % number), sequence_of(b"P", number)], publisher, 2 * number + 1)
@@ -358,7 +358,7 @@ def test_a_sequence_is_its_names() -> None:
 
 
 def test_of_a_sequence_only_the_last_is_written() -> None:
-    node, publisher = Node(), Publisher()
+    node, publisher = QueueNode(), Publisher()
     host = node.host(DECLARED, journalled=True)
     for first in (1, 3, 6):
         # The first two of each are there already, but for the first time.

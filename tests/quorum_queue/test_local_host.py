@@ -17,7 +17,15 @@ from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
 from quorum_queue.memory import ReadAhead
 from tests.quorum_queue import node as node_module
-from tests.quorum_queue.node import PERSISTENT, QUEUE_ID, Node, Publisher, Receiver, publish, resident_bytes
+from tests.quorum_queue.node import (
+    PERSISTENT,
+    QUEUE_ID,
+    Publisher,
+    QueueNode,
+    Receiver,
+    publish,
+    resident_bytes,
+)
 
 TRANSIENT = Attributes()
 
@@ -32,7 +40,7 @@ def attach(host: LocalHost, key: str = "c", prefetch: int = 0, no_ack: bool = Fa
     return receiver
 
 
-def records(node: Node) -> list[tuple[int, int]]:
+def records(node: QueueNode) -> list[tuple[int, int]]:
     """(first number, messages) of the records on disk."""
     return [(record.first_seq, record.count) for record in node.environment.records(QUEUE_ID, 0, 1 << 40)]
 
@@ -41,7 +49,7 @@ def records(node: Node) -> list[tuple[int, int]]:
 
 
 def test_a_persistent_message_is_confirmed_by_the_commit() -> None:
-    node = Node()
+    node = QueueNode()
     host = node.host(Settings(), journalled=True)
     publisher = Publisher()
     publish(host, numbered(1, 3), publisher)
@@ -54,7 +62,7 @@ def test_a_persistent_message_is_confirmed_by_the_commit() -> None:
 
 
 def test_delivery_does_not_wait_for_the_commit_nor_confirm_before_it() -> None:
-    node = Node()
+    node = QueueNode()
     host = node.host(Settings(), journalled=True)
     publisher, receiver = Publisher(), attach(host)
     publish(host, numbered(1, 3), publisher)
@@ -66,7 +74,7 @@ def test_delivery_does_not_wait_for_the_commit_nor_confirm_before_it() -> None:
 
 
 def test_a_lone_message_that_is_acked_before_the_commit_is_confirmed_then() -> None:
-    node = Node()
+    node = QueueNode()
     host = node.host(Settings(), journalled=True)
     publisher = Publisher()
     attach(host)
@@ -84,7 +92,7 @@ def test_a_lone_message_that_is_acked_before_the_commit_is_confirmed_then() -> N
 
 def test_confirms_come_in_the_order_of_the_messages() -> None:
     """What is acked before the commit, behind others that wait for it, waits with them."""
-    node = Node()
+    node = QueueNode()
     host = node.host(Settings(), journalled=True)
     publisher = Publisher()
     attach(host)
@@ -102,7 +110,7 @@ def test_confirms_come_in_the_order_of_the_messages() -> None:
 @pytest.mark.parametrize("how", ["returned", "rejected", "dead-lettered", "purged"])
 def test_what_leaves_otherwise_waits_for_the_commit(how: str) -> None:
     """A dead letter has to be on disk where it goes."""
-    node = Node()
+    node = QueueNode()
     host = node.host(Settings(dead_letter=how == "dead-lettered"), journalled=True)
     publisher = Publisher()
     if how != "purged":
@@ -116,7 +124,7 @@ def test_what_leaves_otherwise_waits_for_the_commit(how: str) -> None:
 
 
 def test_what_is_settled_before_the_commit_is_not_written() -> None:
-    node = Node()
+    node = QueueNode()
     host = node.host(Settings(), journalled=True)
     attach(host)
     publish(host, numbered(1, 3))
@@ -127,7 +135,7 @@ def test_what_is_settled_before_the_commit_is_not_written() -> None:
 
 
 def test_without_a_journal_confirms_are_at_once() -> None:
-    node = Node()
+    node = QueueNode()
     host = node.host(Settings(), journalled=False)
     publisher = Publisher()
     publish(host, numbered(1, 3), publisher)
@@ -137,7 +145,7 @@ def test_without_a_journal_confirms_are_at_once() -> None:
 
 
 def test_refusals_are_at_once_and_are_not_written() -> None:
-    node = Node()
+    node = QueueNode()
     host = node.host(Settings(max_length=2, overflow="reject-publish"), journalled=True)
     publisher = Publisher()
     publish(host, numbered(1, 5), publisher)
@@ -148,7 +156,7 @@ def test_refusals_are_at_once_and_are_not_written() -> None:
 
 
 def test_a_queue_that_goes_confirms_what_was_on_its_way() -> None:
-    node = Node()
+    node = QueueNode()
     host = node.host(Settings(), journalled=True)
     publisher = Publisher()
     publish(host, numbered(1, 2, 100), publisher)
@@ -178,7 +186,7 @@ def test_a_queue_larger_than_memory(
     monkeypatch.setattr(run_module, "RUN_BYTES_MAX", 3_000)
     monkeypatch.setattr(node_module, "READ_AHEAD", ReadAhead(4_000))
     budget = 20_000
-    node = Node(budget)
+    node = QueueNode(budget)
     host = node.host(Settings(), journalled=journalled)
     sent = numbered(1, 300, 1000)
     for start in range(0, 300, 10):
@@ -211,7 +219,7 @@ def test_a_queue_larger_than_memory(
 @pytest.mark.parametrize("persistent", [True, False])
 def test_paged_out_messages_come_back_one_by_one(persistent: bool) -> None:
     """Single returns are joined into runs; what was joined must not be paged out twice."""
-    node = Node(0)
+    node = QueueNode(0)
     host = node.host(Settings(), journalled=True)
     receiver = attach(host, prefetch=6)
     for content in numbered(1, 6, 50):
@@ -235,7 +243,7 @@ def test_paged_out_messages_come_back_one_by_one(persistent: bool) -> None:
 
 def test_what_was_spilled_is_not_spilled_again() -> None:
     """The newest run comes back into memory, more is published behind it, and memory gets short again."""
-    node = Node()
+    node = QueueNode()
     host = node.host(Settings(), journalled=False)
     publish(host, numbered(1, 3), attributes=TRANSIENT)
     # Another time to live, so that these are runs of their own.
@@ -260,7 +268,7 @@ def test_what_was_spilled_is_not_spilled_again() -> None:
 @pytest.mark.parametrize("journalled", [False, True])
 def test_transient_bodies_that_consumers_hold_are_spilled(journalled: bool) -> None:
     """Two consumers take turns, so that what each holds has gaps."""
-    node = Node()
+    node = QueueNode()
     host = node.host(Settings(), journalled=journalled)
     receivers = {key: attach(host, key, prefetch=10) for key in "ab"}
     publish(host, numbered(1, 8, 100), attributes=TRANSIENT)
@@ -285,7 +293,7 @@ def test_transient_bodies_that_consumers_hold_are_spilled(journalled: bool) -> N
 
 def test_what_was_joined_is_paged_out_once() -> None:
     """Two runs that were apart only while one was on disk come back together and become one."""
-    node = Node()
+    node = QueueNode()
     host = node.host(Settings(), journalled=True)
     later = PERSISTENT._replace(ttl_ms=1_000)
     publish(host, numbered(1, 3))
@@ -306,7 +314,7 @@ def test_what_was_joined_is_paged_out_once() -> None:
 
 
 def test_purge_and_expiry_give_memory_back() -> None:
-    node = Node()
+    node = QueueNode()
     host = node.host(Settings(message_ttl_ms=10), journalled=True)
     publish(host, numbered(1, 3, 100))
     host.submit(("purge",))
@@ -322,7 +330,7 @@ def test_purge_and_expiry_give_memory_back() -> None:
 
 
 def test_a_way_that_fills_up_is_served_in_bursts() -> None:
-    node = Node()
+    node = QueueNode()
     host = node.host(Settings(), journalled=False)
     publish(host, numbered(1, 10_000))
     receiver = attach(host, no_ack=True)
@@ -338,7 +346,7 @@ def test_a_way_that_fills_up_is_served_in_bursts() -> None:
 
 
 def test_dead_letters_leave_at_once_or_when_they_are_taken() -> None:
-    node = Node()
+    node = QueueNode()
     host = node.host(Settings(dead_letter=True, dead_letter_at_least_once=True), journalled=True)
     node.letters.takes = False
     attach(host)
@@ -362,7 +370,7 @@ def test_dead_letters_leave_at_once_or_when_they_are_taken() -> None:
 
 
 def test_a_dead_letter_that_is_paged_out_is_sent_whole() -> None:
-    node = Node(0)
+    node = QueueNode(0)
     host = node.host(Settings(dead_letter=True, max_length=4), journalled=True)
     publish(host, numbered(1, 4, 30))
     node.commit()
@@ -382,7 +390,7 @@ def state(host: LocalHost) -> list[tuple[int, bool, int]]:
 
 
 def test_marks_tell_what_was_delivered() -> None:
-    node = Node()
+    node = QueueNode()
     host = node.host(Settings(), journalled=True)
     attach(host, prefetch=3)
     publish(host, numbered(1, 6))
@@ -404,7 +412,7 @@ def test_marks_tell_what_was_delivered() -> None:
 
 def test_consumers_in_turn_are_marked_to_the_last() -> None:
     """An odd number of messages: the consumer served last does not hold the newest."""
-    node = Node()
+    node = QueueNode()
     host = node.host(Settings(), journalled=True)
     attach(host, "a")
     attach(host, "b")
@@ -414,7 +422,7 @@ def test_consumers_in_turn_are_marked_to_the_last() -> None:
 
 
 def test_each_priority_has_its_mark() -> None:
-    node = Node()
+    node = QueueNode()
     host = node.host(Settings(priority_max=2), journalled=True)
     for priority in (0, 2, 1):
         publish(host, numbered(1, 2), attributes=Attributes(persistent=True, priority=priority))
@@ -432,7 +440,7 @@ def test_each_priority_has_its_mark() -> None:
 
 
 def test_attempts_outlive_a_crash() -> None:
-    node = Node()
+    node = QueueNode()
     host = node.host(Settings(delivery_limit=20, keeps_all=True), journalled=True)
     attach(host, prefetch=2)
     publish(host, numbered(1, 4), attributes=TRANSIENT)
@@ -445,7 +453,7 @@ def test_attempts_outlive_a_crash() -> None:
 
 
 def test_numbers_are_not_used_twice() -> None:
-    node = Node()
+    node = QueueNode()
     host = node.host(Settings(), journalled=True)
     attach(host)
     publish(host, numbered(1, 5))
@@ -460,7 +468,7 @@ def test_numbers_are_not_used_twice() -> None:
 @pytest.mark.parametrize("mixed", [True, False])
 def test_long_routing_keys_do_not_make_records_that_cannot_be_recovered(mixed: bool) -> None:
     """A restart sees the beginning of a record only; all heads have to be in it."""
-    node = Node()
+    node = QueueNode()
     host = node.host(Settings(), journalled=True)
     contents = numbered(1, 9_000)
     heads = [b"%04d" % index * 60 for index in range(len(contents))]
@@ -507,7 +515,7 @@ def told() -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("no_ack", [False, True])
 def test_a_damaged_record_costs_its_own_messages(told: list[str], no_ack: bool) -> None:
-    node = Node()
+    node = QueueNode()
     host = node.host(Settings(), journalled=True)
     for first in (1, 4, 7):
         publish(host, numbered(first, first + 2, 1000))
@@ -529,7 +537,7 @@ def test_a_damaged_record_costs_its_own_messages(told: list[str], no_ack: bool) 
 
 
 def test_a_consumer_that_takes_one_at_a_time_gets_past_what_is_lost() -> None:
-    node = Node()
+    node = QueueNode()
     host = node.host(Settings(), journalled=True)
     for number in range(1, 6):
         publish(host, numbered(number, number, 1000))
@@ -548,7 +556,7 @@ def test_a_consumer_that_takes_one_at_a_time_gets_past_what_is_lost() -> None:
 
 
 def test_a_dead_letter_that_is_lost_is_not_sent() -> None:
-    node = Node()
+    node = QueueNode()
     settings = Settings(dead_letter=True, dead_letter_at_least_once=True, message_ttl_ms=10)
     host = node.host(settings, journalled=True)
     for first in (1, 3):
@@ -572,7 +580,7 @@ def test_whatever_is_damaged_the_queue_goes_on_with_the_others(
     """Bodies in and out of memory, durable and spilled, with damage drawn by the seed."""
     monkeypatch.setattr(paging, "RECORD_BYTES_MAX", 500)
     random = Random(seed)
-    node = Node(budget_bytes=random.choice([0, 2_000, 1 << 20]))
+    node = QueueNode(budget_bytes=random.choice([0, 2_000, 1 << 20]))
     host = node.host(Settings(priority_max=random.choice([0, 2])), journalled=True)
     published: dict[bytes, None] = {}
     lost: dict[int, None] = {}

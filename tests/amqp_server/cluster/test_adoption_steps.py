@@ -88,7 +88,7 @@ class Message(NamedTuple):
     attempts: int
 
 
-class State(NamedTuple):
+class QueueState(NamedTuple):
     """Of one queue."""
 
     messages: list[Message]
@@ -146,7 +146,7 @@ class Disk:
 
     # -- what is in it ---------------------------------------------------------------------------------------------
 
-    def alone(self) -> dict[str, State]:
+    def alone(self) -> dict[str, QueueState]:
         """Read it as a node that stands alone does."""
         assert self.founded is None
         journal = Journal(self.environment)
@@ -156,14 +156,14 @@ class Disk:
             for queue_id, record in stored.queues.items()
         }
 
-    def turned(self) -> dict[str, State]:
+    def turned(self) -> dict[str, QueueState]:
         """Read it as a member does."""
         founded = self.founded
         assert founded is not None
         store, journal = GroupStore(self.environment), Journal(self.environment)
         recovered = store.recovered()
         stored = recovery.read_queues(self.broker(), journal)
-        states: dict[str, State] = {}
+        states: dict[str, QueueState] = {}
         for queue_id, record in stored.queues.items():
             if not record.members:
                 states[record.name] = _state(stored.machines[queue_id], _journalled(journal, queue_id))
@@ -219,7 +219,7 @@ def _grouped(store: GroupStore, queue_id: int, replica: Replica) -> Callable[[ra
     return bodies
 
 
-def _state(machine: Machine, bodies: Callable[[range], list[bytes]]) -> State:
+def _state(machine: Machine, bodies: Callable[[range], list[bytes]]) -> QueueState:
     messages = [
         Message(
             seq,
@@ -235,7 +235,7 @@ def _state(machine: Machine, bodies: Callable[[range], list[bytes]]) -> State:
     ]
     assert machine.ready.count == len(messages) and not machine.unacked_count
     assert machine.ready.bytes == sum(len(message.body) for message in messages)
-    return State(messages, machine.next_seq, None if machine.dedup is None else machine.dedup.state())
+    return QueueState(messages, machine.next_seq, None if machine.dedup is None else machine.dedup.state())
 
 
 # -- a node that stood alone -------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from amqp_server.management.login import Caller
 from amqp_server.management.managed_broker import ManagedBroker
 from amqp_server.management.page_files import DIRECTORY, POLICY, TYPES, page_files
 from amqp_server.management.page_login import CSRF_HEADER
-from amqp_server.management.sessions import SessionLimits, Sessions
+from amqp_server.management.page_sessions import PageSessions, SessionLimits
 from conformance_tests.patience import PATIENCE_S
 from tests.reliability.node import Node as Program
 
@@ -453,7 +453,7 @@ def test_sessions_end_and_are_bounded(node: ManagedNode) -> None:
     users = node.broker.users
     admin, watcher = Caller(users.require("admin")), Caller(users.require("watcher"))
     limits = SessionLimits(sessions_max=4, per_user_max=2, idle_s=10, age_s=25)
-    sessions = Sessions(users, limits, now=clock, wall_clock=clock)
+    sessions = PageSessions(users, limits, now=clock, wall_clock=clock)
     first, second, third = (sessions.begin(admin)[0] for _ in range(3))
     assert sessions.find(first) is None and sessions.find(second) and sessions.find(third)
     others = [sessions.begin(watcher)[0] for _ in range(2)]
@@ -480,7 +480,7 @@ def test_sessions_end_and_are_bounded(node: ManagedNode) -> None:
 
 def test_sessions_are_bounded_in_bytes(node: ManagedNode) -> None:
     limits = SessionLimits(bytes_max=1 << 20)
-    sessions = Sessions(node.broker.users, limits)
+    sessions = PageSessions(node.broker.users, limits)
     scopes = tuple(f"read:{number:05}/*" for number in range(2_000))
     ids = [
         sessions.begin(Caller(User(f"u{number}", "", ("management",)), scopes, 1e12))[0]
@@ -499,7 +499,7 @@ def test_sessions_are_bounded_in_bytes(node: ManagedNode) -> None:
 
 
 def test_ids_are_not_kept(node: ManagedNode) -> None:
-    sessions = Sessions(node.broker.users, SessionLimits())
+    sessions = PageSessions(node.broker.users, SessionLimits())
     ids = {sessions.begin(Caller(node.broker.users.require("admin")))[0] for _ in range(5)}
     assert len(ids) == 5 and all(len(each) == 43 for each in ids)
     assert not any(each in repr(vars(sessions)) for each in ids)

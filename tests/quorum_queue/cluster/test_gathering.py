@@ -80,7 +80,7 @@ class Batches:
     def members_changed(self, members: Members) -> None: ...
 
 
-class Node:
+class GatheringNode:
     """Its disk writes when the test says so. It is its own turn, too."""
 
     def __init__(self, name: str, wire: list[tuple[str, str, bytes]]) -> None:
@@ -149,7 +149,7 @@ class Node:
 class Cluster:
     def __init__(self) -> None:
         self.wire: list[tuple[str, str, bytes]] = []
-        self.nodes = {name: Node(name, self.wire) for name in NAMES}
+        self.nodes = {name: GatheringNode(name, self.wire) for name in NAMES}
         self.leader = self.nodes["a"]
         self.leader.group.core.campaign()
         self.leader.replicas.touch(self.leader.group)

@@ -36,7 +36,7 @@ class Client:
         self.leaving = False
 
 
-class Node:
+class GroupNode:
     """A node of the cluster, with its clients and its replica."""
 
     def __init__(self, name: str, incarnation: int, replica: Replica) -> None:
@@ -61,7 +61,7 @@ class World:
         self.chance = random.Random(seed)
         self.log: list[bytes] = []
         self.now_ms = 1_000
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, GroupNode] = {}
         self.names = 0
         self.incarnation = 0
         #: By stream and offset: what clients saw, and what they may have seen on nodes that are gone; what was acked and
@@ -86,7 +86,7 @@ class World:
         replica = self.fresh()
         if before is not None and self.chance.random() < 0.5:
             replica = Replica.restore(replica.snapshot(), None, dead_letters=False)
-        self.nodes[name] = Node(name, self.incarnation, replica)
+        self.nodes[name] = GroupNode(name, self.incarnation, replica)
 
     # -- what happens ----------------------------------------------------------------------------------------------
 
@@ -98,14 +98,14 @@ class World:
         node = self.nodes[self.chance.choice(NODES)]
         getattr(self, f"do_{kind}")(node)
 
-    def do_join(self, node: Node) -> None:
+    def do_join(self, node: GroupNode) -> None:
         if len(node.clients) < 3:
             self.names += 1
             key = (1, self.chance.choice((1, 2)), f"c{self.names}", 1)
             node.clients[key] = Client()
             node.pending.append(("attach", key, self.chance.choice((0, 1, 5)), 0))
 
-    def do_leave(self, node: Node) -> None:
+    def do_leave(self, node: GroupNode) -> None:
         if node.clients:
             key = self.chance.choice(list(node.clients))
             client = node.clients[key]
@@ -116,7 +116,7 @@ class World:
             if gone:
                 del node.clients[key]
 
-    def do_send(self, node: Node) -> None:
+    def do_send(self, node: GroupNode) -> None:
         """The client sees the next ones of what it was given."""
         for client in node.clients.values():
             for _ in range(self.chance.randrange(4)):
@@ -126,7 +126,7 @@ class World:
                     client.held[delivery] = stream_id, offset
                     client.next_id = delivery + 1
 
-    def do_ack(self, node: Node) -> None:
+    def do_ack(self, node: GroupNode) -> None:
         for key, client in node.clients.items():
             held = sorted(client.held)
             if held:
@@ -137,14 +137,14 @@ class World:
                     if low <= each <= high:
                         del client.held[each]
 
-    def do_return(self, node: Node) -> None:
+    def do_return(self, node: GroupNode) -> None:
         for key, client in node.clients.items():
             if client.held:
                 delivery = self.chance.choice(list(client.held))
                 del client.held[delivery]
                 node.pending.append(("return", key, delivery, delivery))
 
-    def do_plan(self, node: Node) -> None:
+    def do_plan(self, node: GroupNode) -> None:
         """A leader proposes what it knows."""
         group = node.replica.group
         missing = [
@@ -164,7 +164,7 @@ class World:
             if incarnation < self.nodes[name].incarnation:
                 node.pending.append(("node_down", name, incarnation))
 
-    def do_stale(self, node: Node) -> None:
+    def do_stale(self, node: GroupNode) -> None:
         """One that led before proposes what was so once."""
         keys = [key for key in node.replica.holders() if key[0] in NODES]
         if keys:
@@ -174,7 +174,7 @@ class World:
                 ("hand", self.chance.choice(list(STREAMS)), self.chance.choice(keys), low, stop)
             )
 
-    def do_kill(self, node: Node) -> None:
+    def do_kill(self, node: GroupNode) -> None:
         group = node.replica.group
         for key in node.replica.holders():
             member = group.find(key)
@@ -183,10 +183,10 @@ class World:
                 self.doubtful.update((stream_id, offset) for offset in portion.offsets)
         self.start(node.name)
 
-    def do_snapshot(self, node: Node) -> None:
+    def do_snapshot(self, node: GroupNode) -> None:
         node.replica = Replica.restore(node.replica.snapshot(), None, dead_letters=False)
 
-    def do_entry(self, node: Node) -> None:
+    def do_entry(self, node: GroupNode) -> None:
         batches = [each.batch() for each in self.nodes.values() if each.pending]
         if not batches:
             return
@@ -195,7 +195,7 @@ class World:
         self.log.append(encode_entry(self.now_ms, batches))
         self.apply()
 
-    def do_again(self, node: Node) -> None:
+    def do_again(self, node: GroupNode) -> None:
         """A node that has not heard that its batches were applied sends them to another leader."""
         if self.log:
             self.log.append(self.chance.choice(self.log[-20:]))
@@ -224,7 +224,7 @@ class World:
         assert len({each.digest() for each in replicas}) == 1
         self.look(replicas[0].group)
 
-    def takes(self, node: Node, handed: Handed) -> None:
+    def takes(self, node: GroupNode, handed: Handed) -> None:
         client = node.clients.get(handed.key[2:])
         for offset in range(handed.low, handed.stop):
             place = handed.stream_id, offset

@@ -85,7 +85,7 @@ def chained(digest: bytes, entry: Entry) -> bytes:
     ).digest()
 
 
-class Node:
+class SimulatedMember:
     """A member with its disk: does what a host does with each Ready, but writes only when told to."""
 
     def __init__(

@@ -10,7 +10,7 @@ from quorum_queue.raft.members import Members
 from quorum_queue.raft.messages import Message, decode_message, encode_message
 from quorum_queue.raft.options import Options
 from quorum_queue.raft.roles import FOLLOWER, LEADER
-from tests.quorum_queue.raft.disk import Node, Snapshot
+from tests.quorum_queue.raft.disk import SimulatedMember, Snapshot
 
 OPTIONS = Options()
 
@@ -29,7 +29,8 @@ class Group:
         self.sent: list[Message] = []
         self.cut: list[tuple[str, str]] = []
         self.nodes = {
-            name: Node(name, self.members, options, self.send) for name in voters + learners + others
+            name: SimulatedMember(name, self.members, options, self.send)
+            for name in voters + learners + others
         }
 
     def __getitem__(self, name: str) -> Raft:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from quorum_queue.raft.core import Raft
 from quorum_queue.raft.messages import APPEND_ANSWER, SNAPSHOT_ANSWER, VOTE_ANSWER, Entry, Message
 from quorum_queue.raft.ready import Ready
-from tests.quorum_queue.raft.disk import Node
+from tests.quorum_queue.raft.disk import SimulatedMember
 
 
 class Violation(AssertionError):
@@ -27,7 +27,7 @@ class Oracle:
         self.committed: dict[int, tuple[Entry, int]] = {}
         self.last_committed = 0
 
-    def handing_out(self, node: Node, ready: Ready) -> None:
+    def handing_out(self, node: SimulatedMember, ready: Ready) -> None:
         log = node.raft.log
         for entry in ready.entries:
             before = log.term_at(entry.index - 1)
@@ -53,7 +53,7 @@ class Oracle:
             ):
                 raise Violation(f"leader completeness: {name} leads in term {raft.term} without {entry}")
 
-    def _applies(self, node: Node, entry: Entry) -> None:
+    def _applies(self, node: SimulatedMember, entry: Entry) -> None:
         raft = node.raft
         known = self.committed.setdefault(entry.index, (entry, raft.term))
         if known[0] != entry:
@@ -68,14 +68,14 @@ class Oracle:
             ):
                 raise Violation(f"durability: {node.name} applies {entry}, which only {holders} have written")
 
-    def written(self, node: Node) -> None:
+    def written(self, node: SimulatedMember) -> None:
         """Something has reached the disk of this node."""
         for entry in node.disk.log.values():
             holders = self.on_disks.setdefault((entry.index, entry.term), [])
             if node.name not in holders:
                 holders.append(node.name)
 
-    def sending(self, node: Node, message: Message) -> None:
+    def sending(self, node: SimulatedMember, message: Message) -> None:
         if message.kind == VOTE_ANSWER and not message.reject:
             other = self.votes.setdefault((node.name, message.term), message.to)
             if other != message.to:
@@ -90,7 +90,7 @@ class Oracle:
             if node.disk.hard.term < message.term:
                 raise Violation(f"{node.name} answers in a term that is not on its disk: {message}")
 
-    def at_rest(self, nodes: list[Node]) -> None:
+    def at_rest(self, nodes: list[SimulatedMember]) -> None:
         """After everything is mended and calm, all members are the same."""
         for node in nodes:
             if node.applied < self.last_committed:

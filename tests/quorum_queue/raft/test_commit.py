@@ -8,7 +8,7 @@ from quorum_queue.raft.errors import LogDiverged, NotLeader
 from quorum_queue.raft.messages import APPEND, APPEND_ANSWER, COMMIT, Entry, Message
 from quorum_queue.raft.options import Options
 from quorum_queue.raft.progress import PROBE
-from tests.quorum_queue.raft.disk import Node
+from tests.quorum_queue.raft.disk import SimulatedMember
 from tests.quorum_queue.raft.group import Group
 
 
@@ -25,7 +25,7 @@ def append(term: int, index: int, log_term: int, *terms: int, commit: int = 0, s
     return Message(APPEND, sender, "b", term, index, log_term, commit, entries)
 
 
-def a_follower() -> tuple[Group, Node]:
+def a_follower() -> tuple[Group, SimulatedMember]:
     group = Group()
     return group, group.nodes["b"]
 

@@ -15,7 +15,7 @@ from quorum_queue.raft.messages import MEMBERS, Message, decode_message, encode_
 from quorum_queue.raft.options import Options
 from quorum_queue.raft.ready import Ready
 from quorum_queue.raft.roles import LEADER
-from tests.quorum_queue.raft.disk import Node, Snapshot, Write
+from tests.quorum_queue.raft.disk import SimulatedMember, Snapshot, Write
 from tests.quorum_queue.raft.oracle import Oracle, Violation
 
 #: Ticks of silence after which a session ends.
@@ -29,7 +29,7 @@ OPTIONS = Options(
 Packet = tuple[bytes, Snapshot | None]
 
 
-class SimulatedNode(Node):
+class SimulatedNode(SimulatedMember):
     """Tells the oracle."""
 
     def __init__(
@@ -343,7 +343,7 @@ class World:
         raise Violation("messages go round for ever")
 
 
-def _pending(node: Node) -> str:
+def _pending(node: SimulatedMember) -> str:
     write = node.disk.pending[0]
     entries = f" entries {write.entries[0].index}…{write.entries[-1].index}" if write.entries else ""
     return f"{write.hard or ''}{entries}{' a snapshot' if write.snapshot else ''}"

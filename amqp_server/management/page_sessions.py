@@ -50,7 +50,7 @@ class PageSession:
         self.used = now
 
 
-class Sessions:
+class PageSessions:
     def __init__(
         self,
         users: Users,
