@@ -8,8 +8,9 @@
 # check   format, lint, types, the direction of imports
 # attack  what one hostile client can do to the others
 # page    the page of the management listener in a Chromium, which has to be there
+# docs    the pages as a site, with a search, in build/docs/site; reference, what is generated of them, anew
 # soak    an hour of churn, after which memory, descriptors and disk must be flat
-# fuzz    the tests that have examples, with random ones, for a minute
+# fuzz    the tests that have examples, with random ones, for a minute; fuzz-api, requests by chance to the management API
 # sim     clusters in one process, with seeded chance in the place of networks, disks and clocks
 PYTHON ?= python3
 BIN := .venv/bin
@@ -21,7 +22,7 @@ COMPILED_TESTS := tests/amqp_server/wire tests/exchanges $(filter-out %/test_sim
 	machine.py replicated.py run.py) \
 	$(addprefix tests/persistence/test_,commit_turns.py group_tables.py) tests/quorum_queue/links/test_framing.py
 
-.PHONY: run cluster build test test-suite test-conformance page test-pure test-compiled example check conformance clients fuzz bench chaos attack soak sim clean
+.PHONY: run cluster build docs reference test test-suite test-conformance page test-pure test-compiled example check conformance clients fuzz fuzz-api bench chaos attack soak sim clean
 
 # Sets `bin` to the directory of the programs to run: those of the compiled wheel, or, without a C compiler or with
 # MQD_PURE=1, of the editable install.
@@ -71,6 +72,16 @@ check: .venv/test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# It warns of nothing: a link that leads nowhere, or a page that the navigation lacks, is an error.
+docs: .venv/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m deploy.site
+
+# What follows from the code: docs/reference, docs/openapi.json, deploy/mqd.example.toml. Tests fail while they are old.
+reference: .venv/run
+	$(BIN)/python -m amqp_server.reference
+	$(BIN)/python -m amqp_server.management.openapi >docs/openapi.json
+	$(BIN)/python -m amqp_server.example >deploy/mqd.example.toml
+
 # Against mqd, and against a RabbitMQ of its own where rabbitmq-server is installed.
 conformance: .venv/test
 	$(COMPILE) && "$$bin"/python -m pytest conformance_tests $(ARGS)
@@ -84,6 +95,15 @@ clients: .venv/test
 # where the next `make fuzz` begins. ARGS="--seconds 600" goes on for longer.
 fuzz: .venv/test
 	$(BIN)/python -m tests.fuzz $(ARGS)
+
+# schemathesis has an environment of its own: it wants other versions of what tests need.
+fuzz-api: .venv/test build/fuzz-api/installed
+	$(COMPILE) && TEST_PROGRAMS="$$bin" $(BIN)/python -m tests.fuzz_api $(ARGS)
+
+build/fuzz-api/installed: Makefile | .venv/bin/python
+	$(BIN)/python -m venv --clear build/fuzz-api
+	build/fuzz-api/bin/python -m pip install --quiet --disable-pip-version-check "schemathesis>=4,<5"
+	touch $@
 
 bench: .venv/test
 	$(COMPILE) && "$$bin"/python -m benchmarks $(ARGS)
@@ -125,6 +145,10 @@ clean:
 .venv/test: pyproject.toml | .venv/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test]"
 	touch .venv/run $@
+
+.venv/docs: .venv/run
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
+	touch $@
 
 .venv/page: .venv/test
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test,page]"

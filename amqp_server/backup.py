@@ -1,4 +1,4 @@
-"""`mqd-backup`: a copy of a node's data directory, while the node runs or not. See docs/operating.md."""
+"""`mqd-backup`: a copy of a node's data directory, while the node runs or not. See docs/backup.md."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ OPTIONS: tuple[Option, ...] = (
         "how long a task goes without a confirm before it fails; reconnecting included",
     ),
     Option(
-        "messageId", _choice("auto", "none"), "auto", SINK, "auto: <query or job>/<batch>/<partition>/<row>"
+        "messageId", _choice("auto", "none"), "auto", SINK, "auto: `<query or job>/<batch>/<partition>/<row>`"
     ),
     Option(
         "txnAppId", _short, None, SINK, "exactly-once for batch writes: the name of the writing application"

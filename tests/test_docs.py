@@ -16,7 +16,13 @@ ROOT = Path(__file__).parents[1]
 PAGES = [
     *(
         ROOT / name
-        for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "conformance_tests/README.md")
+        for name in (
+            "README.md",
+            "CHANGELOG.md",
+            "CONTRIBUTING.md",
+            "conformance_tests/README.md",
+            "conformance_tests/clients/README.md",
+        )
     ),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]

@@ -17,9 +17,16 @@ import msgspec
 
 from amqp_server.config import VERSION
 from amqp_server.management import listing
-from amqp_server.management.endpoints import ENDPOINTS, Endpoint, Handler
+from amqp_server.management.endpoints import ANYBODY, ENDPOINTS, Endpoint, Handler
 
 _READ = re.compile(r"\bcall\.read\((\w+)\)")
+#: Bodies with whatever fields, and those fields that they have to have.
+_TABLE = re.compile(r"\bcall\.(?:table\(\)|body\b)")
+_REQUIRED = re.compile(r'\brequire\((?:call\.table\(\)|asked), "([\w-]+)"\)')
+_SWITCH = re.compile(r'\bcall\.(?:switch|flag)\("([\w-]+)"\)')
+#: A check of health has a body of its own where all is not well.
+_CHECK = re.compile(r"\b_failed\(|\bAnswer\(503\b")
+_HELPER = re.compile(r"\b(_\w+)\(call\b")
 _PART = re.compile(r"\{(\w+)\}")
 _WORDS = re.compile(r"\w+")
 
@@ -58,11 +65,33 @@ LISTING = {
 
 def body_of(handler: Handler) -> type[msgspec.Struct] | None:
     """Return what a handler reads of the body."""
-    found = _READ.search(inspect.getsource(handler))
+    found = _READ.search(_source(handler))
     if found is None:
         return None
     kind: type[msgspec.Struct] = getattr(importlib.import_module(handler.__module__), found[1])
     return kind
+
+
+def table_of(handler: Handler) -> dict[str, Any] | None:
+    """Return the schema of a body that a handler reads as a table."""
+    source = _source(handler)
+    if _TABLE.search(source) is None:
+        return None
+    required = list(dict.fromkeys(_REQUIRED.findall(source)))
+    return {"type": "object", "properties": {name: {} for name in required}, "required": required}
+
+
+def switches(endpoint: Endpoint) -> list[str]:
+    """Return what a handler looks for in the query, which is true or false."""
+    return list(dict.fromkeys(_SWITCH.findall(_source(endpoint.handler))))
+
+
+def _source(handler: Handler) -> str:
+    """The handler, and the functions of its module that it gives the call to."""
+    module = importlib.import_module(handler.__module__)
+    source = inspect.getsource(handler)
+    helpers = (getattr(module, name, None) for name in dict.fromkeys(_HELPER.findall(source)))
+    return source + "".join(inspect.getsource(helper) for helper in helpers if inspect.isfunction(helper))
 
 
 def lists(endpoint: Endpoint) -> bool:
@@ -85,6 +114,11 @@ def document() -> dict[str, Any]:
         "required": ["error", "reason"],
         "properties": {"error": {"type": "string"}, "reason": {}},
     }
+    unhealthy = {
+        "type": "object",
+        "required": ["status", "reason"],
+        "properties": {"status": {"enum": ["failed"]}, "reason": {"type": "string"}},
+    }
     return {
         "openapi": "3.1.0",
         "info": {
@@ -97,12 +131,12 @@ def document() -> dict[str, Any]:
         "paths": paths,
         "components": {
             "securitySchemes": {"basic": {"type": "http", "scheme": "basic"}},
-            "schemas": components | {"Error": error},
+            "schemas": components | {"Error": error, UNHEALTHY: unhealthy},
             "parameters": {
                 name: {"name": name, "in": "query", "description": text, "schema": {"type": type_}}
                 for name, (type_, text) in LISTING.items()
             },
-            "responses": {_REFUSED[status]: told for status, told in _refusals()},
+            "responses": {_REFUSED[status]: told for status, told in _refusals()} | {UNHEALTHY: _unhealthy()},
         },
     }
 
@@ -111,18 +145,30 @@ def _operation(endpoint: Endpoint, schemas: dict[type[msgspec.Struct], dict[str,
     module = endpoint.handler.__module__.rpartition(".")[2]
     told: dict[str, Any] = {
         "operationId": _name(endpoint),
-        "description": f"For users with the tag {endpoint.who}, or one that includes it.",
+        "description": _whom(endpoint),
         "tags": [module],
         "parameters": list(_parameters(endpoint)),
-        "responses": dict(_responses(endpoint.method)),
+        "responses": dict(_responses(endpoint)),
     }
-    kind = body_of(endpoint.handler)
+    if endpoint.who == ANYBODY:
+        told["security"] = []
+    kind, table = body_of(endpoint.handler), table_of(endpoint.handler)
     if kind is not None:
-        told["requestBody"] = {
-            "required": bool(kind.__struct_fields__) and not _all_optional(kind),
-            "content": {"application/json": {"schema": schemas[kind]}},
-        }
+        required = bool(kind.__struct_fields__) and not _all_optional(kind)
+        told["requestBody"] = _body(required, schemas[kind])
+    elif table is not None:
+        told["requestBody"] = _body(bool(table["required"]), table)
     return told
+
+
+def _whom(endpoint: Endpoint) -> str:
+    if endpoint.who == ANYBODY:
+        return "For anybody, without a login."
+    return f"For users with the tag {endpoint.who}, or one that includes it."
+
+
+def _body(required: bool, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"required": required, "content": {"application/json": {"schema": schema}}}
 
 
 def _name(endpoint: Endpoint) -> str:
@@ -149,16 +195,20 @@ def _parameters(endpoint: Endpoint) -> Iterator[dict[str, Any]]:
         yield {"name": name, "in": "path", "required": True, "schema": schema}
     if lists(endpoint):
         yield from ({"$ref": f"#/components/parameters/{name}"} for name in LISTING)
+    for name in switches(endpoint):
+        yield {"name": name, "in": "query", "schema": {"type": "boolean"}}
 
 
-def _responses(method: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    for status, text in sorted(ANSWERS[method].items()):
+def _responses(endpoint: Endpoint) -> Iterator[tuple[str, dict[str, Any]]]:
+    for status, text in sorted(ANSWERS[endpoint.method].items()):
         told: dict[str, Any] = {"description": text}
         if status == 200:
             told["content"] = {"application/json": {}}
         yield str(status), told
+    checks = _CHECK.search(_source(endpoint.handler)) is not None
     for status in REFUSALS:
-        yield str(status), {"$ref": f"#/components/responses/{_REFUSED[status]}"}
+        name = UNHEALTHY if checks and status == 503 else _REFUSED[status]
+        yield str(status), {"$ref": f"#/components/responses/{name}"}
 
 
 def _refusals() -> Iterator[tuple[int, dict[str, Any]]]:
@@ -167,6 +217,13 @@ def _refusals() -> Iterator[tuple[int, dict[str, Any]]]:
         yield status, {"description": text, "content": refusal}
 
 
+def _unhealthy() -> dict[str, Any]:
+    kinds = [{"$ref": f"#/components/schemas/{name}"} for name in (UNHEALTHY, "Error")]
+    schema = {"application/json": {"schema": {"anyOf": kinds}}}
+    return {"description": "Not healthy, and why; or the check could not be made.", "content": schema}
+
+
+UNHEALTHY = "Unhealthy"
 _REFUSED = {
     status: HTTPStatus(status).phrase.title().replace(" ", "").replace("-", "") for status in REFUSALS
 }

@@ -6,9 +6,20 @@ import json
 import re
 from pathlib import Path
 
-from amqp_server.management.endpoints import ENDPOINTS
+from amqp_server.management.endpoints import ANYBODY, ENDPOINTS
 from amqp_server.management.openapi import body_of, document, text
 
+WITHOUT_BODY = {
+    "post /api/nodes/{node}/stop",
+    "put /api/feature-flags/{name}/enable",
+    "post /api/rebalance/queues",
+    "post /api/failed-queues/{vhost}/{name}/retry",
+    "post /api/cluster/nodes/{node}/grow",
+    "post /api/cluster/nodes/{node}/shrink",
+    "post /api/cluster/rebalance",
+    "post /api/cluster/topology/accept-loss",
+    "post /api/cluster/queues/{vhost}/{name}/accept-loss",
+}
 FILE = Path(__file__).parents[3] / "docs" / "openapi.json"
 
 
@@ -36,6 +47,52 @@ def test_bodies_are_those_that_handlers_read() -> None:
         "arguments",
     }
     assert sum(body_of(route.handler) is not None for route in ENDPOINTS) >= 8
+    # Also those that a helper of the handler reads, and those with fields of their own choice.
+    user = paths["/api/users/{user}"]["put"]["requestBody"]["content"]["application/json"]["schema"]
+    assert user == {"$ref": "#/components/schemas/UserRequest"}
+    policy = paths["/api/policies/{vhost}/{name}"]["put"]["requestBody"]
+    assert policy["required"] is True
+    assert policy["content"]["application/json"]["schema"]["required"] == ["pattern", "definition"]
+    assert paths["/api/definitions"]["post"]["requestBody"]["required"] is False
+    # What has no body is told where something happens without one.
+    without = {
+        f"{method} {path}"
+        for path, methods in paths.items()
+        for method, told in methods.items()
+        if method in ("put", "post") and "requestBody" not in told
+    }
+    assert without == WITHOUT_BODY
+
+
+def test_switches_of_the_query_are_told() -> None:
+    paths = document()["paths"]
+    told = [each.get("name") for each in paths["/api/queues/{vhost}/{name}"]["delete"]["parameters"]]
+    assert told == ["vhost", "name", "if-unused", "if-empty"]
+    assert {"name": "force", "in": "query", "schema": {"type": "boolean"}} in paths["/api/users/{user}"][
+        "put"
+    ]["parameters"]
+
+
+def test_a_failed_check_has_a_body_of_its_own() -> None:
+    unhealthy = {
+        path
+        for path, methods in document()["paths"].items()
+        if methods.get("get", {}).get("responses", {}).get("503")
+        == {"$ref": "#/components/responses/Unhealthy"}
+    }
+    assert "/api/health/checks/port-listener/{port}" in unhealthy
+    assert "/api/health/checks/node-is-quorum-critical" in unhealthy and "/api/overview" not in unhealthy
+    assert all("check" in path or "aliveness" in path for path in unhealthy)
+
+
+def test_what_needs_no_login_says_so() -> None:
+    free = [
+        path
+        for path, methods in document()["paths"].items()
+        for told in methods.values()
+        if told.get("security") == []
+    ]
+    assert free == [route.path for route in ENDPOINTS if route.who == ANYBODY] == ["/api/auth"]
 
 
 def test_references_lead_somewhere() -> None:

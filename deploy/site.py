@@ -1,0 +1,153 @@
+"""Makes the site of the documentation: `make docs`, or `python -m deploy.site`.
+
+The pages are written for GitHub, where a link may lead to any file of the repository. So they are copied to
+build/docs/pages with links that lead to the same files within the site, together with those files, and mkdocs
+(docs/mkdocs.yml) makes HTML of that.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+CONFIGURATION = DOCS / "mkdocs.yml"
+PAGES = ROOT / "build" / "docs" / "pages"
+SITE = ROOT / "build" / "docs" / "site"
+
+#: What the site has of its own beside pages: named in the configuration.
+ASSETS = DOCS / "assets"
+README = "README.md"
+#: Pages outside docs/ that the site has, too.
+MORE_PAGES = (
+    README,
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "conformance_tests/README.md",
+    "conformance_tests/clients/README.md",
+)
+ADR = "docs/adr"
+
+#: From the end of its text on, which may be code.
+LINK = re.compile(r"(\]\()([^)\s]+)(\))")
+#: Where links and tags are nothing of the kind.
+CODE = re.compile(r"^( *```).*?^\1`*$|`(?:[^`\n]|\n(?!\n))+`", re.DOTALL | re.MULTILINE)
+#: What GitHub shows as it stands, and Python-Markdown would take for HTML: `map<string,string>`.
+NO_TAG = re.compile(r"<(?=[A-Za-z]\w*[,\s])(?!a id=)")
+OUTSIDE = re.compile(r"[a-z]+://|mailto:")
+#: What a browser loads by itself.
+LOADED = re.compile(
+    r"<(?:script|img|iframe|source)\b[^>]*\bsrc=[\"']?([^\"'\s>]+)|<link\b[^>]*\bhref=[\"']?([^\"'\s>]+)"
+)
+
+
+class BadLink(Exception):
+    pass
+
+
+def place(path: str) -> str:
+    """Return where a file of the repository stands in the site."""
+    if path == README:
+        return "index.md"
+    if path == ADR:
+        return "adr/index.md"
+    return path.removeprefix("docs/")
+
+
+def pages() -> list[str]:
+    """The pages, as paths from the top of the repository."""
+    return [*MORE_PAGES, *(str(page.relative_to(ROOT)) for page in sorted(DOCS.rglob("*.md")))]
+
+
+def target(page: str, link: str) -> str:
+    """Return the file of the repository that a link of a page leads to. Raises BadLink."""
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(page), link))
+    file = ROOT / path
+    if path.startswith("..") or not (file.is_file() or path == ADR):
+        raise BadLink(f"{page}: {link} leads to no file")
+    return path
+
+
+def rewritten(page: str, text: str, linked: set[str]) -> str:
+    """Return a page as the site has it; note the files that it leads to in `linked`. Raises BadLink."""
+    here = posixpath.dirname(place(page))
+
+    def moved(found: re.Match[str]) -> str:
+        path, hash_, anchor = found[2].partition("#")
+        if not path or OUTSIDE.match(found[2]):
+            return found[0]
+        file = target(page, path)
+        linked.add(file)
+        return found[1] + posixpath.relpath(place(file), here or ".") + hash_ + anchor + found[3]
+
+    def prose(part: str) -> str:
+        return LINK.sub(moved, NO_TAG.sub("&lt;", part))
+
+    parts, at = [], 0
+    for code in CODE.finditer(text):
+        parts += [prose(text[at : code.start()]), code[0]]
+        at = code.end()
+    return "".join([*parts, prose(text[at:])])
+
+
+def decisions() -> str:
+    """The page that GitHub shows as a directory."""
+    rows = []
+    for file in sorted((ROOT / ADR).glob("*.md")):
+        title = file.read_text().partition("\n")[0].removeprefix("#").strip()
+        rows.append(f"- [{title}]({file.name})")
+    return "\n".join(["# Decisions", "", "Why things are as they are, one page each.", "", *rows, ""])
+
+
+def gather(directory: Path) -> None:
+    """Write all pages of the site, and the files that they lead to. Raises BadLink."""
+    linked: set[str] = set()
+    own = pages()
+    for page in own:
+        _write(directory / place(page), rewritten(page, (ROOT / page).read_text(), linked))
+    _write(directory / place(ADR), decisions())
+    shutil.copytree(ASSETS, directory / "assets")
+    for file in sorted(linked.difference(own, [ADR])):
+        copy = directory / place(file)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / file, copy)
+
+
+def _write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+def foreign(site: Path) -> list[str]:
+    """What the site's pages would load from other hosts."""
+    found = []
+    for page in sorted(site.rglob("*.html")):
+        for one, other in LOADED.findall(page.read_text()):
+            address = one or other
+            if address.startswith("//") or (OUTSIDE.match(address) and "canonical" not in address):
+                found.append(f"{page.relative_to(site)}: {address}")
+    return found
+
+
+def main() -> int:
+    shutil.rmtree(PAGES, ignore_errors=True)
+    gather(PAGES)
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--clean", "--quiet"]
+    done = subprocess.run([*command, "--config-file", str(CONFIGURATION)], check=False)
+    if done.returncode:
+        return done.returncode
+    loaded = foreign(SITE)
+    if loaded:
+        print("these pages would load something from another host:", *loaded, sep="\n", file=sys.stderr)
+        return 1
+    print(SITE / "index.html")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
