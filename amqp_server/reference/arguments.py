@@ -141,6 +141,10 @@ PUBLISHED = {
     "x-deduplication-id": ("text", "[identity](../queues.md#deduplication) of the message"),
     "x-producer": ("text", "identity of its publisher, with `x-sequence`"),
     "x-sequence": ("integer", "number of the message at its publisher"),
+    "x-confirm": (
+        "`leader`, `all`",
+        "[when it is confirmed](../reliability.md#levels-of-confirmation), if not by a majority",
+    ),
     "x-stream-filter-value": ("text", "what `x-stream-filter` of a consumer asks for"),
 }
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import gzip
 import http.server
+import re
+import socket
 import ssl
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
@@ -133,6 +138,40 @@ async def test_methods_wait_for_their_permission_and_others_go_on(tmp_path: Path
             ("q", "read"),
         ]
     assert not node.broker.permissions._grants
+
+
+async def test_the_server_of_the_page(tmp_path: Path) -> None:
+    """docs/security.md: anna may do anything in / and bert nothing."""
+    page = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
+    (text,) = re.findall(r"```python\n(from http.server.*?)```", page, re.DOTALL)
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    server = subprocess.Popen(
+        [sys.executable, "-c", text.replace("8000", str(port))], stderr=subprocess.DEVNULL
+    )
+    try:
+        with trio.fail_after(PATIENCE_S):
+            while True:
+                try:
+                    await trio.aclose_forcefully(await trio.open_tcp_stream("127.0.0.1", port))
+                    break
+                except OSError:
+                    await trio.sleep(0.02)
+        options = asking(cast(Backend, SimpleNamespace(url=f"http://127.0.0.1:{port}")))
+        async with served(tmp_path, **options) as node:
+            async with logged_in(node) as anna:
+                await anna.ask(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
+            await refused(node, password="coffee")
+            bert, tune = await begin(node, "bert", "coffee")
+            assert isinstance(tune, commands.Connection.Tune), tune
+            await bert.send(frame.marshal(commands.Connection.TuneOk(2047, 131_072, 0), 0))
+            await bert.send(frame.marshal(commands.Connection.Open("/"), 0))
+            closed = await bert.wait_for(commands.Connection.Close)
+            assert closed.reply_code == 530
+            await trio.aclose_forcefully(bert.stream)
+    finally:
+        server.kill()
+        server.wait()
 
 
 async def test_a_name_is_generated_once(tmp_path: Path, backend: Backend) -> None:
