@@ -10,7 +10,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -140,16 +140,24 @@ async def test_methods_wait_for_their_permission_and_others_go_on(tmp_path: Path
     assert not node.broker.permissions._grants
 
 
-async def test_the_server_of_the_page(tmp_path: Path) -> None:
-    """docs/security.md: anna may do anything in / and bert nothing."""
+@contextmanager
+def server_of_the_page() -> Iterator[int]:
+    """Run the program of docs/security.md; yield its port."""
     page = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
     (text,) = re.findall(r"```python\n(from http.server.*?)```", page, re.DOTALL)
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = found.getsockname()[1]
-    server = subprocess.Popen(
-        [sys.executable, "-c", text.replace("8000", str(port))], stderr=subprocess.DEVNULL
-    )
-    try:
+    command = [sys.executable, "-c", text.replace("8000", str(port))]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as server:
+        try:
+            yield port
+        finally:
+            server.kill()
+
+
+async def test_the_server_of_the_page(tmp_path: Path) -> None:
+    """anna may do anything in / and bert nothing."""
+    with server_of_the_page() as port:
         with trio.fail_after(PATIENCE_S):
             while True:
                 try:
@@ -169,9 +177,6 @@ async def test_the_server_of_the_page(tmp_path: Path) -> None:
             closed = await bert.wait_for(commands.Connection.Close)
             assert closed.reply_code == 530
             await trio.aclose_forcefully(bert.stream)
-    finally:
-        server.kill()
-        server.wait()
 
 
 async def test_a_name_is_generated_once(tmp_path: Path, backend: Backend) -> None:
