@@ -113,8 +113,11 @@ class Connection:
     def delete_queue(self, name: str) -> None:
         self.call(commands.Queue.Delete(queue=name), commands.Queue.DeleteOk)
 
-    def exchange(self, name: str, kind: str) -> None:
-        self.call(commands.Exchange.Declare(exchange=name, exchange_type=kind), commands.Exchange.DeclareOk)
+    def exchange(self, name: str, kind: str, durable: bool = False, **arguments: Any) -> None:
+        declare = commands.Exchange.Declare(
+            exchange=name, exchange_type=kind, durable=durable, arguments=arguments
+        )
+        self.call(declare, commands.Exchange.DeclareOk)
 
     def delete_exchange(self, name: str) -> None:
         self.call(commands.Exchange.Delete(exchange=name), commands.Exchange.DeleteOk)

@@ -7,6 +7,7 @@ from . import routes
 from .closed_loop import ClosedLoop
 from .cluster import CLUSTER_SCENARIOS
 from .connections import Churn, IdleConnections
+from .group import GROUP_SCENARIOS
 from .latency import Latency
 from .perf_test import PerfTest
 from .queues import Backlog, ManyQueues
@@ -97,6 +98,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     Backlog(),
     Replay(),
     SuperStream(),
+    *GROUP_SCENARIOS,
     Startup(),
     *CLUSTER_SCENARIOS,
     ClosedLoop(1, "quorum", nodes=3),

@@ -21,6 +21,7 @@ class Kind(Enum):
     RATIO_MIN = "ratio ≥"
     RATIO_MAX = "ratio ≤"
     VALUE_MAX = "mqd ≤"
+    VALUE_MIN = "mqd ≥"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,8 @@ class Bar:
         """None where there is nothing to compare with."""
         if self.kind is Kind.VALUE_MAX:
             return mqd <= self.limit
+        if self.kind is Kind.VALUE_MIN:
+            return mqd >= self.limit
         if ratio is None:
             return None
         return ratio >= self.limit if self.kind is Kind.RATIO_MIN else ratio <= self.limit
@@ -50,6 +53,10 @@ def at_most(ratio: float) -> Bar:
 
 def mqd_at_most(value: float) -> Bar:
     return Bar(Kind.VALUE_MAX, value)
+
+
+def mqd_at_least(value: float) -> Bar:
+    return Bar(Kind.VALUE_MIN, value)
 
 
 @dataclass(frozen=True, slots=True)

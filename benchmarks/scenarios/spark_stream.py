@@ -21,7 +21,7 @@ from ..pump import READ_BYTES, Pace
 from ..settled import Settled
 from ..spark_session import spark
 from ..streams import properties
-from .scenario import CPU_US, Figure, Figures, Scenario
+from .scenario import CPU_US, Figure, Figures, Scenario, mqd_at_least
 from .spark import BODY_BYTES, PARTITIONS, arrow_batches, count_of, frame, url
 
 if TYPE_CHECKING:
@@ -116,10 +116,10 @@ class SparkStream(Scenario):
         "Spark: a super stream of two partitions, rows of 120 B, into the noop sink; written and read packed"
     )
     figures = (
-        Figure("read", "rows/s, a message each, all columns"),
+        Figure("read", "rows/s, a message each, all columns", mqd_at_least(400_000)),
         Figure("narrow", "rows/s, of value and partition"),
-        Figure("write_packed", "rows/s, written packed"),
-        Figure("packed", "rows/s, packed, all columns"),
+        Figure("write_packed", "rows/s, written packed", mqd_at_least(1_500_000)),
+        Figure("packed", "rows/s, packed, all columns", mqd_at_least(2_000_000)),
         Figure("packed_narrow", "rows/s, packed, of value and partition"),
     )
     quick = False

@@ -49,14 +49,14 @@ class Replay(Scenario):
             connection.queue(STREAM, durable=True, **{"x-queue-type": "stream"})
             connection.confirms()
             settled = Settled(count + WARM_MESSAGES)
-            _append(connection, settled, WARM_MESSAGES)
+            append(connection, settled, WARM_MESSAGES)
             cpu = broker.cpu_seconds()
-            append_s = _append(connection, settled, WARM_MESSAGES + count)
+            append_s = append(connection, settled, WARM_MESSAGES + count)
             cpu = broker.cpu_seconds() - cpu
             total = WARM_MESSAGES + count
-            _replay(broker, 1, WARM_MESSAGES)
-            replay_s = _replay(broker, 1, total)
-            ten_s = _replay(broker, CONSUMERS, total)
+            replay(broker, 1, WARM_MESSAGES)
+            replay_s = replay(broker, 1, total)
+            ten_s = replay(broker, CONSUMERS, total)
             rss = broker.rss_bytes()
             connection.delete_queue(STREAM)
         return {
@@ -92,9 +92,9 @@ class SuperStream(Scenario):
                 connection.bind(partition, STREAM, str(number), **{"x-stream-partition-order": number})
             connection.confirms()
             settled = Settled(count + WARM_MESSAGES)
-            _append(connection, settled, WARM_MESSAGES, messages)
+            append(connection, settled, WARM_MESSAGES, messages)
             cpu = broker.cpu_seconds()
-            append_s = _append(connection, settled, WARM_MESSAGES + count, messages)
+            append_s = append(connection, settled, WARM_MESSAGES + count, messages)
             cpu = broker.cpu_seconds() - cpu
             rss = broker.rss_bytes()
             stored = [connection.queued(partition) for partition in partitions]
@@ -107,7 +107,7 @@ class SuperStream(Scenario):
         return {"append": count / append_s, CPU_US: cpu / count * 1e6, RSS_MIB: rss / MIB}
 
 
-def _append(
+def append(
     connection: Connection, settled: Settled, until: int, messages: Sequence[bytes] | None = None
 ) -> float:
     """Publish until so many are confirmed; return how long it took, s."""
@@ -125,10 +125,12 @@ def _append(
     return time.perf_counter() - began
 
 
-class _Reader:
+class Reader:
+    """Consumes so many messages of one size, and acks by the quarter of its prefetch."""
+
     def __init__(self, connection: Connection, messages: int) -> None:
+        """The connection consumes already."""
         self.connection = connection
-        connection.consume(STREAM, PREFETCH, **{"x-stream-offset": "first"})
         first = connection.delivery()
         if first.tag != 1 or not first.body.endswith(b"b" * 16):
             raise Unexpected("the first delivery is another one")
@@ -155,15 +157,34 @@ class _Reader:
             self.connection.sock.sendall(ack_through(tag))
 
 
-def _replay(broker: Broker, consumers: int, messages: int) -> float:
+def replay(broker: Broker, consumers: int, messages: int) -> float:
     """Return how long it takes until all consumers have read so many messages, s."""
-    scratch = bytearray(READ_BYTES)
     with ExitStack() as opened:
         connections = [opened.enter_context(Connection(broker.port)) for _ in range(consumers)]
         began = time.perf_counter()
-        readers: Sequence[_Reader] = [_Reader(connection, messages) for connection in connections]
-        left = {reader.connection.sock.fileno(): reader for reader in readers}
-        poll = select.epoll()
+        for connection in connections:
+            connection.consume(STREAM, PREFETCH, **{"x-stream-offset": "first"})
+        readers = [Reader(connection, messages) for connection in connections]
+        read_all(readers)
+        seconds = time.perf_counter() - began
+        for reader in readers:
+            if messages > WARM_MESSAGES and reader.received != reader.wanted:
+                raise Unexpected("more came than was published")
+            hang_up(reader.connection)
+    return seconds
+
+
+def hang_up(connection: Connection) -> None:
+    """Whatever else is on its way need not be read."""
+    connection.sock.close()
+    connection.close = lambda: None  # type: ignore[method-assign]
+
+
+def read_all(readers: Sequence[Reader]) -> None:
+    """Until each has what it wants."""
+    scratch = bytearray(READ_BYTES)
+    left = {reader.connection.sock.fileno(): reader for reader in readers}
+    with select.epoll() as poll:
         for number, reader in left.items():
             poll.register(number, select.EPOLLIN)
             reader.ack()
@@ -176,12 +197,3 @@ def _replay(broker: Broker, consumers: int, messages: int) -> float:
                 if left[number].done:
                     poll.unregister(number)
                     del left[number]
-        seconds = time.perf_counter() - began
-        poll.close()
-        for reader in readers:
-            if messages > WARM_MESSAGES and reader.received != reader.wanted:
-                raise Unexpected("more came than was published")
-            # Whatever else is on its way need not be read.
-            reader.connection.sock.close()
-            reader.connection.close = lambda: None  # type: ignore[method-assign]
-    return seconds

@@ -1,4 +1,4 @@
-"""python -m tests.attacks.bystander AMQP_PORT HTTP_PORT: a small client whose latency is watched during an attack.
+"""python -m tests.attacks.bystander AMQP_PORT HTTP_PORT PID: a small client whose latency is watched during an attack.
 
 It publishes a message every PERIOD_S and consumes it, logs in anew and asks for `/health` now and then. It ends when its
 standard input ends, and prints what it saw as JSON. A process of its own, so that no attacker shares its interpreter.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import select
 import struct
 import sys
@@ -32,14 +33,18 @@ class Seen:
     """Latencies in ms, each from the moment it was due."""
 
     messages: list[float] = field(default_factory=list)
+    #: CPU time of the node's loop while a message was under way, ms: what others on the machine do changes nothing.
+    loop: list[float] = field(default_factory=list)
     logins: list[float] = field(default_factory=list)
     probes: list[float] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
 
 class Bystander:
-    def __init__(self, amqp: int, http: int) -> None:
+    def __init__(self, amqp: int, http: int, pid: int) -> None:
         self.seen = Seen()
+        #: Of the process's first thread, which runs the loop.
+        self._used = os.open(f"/proc/{pid}/task/{pid}/schedstat", os.O_RDONLY)
         self._amqp, self._http = amqp, http
         self._client = Client(amqp, timeout_s=PATIENCE_S)
         self._client.declare(QUEUE, durable=False)
@@ -59,14 +64,19 @@ class Bystander:
             due += PERIOD_S
 
     def _message(self, due: float) -> None:
+        used = self._loop_ms()
         self._client.send(self._address.message(struct.pack(">d", due)))
         while True:
             for event in self._client.receive(PATIENCE_S):
                 if isinstance(event, Delivery) and struct.unpack(">d", event.body)[0] == due:
                     self.seen.messages.append((time.monotonic() - due) * 1e3)
+                    self.seen.loop.append(self._loop_ms() - used)
                     return
             if time.monotonic() - due > PATIENCE_S:
                 raise TimeoutError(f"a message did not come within {PATIENCE_S} s")
+
+    def _loop_ms(self) -> float:
+        return int(os.pread(self._used, 64, 0).split()[0]) / 1e6
 
     def _seldom(self) -> None:
         began = time.monotonic()
@@ -87,7 +97,7 @@ class Bystander:
 
 
 def main() -> None:
-    bystander = Bystander(int(sys.argv[1]), int(sys.argv[2]))
+    bystander = Bystander(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
     print("ready", flush=True)
     try:
         bystander.run()

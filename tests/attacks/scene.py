@@ -84,6 +84,8 @@ class Verdict:
     seconds: float
     calm_p99_ms: float
     p99_ms: float
+    #: CPU time of the loop while one message was under way, the worst.
+    loop_ms: float
     worst_ms: float
     login_ms: float
     probe_ms: float
@@ -96,11 +98,16 @@ class Verdict:
     #: The longest steps of the event loop, if they were watched.
     steps: Sequence[steps.Step] = ()
 
-    def broken(self, slack: float) -> list[str]:
-        """What does not hold, with latencies `slack` times as long as they may be on a quiet machine."""
+    def broken(self, slack: float, *, cpu: bool = False) -> list[str]:
+        """What does not hold, with latencies `slack` times as long as they may be on a quiet machine; `cpu`: as far as the
+        CPU time of the node's loop is to blame."""
         found = list(self.failures)
         most = P99_MAX_MS * slack + self.calm_p99_ms
-        if not self.scene.alarms and self.p99_ms > most:
+        if not self.scene.alarms and self.loop_ms > P99_MAX_MS:
+            found.append(
+                f"a bystander waited for {self.loop_ms:.0f} ms of the loop's CPU, at most {P99_MAX_MS:.0f}"
+            )
+        if not self.scene.alarms and not cpu and self.p99_ms > most:
             found.append(f"p99 of a bystander {self.p99_ms:.0f} ms, at most {most:.0f}")
         if self.steps and self.steps[0].ms > STEP_MAX_MS:
             found.append(f"{self.steps[0].ms:.0f} ms of CPU in one step, at most {STEP_MAX_MS:.0f}")
@@ -150,6 +157,7 @@ def attacked(
             seconds,
             _p99(calm.messages),
             _p99(seen.messages),
+            max(seen.loop, default=math.inf),
             max(seen.messages, default=math.inf),
             max(seen.logins, default=math.inf),
             max(seen.probes, default=math.inf),
@@ -181,7 +189,7 @@ def _run(scene: Scene, target: Target, failures: list[str]) -> None:
 
 def _watched(node: Node, while_: Callable[[], None]) -> Seen:
     """What a bystander sees meanwhile."""
-    command = [sys.executable, "-m", "tests.attacks.bystander", str(node.port), str(node.http)]
+    command = [sys.executable, "-m", "tests.attacks.bystander", str(node.port), str(node.http), str(node.pid)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None and process.stdout is not None
     try:
