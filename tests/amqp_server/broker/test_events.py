@@ -49,6 +49,7 @@ def tap(node: MemoryNode) -> Peer:
     return peer
 
 
+@pytest.mark.pure
 def test_nothing_is_made_where_nobody_is_bound(node: MemoryNode, monkeypatch: pytest.MonkeyPatch) -> None:
     peer = node.peer()
     made: list[str] = []
