@@ -150,6 +150,8 @@ class Maintenance:
 
     def _next_members(self, group: Group, members: Members, wanted: Collection[str]) -> Members | None:
         voters, learners = members.voters, members.learners
+        if voters == wanted and not learners:
+            return None
         for name in learners:
             if name in wanted and group.core.caught_up(name):
                 return Members((*voters, name), _without(learners, name))

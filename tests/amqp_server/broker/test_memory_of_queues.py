@@ -17,7 +17,7 @@ pytestmark = pytest.mark.pure
 QUEUES = 400
 #: With its binding. The source as it is takes more than the compiled classes: attributes of some classes are in
 #: dictionaries.
-BYTES_MAX = 3_000
+BYTES_MAX = 2_800
 
 
 def declare(peer: Peer, name: str, count: int, **options: Any) -> None:

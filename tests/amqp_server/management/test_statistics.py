@@ -15,9 +15,10 @@ from amqp_server.app import Node
 from amqp_server.management.http import Api
 from amqp_server.management.managed_broker import ManagedBroker
 from amqp_server.management.measures import Measures
-from amqp_server.management.sampler import Sampler
+from amqp_server.management.sampler import NODE_FIELDS, VHOST_FIELDS, Sampler, Sum
 from amqp_server.management.scraped import Metrics
 from amqp_server.management.slices import Slices
+from tests.work import steps as instructions
 
 from ..connection.node import Peer
 from .conftest import BODY_BYTES_MAX, Connect, ManagedNode, published
@@ -280,3 +281,22 @@ async def steps(client: httpx.AsyncClient, path: str) -> tuple[float, float]:
     finally:
         gc.enable()
     return sum(found), max(found)
+
+
+async def test_a_look_at_queues_that_nobody_uses_costs_next_to_nothing(peer: Peer, sampler: Sampler) -> None:
+    await sampler.sample()
+
+    def look() -> int:
+        sums = {name: Sum(len(VHOST_FIELDS)) for name in peer.node.broker.vhosts}
+        return instructions(list, sampler._steps(sums, Sum(len(NODE_FIELDS))))
+
+    before = look()
+    peer.call(1, *(commands.Queue.Declare(queue=f"unused-{number}") for number in range(200)))
+    assert look() - before < 200 * 100
+    publish(peer, 1, key="unused-7")
+    await sampler.sample()
+    await sampler.sample()
+    assert len(sampler.histories) >= 1
+    [used] = [queue for queue in peer.node.broker.all_queues() if queue.name == "unused-7"]
+    series = sampler.histories.get(used)
+    assert series is not None and series.value(series.last, 0) == 1
