@@ -28,6 +28,7 @@ from amqp_server.streams.start import parse_consumer_start, parse_wanted
 from amqp_server.wire import content, frames, tables
 from amqp_server.wire.deliver import LARGE_BYTES, DeliverTemplate
 from quorum_queue.host import DELETED
+from quorum_queue.machine import versions
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.run import Run
 from quorum_queue.ports import EXCLUSIVE, Got, Recipient, Refused
@@ -141,9 +142,10 @@ def _check_stream_consumer(
         raise PreconditionFailed(
             f"invalid arg 'x-priority' for {place_of(queue)} of queue type rabbit_stream_queue"
         )
-    if "x-group" in arguments and channel.broker.replication.clustered:
+    if "x-group" in arguments and channel.broker.replication.version < versions.STREAM_NAMES:
         raise NotImplemented_(
-            f"streams of a cluster do not keep offsets by name ('x-group'): {place_of(queue)}"
+            "not all nodes run a version of mqd whose streams keep offsets by name in a cluster ('x-group'): "
+            f"{place_of(queue)}"
         )
     if not channel.prefetch:
         raise PreconditionFailed(f"consumer prefetch count is not set for '{place_of(queue)}'")

@@ -25,7 +25,7 @@ NOTHING = StreamWord(frames.TOLD_NOTHING)
 class Answering(Unit, Protocol):
     """A member of a stream."""
 
-    def answer(self, peer: str, what: int, value: int, reply: Done) -> None:
+    def answer(self, peer: str, what: int, value: int, reply: Done, data: bytes = b"") -> None:
         """Answer a question, at once or later; once."""
 
 
@@ -49,11 +49,13 @@ class Asks:
     def linked(self, peer: str) -> bool:
         return peer in self._links.connected()
 
-    def ask(self, peer: str, queue_id: int, what: int, value: int, unit: Unit, done: Done) -> None:
+    def ask(
+        self, peer: str, queue_id: int, what: int, value: int, unit: Unit, done: Done, data: bytes = b""
+    ) -> None:
         """Ask a member; if `done` raises, `unit` has failed."""
         self._number += 1
         self._waiting[peer, self._number] = unit, done
-        if not self._links.send(peer, frames.query(queue_id, self._number, what, value)):
+        if not self._links.send(peer, frames.query(queue_id, self._number, what, value, data)):
             self._answered(peer, self._number, NOTHING)
 
     def _answered(self, peer: str, number: int, word: StreamWord) -> None:
@@ -69,13 +71,13 @@ class Asks:
 
     def asked(self, peer: str, frame: memoryview) -> None:
         """Raises frames.FrameError."""
-        queue_id, number, what, value = frames.parse_query(frame)
+        queue_id, number, what, value, data = frames.parse_query(frame)
         member = self.members.get(queue_id)
         reply = partial(self._reply, peer, queue_id, number)
         if member is None:
             reply(ABSENT)
         else:
-            self._turn.contain(member, member.answer, peer, what, value, reply)
+            self._turn.contain(member, member.answer, peer, what, value, reply, data)
 
     def _reply(self, peer: str, queue_id: int, number: int, word: StreamWord) -> None:
         self._links.send(peer, frames.told(queue_id, number, word))

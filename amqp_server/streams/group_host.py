@@ -18,15 +18,20 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import msgspec
 from outcome import Error, Outcome
 
 from amqp_server.streams.asks import ABSENT, Asks, Done
 from amqp_server.streams.compacting import Compaction
 from amqp_server.streams.encode import Encoded, Encoder
 from amqp_server.streams.host import StreamConsumer, StreamHost, StreamServices
+from amqp_server.streams.named import Progress
+from amqp_server.streams.node_names import NodeNames
 from amqp_server.streams.replicated import (
+    NO_OFFSET,
     Applied,
     CodecError,
+    Note,
     Replica,
     State,
     decode_entry,
@@ -35,7 +40,7 @@ from amqp_server.streams.replicated import (
     encode_entry,
     encode_state,
 )
-from amqp_server.streams.start import Start
+from amqp_server.streams.start import NEXT, Start
 from amqp_server.streams.taken import Taken
 from persistence.streams.batch import Damaged, Head
 from persistence.streams.compression import NONE
@@ -48,7 +53,7 @@ from quorum_queue.cluster.group import Group
 from quorum_queue.cluster.guests import GuestOrigin
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.errors import Unreadable
-from quorum_queue.host import DELETED, MOVED
+from quorum_queue.host import DELETED, MOVED, Key
 from quorum_queue.machine.attributes import ALL, LEADER, MAJORITY
 from quorum_queue.machine.machine import ENQUEUES, Command
 from quorum_queue.machine.settings import Settings
@@ -56,6 +61,8 @@ from quorum_queue.ports import Hosted, Refused
 from quorum_queue.raft.members import Members
 
 logger = logging.getLogger("mqd.streams")
+
+_names_decoder = msgspec.msgpack.Decoder(tuple[list[Note], list[str]])
 
 #: Time until other members are asked again for what no member could give, ms.
 RETRY_MS = 500
@@ -90,6 +97,7 @@ class StreamGroupHost(StreamHost):
     #: The state of the group has it.
     knows_taken = False
     group: Group
+    _node_names: NodeNames
 
     def __init__(
         self,
@@ -147,7 +155,20 @@ class StreamGroupHost(StreamHost):
         self._damaged_at: dict[str, None] = {}
         #: Nodes that wait for messages from an offset on.
         self._followers: dict[str, tuple[int, Done]] = {}
+        #: The number of the batch with what was said about names here, while it is on its way.
+        self._notes_number = 0
+        #: Something about names was applied.
+        self._fresh_names = False
+        #: Other nodes that have something noted about names: the batch, the names to tell of, and the answer.
+        self._names_asked: list[tuple[int, list[str], Done]] = []
         super().__init__(queue, queue_id, services, limits, segment_bytes, settings, codec, compaction)
+        self._node_names = NodeNames(
+            f"{self._own[0]}/{self._own[1]}",
+            services.options.names_max,
+            send=self._send_notes,
+            begin=self._named_begins,
+            lose=self._loses_name,
+        )
         asks.members[queue_id] = self
 
     # -- at start --------------------------------------------------------------------------------------------------
@@ -285,8 +306,13 @@ class StreamGroupHost(StreamHost):
         self.next_offset = self.replica.next_offset
         self._synced = max(self._synced, self.next_offset)
         self._fresh = True
+        self._fresh_names = self._fresh_names or applied.named
         if applied.missed:
             self._answer(applied.missed.start, applied.missed.stop - 1, confirm=False)
+            if self._notes_number in applied.missed:
+                self._notes_number = 0
+                self._node_names.failed()
+            self._answer_names(applied.missed[-1], found=False)
         if applied.numbers:
             self._answer(0, applied.numbers[-1], confirm=True)
             self._passed(applied.numbers[-1])
@@ -331,6 +357,8 @@ class StreamGroupHost(StreamHost):
             return
         if self._fresh:
             self._fresh = False
+            if self._notes_number or self._fresh_names or self._names_asked:
+                self._hear_of_names()
             self._progressed()
             self._retain()
             self._schedule_upkeep()
@@ -342,6 +370,75 @@ class StreamGroupHost(StreamHost):
             whole, self._when_whole = self._when_whole, []
             for then in whole:
                 then()
+
+    # -- offsets by name -------------------------------------------------------------------------------------------
+
+    def _begin_named(self, consumer: StreamConsumer, start: Start) -> None:
+        progress = self._progress[consumer.key] = Progress(start.group)
+        self._node_names.add(consumer.key, start.group, progress)
+        # What is known of the name here tells whom it is taken from.
+        self._fresh_names = True
+        self._turn.schedule(self)
+
+    def _named_begins(self, key: Key, offset: int) -> None:
+        begin_named(self, key, offset)
+
+    def _loses_name(self, key: Key) -> None:
+        self._progress.pop(key, None)
+        self._detach(key)
+        self.queue.consumer_lost(key)
+
+    def _keep(self, key: Key, progress: Progress) -> None:
+        self._node_names.acked(key)
+        self._turn.schedule(self)
+
+    def _send_notes(self, notes: list[Note]) -> None:
+        self._notes_number = self.group.next_number
+        self._submit([], notes=notes)
+
+    def _hear_of_names(self) -> None:
+        """Look what the log says of names, if it says anything new, and say what consumers here have to say."""
+        names, last = self._node_names, self.last_own_batch()
+        if self._notes_number and last >= self._notes_number:
+            self._notes_number = 0
+            self._fresh_names = False
+            names.settled(self.replica.names)
+        elif self._fresh_names:
+            self._fresh_names = False
+            names.heard(self.replica.names)
+        if self._names_asked:
+            self._answer_names(last, found=True)
+        if names.by_key:
+            names.flush(self._progress)
+
+    def _answer_names(self, number: int, *, found: bool) -> None:
+        """What other nodes had to say in batches up to this one is in the log, or it is not."""
+        left: list[tuple[int, list[str], Done]] = []
+        asked, self._names_asked = self._names_asked, left
+        for each in asked:
+            if each[0] > number:
+                left.append(each)
+            else:
+                each[2](self._word_of_names(each[1]) if found else ABSENT)
+
+    def _word_of_names(self, names: list[str]) -> StreamWord:
+        kept = {name: tuple(self.replica.names[name]) for name in names if name in self.replica.names}
+        return self._word(frames.TOLD_FOUND, data=msgspec.msgpack.encode(kept))
+
+    def _note_for(self, data: bytes, reply: Done) -> None:
+        """Another node, which is no member, has something to say about names."""
+        try:
+            notes, names = _names_decoder.decode(data)
+        except msgspec.MsgspecError:
+            reply(ABSENT)
+            return
+        if not notes:
+            reply(self._word_of_names(names) if self.group.informed else ABSENT)
+            return
+        self._names_asked.append((self.group.next_number, names, reply))
+        self._submit([], notes=notes)
+
+    # -- what was applied ------------------------------------------------------------------------------------------
 
     def _progressed(self) -> None:
         """There may be more for consumers, here and on other nodes."""
@@ -397,7 +494,7 @@ class StreamGroupHost(StreamHost):
         last_own = self.last_own_batch()
         self._answer(0, last_own, confirm=True)
         self._passed(last_own)
-        self._fresh = True
+        self._fresh = self._fresh_names = True
 
     def kept(self) -> list[int]:
         return []
@@ -446,6 +543,8 @@ class StreamGroupHost(StreamHost):
             self._apply(commands)
         if self._to_serve:
             self._serve_all()
+        if self._node_names.by_key and not self.ended:
+            self._hear_of_names()
         barriers, self._pending_barriers = self._pending_barriers, []
         if self.ended:
             why = (Refused(self._ended_text),) if self.ended != "deleted" else ()
@@ -492,11 +591,18 @@ class StreamGroupHost(StreamHost):
         high = self.group.next_number - 1
         self._publishes += [Publish(low, high, *each) for each in waiting]
 
-    def _submit(self, encoded: list[Encoded], first: int = 0, *, early: bool = False) -> None:
+    def _submit(
+        self,
+        encoded: list[Encoded],
+        first: int = 0,
+        *,
+        early: bool = False,
+        notes: list[Note] | None = None,
+    ) -> None:
         """`early`: some of them are confirmed once the leader has them."""
         node, incarnation = self._own
         number = self.group.next_number
-        batch = encode_batch(node, incarnation, number, encoded, first, codec=self._sent_codec)
+        batch = encode_batch(node, incarnation, number, encoded, first, codec=self._sent_codec, notes=notes)
         self.group.submit(batch, self._has_synced if early else None)
 
     # -- the end ---------------------------------------------------------------------------------------------------
@@ -547,6 +653,9 @@ class StreamGroupHost(StreamHost):
         self._beginning.clear()
         followers, self._followers = self._followers, {}
         for _, reply in followers.values():
+            reply(ABSENT)
+        asked, self._names_asked = self._names_asked, []
+        for _, _, reply in asked:
             reply(ABSENT)
 
     def _delete_segments(self) -> None:
@@ -860,10 +969,12 @@ class StreamGroupHost(StreamHost):
 
     # -- for other nodes -------------------------------------------------------------------------------------------
 
-    def answer(self, peer: str, what: int, value: int, reply: Done) -> None:
+    def answer(self, peer: str, what: int, value: int, reply: Done, data: bytes = b"") -> None:
         """Answer a question of another node; see Asks."""
         if self.ended or not self._opened:
             reply(ABSENT)
+        elif what == frames.ASK_NAMES:
+            self._note_for(data, reply)
         elif what in (frames.ASK_READ, frames.ASK_FOLLOW):
             self._answer_read(peer, what, value, reply)
         elif not self.group.informed:
@@ -1027,15 +1138,29 @@ class StreamGroupHost(StreamHost):
         self._serve(consumer)
 
 
+def begin_named(host: StreamHost, key: Key, offset: int) -> None:
+    """A consumer has its name, and goes on where that was."""
+    consumer = host._consumers.get(key)
+    if consumer is not None and consumer.next_offset < 0:
+        otherwise = consumer.sink.start.otherwise or NEXT
+        host._begin(consumer, otherwise if offset == NO_OFFSET else Start(offset=offset))
+
+
 def take_over(before: StreamHost, after: StreamHost) -> None:
     """Move all consumers to another host, where they go on at the same places."""
+    if before._node_names is not None and after._node_names is not None:
+        after._progress.update(before._progress)
+        before._progress.clear()
+        after._node_names.adopt(before._node_names)
     for key, consumer in list(before._consumers.items()):
         start = consumer.sink.start if consumer.next_offset < 0 else None
         del before._consumers[key]
         consumer.let_go()
         consumer.reading = False
         after._consumers[key] = consumer
-        if start is not None:
+        if start is not None and start.group:
+            after._begin_named(consumer, start)
+        elif start is not None:
             after._begin(consumer, start)
         else:
             after._to_serve[consumer] = None

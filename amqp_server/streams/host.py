@@ -22,6 +22,7 @@ from amqp_server.streams.deliver import BatchReader
 from amqp_server.streams.encode import Encoded, Encoder, Layouts
 from amqp_server.streams.headed import below, cut, offsets_of
 from amqp_server.streams.named import Names, Progress
+from amqp_server.streams.node_names import NodeNames
 from amqp_server.streams.start import NEXT, Start
 from amqp_server.streams.taken import Taken
 from persistence.errors import CorruptRecord
@@ -284,6 +285,8 @@ class StreamHost(QueueHost):
     counts_bytes = False
     #: What it has taken follows from its own log.
     knows_taken = True
+    #: Where others must agree who has a name.
+    _node_names: NodeNames | None = None
 
     def __init__(
         self,
@@ -734,22 +737,24 @@ class StreamHost(QueueHost):
         self._consumers[given.key] = consumer
         self._group_count += consumer.for_group
         self._attached(given.key, None)
-        self._begin(consumer, self._resumed(given.key, given.sink.start))
+        start = given.sink.start
+        if start.group:
+            self._begin_named(consumer, start)
+        else:
+            self._begin(consumer, start)
 
     # -- offsets by name -------------------------------------------------------------------------------------------
 
-    def _resumed(self, key: Key, start: Start) -> Start:
-        """Return where a consumer with a name goes on. Whoever had the name before loses it."""
-        if not start.group:
-            return start
+    def _begin_named(self, consumer: StreamConsumer, start: Start) -> None:
+        """A consumer with a name goes on where that was. Whoever had the name before loses it."""
         for other, progress in list(self._progress.items()):
             if progress.name == start.group:
                 del self._progress[other]
                 self._detach(other)
                 self.queue.consumer_lost(other)
-        self._progress[key] = Progress(start.group)
+        self._progress[consumer.key] = Progress(start.group)
         known = self._names.offsets.get(start.group)
-        return (start.otherwise or NEXT) if known is None else Start(offset=known)
+        self._begin(consumer, (start.otherwise or NEXT) if known is None else Start(offset=known))
 
     def _note_progress(self, verb: str, key: Key, low: int, high: int) -> None:
         progress = self._progress.get(key)
@@ -761,11 +766,11 @@ class StreamHost(QueueHost):
             before = progress.committed
             progress.acked(low, high)
             if progress.committed != before:
-                self._keep(progress)
+                self._keep(key, progress)
         if not progress.holds and key not in self._consumers:
             del self._progress[key]
 
-    def _keep(self, progress: Progress) -> None:
+    def _keep(self, key: Key, progress: Progress) -> None:
         """Have noted where a name goes on."""
         position, note = self._names.put(progress.name, progress.committed)
         self._services.journal.annotate(self.queue_id, position, note)
@@ -839,7 +844,7 @@ class StreamHost(QueueHost):
         progress = consumer.progress = self._progress.get(consumer.key) if self._progress else None
         if progress is not None:
             progress.begin(offset)
-            self._keep(progress)
+            self._keep(consumer.key, progress)
         if consumer.for_group:
             self._turn.contain(consumer.sink, consumer.sink.began, offset)
         self._serve(consumer)

@@ -12,10 +12,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from amqp_server.streams.asks import NOTHING, Asks
 from amqp_server.streams.encode import Encoded
-from amqp_server.streams.group_host import take_over
+from amqp_server.streams.group_host import begin_named, take_over
 from amqp_server.streams.host import StreamConsumer, StreamHost, StreamServices
+from amqp_server.streams.named import Progress
+from amqp_server.streams.node_names import NodeNames
+from amqp_server.streams.replicated import Kept, Note
 from amqp_server.streams.start import Start
 from persistence.streams import batch as batches
 from persistence.streams.batch import Batch, Damaged
@@ -24,7 +29,7 @@ from persistence.streams.retention import Limits
 from quorum_queue.cluster import frames
 from quorum_queue.cluster.frames import StreamWord
 from quorum_queue.cluster.remote_host import RemoteHost
-from quorum_queue.host import MOVED
+from quorum_queue.host import MOVED, Key
 from quorum_queue.machine.machine import ENQUEUES, Command
 from quorum_queue.machine.settings import Settings
 from quorum_queue.ports import Hosted, Refused
@@ -37,6 +42,9 @@ RETRY_MS = 500
 TAIL_BYTES_MAX = 4 * READ_BYTES
 #: What is told of a stream to operators is asked for again when it is so old, ms.
 FRESH_MS = 1_000
+#: A member is asked so often whether other nodes have taken the names of consumers here, ms.
+NAMES_MS = 1_000
+_kept_decoder = msgspec.msgpack.Decoder(dict[str, Kept])
 
 
 class Publisher(RemoteHost):
@@ -45,11 +53,17 @@ class Publisher(RemoteHost):
     def _lose_consumers(self) -> None:
         """It has none."""
 
+    @property
+    def place(self) -> str:
+        """The node, and its start."""
+        return f"{self._node}/{self._incarnation}"
+
 
 class StreamRemoteHost(StreamHost):
     """See quorum_queue.ports.Host."""
 
     knows_taken = False
+    _node_names: NodeNames
 
     def __init__(
         self,
@@ -77,7 +91,17 @@ class StreamRemoteHost(StreamHost):
         self._asked_ms = -FRESH_MS
         #: Consumers whose begin is being looked up, or is to be again.
         self._beginning: dict[StreamConsumer, Start] = {}
+        #: When a member told of names last, and whether one is asked.
+        self._names_told_ms = 0
+        self._asks_for_names = False
         super().__init__(queue, queue_id, services, Limits(), None, settings)
+        self._node_names = NodeNames(
+            f"{publisher.place}/away",
+            services.options.names_max,
+            send=self._send_notes,
+            begin=self._named_begins,
+            lose=self._loses_name,
+        )
 
     def _recover(self) -> None:
         """Nothing is here."""
@@ -144,6 +168,8 @@ class StreamRemoteHost(StreamHost):
         if self._to_serve:
             self._serve_all()
         self._follow()
+        if self._node_names.by_key and not self.ended:
+            self._node_names.flush(self._progress)
         barriers, self._pending_barriers = self._pending_barriers, []
         for done in barriers:
             self.publisher.barrier(done)
@@ -204,13 +230,13 @@ class StreamRemoteHost(StreamHost):
             done()
         self._refuse_askers(Refused("the queue was deleted"))
 
-    def _ask(self, what: int, value: int, done: Callable[[StreamWord], None]) -> None:
+    def _ask(self, what: int, value: int, done: Callable[[StreamWord], None], data: bytes = b"") -> None:
         peer = self._home(self._avoid)
         if not peer:
             self._wait()
             done(NOTHING)
             return
-        self._asks.ask(peer, self.queue_id, what, value, self, partial(self._told, peer, done))
+        self._asks.ask(peer, self.queue_id, what, value, self, partial(self._told, peer, done), data)
 
     def _told(self, peer: str, done: Callable[[StreamWord], None], word: StreamWord) -> None:
         if self.ended:
@@ -236,6 +262,67 @@ class StreamRemoteHost(StreamHost):
         self._to_serve.update(dict.fromkeys(self._consumers.values()))
         self._serve_all()
         self._follow()
+        if self._node_names.by_key:
+            self._node_names.flush(self._progress)
+            self._look_at_names()
+
+    # -- offsets by name -------------------------------------------------------------------------------------------
+
+    def _begin_named(self, consumer: StreamConsumer, start: Start) -> None:
+        progress = self._progress[consumer.key] = Progress(start.group)
+        self._node_names.add(consumer.key, start.group, progress)
+        self._turn.schedule(self)
+
+    def _named_begins(self, key: Key, offset: int) -> None:
+        begin_named(self, key, offset)
+
+    def _loses_name(self, key: Key) -> None:
+        self._progress.pop(key, None)
+        self._detach(key)
+        self.queue.consumer_lost(key)
+
+    def _keep(self, key: Key, progress: Progress) -> None:
+        self._node_names.acked(key)
+        self._turn.schedule(self)
+
+    def _send_notes(self, notes: list[Note]) -> None:
+        data = msgspec.msgpack.encode((notes, self._node_names.names))
+        self._ask(frames.ASK_NAMES, 0, self._noted, data)
+
+    def _noted(self, word: StreamWord) -> None:
+        """A member has what was said about names in its log, or could not help."""
+        names = self._node_names
+        if word.what != frames.TOLD_FOUND:
+            names.failed()
+            self._wait()
+            return
+        names.settled(self._kept_in(word))
+        if names.by_key:
+            names.flush(self._progress)
+
+    def _kept_in(self, word: StreamWord) -> dict[str, Kept]:
+        now = self._names_told_ms = self._services.clock.monotonic_ms()
+        self._services.timers.wake(self, now + NAMES_MS)
+        return _kept_decoder.decode(word.data)
+
+    def _look_at_names(self) -> None:
+        """Find out now and then whether consumers of other nodes have taken names."""
+        if self._asks_for_names:
+            return
+        now, due_ms = self._services.clock.monotonic_ms(), self._names_told_ms + NAMES_MS
+        if now < due_ms:
+            self._services.timers.wake(self, due_ms)
+            return
+        self._asks_for_names = True
+        data = msgspec.msgpack.encode(([], self._node_names.names))
+        self._ask(frames.ASK_NAMES, 0, self._heard_of_names, data)
+
+    def _heard_of_names(self, word: StreamWord) -> None:
+        self._asks_for_names = False
+        if word.what == frames.TOLD_FOUND:
+            self._node_names.heard(self._kept_in(word))
+        else:
+            self._wait()
 
     def _schedule_upkeep(self) -> None:
         """Nothing is written here."""

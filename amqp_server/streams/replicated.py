@@ -19,6 +19,7 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
+from typing import NamedTuple
 from zlib import crc32
 
 import msgspec
@@ -37,6 +38,8 @@ from quorum_queue.machine.settings import Settings
 VERSION = 1
 _ENTRY = struct.Struct(">BQ")
 _LENGTH = struct.Struct(">I")
+#: In place of an offset: a name that has none yet, or a consumer that takes a name.
+NO_OFFSET = -1
 #: From so many neighbours on offsets are written by slices.
 _MANY = 8
 
@@ -69,6 +72,26 @@ class Append(msgspec.Struct, array_like=True, frozen=True):
     size: int = 0
 
 
+class Note(msgspec.Struct, array_like=True, frozen=True):
+    """What a consumer with a name says: it takes the name, or has acked up to an offset without a gap."""
+
+    name: str
+    #: The consumer.
+    owner: str
+    offset: int = NO_OFFSET
+    #: So many names are kept from now on; those that were used longest ago are forgotten.
+    most: int = 1
+    #: Whom it takes the name from, "" if nobody had it. A note that comes late takes it from nobody else.
+    instead: str = ""
+
+
+class Kept(NamedTuple):
+    """What is kept of a name."""
+
+    offset: int
+    owner: str
+
+
 class NodeBatch(msgspec.Struct, array_like=True, frozen=True):
     """What one node has to say in one of its turns."""
 
@@ -80,6 +103,8 @@ class NodeBatch(msgspec.Struct, array_like=True, frozen=True):
     appends: list[Append] = []
     #: Messages below this offset go; only the leader says so.
     first: int = 0
+    #: From versions.STREAM_NAMES on.
+    notes: list[Note] = []
 
 
 class State(msgspec.Struct, array_like=True, frozen=True):
@@ -96,12 +121,14 @@ class State(msgspec.Struct, array_like=True, frozen=True):
     gap: list[str] | None = None
     #: What it has taken, in pieces. From versions.SUPER_STREAMS on, and only where duplicates are dropped.
     taken: list[bytes] | None = None
+    #: Name, offset and owner, those that were used longest ago first. From versions.STREAM_NAMES on.
+    names: list[tuple[str, int, str]] | None = None
 
 
 class Applied:
     """What an entry means for this node."""
 
-    __slots__ = ("batches", "missed", "numbers", "trimmed")
+    __slots__ = ("batches", "missed", "named", "numbers", "trimmed")
 
     def __init__(self) -> None:
         self.batches: list[Encoded] = []
@@ -109,14 +136,24 @@ class Applied:
         self.numbers: list[int] = []
         self.missed = range(0)
         self.trimmed = False
+        #: Something was said about names.
+        self.named = False
 
 
+_NEW = Kept(NO_OFFSET, "")
 _batch_decoder = msgspec.msgpack.Decoder(NodeBatch)
 _state_decoder = msgspec.msgpack.Decoder(State)
 
 
 def encode_batch(
-    node: str, incarnation: int, number: int, encoded: list[Encoded], first: int = 0, *, codec: str = NONE
+    node: str,
+    incarnation: int,
+    number: int,
+    encoded: list[Encoded],
+    first: int = 0,
+    *,
+    codec: str = NONE,
+    notes: list[Note] | None = None,
 ) -> bytes:
     """Return what a node sends to the leader; messages are compressed by `codec`."""
     appends: list[Append] = []
@@ -130,7 +167,10 @@ def encode_batch(
             appends.append(Append(head, meta, items, each.stamps or [], named))
         else:
             appends.append(Append(head, meta, packed, each.stamps or [], named, codec, len(items)))
-    return msgspec.msgpack.encode(NodeBatch(node, incarnation, number, appends, first))
+    if notes is None:
+        # As earlier versions write it.
+        return msgspec.msgpack.encode((node, incarnation, number, appends, first))
+    return msgspec.msgpack.encode(NodeBatch(node, incarnation, number, appends, first, notes))
 
 
 def _named_messages(start: int, names: Names) -> NamedMessages:
@@ -267,7 +307,17 @@ def _within(kept: list[range], number: int, count: int) -> list[range]:
 class Replica:
     """One member's copy of a stream, but for the messages themselves."""
 
-    __slots__ = ("applied", "batches", "first_offset", "gap", "last_ms", "next_offset", "now_ms", "taken")
+    __slots__ = (
+        "applied",
+        "batches",
+        "first_offset",
+        "gap",
+        "last_ms",
+        "names",
+        "next_offset",
+        "now_ms",
+        "taken",
+    )
 
     def __init__(self, settings: Settings | None = None) -> None:
         """`settings` are those of the stream, which do not change."""
@@ -283,6 +333,8 @@ class Replica:
         self.batches: dict[str, tuple[int, int]] = {}
         #: After an entry was given up: the nodes with a batch applied since.
         self.gap: dict[str, None] | None = None
+        #: Offsets kept by name, those that were used longest ago first.
+        self.names: dict[str, Kept] = {}
 
     def passed_over(self, index: int) -> None:
         """No member can read the entry with this index any more."""
@@ -316,7 +368,23 @@ class Replica:
             if batch.first > self.first_offset:
                 self.first_offset = min(batch.first, self.next_offset)
                 applied.trimmed = True
+            for note in batch.notes:
+                applied.named = True
+                self._note(note)
         return applied
+
+    def _note(self, note: Note) -> None:
+        """Somebody takes a name, or who has it has acked more."""
+        offset, owner = self.names.get(note.name, _NEW)
+        if note.offset == NO_OFFSET:
+            if owner not in (note.instead, note.owner):
+                return
+        elif owner not in ("", note.owner):
+            return
+        self.names.pop(note.name, None)
+        self.names[note.name] = Kept(max(offset, min(note.offset, self.next_offset)), note.owner)
+        while len(self.names) > max(note.most, 1):
+            del self.names[next(iter(self.names))]
 
     def _append_new(self, append: Append, taken: Taken, applied: Applied) -> None:
         """Append those messages that are no duplicates."""
@@ -370,6 +438,8 @@ class Replica:
             self.next_offset,
             [(node, *last) for node, last in sorted(self.batches.items())],
             None if self.gap is None else sorted(self.gap),
+            None,
+            [(name, *kept) for name, kept in self.names.items()] or None,
         )
 
     def snapshot(self) -> bytes:
@@ -385,6 +455,7 @@ class Replica:
         replica.first_offset, replica.next_offset = state.first_offset, state.next_offset
         replica.batches = {node: (incarnation, number) for node, incarnation, number in state.batches}
         replica.gap = None if state.gap is None else dict.fromkeys(state.gap)
+        replica.names = {name: Kept(offset, owner) for name, offset, owner in state.names or ()}
         if replica.taken is not None:
             try:
                 replica.taken.restore(state.taken or [])
@@ -399,10 +470,12 @@ class Replica:
 
 def encode_state(state: State, taken: Taken | None) -> bytes:
     """Return a state with what was taken up to it."""
-    fields = msgspec.structs.astuple(state)[:-1]
+    fields = msgspec.structs.astuple(state)[:-2]
     if taken is not None:
         taken.expire(state.last_ms)
         fields = (*fields, list(taken.pieces()))
+    if state.names is not None:
+        fields = (*(fields if taken is not None else (*fields, None)), state.names)
     # Without it, these are the bytes that earlier versions write.
     return msgspec.msgpack.encode(fields)
 
@@ -421,9 +494,12 @@ def decode_state(data: bytes) -> State:
 __all__ = [
     "Append",
     "Applied",
+    "NO_OFFSET",
     "CodecError",
+    "Kept",
     "NamedMessages",
     "NodeBatch",
+    "Note",
     "Replica",
     "State",
     "decode_entry",

@@ -169,6 +169,8 @@ class Question(NamedTuple):
 ASK_READ, ASK_FOLLOW, ASK_OFFSETS = 0, 1, 2
 #: The offset at which a consumer begins: with the last batch, or with the first one from a time on.
 ASK_LAST, ASK_FIND = 3, 4
+#: Have something noted about names in the log, then tell of names; data has both.
+ASK_NAMES = 5
 # Answers. Only the first one brings something.
 #: Here it is; it is nothing if the offset is that of the next message.
 TOLD_FOUND = 0
@@ -454,17 +456,17 @@ def parse_answer(frame: memoryview) -> tuple[int, bool, bytes]:
     return number, bool(last), bytes(frame[_PART.size :])
 
 
-def query(queue_id: int, number: int, what: int, value: int) -> list[bytes]:
+def query(queue_id: int, number: int, what: int, value: int, data: bytes = b"") -> list[bytes]:
     """`number` comes back with the answer."""
-    return [_QUERY.pack(QUERY, queue_id, number, what, value)]
+    return [_QUERY.pack(QUERY, queue_id, number, what, value), data]
 
 
-def parse_query(frame: memoryview) -> tuple[int, int, int, int]:
+def parse_query(frame: memoryview) -> tuple[int, int, int, int, bytes]:
     try:
-        _, queue_id, number, what, value = _QUERY.unpack(frame)
+        _, queue_id, number, what, value = _QUERY.unpack_from(frame)
     except struct.error as error:
         raise FrameError(str(error)) from None
-    return queue_id, number, what, value
+    return queue_id, number, what, value, bytes(frame[_QUERY.size :])
 
 
 def told(queue_id: int, number: int, word: StreamWord) -> list[bytes]:

@@ -19,7 +19,7 @@ node only begins with the newest.
         duplicates and are compressed and compacted
 
     6   mqd 0.2: nothing new for quorum queues; publishers choose when they are confirmed (x-confirm), for which nodes send
-        each other frames of their own
+        each other frames of their own; streams of a cluster keep offsets by name
 
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
@@ -57,6 +57,8 @@ GROUPS = 5
 SUPER_STREAMS = 5
 #: Nodes know the levels of confirmation, and the frames for them.
 CONFIRM_LEVELS = 6
+#: Streams of a cluster keep offsets by name.
+STREAM_NAMES = 6
 
 NEWEST = 6
 
@@ -87,6 +89,7 @@ __all__ = [
     "REMOVED",
     "RETURNED",
     "STREAMS",
+    "STREAM_NAMES",
     "SUPER_STREAMS",
     "UNHELD",
     "newest_of",

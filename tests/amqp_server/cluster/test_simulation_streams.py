@@ -58,7 +58,7 @@ def test_seeds_and_what_they_reach() -> None:
         "disks lost": 3, "retention": 1, "a super stream is declared": 30, "partitions are added": 8,
         "a super stream is deleted": 8, "confirmed in partitions": 1000, "published again": 1000,
         "passes of compaction": 100, "confirmed by the leader": 500, "confirmed by all": 500,
-        "confirmed before a majority has it": 200,
+        "confirmed before a majority has it": 200, "names taken": 100,
     }  # fmt: skip
     assert {name: seen[name] for name in least if seen[name] < least[name]} == {}, seen
 
@@ -162,7 +162,20 @@ def what_is_committed(self: Leadership) -> int:
     return self.raft.commit
 
 
+def whoever_says_so(self: Replica, note: Any) -> None:
+    """Whoever had a name moves it on."""
+    offset = 0 if note.offset == replicated.NO_OFFSET else note.offset
+    self.names[note.name] = replicated.Kept(offset, note.owner)
+
+
+def forgets_names(state: Any, taken: Any) -> Any:
+    """A snapshot does not have the names."""
+    return _encode_state(msgspec.structs.replace(state, names=None), taken)
+
+
 MUTATIONS = [
+    Mutation("names go back", Replica, "_note", whoever_says_so),
+    Mutation("a snapshot without offsets by name", group_host, "encode_state", forgets_names),
     Mutation("all have what a majority has", Leadership, "reached", what_is_committed),
     Mutation("a snapshot beyond the segments", StreamGroupHost, "covered", to_the_end, 14),
     Mutation("a batch is taken twice", Replica, "_is_next", any_batch, 2),

@@ -10,6 +10,8 @@ happened); `--seeds A:B` runs many. What must hold:
 - At rest all members have all messages from the first offset on, and the same state.
 - Where duplicates are dropped, what is published again is there once, whatever became of it the first time.
 - Where members compact, the latest message of each key is there, and nothing is missing but what a later one replaces.
+- A name never goes back, nor past what its consumers have acked; at rest a consumer with a name has come to the end, and
+  so has the name.
 - A super stream is there with all its partitions, or not at all, on every node and at any time.
 """
 
@@ -32,12 +34,13 @@ from amqp_server.streams.group_host import StreamGroupHost
 from amqp_server.streams.headed import offsets_of
 from amqp_server.streams.host import StreamOptions
 from amqp_server.streams.replicated import Applied
-from amqp_server.streams.start import Start
+from amqp_server.streams.start import COMMITTED, Start
 from amqp_server.wire import content
 from persistence.streams import batch as batches
 from persistence.streams.batch import Batch
 from persistence.streams.compression import LZ4, NONE, ZSTD
 from persistence.streams.log import Wanted, heads_of
+from quorum_queue.machine import versions
 from quorum_queue.machine.attributes import ALL, ATTRIBUTES, LEADER, MAJORITY
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.dedup import Sequence, id_of, sequence_of
@@ -259,6 +262,46 @@ class Reader:
     def failed(self, error: Exception) -> None:
         raise error
 
+    def acks(self, first_id: int) -> None:
+        """It remembers its place itself."""
+
+
+class NamedReader(Reader):
+    """A consumer that goes on where its name is. It stays where it is; another one takes the name over."""
+
+    def __init__(self, simulation: StreamSimulation, name: str, number: int) -> None:
+        start = Start(COMMITTED, group=name, otherwise=Start("first"))
+        super().__init__(simulation, name, number, start)
+        #: Offsets behind deliveries, by their first ids.
+        self._ends: dict[int, int] = {}
+
+    def deliver_batch(self, consumer: Any, reader: BatchReader, count: int, first_id: int) -> None:
+        super().deliver_batch(consumer, reader, count, first_id)
+        assert self.next is not None
+        self._ends[first_id] = self.next
+
+    def _expect(self, offset: int) -> None:
+        if self.next is None:
+            acked = self._simulation.acked_to.get(self.name, 0)
+            if offset <= acked:
+                self.next = offset
+                return
+            self.next = acked
+        super()._expect(offset)
+
+    @property
+    def has_read(self) -> int:
+        if self.next is None:
+            # The name may be at the end.
+            self.next = self._simulation.acked_to.get(self.name)
+            found, self.next = super().has_read, None
+            return found
+        return super().has_read
+
+    def acks(self, first_id: int) -> None:
+        acked = self._simulation.acked_to
+        acked[self.name] = max(acked.get(self.name, 0), self._ends[first_id])
+
 
 def value_of(body: bytes) -> bytes | None:
     """Return the filter value: some messages have none."""
@@ -303,6 +346,11 @@ class StreamSimulation(Cluster):
         #: Deliveries that are yet to be acked: reader, start of its node, first one, count.
         self.acks: list[tuple[Reader, int, int, int]] = []
         self.number = 0
+        #: Consumers with names, and up to where they have acked.
+        self.named_readers: list[NamedReader] = []
+        self.acked_to: dict[str, int] = {}
+        #: What members' names have come to.
+        self._seen_names: dict[StreamGroupHost, dict[str, int]] = {}
         #: The node with a damaged file, until it is whole again.
         self.damaged = ""
         for node in self.nodes.values():
@@ -401,7 +449,10 @@ class StreamSimulation(Cluster):
         elif action < 0.84:
             self.use_super_stream(node)
         elif action < 0.90:
-            self.read(node)
+            if random.random() < 0.3:
+                self.read_named(node)
+            else:
+                self.read(node)
         elif action < 0.93:
             self.connect(*random.sample(self.names, 2))
             if random.random() < 0.2:
@@ -527,6 +578,32 @@ class StreamSimulation(Cluster):
         node.turn.run(queue.host.submit, ("enqueue_once", run, Origin(stream, bodies), 0, names))
         node.end_turn()
 
+    def read_named(self, node: SimulatedNode, name: str = "") -> NamedReader | None:
+        """A new consumer takes a name."""
+        queue = self.queue(node)
+        if queue is None or node.broker.replication.version < versions.STREAM_NAMES:
+            return None
+        reader = NamedReader(
+            self, name or self.random.choice(("one", "two")), 10_000 + len(self.named_readers)
+        )
+        self.named_readers.append(reader)
+        self.stream.note("names taken")
+        self.log(f"{node.name}: reader {reader.number} takes the name {reader.name}")
+        reader.attach(node, queue)
+        return reader
+
+    def check_names(self, host: StreamGroupHost) -> None:
+        seen = self._seen_names.setdefault(host, {})
+        for name, kept in host.replica.names.items():
+            if kept.offset < seen.get(name, -1):
+                raise Violation(f"{name} goes back to {kept.offset} from {seen[name]}")
+            acked = max(self.acked_to.get(name, 0), self.first_offset())
+            if not all(self.may_be_gone(offset) for offset in range(acked, kept.offset)):
+                raise Violation(
+                    f"{name} is at {kept.offset}, and has acked up to {self.acked_to.get(name, 0)}"
+                )
+            seen[name] = kept.offset
+
     def read(self, node: SimulatedNode) -> None:
         """A new reader, or one that goes on at another node."""
         queue = self.queue(node)
@@ -555,6 +632,7 @@ class StreamSimulation(Cluster):
                 continue
             queue = self.queue(node)
             if queue is not None:
+                reader.acks(first_id)
                 node.turn.run(queue.host.submit, ("settle", reader.key, first_id, first_id + count - 1))
                 node.end_turn()
 
@@ -669,6 +747,8 @@ class StreamSimulation(Cluster):
                     stream.see(host.replicas.node, each.batch.base + index, body)
                     stream.entries.setdefault(body, host.replica.applied)
             take(host, applied)
+            if host.queue_id == self.main:
+                self.check_names(host)
 
         place._take = watched
         try:
@@ -704,6 +784,7 @@ class StreamSimulation(Cluster):
             Reader(self, f"all at {node.name} {self.step}", 100 + self.step * 10 + index, Start("first"))
             for index, node in enumerate(self.serving)
         ]
+        named = [self.read_named(self.random.choice(self.serving), name) for name in ("one", "two")]
         for node, reader in zip(self.serving, whole, strict=True):
             queue = self.queue(node)
             assert queue is not None
@@ -723,6 +804,13 @@ class StreamSimulation(Cluster):
             stop = max((host.replica.next_offset for _, host in self.members()), default=0)
             behind = [reader.name for reader in (*whole, *self.readers) if reader.has_read < stop]
             late = [name for name in behind if not self._begins_later(name)]
+            late += [each.name for each in named if each is not None and each.has_read < stop]
+            late += [
+                f"{name} at {node.name}"
+                for node, host in self.members()
+                for name, kept in host.replica.names.items()
+                if max(kept.offset, 0) < self.acked_to.get(name, 0)
+            ]
             filling = [
                 host.queue.name
                 for node in self.running
