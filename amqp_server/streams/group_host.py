@@ -96,8 +96,8 @@ class StreamGroupHost(StreamHost):
     single = False
     #: The state of the group has it.
     knows_taken = False
+    shares_names = True
     group: Group
-    _node_names: NodeNames
 
     def __init__(
         self,
@@ -1148,7 +1148,7 @@ def begin_named(host: StreamHost, key: Key, offset: int) -> None:
 
 def take_over(before: StreamHost, after: StreamHost) -> None:
     """Move all consumers to another host, where they go on at the same places."""
-    if before._node_names is not None and after._node_names is not None:
+    if before.shares_names and after.shares_names:
         after._progress.update(before._progress)
         before._progress.clear()
         after._node_names.adopt(before._node_names)

@@ -285,8 +285,9 @@ class StreamHost(QueueHost):
     counts_bytes = False
     #: What it has taken follows from its own log.
     knows_taken = True
-    #: Where others must agree who has a name.
-    _node_names: NodeNames | None = None
+    #: Other nodes must agree who has a name: then the host has these.
+    shares_names = False
+    _node_names: NodeNames
 
     def __init__(
         self,

@@ -63,7 +63,7 @@ class StreamRemoteHost(StreamHost):
     """See quorum_queue.ports.Host."""
 
     knows_taken = False
-    _node_names: NodeNames
+    shares_names = True
 
     def __init__(
         self,
