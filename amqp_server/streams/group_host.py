@@ -33,7 +33,7 @@ from amqp_server.streams.replicated import (
     CodecError,
     Note,
     Replica,
-    State,
+    StreamState,
     decode_entry,
     decode_state,
     encode_batch,
@@ -461,7 +461,7 @@ class StreamGroupHost(StreamHost):
                 self._is_stable(index, self.replica.state(), self._unstable_next)
         return min(self._stable_index, applied)
 
-    def _is_stable(self, index: int, state: State, unstable: int) -> None:
+    def _is_stable(self, index: int, state: StreamState, unstable: int) -> None:
         """The segments have all up to this entry, and the batches with names before that number."""
         self._stable_index, self._stable_state = index, state
         taken = self._stable_taken
@@ -535,12 +535,7 @@ class StreamGroupHost(StreamHost):
     # -- commands --------------------------------------------------------------------------------------------------
 
     def apply_pending(self) -> None:
-        while self.pending:
-            if self.ended:
-                self._refuse_pending()
-                break
-            commands, self.pending = self.pending, []
-            self._apply(commands)
+        self._apply_commands()
         if self._to_serve:
             self._serve_all()
         if self._node_names.by_key and not self.ended:
@@ -722,7 +717,7 @@ class StreamGroupHost(StreamHost):
     def _filling(self) -> bool:
         return self._fill is not None and self._fill.wanted()
 
-    def _has_flushed(self, index: int, state: State, unstable: int, result: object) -> None:
+    def _has_flushed(self, index: int, state: StreamState, unstable: int, result: object) -> None:
         """The segments have all up to this entry: the log need not."""
         self._writing = False
         if self.ended:

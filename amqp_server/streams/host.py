@@ -497,13 +497,16 @@ class StreamHost(QueueHost):
     # -- commands --------------------------------------------------------------------------------------------------
 
     def apply_pending(self) -> None:
+        self._apply_commands()
+        self._pass_all()
+
+    def _apply_commands(self) -> None:
         while self.pending:
             if self.ended:
                 self._refuse_pending()
                 break
             commands, self.pending = self.pending, []
             self._apply(commands)
-        self._pass_all()
 
     def _apply(self, commands: list[Command]) -> None:
         enqueues: list[Command] = []

@@ -159,12 +159,7 @@ class StreamRemoteHost(StreamHost):
     # -- commands --------------------------------------------------------------------------------------------------
 
     def apply_pending(self) -> None:
-        while self.pending:
-            if self.ended:
-                self._refuse_pending()
-                break
-            commands, self.pending = self.pending, []
-            self._apply(commands)
+        self._apply_commands()
         if self._to_serve:
             self._serve_all()
         self._follow()

@@ -107,7 +107,7 @@ class NodeBatch(msgspec.Struct, array_like=True, frozen=True):
     notes: list[Note] = []
 
 
-class State(msgspec.Struct, array_like=True, frozen=True):
+class StreamState(msgspec.Struct, array_like=True, frozen=True):
     """All that a replica has beside its messages."""
 
     version: int
@@ -142,7 +142,7 @@ class Applied:
 
 _NEW = Kept(NO_OFFSET, "")
 _batch_decoder = msgspec.msgpack.Decoder(NodeBatch)
-_state_decoder = msgspec.msgpack.Decoder(State)
+_state_decoder = msgspec.msgpack.Decoder(StreamState)
 
 
 def encode_batch(
@@ -427,9 +427,9 @@ class Replica:
             self.gap[batch.node] = None
         return True
 
-    def state(self) -> State:
+    def state(self) -> StreamState:
         """Return everything but the messages, and what was taken of them."""
-        return State(
+        return StreamState(
             VERSION,
             self.applied,
             self.now_ms,
@@ -468,7 +468,7 @@ class Replica:
         return f"{crc32(self.snapshot()):08x}"
 
 
-def encode_state(state: State, taken: Taken | None) -> bytes:
+def encode_state(state: StreamState, taken: Taken | None) -> bytes:
     """Return a state with what was taken up to it."""
     fields = msgspec.structs.astuple(state)[:-2]
     if taken is not None:
@@ -480,7 +480,7 @@ def encode_state(state: State, taken: Taken | None) -> bytes:
     return msgspec.msgpack.encode(fields)
 
 
-def decode_state(data: bytes) -> State:
+def decode_state(data: bytes) -> StreamState:
     """Raises CodecError."""
     try:
         state = _state_decoder.decode(data)
@@ -501,7 +501,7 @@ __all__ = [
     "NodeBatch",
     "Note",
     "Replica",
-    "State",
+    "StreamState",
     "decode_entry",
     "decode_state",
     "encode_batch",
