@@ -18,7 +18,7 @@ from tests.reliability.client import Client
 #: Shorter than in the long version: what matters is that the others go on meanwhile.
 HOLD_S = 1.5
 ABSENT_S = 4.0
-LINK_S = 12.0
+LINK_S = 9.0
 LINK_FLAPS = 8
 #: Much less than that, and much more than it takes: machines are slow at times.
 LINK_SILENT_MAX_S = 6.0
