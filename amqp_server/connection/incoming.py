@@ -420,10 +420,13 @@ class Incoming:
 
     def _new_route(self, key: bytes, channel: Channel) -> PublishRoute | None:
         """Decode, check and route a publish frame not seen before; None if that closed the channel, or has to wait."""
+        # What is no frame at all is told without its name.
+        method = methods.decode(key[7:-1])
+        assert isinstance(method, commands.Basic.Publish)
         try:
-            return self._make_route(key, channel)
+            return self._make_route(key, channel, method)
         except AnswerAwaited as awaited:
-            self._session.wait(awaited, channel, (60, 40), partial(self._route_again, key, channel))
+            self._session.wait(awaited, channel, (60, 40), partial(self._route_again, key, channel, method))
             return None
         except SoftError as error:
             self._session.close_channel(channel, error, (60, 40))
@@ -432,12 +435,10 @@ class Incoming:
             error.method = (60, 40)
             raise
 
-    def _route_again(self, key: bytes, channel: Channel) -> None:
-        self._make_route(key, channel)
+    def _route_again(self, key: bytes, channel: Channel, method: commands.Basic.Publish) -> None:
+        self._make_route(key, channel, method)
 
-    def _make_route(self, key: bytes, channel: Channel) -> PublishRoute:
-        method = methods.decode(key[7:-1])
-        assert isinstance(method, commands.Basic.Publish)
+    def _make_route(self, key: bytes, channel: Channel, method: commands.Basic.Publish) -> PublishRoute:
         route = publish.make_route(channel, key, method)
         if len(self.routes) >= self.config.memo_entries_max:
             self._forget_routes()
