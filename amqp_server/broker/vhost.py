@@ -33,14 +33,13 @@ from amqp_server.broker.records import (
 from amqp_server.broker.super_streams import has_partitions, partitions_of
 from amqp_server.broker.traffic import Traffic
 from amqp_server.errors import PreconditionFailed, ResourceError
-from amqp_server.streams.consumer_group import ConsumerGroupHost
-from amqp_server.streams.replicated_group import ReplicatedGroupHost
 from amqp_server.wire import tables
 from amqp_server.wire.content import Properties
 from amqp_server.wire.frames import SHORT_STRING_MAX
 from exchanges.binding import Binding, DestinationKind
 from exchanges.router import InvalidArgument, Router
 from exchanges.topic import TopicMatcher, pattern_words
+from quorum_queue.host import QueueHost
 from quorum_queue.machine.machine import Machine
 from quorum_queue.ports import Host
 
@@ -398,7 +397,7 @@ class VHost:
         if queue is None or queue.type.is_stream:
             for group in self.groups.values():
                 host = group.host
-                if isinstance(host, ConsumerGroupHost | ReplicatedGroupHost):
+                if isinstance(host, QueueHost):
                     host.partitions_changed()
 
     def _make_host(self, queue: Queue, machine: Machine | None) -> None:

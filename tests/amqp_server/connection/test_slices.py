@@ -173,7 +173,7 @@ def test_who_shares_a_turn_with_a_wide_fanout_waits_for_few_of_its_queues(sliced
             (peer, message("amq.fanout", "a") * 20),
             (other, message("", "bystander", b"hello")),
         ):
-            turn.take(each.session, each.session.receive, data, alone=False)
+            turn.take(each.session, data, alone=False)
         turn.extend()
         turn.apply()
 
