@@ -444,9 +444,8 @@ class VHost:
         broker.failures.forget(queue)
         # A lease may last for years.
         broker.timers.forget(queue)
-        for subscription in list(queue.subscriptions.values()):
-            subscription.queue_gone()
-        queue.subscriptions.clear()
+        if queue.subscriptions:
+            broker.lost_consumers.tell(queue, list(queue.subscriptions.values()))
         if queue.exclusive:
             broker.exclusive_gone(queue)
         # Its host refers to the queue: together they would stay, with all messages, until the collector comes.

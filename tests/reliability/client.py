@@ -236,9 +236,9 @@ class Client:
     def confirms(self) -> None:
         self.call(commands.Confirm.Select(), commands.Confirm.SelectOk)
 
-    def consume(self, queue: str, prefetch: int) -> None:
+    def consume(self, queue: str, prefetch: int, tag: str = "c") -> None:
         self.sync(prefetch)
-        self.call(commands.Basic.Consume(queue=queue, consumer_tag="c"), commands.Basic.ConsumeOk)
+        self.call(commands.Basic.Consume(queue=queue, consumer_tag=tag), commands.Basic.ConsumeOk)
 
     def sync(self, prefetch: int) -> None:
         """A question whose answer says that everything sent before it was taken."""
