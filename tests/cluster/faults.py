@@ -199,6 +199,11 @@ def in_data_files(scene: Scene, stored: dict[str, bytes]) -> None:
             wait_for(f"{name} has it in its data file", there)
 
 
+def _data_files(scene: Scene) -> str:
+    """Not mqd's write-ahead log: with a damage in what it still needs of that, a node does not start."""
+    return "data.mdb" if scene.cluster.broker == "mqd" else "*"
+
+
 def flip_bit(scene: Scene) -> None:
     """In a message that is queued, on one node; then that node is asked to lead."""
     scene.strike()
@@ -210,7 +215,7 @@ def flip_bit(scene: Scene) -> None:
     stored = body(message, BODY_BYTES)
     in_data_files(scene, {name: stored})
     with scene.killed(name):
-        assert disks.flip(scene.cluster.data(name), stored, BODY_BYTES // 2), (
+        assert disks.flip(scene.cluster.data(name), stored, BODY_BYTES // 2, name=_data_files(scene)), (
             f"{message} is not on {name}'s disk"
         )
     scene.caught_up()
@@ -234,7 +239,7 @@ def flip_two(scene: Scene) -> None:
     in_data_files(scene, places)
     with scene.killed(*cluster.names):
         for (name, stored), message in zip(places.items(), damaged, strict=False):
-            assert disks.flip(cluster.data(name), stored, BODY_BYTES // 2), (
+            assert disks.flip(cluster.data(name), stored, BODY_BYTES // 2, name=_data_files(scene)), (
                 f"{message} is not on {name}'s disk"
             )
     scene.caught_up()
