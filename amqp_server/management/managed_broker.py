@@ -571,6 +571,7 @@ class ManagedBroker:
             activity_status=status,
             prefetch_count=consumer.prefetch,
             priority=consumer.priority,
+            consumer_timeout=0 if consumer.no_ack else self._broker.config.consumer_timeout_ms,
             arguments=arguments,
             offset=offset,
             lag=lag,
