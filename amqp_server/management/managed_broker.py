@@ -194,6 +194,10 @@ class ManagedBroker:
             stats=told,
         )
 
+    def memory(self) -> tuple[int, int]:
+        """Return the bytes that the node takes, and those of bodies of messages among them."""
+        return self._node.resources.memory_bytes, self._broker.services.memory.used
+
     def contexts(self) -> list[dict[str, Any]]:
         """Return what the management listener serves, as RabbitMQ tells of its web server."""
         if not self._node.http_address:
