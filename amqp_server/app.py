@@ -36,6 +36,7 @@ from amqp_server.cluster.errors import ClusterError, StartAgain
 from amqp_server.cluster.membership import check_alone, drop_copies
 from amqp_server.config import Config, age_ms
 from amqp_server.connection import waiting
+from amqp_server.connection.ack_timeout import AckTimeout
 from amqp_server.connection.authentication import Authentication
 from amqp_server.connection.http_backend import HttpBackend
 from amqp_server.connection.listener import ListenError, Server, listen
@@ -163,6 +164,7 @@ class Node:
             sleep=trio.sleep,
         )
         self._unfinished = UnfinishedWatch(self.broker, lambda: self.backpressure.ahead)
+        self._ack_timeout = AckTimeout(self.broker)
         self.password_checks = PasswordChecks(self.broker.users, config, self.broker.replace_hash)
         answers = self.broker.answers
         #: None where no other server is asked who may log in.

@@ -209,6 +209,15 @@ class Unacked:
         """The number of runs."""
         return len(self._starts)
 
+    def has_below(self, tag: int) -> bool:
+        """Is a delivery with a lower tag unacked? Those of consumer groups don't count: groups have their own timeout."""
+        for start, run in zip(self._starts, self._runs, strict=True):
+            if start >= tag:
+                return False
+            if not run[1].queue.type.is_group:
+                return True
+        return False
+
     def holds(self, tag: int) -> bool:
         """Is this tag unacked?"""
         index = bisect_right(self._starts, tag) - 1
