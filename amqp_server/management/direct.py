@@ -181,7 +181,7 @@ class Direct:
         tags: dict[int, int] = {}
         for each in got:
             number, routed = confirms.next_number, list[bool]()
-            self._turn.run(self._turn.take, self._session, self._hand_on, queue, each, routed)
+            self._turn.run(self._turn.contain, self._session, self._hand_on, queue, each, routed)
             if routed == [True]:
                 tags[number] = each.tag
         with trio.move_on_after(ANSWER_S) as waiting:

@@ -44,7 +44,15 @@ FAILURE_CHARS = 700
 class Scene:
     """What faults act through. It keeps track of what is being done to whom, and so of what clients may suffer."""
 
-    def __init__(self, cluster: Cluster, seed: int, name: str, slow_disks: SlowDisks | None = None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        seed: int,
+        name: str,
+        slow_disks: SlowDisks | None = None,
+        *,
+        streams: bool = True,
+    ) -> None:
         self.cluster = cluster
         self.random = random.Random(seed)
         self.slow_disks = slow_disks
@@ -53,7 +61,7 @@ class Scene:
         self.load = Load(cluster, self.ledgers, self)
         #: Streams and a super stream, where the broker has them as mqd does.
         self.logs: LogLoad | None = None
-        if isinstance(cluster, MqdCluster):
+        if streams and isinstance(cluster, MqdCluster):
             self.logs = LogLoad(cluster, name, self, self.load.connections)
             self.load.publishers += self.logs.publishers
             self.load.consumers_of_logs += self.logs.readers

@@ -36,7 +36,7 @@ def alone(scene: Scene, survivor: str) -> None:
 
 @pytest.mark.parametrize("how", ["killed", "cut off"])
 def test_no_majority_no_confirm(cluster: Cluster, how: str) -> None:
-    scene = Scene(cluster, seed=1, name=f"majority-{how[0]}")
+    scene = Scene(cluster, seed=1, name=f"majority-{how[0]}", streams=False)
     scene.declare()
     try:
         scene.load.start()

@@ -335,6 +335,10 @@ class _Subscribed:
         self._worker = worker
 
     @property
+    def key(self) -> Any:
+        return self._worker.key
+
+    @property
     def attached(self) -> bool:
         return self._worker.attached
 
