@@ -35,6 +35,7 @@ OPTIMISATION = "1"
 SELDOM_OPTIMISATION = "g"
 #: What each message passes gets OPTIMISATION, the rest SELDOM_OPTIMISATION.
 HOT = (
+    "amqp_server.backpressure",
     "amqp_server.channel.",
     "amqp_server.connection.",
     "amqp_server.turn",
@@ -56,8 +57,11 @@ COMPILED = (
     "persistence/group_record.py",
     "persistence/group_writer.py",
     "persistence/groups.py",
+    "persistence/holds.py",
+    "persistence/journal.py",
     "persistence/layer.py",
     "persistence/layer_codec.py",
+    "persistence/marks.py",
     "persistence/pages.py",
     "persistence/record.py",
     "persistence/settled.py",
@@ -69,6 +73,7 @@ COMPILED = (
     "quorum_queue/links/*.py",
     "quorum_queue/machine/*.py",
     "quorum_queue/raft/*.py",
+    "amqp_server/backpressure.py",
     "amqp_server/broker/*.py",
     "amqp_server/channel/*.py",
     "amqp_server/clock.py",

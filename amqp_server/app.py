@@ -36,6 +36,7 @@ from amqp_server.cluster.errors import ClusterError, StartAgain
 from amqp_server.cluster.membership import check_alone, drop_copies
 from amqp_server.config import Config, age_ms
 from amqp_server.connection import waiting
+from amqp_server.connection.ack_timeout import AckTimeout
 from amqp_server.connection.authentication import Authentication
 from amqp_server.connection.http_backend import HttpBackend
 from amqp_server.connection.listener import ListenError, Server, listen
@@ -55,7 +56,7 @@ from persistence.commit import Commit
 from persistence.environment import MARKS_FILE, Environment
 from persistence.errors import CommitFailed, PersistenceError, StoreCorrupt
 from persistence.groups import Groups
-from persistence.journal import Journal
+from persistence.journal import Journal, SpillJournal
 from persistence.marks import DeliveredMarks
 from persistence.streams.retention import Limits
 from persistence.streams.store import StreamStore
@@ -87,30 +88,10 @@ FIRST_USER_OVERDUE_S = 3.0
 FIRST_PERMISSION_WAIT_S = 1.0
 #: Time that clients have to take their last bytes when the node stops, s.
 STOP_TIMEOUT_S = 5.0
+#: Management begins with the first request, or after this time, s.
+MANAGED_AFTER_S = 1.0
 #: Exit code after an internal error (EX_SOFTWARE).
 INTERNAL_ERROR = 70
-
-
-class SpillJournal(Journal):
-    """Transient bodies that did not fit in memory: written in the background, forgotten at a restart."""
-
-    def __init__(self, environment: Environment, commits: Commit) -> None:
-        super().__init__(environment.spill)
-        self._commits = commits
-
-    def append(
-        self, queue_id: int, first_seq: int, count: int, payload: bytes | list[bytes], head_parts: int = 0
-    ) -> None:
-        super().append(queue_id, first_seq, count, payload, head_parts)
-        self._commits.request()
-
-    def settle(self, queue_id: int, seqs: range) -> None:
-        super().settle(queue_id, seqs)
-        self._commits.request()
-
-    def drop(self, queue_id: int) -> None:
-        super().drop(queue_id)
-        self._commits.request()
 
 
 class Node:
@@ -130,7 +111,7 @@ class Node:
         self.commits = Commit(environment, self.marks, on_full=lambda full: alarms.set("disk", full))
         self._spill_commits = Commit(environment.spill)
         self._journal = Journal(environment)
-        spill = SpillJournal(environment, self._spill_commits)
+        spill = SpillJournal(environment.spill, self._spill_commits.request)
         parts = self._cluster_parts(clock, timers, boundary) if config.peers else None
         peers: Peers = NoPeers() if parts is None else parts.peers
         turn = Turn(
@@ -180,8 +161,10 @@ class Node:
             flight_bytes=lambda: (
                 self._streams.tail_bytes + (0 if parts is None else parts.replicas.flight_bytes)
             ),
+            sleep=trio.sleep,
         )
         self._unfinished = UnfinishedWatch(self.broker, lambda: self.backpressure.ahead)
+        self._ack_timeout = AckTimeout(self.broker)
         self.password_checks = PasswordChecks(self.broker.users, config, self.broker.replace_hash)
         answers = self.broker.answers
         #: None where no other server is asked who may log in.
@@ -431,6 +414,9 @@ class Node:
         signal.raise_signal(signal.SIGTERM)
 
     async def _manage(self, listening: socket.socket) -> None:
+        # To import it takes a third of a start's CPU, and clients are served first.
+        with trio.move_on_after(MANAGED_AFTER_S):
+            await trio.lowlevel.wait_readable(listening)
         from amqp_server.management.listener import serve
         from amqp_server.management.managed_broker import ManagedBroker
 

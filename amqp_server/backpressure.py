@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import trio
+from collections.abc import Awaitable, Callable
 
 from amqp_server.config import Config
 from persistence.commit import Commit
@@ -27,6 +25,7 @@ class Backpressure:
         spill: Journal,
         spill_commits: Commit,
         flight_bytes: Callable[[], int],
+        sleep: Callable[[float], Awaitable[None]],
     ) -> None:
         """`flight_bytes` returns what was published to replicated queues and is not applied here."""
         self._journal = journal
@@ -34,6 +33,7 @@ class Backpressure:
         self._spill = spill
         self._spill_commits = spill_commits
         self._flight_bytes = flight_bytes
+        self._sleep = sleep
         # What is on its way to the disk is in memory, too, whatever the budget says.
         room = max(config.body_budget_bytes // 4, UNSYNCED_MIN_BYTES)
         self.high_bytes = min(config.unsynced_high_bytes, room)
@@ -47,11 +47,10 @@ class Backpressure:
     def ahead(self) -> bool:
         return self.waiting_bytes > self.high_bytes
 
-    async def wait(self) -> None:
+    def wait(self) -> Awaitable[None]:
         """Wait for what takes up most memory: on its way to the disk, or to other nodes."""
         if self._flight_bytes() > self.high_bytes:
-            await trio.sleep(FLIGHT_WAIT_S)
-        elif self._spill.pending_bytes > self._journal.pending_bytes:
-            await self._spill_commits.barrier()
-        else:
-            await self._commits.barrier()
+            return self._sleep(FLIGHT_WAIT_S)
+        if self._spill.pending_bytes > self._journal.pending_bytes:
+            return self._spill_commits.barrier()
+        return self._commits.barrier()

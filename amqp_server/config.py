@@ -517,6 +517,13 @@ class Config:
         high=1_000_000,
     )
     super_stream_partitions_max: int = option(1_000, "Partitions of one super stream.", low=1, high=10_000)
+    consumer_timeout_ms: int = option(
+        1_800_000,
+        "A channel that holds a delivery for so long without an ack is closed with 406, up to a tenth later; 0: never.",
+        unit="ms",
+        low=0,
+        high=315_360_000_000,
+    )
     group_consumer_timeout_ms: int = option(
         1_800_000,
         "A member of a consumer group that holds a message for so long without an ack loses its partitions, and is "

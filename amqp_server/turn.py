@@ -44,6 +44,9 @@ class TurnSession(Unit, Protocol):
     def receive(self, data: bytes) -> None:
         """Handle what came. Queues do what it causes in the phase apply."""
 
+    def room(self) -> None:
+        """Go on with what is left of what came: the client has taken answers."""
+
     def go_on_later(self) -> None:
         """The turn is too short for what it has caused: read no more before all that is done."""
 
@@ -286,16 +289,21 @@ class Turn:
 
     def receive(self, session: TurnSession, data: bytes) -> None:
         """Run one turn that begins with bytes from a client."""
-        self.run(self.take, session, session.receive, data)
+        self.run(self.take, session, data)
 
-    def take(
-        self, session: TurnSession, receive: Callable[..., object], *arguments: Any, alone: bool = True
-    ) -> None:
-        """Have a session receive, within a turn. If it is `alone`, queues do at once what that causes, as far as the
-        turn has time; else they do it in one run for several sessions."""
+    def take(self, session: TurnSession, data: bytes, alone: bool = True) -> None:
+        """Have a session receive, within a turn; without data, go on with what is left of the last read. If it is
+        `alone`, queues do at once what that causes, as far as the turn has time; else they do it in one run for several
+        sessions."""
         others, self.cut = self.cut, False
         self.alone = alone
-        self.contain(session, receive, *arguments)
+        try:
+            if data:
+                session.receive(data)
+            else:
+                session.room()
+        except Exception as error:
+            self.failed(session, error)
         self.alone = True
         if alone:
             self.apply()

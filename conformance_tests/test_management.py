@@ -213,3 +213,85 @@ def test_filters(api: Api, name: Name) -> None:
 
 def filtered(api: Api, query: str) -> Any:
     return api.ask("GET", f"queues/%2F?page=1&page_size=100&{query}").json
+
+
+def test_refusals_and_lenient_bodies(api: Api, name: Name) -> None:
+    """What tools read of an answer, and what they send: in RabbitMQ's words, without the code of a closed channel."""
+    queue, exchange, user = name("q"), name("x"), name("user")
+    node = api.ask("GET", "overview?columns=node").json["node"]
+    durable = {"durable": True, "arguments": []}
+    publish = {"routing_key": queue, "payload": "x", "payload_encoding": "string", "properties": {}}
+    get = {"count": 1, "ackmode": "ack_requeue_true", "encoding": "auto"}
+    grant = {"configure": "", "write": "", "read": ""}
+    place = "in vhost '/'"
+    requests: list[tuple[str, str, Any, int, Any]] = [
+        # Empty tables come as empty arrays, switches as texts.
+        ("PUT", f"queues/%2F/{queue}", durable, 201, None),
+        ("PUT", f"queues/%2F/{queue}", {"durable": "true"}, 204, None),
+        ("PUT", f"queues/%2F/{queue}", {"durable": False}, 400,
+         f"inequivalent arg 'durable' for queue '{queue}' {place}: received 'false' but current is 'true'"),
+        ("PUT", "queues/nosuch/q", {}, 404, "vhost_not_found"),
+        ("POST", f"queues/%2F/{queue}/actions", {"action": "sync"}, 204, None),
+        ("POST", f"queues/%2F/{queue}/actions", {"action": "x"}, 400, ["unknown", "x"]),
+        ("PUT", f"exchanges/%2F/{exchange}", {"durable": True}, 201, None),
+        ("PUT", f"exchanges/%2F/{exchange}", {"type": "fanout", "durable": True}, 400,
+         f"inequivalent arg 'type' for exchange '{exchange}' {place}: received 'fanout' but current is 'direct'"),
+        ("POST", f"bindings/%2F/e/{exchange}/q/{queue}", {"arguments": []}, 201, None),
+        ("POST", f"bindings/%2F/e/{exchange}/q/nosuch", {}, 404, f"no queue 'nosuch' {place}"),
+        ("POST", f"bindings/%2F/e/nosuch/q/{queue}", {}, 404, f"no exchange 'nosuch' {place}"),
+        ("DELETE", f"exchanges/%2F/{exchange}?if-unused=true", None, 400, f"exchange '{exchange}' {place} in use"),
+        ("POST", "exchanges/%2F/amq.default/publish", publish, 200, ...),
+        ("POST", "exchanges/%2F/amq.default/publish", publish | {"properties": {"user_id": "o"}}, 400,
+         "406 PRECONDITION_FAILED - user_id property set to 'o' but authenticated user was 'guest'"),
+        ("POST", "exchanges/%2F/nosuch/publish", publish, 400, f"404 NOT_FOUND - no exchange 'nosuch' {place}"),
+        ("POST", f"queues/%2F/{queue}/get", get, 200, ...),
+        ("POST", "queues/%2F/nosuch/get", get, 404, f"NOT_FOUND - no queue 'nosuch' {place}"),
+        ("POST", f"queues/%2F/{queue}/get", {"count": 1, "encoding": "auto"}, 400, "[{key_missing,ackmode}]"),
+        ("PUT", f"users/{user}", {"tags": "management"}, 201, None),
+        ("PUT", f"users/{user}", {"tags": "", "password": "x", "password_hash": ""}, 400,
+         "both_password_and_password_hash_are_provided"),
+        ("POST", "users/bulk-delete", {"users": ["nosuch"]}, 400, ["no_such_user", "nosuch"]),
+        ("PUT", f"permissions/%2F/{user}", {"configure": ""}, 400, "[{key_missing,write},{key_missing,read}]"),
+        ("PUT", "permissions/%2F/nosuch", grant, 400, "vhost_or_user_not_found"),
+        ("PUT", f"permissions/nosuch/{user}", grant, 400, "vhost_or_user_not_found"),
+        ("POST", f"vhosts/%2F/start/{quoted(node)}", {}, 204, None),
+        ("POST", "users/bulk-delete", {"users": [user]}, 204, None),
+        ("GET", f"users/{user}", None, 404, "Not Found"),
+        ("DELETE", f"queues/%2F/{queue}", None, 204, None),
+        ("DELETE", f"exchanges/%2F/{exchange}", None, 204, None),
+    ]  # fmt: skip
+    wrong = []
+    for method, path, body, status, reason in requests:
+        answer = api.ask(method, path, body)
+        told = answer.json["reason"] if answer.status >= 400 and answer.body else None
+        if answer.status != status or (reason is not ... and told != reason):
+            wrong.append((method, path, body, answer.status, answer.body))
+    assert wrong == []
+
+
+def test_methods_of_a_path(api: Api) -> None:
+    for method, status in (("OPTIONS", 200), ("PATCH", 405)):
+        answer = api.ask(method, "queues/%2F/q")
+        assert (answer.status, answer.body) == (status, b"")
+        assert answer.headers["allow"] == "HEAD, GET, PUT, DELETE, OPTIONS"
+
+
+def test_the_memory_of_a_node(api: Api) -> None:
+    """As exporters and the clients of other languages decode it."""
+    node = quoted(api.ask("GET", "overview?columns=node").json["node"])
+    told = api.ask("GET", f"nodes/{node}/memory").json["memory"]
+    parts = {part: value for part, value in told.items() if part not in ("total", "strategy")}
+    assert {
+        "connection_readers",
+        "queue_procs",
+        "quorum_queue_procs",
+        "binary",
+        "other_system",
+        "plugins",
+    } <= parts.keys()
+    assert all(type(value) is int and value >= 0 for value in parts.values()), parts
+    assert told["strategy"] == "rss"
+    assert told["total"].keys() == {"rss", "allocated", "erlang"} and told["total"]["rss"] > 1 << 20
+    relative = api.ask("GET", f"nodes/{node}/memory/relative").json["memory"]
+    assert relative.pop("total") == 100
+    assert all(type(value) is int and 0 <= value <= 100 for value in relative.values())

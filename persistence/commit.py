@@ -20,6 +20,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import chain
 from typing import Any, NamedTuple
 
 import trio
@@ -29,7 +30,7 @@ from persistence.errors import StorageFull
 from persistence.holds import Holds
 from persistence.layer import Layer
 from persistence.marks import DeliveredMarks
-from persistence.ports import Store, Transaction, record_of
+from persistence.ports import Job, Store, Transaction, record_of
 from persistence.worker import Report, Worker
 
 RETRY_SECONDS = 1.0
@@ -45,7 +46,7 @@ class Begun(NamedTuple):
     #: None if it could not be begun: then the steps raise the reason.
     transaction: Transaction | None
     #: The steps left before the sync.
-    steps: Iterator[None]
+    steps: Iterator[Job | None]
 
 
 #: Bounds of the times that syncs are counted by, s.
@@ -97,7 +98,8 @@ class Commit:
         self._begun: Begun | None = None
         #: The layer that the worker writes to the log.
         self._logging: Layer | None = None
-        self._working = False
+        #: The worker has a job, and it is a sync.
+        self._working = self._syncing = False
         #: For the task: the worker is done, and its outcome.
         self._worked = trio.Event()
         self._outcome: Outcome[None] = Value(None)
@@ -196,14 +198,18 @@ class Commit:
     def _begin_stored(self) -> None:
         self._stored = time.monotonic()
         begun = self._begun = self._fill(self._pending.take_all())
-        filled = capture(next, begun.steps, begun)
+        filled: Outcome[Job | Begun | None] = capture(next, begun.steps, begun)
         if isinstance(filled, Error):
             self._leave(begun, filled)
-        elif filled.unwrap() is begun:
+            return
+        step = filled.unwrap()
+        if isinstance(step, Begun):
             self._sync(begun)
-        else:
-            # It takes longer than a moment.
-            self._wake.set()
+            return
+        # It takes longer than a moment.
+        if step is not None:
+            self._begun = begun._replace(steps=chain([step], begun.steps))
+        self._wake.set()
 
     def _fill(self, layer: Layer) -> Begun:
         made = capture(self._store.transaction, layer)
@@ -223,16 +229,18 @@ class Commit:
         assert begun.transaction is not None
         self._give(begun.transaction.commit)
 
-    def _give(self, job: Callable[[], None]) -> None:
+    def _give(self, job: Job) -> None:
         assert self._worker is not None
-        self._working = True
+        self._working = self._syncing = True
         self._sync_began = time.perf_counter()
         self._worker.give(job)
 
     def _synced(self, outcome: Outcome[None]) -> None:
         """The worker is done. The loop calls this, so it must not raise."""
         self._working = False
-        self.syncs.add(time.perf_counter() - self._sync_began)
+        if self._syncing:
+            self._syncing = False
+            self.syncs.add(time.perf_counter() - self._sync_began)
         begun, logging = self._begun, self._logging
         if self._by_task or (begun is None and logging is None):
             self._outcome = outcome
@@ -395,8 +403,11 @@ class Commit:
     async def _write(self, begun: Begun) -> None:
         transaction = begun.transaction
         try:
-            for _ in begun.steps:
-                await trio.lowlevel.checkpoint()
+            for job in begun.steps:
+                if job is None:
+                    await trio.lowlevel.checkpoint()
+                else:
+                    await self._do(job)
             assert transaction is not None
             if not self._working:
                 self._sync(begun)
@@ -407,6 +418,13 @@ class Commit:
                 transaction.abort()
             raise
         transaction.finish()
+
+    async def _do(self, job: Job) -> None:
+        assert self._worker is not None
+        self._working = True
+        self._worker.give(job)
+        await self._work_done()
+        self._outcome.unwrap()
 
     async def _work_done(self) -> None:
         """Wait for the worker. Neither the wait nor the worker's job can be cancelled."""
@@ -450,7 +468,7 @@ def _tell(waiting: list[Callable[[], None]]) -> None:
         done()
 
 
-def _failed(failure: Error) -> Iterator[None]:
+def _failed(failure: Error) -> Iterator[Job | None]:
     """The steps of a commit that could not be begun."""
     failure.unwrap()
     yield

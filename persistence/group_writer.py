@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from persistence.errors import CorruptRecord
 from persistence.group_changes import GroupChanges
 from persistence.group_record import (
+    CHUNK_KEY,
     INDEX_MAX,
     chunk_keys,
     pack_entry_chunks,
@@ -20,7 +21,9 @@ from persistence.group_record import (
     unpack_snapshot_head,
 )
 from persistence.group_tables import Erasures
-from persistence.record import POSITION, QUEUE, seal
+from persistence.pages import KeyRange
+from persistence.ports import Job
+from persistence.record import CHUNKS_MAX, POSITION, QUEUE, seal
 from persistence.residency import FAULT_BYTES
 
 if TYPE_CHECKING:
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     from persistence.store import LmdbStore
 
 ERASE_KEYS_MAX: Final = 8192
+#: A narrower range is of entries that were written a moment ago.
+NARROW: Final = 1024
 # Each further call to LMDB counts as so many bytes.
 CALL_BYTES: Final = 512
 
@@ -54,7 +59,7 @@ class GroupWriter:
             self._cursor = self._txn.cursor(db=self._tables.entries)
         return self._cursor
 
-    def apply(self, group: int, changes: GroupChanges) -> Iterator[None]:
+    def apply(self, group: int, changes: GroupChanges) -> Iterator[Job | None]:
         if changes.dropped:
             yield from self._drop(group)
         if changes.cut is not None:
@@ -69,7 +74,7 @@ class GroupWriter:
             name = QUEUE.pack(group)
             self._txn.put(name, seal(name, QUEUE.pack(term) + vote.encode()), db=self._tables.hard)
             if self._called(0):
-                yield
+                yield None
         if changes.snapshot is not None:
             yield from self._delete_snapshot(group)
             name, head, chunks = pack_snapshot(group, *changes.snapshot)
@@ -77,15 +82,15 @@ class GroupWriter:
             for key, value in chunks:
                 self._txn.put(key, value, db=self._tables.snapshot_chunks)
                 if self._called(len(value)):
-                    yield
+                    yield None
 
-    def continue_erasures(self) -> Iterator[None]:
+    def continue_erasures(self) -> Iterator[Job | None]:
         for group in list(self.erasures):
             if self._erase_left <= 0:
                 break
             yield from self._continue_erasure(group)
 
-    def _put(self, group: int, changes: GroupChanges) -> Iterator[None]:
+    def _put(self, group: int, changes: GroupChanges) -> Iterator[Job | None]:
         txn, tables = self._txn, self._tables
         if group in self.erasures:
             yield from self._erase_before_reuse(group, min(changes.entries), max(changes.entries))
@@ -97,19 +102,19 @@ class GroupWriter:
                 self._delete_entry()
             txn.put(key, head, db=tables.entries)
             if self._called(len(head)):
-                yield
+                yield None
             if chunks:
                 for chunk_key, value in pack_entry_chunks(group, entry):
                     txn.put(chunk_key, value, db=tables.entry_chunks)
                     if self._called(len(value)):
-                        yield
+                        yield None
 
-    def _cut(self, group: int, index: int) -> Iterator[None]:
+    def _cut(self, group: int, index: int) -> Iterator[Job | None]:
         entries = self._entries
         entries.set_range(POSITION.pack(group, index))
         while (key := entries.key()) and POSITION.unpack(key)[0] == group:
             if self._called(self._delete_entry() * CALL_BYTES):
-                yield
+                yield None
 
     def _delete_entry(self) -> int:
         """Delete the entry at the cursor, which goes to the next one. Returns how many keys it had.
@@ -146,12 +151,12 @@ class GroupWriter:
                 deleted += 1
         return deleted
 
-    def _drop(self, group: int) -> Iterator[None]:
+    def _drop(self, group: int) -> Iterator[Job | None]:
         self._txn.delete(QUEUE.pack(group), db=self._tables.hard)
         yield from self._delete_snapshot(group)
         yield from self._erase_or_note(group, 0, INDEX_MAX + 1)
 
-    def _delete_snapshot(self, group: int) -> Iterator[None]:
+    def _delete_snapshot(self, group: int) -> Iterator[Job | None]:
         name = QUEUE.pack(group)
         value = self._txn.get(name, db=self._tables.snapshots)
         if value is None:
@@ -164,9 +169,9 @@ class GroupWriter:
             self._delete_chunks(self._tables.snapshot_chunks, chunk_keys(group, *head))
         self._txn.delete(name, db=self._tables.snapshots)
         if self._called(0):
-            yield
+            yield None
 
-    def _erase_or_note(self, group: int, start: int, stop: int) -> Iterator[None]:
+    def _erase_or_note(self, group: int, start: int, stop: int) -> Iterator[Job | None]:
         reached = yield from self._erase(group, start, stop)
         if reached < stop:
             spans = self.erasures.setdefault(group, {})
@@ -174,32 +179,54 @@ class GroupWriter:
             position = POSITION.pack(group, reached)
             self._txn.put(position, seal(position, QUEUE.pack(stop)), db=self._tables.entry_erasures)
             if self._called(0):
-                yield
+                yield None
 
-    def _erase(self, group: int, start: int, stop: int) -> Generator[None, None, int]:
+    def _erase(self, group: int, start: int, stop: int) -> Generator[Job | None, None, int]:
         """Delete the entries from start on. Returns how far it came."""
         entries = self._entries
+        at_hand = stop
+        if stop - start > NARROW:
+            at_hand = yield from self._have_read(group, start, stop)
         entries.set_range(POSITION.pack(group, start))
         while key := entries.key():
             owner, index = POSITION.unpack(key)
             if owner != group or index >= stop:
                 break
+            if index >= at_hand:
+                at_hand = yield from self._have_read(group, int(index), stop)
             if self._erase_left <= 0:
                 return int(index)
             keys = self._delete_entry()
             self._erase_left -= keys
             if self._called(keys * CALL_BYTES):
-                yield
+                yield None
         return stop
 
-    def _erase_before_reuse(self, group: int, low: int, high: int) -> Iterator[None]:
+    def _have_read(self, group: int, start: int, stop: int) -> Generator[Job | None, None, int]:
+        """As in the journal: how far the next keys are in memory now."""
+        keys = KeyRange("entries", POSITION.pack(group, start), POSITION.pack(group, stop))
+
+        def chunks(last: bytes) -> KeyRange:
+            last_index = POSITION.unpack(last)[1]
+            low, high = (
+                CHUNK_KEY.pack(group, start, 0, 0),
+                CHUNK_KEY.pack(group, last_index, INDEX_MAX, CHUNKS_MAX),
+            )
+            return KeyRange("entry_chunks", low, high)
+
+        ahead = self._store.reader.ahead(keys, chunks)
+        if ahead.job is not None:
+            yield ahead.job
+        return stop if ahead.last is None else max(POSITION.unpack(ahead.last)[1], start + 1)
+
+    def _erase_before_reuse(self, group: int, low: int, high: int) -> Iterator[Job | None]:
         """New entries replace old ones that are still being erased: finish the erasure first."""
         if any(start <= high and stop > low for start, stop in self.erasures[group].items()):
             self._erase_left += INDEX_MAX
             yield from self._continue_erasure(group)
             self._erase_left -= INDEX_MAX
 
-    def _continue_erasure(self, group: int) -> Iterator[None]:
+    def _continue_erasure(self, group: int) -> Iterator[Job | None]:
         for start, stop in self.erasures.pop(group).items():
             if self._erase_left <= 0:
                 spans = self.erasures.setdefault(group, {})

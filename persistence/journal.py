@@ -99,6 +99,29 @@ class Journal:
         return self._store.recover()
 
 
+class SpillJournal(Journal):
+    """Transient bodies that did not fit in memory: written in the background, forgotten at a restart."""
+
+    def __init__(self, store: Store, request: Callable[[], None]) -> None:
+        """`request` asks for a commit."""
+        super().__init__(store)
+        self._request = request
+
+    def append(
+        self, queue_id: int, first_seq: int, count: int, payload: Payload, head_parts: int = 0
+    ) -> None:
+        super().append(queue_id, first_seq, count, payload, head_parts)
+        self._request()
+
+    def settle(self, queue_id: int, seqs: range) -> None:
+        super().settle(queue_id, seqs)
+        self._request()
+
+    def drop(self, queue_id: int) -> None:
+        super().drop(queue_id)
+        self._request()
+
+
 def _overlapping(appends: list[Append], first_seq: int, last_seq: int) -> list[Record]:
     at = max(bisect_left(appends, first_seq, key=itemgetter(0)) - 1, 0)
     found = []

@@ -15,6 +15,7 @@ from persistence.flush import flush
 from persistence.layer import Layer, Pending, QueueChanges
 from persistence.memory_groups import MemoryGroups
 from persistence.metadata import Metadata
+from persistence.ports import Job
 from persistence.record import Record, RecoveredQueue, RecoveredRecord, pack
 
 FAULT = "does not match its checksum"
@@ -208,7 +209,7 @@ class MemoryTransaction:
         self._queues = dict(store.queues)
         self._entries = dict(store.entries)
 
-    def apply(self) -> Iterator[None]:
+    def apply(self) -> Iterator[Job | None]:
         for stored, (key, value) in self._layer.metadata.items():
             if value is None:
                 self._entries.pop(stored, None)
@@ -222,7 +223,7 @@ class MemoryTransaction:
                 self._queues.pop(queue_id, None)
             else:
                 self._queues[queue_id] = queue
-            yield
+            yield None
 
     def commit(self) -> None:
         self._store.faults.strike()

@@ -5,30 +5,47 @@ until the disk has it, and on the loop's thread the whole node does. So `warm` l
 of some keys are in memory. If not, a thread reads them once, with pread, and throws away what it reads: then they are
 in the page cache, and LMDB finds them there.
 
-One thread for a store, one job after the other, and one buffer: however much is asked for, no more is in memory.
+One thread for a store, one job after the other, and one buffer: however much is asked for, no more is in memory. A
+commit asks for itself, with its own thread (`ahead`): it must not wait for what queues read ahead.
 """
 
 import ctypes
 import os
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import trio
 from outcome import Outcome
 
-from persistence.pages import DAMAGES, KeyRange, Read, pieces, value_spans
+from persistence.pages import DAMAGES, KeyRange, Others, Read, Span, pieces, to_delete, value_spans
 from persistence.residency import LINUX, PAGE_BYTES, mapped_ranges
 from persistence.worker import Worker
 
 #: What the thread reads at once.
 READ_BYTES = 256 * 1024
+#: So many pages of keys are looked for at a time, ahead of deletions.
+LEAVES_AHEAD = 8
 #: What mincore is asked for at once.
 LOOK_BYTES = 4 * 1024 * 1024
 
 if LINUX:
     _libc = ctypes.CDLL(None, use_errno=True)
     _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+
+
+class Ahead:
+    """What a walk over keys comes to next."""
+
+    __slots__ = ("job", "last")
+
+    def __init__(self, last: bytes | None = None) -> None:
+        #: So far they were looked for; None: to the end.
+        self.last = last
+        #: Has the disk give them, and sets `last`; for a thread. None: they are in memory.
+        self.job: Callable[[], None] | None = None
 
 
 class _Cold(Exception):
@@ -89,6 +106,22 @@ class PageReader:
         self._worker.give(lambda: self._touch(file, ranges))
         return False
 
+    def ahead(self, keys: KeyRange, others: Others) -> Ahead:
+        """Look whether the first of these keys can be deleted without a wait for the disk."""
+        try:
+            last, spans = to_delete(self._read_resident, keys, others, LEAVES_AHEAD)
+        except _Cold:
+            pass
+        except (OSError, *DAMAGES):
+            # Who reads them through LMDB is told what is wrong.
+            return Ahead()
+        else:
+            if all(self._resident(*span) for span in pieces(spans, LOOK_BYTES)):
+                return Ahead(last)
+        ahead = Ahead()
+        ahead.job = partial(self._touch_first, ahead, keys, others)
+        return ahead
+
     def _at_hand(self, ranges: list[KeyRange]) -> bool:
         try:
             spans = value_spans(self._read_resident, ranges)
@@ -115,16 +148,16 @@ class PageReader:
     def _touch(self, file: int, ranges: list[KeyRange]) -> None:
         """Have these pages read from the disk. In the thread; touches nothing else of the loop's but the buffer."""
         try:
-            spans = value_spans(_reading(file), ranges)
-            for offset, size in spans:
-                # All of them at once, so that the disk may choose the order.
-                os.posix_fadvise(file, offset, size, os.POSIX_FADV_WILLNEED)
-            with memoryview(self._buffer) as buffer:
-                for offset, size in pieces(spans, READ_BYTES):
-                    os.preadv(file, [buffer[:size]], offset)
+            _read(file, value_spans(_reading(file), ranges), self._buffer)
         except (OSError, *DAMAGES):
             # As above.
             return
+
+    def _touch_first(self, ahead: Ahead, keys: KeyRange, others: Others) -> None:
+        """The same for the first of these keys, in another thread."""
+        with suppress(OSError, *DAMAGES):
+            ahead.last, spans = to_delete(_reading(self._file), keys, others, LEAVES_AHEAD)
+            _read(self._file, spans, bytearray(READ_BYTES))
 
     def _done(self, outcome: Outcome[None]) -> None:
         """Called by the loop, where nothing may be raised."""
@@ -135,3 +168,13 @@ class PageReader:
 
 def _reading(file: int) -> Read:
     return lambda offset, size: os.pread(file, size, offset)
+
+
+def _read(file: int, spans: list[Span], into: bytearray) -> None:
+    """Have the disk give these pages."""
+    for offset, size in spans:
+        # All of them at once, so that the disk may choose the order.
+        os.posix_fadvise(file, offset, size, os.POSIX_FADV_WILLNEED)
+    with memoryview(into) as buffer:
+        for offset, size in pieces(spans, READ_BYTES):
+            os.preadv(file, [buffer[:size]], offset)

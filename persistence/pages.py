@@ -36,6 +36,8 @@ BIG, TABLE_NODE = 1, 2
 #: What a page that is no longer what it was makes.
 DAMAGES = (struct.error, IndexError, ValueError)
 
+#: The keys of another table that go with those up to this one.
+Others = Callable[[bytes], "KeyRange"]
 #: Returns bytes of the file: offset, size.
 Read = Callable[[int, int], bytes]
 
@@ -55,6 +57,22 @@ class Span(NamedTuple):
     size: int
 
 
+class Deletion(NamedTuple):
+    """What has to be in memory to delete some keys."""
+
+    #: The last of them, None if they are all of their range.
+    last: bytes | None
+    #: The first pages of the values that have pages of their own: LMDB reads them, too.
+    values: list[Span]
+
+
+class Leaf(NamedTuple):
+    """A page of keys, and the offsets of some of its nodes."""
+
+    page: bytes
+    nodes: tuple[int, ...]
+
+
 def value_spans(read: Read, ranges: list[KeyRange]) -> list[Span]:
     """Read the tree's pages above and beside these keys; return the places of values with pages of their own.
 
@@ -66,9 +84,39 @@ def value_spans(read: Read, ranges: list[KeyRange]) -> list[Span]:
     for table, low, high in ranges:
         if table not in tables:
             tables[table] = _table_root(read, page_bytes, root, table.encode())
-        if tables[table] != NO_ROOT:
-            _walk(read, page_bytes, tables[table], low, high, found, 0)
+        for leaf in _leaves(read, page_bytes, tables[table], low, high, 0):
+            found += _large_values(page_bytes, leaf)
     return _joined(found)
+
+
+def to_delete(read: Read, keys: KeyRange, others: Others, leaves_max: int) -> Deletion:
+    """Read the tree's pages with the first of these keys and with those that go with them.
+
+    Raises as `value_spans`.
+    """
+    page_bytes, root = _newest(read)
+    found: list[Span] = []
+    last: Leaf | None = None
+    left = leaves_max
+    for leaf in _leaves(
+        read, page_bytes, _table_root(read, page_bytes, root, keys.table.encode()), keys.low, keys.high, 0
+    ):
+        if left == 0:
+            break
+        # The first node may be the one before `low`.
+        if leaf.nodes and _key(leaf.page, leaf.nodes[-1]) >= keys.low:
+            last = leaf
+        left -= 1
+    else:
+        left = -1
+    if last is None:
+        return Deletion(None, found)
+    last_key = _key(last.page, last.nodes[-1])
+    table, low, high = others(last_key)
+    for leaf in _leaves(read, page_bytes, _table_root(read, page_bytes, root, table.encode()), low, high, 0):
+        for offset, _ in _large_values(page_bytes, leaf):
+            found.append(Span(offset, page_bytes))
+    return Deletion(None if left < 0 else last_key, _joined(found))
 
 
 def _newest(read: Read) -> tuple[int, int]:
@@ -106,9 +154,10 @@ def _table_root(read: Read, page_bytes: int, root: int, name: bytes) -> int:
     raise ValueError("a tree without an end")
 
 
-def _walk(
-    read: Read, page_bytes: int, number: int, low: bytes, high: bytes, found: list[Span], depth: int
-) -> None:
+def _leaves(read: Read, page_bytes: int, number: int, low: bytes, high: bytes, depth: int) -> Iterator[Leaf]:
+    """The leaves with these keys, in order, and of their nodes those that have one of them."""
+    if number == NO_ROOT:
+        return
     if depth > DEPTH_MAX:
         raise ValueError("a tree without an end")
     page = read(number * page_bytes, page_bytes)
@@ -121,15 +170,22 @@ def _walk(
 
     start = max(bisect_right(nodes, low, begin, key=key_at) - 1, 0)
     stop = bisect_right(nodes, high, max(begin, start), key=key_at)
+    if not flags & BRANCH:
+        yield Leaf(page, nodes[start:stop])
+        return
     for node in nodes[start:stop]:
+        small, large, node_flags, _ = NODE.unpack_from(page, node)
+        yield from _leaves(read, page_bytes, small | large << 16 | node_flags << 32, low, high, depth + 1)
+
+
+def _large_values(page_bytes: int, leaf: Leaf) -> Iterator[Span]:
+    page = leaf.page
+    for node in leaf.nodes:
         small, large, node_flags, key_bytes = NODE.unpack_from(page, node)
-        if flags & BRANCH:
-            child = small | large << 16 | node_flags << 32
-            _walk(read, page_bytes, child, low, high, found, depth + 1)
-        elif node_flags & BIG:
+        if node_flags & BIG:
             (first,) = NUMBER.unpack_from(page, node + NODE.size + key_bytes)
             size = PAGE.size + (small | large << 16)
-            found.append(Span(first * page_bytes, -(-size // page_bytes) * page_bytes))
+            yield Span(first * page_bytes, -(-size // page_bytes) * page_bytes)
 
 
 def _nodes(page: bytes) -> tuple[int, tuple[int, ...]]:

@@ -7,10 +7,15 @@ from persistence.group_record import RecoveredGroup, StoredEntry
 from persistence.layer import Layer, Pending
 from persistence.record import Record, RecoveredQueue
 
+Job = Callable[[], None]
+
 
 class Transaction(Protocol):
-    def apply(self) -> Iterator[None]:
-        """Write the layer, a step at a time, on the loop's thread. Raises StorageFull."""
+    def apply(self) -> Iterator[Job | None]:
+        """Write the layer, a step at a time, on the loop's thread. Raises StorageFull.
+
+        A job is to be done in a thread before the next step, which reads what the disk has yet to give otherwise.
+        """
 
     def commit(self) -> None:
         """Make it durable.

@@ -21,7 +21,20 @@ from persistence.group_writer import GroupWriter
 from persistence.guard import WRITE_ERRORS
 from persistence.layer import Layer, QueueChanges
 from persistence.metadata import pack_entry
-from persistence.record import KEY, POSITION, QUEUE, SEQ_MAX, body_keys, pack, seal, unseal
+from persistence.pages import KeyRange
+from persistence.ports import Job
+from persistence.record import (
+    BODY_KEY,
+    CHUNKS_MAX,
+    KEY,
+    POSITION,
+    QUEUE,
+    SEQ_MAX,
+    body_keys,
+    pack,
+    seal,
+    unseal,
+)
 from persistence.residency import FAULT_BYTES, PAGE_BYTES
 
 if TYPE_CHECKING:
@@ -32,6 +45,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqd.persistence")
 
 ERASE_KEYS_MAX: Final = 8192
+#: A narrower range is of messages that were delivered, so its keys have been read.
+NARROW: Final = 1024
 #: Beside the tables: the last record of the write-ahead log that they have.
 LOGGED: Final = b"logged"
 # Work between two pauses for the loop: about half a millisecond.
@@ -69,7 +84,7 @@ class LmdbTransaction:
             self._masked = self._txn.stat(self._tables.settled)["entries"] > 0
         return self._masked
 
-    def apply(self) -> Iterator[None]:
+    def apply(self) -> Iterator[Job | None]:
         try:
             # Not kept: it refers back to this object, and in a cycle the layer would stay in memory until a
             # garbage collection.
@@ -80,7 +95,7 @@ class LmdbTransaction:
                 else:
                     self._txn.put(key, pack_entry(key, name, value), db=self._tables.metadata)
                 if self._worked(CALL_WORK):
-                    yield
+                    yield None
             for queue_id, changes in self._layer.queues.items():
                 yield from self._apply_queue(queue_id, changes)
             for group, group_changes in self._layer.groups.items():
@@ -127,7 +142,7 @@ class LmdbTransaction:
     def _called(self, size: int) -> bool:
         return self._worked(CALL_WORK + size)
 
-    def _apply_queue(self, queue_id: int, changes: QueueChanges) -> Iterator[None]:
+    def _apply_queue(self, queue_id: int, changes: QueueChanges) -> Iterator[Job | None]:
         txn, tables = self._txn, self._tables
         if changes.dropped:
             yield from self._drop(queue_id)
@@ -146,11 +161,11 @@ class LmdbTransaction:
             key, head, chunks = pack(queue_id, first_seq, count, payload, head_parts)
             txn.put(key, head, db=tables.records)
             if self._worked(CALL_WORK + len(head)):
-                yield
+                yield None
             for chunk_key, value in chunks:
                 txn.put(chunk_key, value, db=tables.bodies)
                 if self._worked(CALL_WORK + len(value)):
-                    yield
+                    yield None
         if starts:
             spans = [(first_seq, first_seq + count) for first_seq, count, _, _ in appends]
             for start, stop in settled.outside(starts, stops, spans):
@@ -164,17 +179,17 @@ class LmdbTransaction:
                 position = POSITION.pack(queue_id, seq)
                 txn.put(position, seal(position, note), db=tables.annotations)
                 if self._worked(CALL_WORK):
-                    yield
+                    yield None
         if changes.state is not None:
             name = QUEUE.pack(queue_id)
             txn.put(name, seal(name, changes.state), db=tables.states)
 
-    def _drop(self, queue_id: int) -> Iterator[None]:
+    def _drop(self, queue_id: int) -> Iterator[Job | None]:
         self._txn.delete(QUEUE.pack(queue_id), db=self._tables.states)
         yield from self._clear(self._tables.annotations, queue_id, 0, SEQ_MAX)
         yield from self._erase_or_note(queue_id, 0, SEQ_MAX)
 
-    def _settle(self, queue_id: int, start: int, stop: int) -> Iterator[None]:
+    def _settle(self, queue_id: int, start: int, stop: int) -> Iterator[Job | None]:
         records = self._records
         found = records.prev() if records.set_range(KEY.pack(queue_id, start, 0, 0)) else records.last()
         if found:
@@ -186,7 +201,7 @@ class LmdbTransaction:
                     return
         yield from self._erase_or_note(queue_id, start, stop)
 
-    def _erase_or_note(self, queue_id: int, start: int, stop: int) -> Iterator[None]:
+    def _erase_or_note(self, queue_id: int, start: int, stop: int) -> Iterator[Job | None]:
         reached = yield from self._erase(queue_id, start, stop)
         if reached < stop:
             self._settle_last(queue_id, reached, stop)
@@ -195,12 +210,15 @@ class LmdbTransaction:
             position = POSITION.pack(queue_id, reached)
             self._txn.put(position, seal(position, QUEUE.pack(stop)), db=self._tables.erasures)
 
-    def _erase(self, queue_id: int, start: int, stop: int) -> Generator[None, None, int]:
+    def _erase(self, queue_id: int, start: int, stop: int) -> Generator[Job | None, None, int]:
         """Delete the records that are wholly in [start, stop), and mask the one at the end.
 
         Returns how far it came.
         """
         records = self._records
+        at_hand = stop
+        if stop - start > NARROW:
+            at_hand = yield from self._have_read(queue_id, start, stop)
         records.set_range(KEY.pack(queue_id, start, 0, 0))
         reached = stop
         erased_to = start
@@ -209,6 +227,8 @@ class LmdbTransaction:
             owner, first_seq, count, chunks = KEY.unpack(key)
             if owner != queue_id or first_seq >= stop:
                 break
+            if first_seq >= at_hand:
+                at_hand = yield from self._have_read(queue_id, first_seq, stop)
             if first_seq + count > stop:
                 partly = first_seq, count
                 break
@@ -219,12 +239,28 @@ class LmdbTransaction:
             self._erase_left -= 1 + chunks
             erased_to = first_seq + count
             if self._worked((1 + chunks) * CALL_WORK):
-                yield
+                yield None
         if partly is not None:
             self._settle_part(queue_id, *partly, start, stop)
         if erased_to > start and self._has_masks:
             yield from self._clear(self._tables.settled, queue_id, start, erased_to)
         return reached
+
+    def _have_read(self, queue_id: int, start: int, stop: int) -> Generator[Job | None, None, int]:
+        """Have a thread read the next keys from the disk, if they are not in memory. Returns how far they are now."""
+        keys = KeyRange("records", KEY.pack(queue_id, start, 0, 0), KEY.pack(queue_id, stop, 0, 0))
+
+        def bodies(last: bytes) -> KeyRange:
+            last_seq = KEY.unpack(last)[1]
+            return KeyRange(
+                "bodies", BODY_KEY.pack(queue_id, start, 0), BODY_KEY.pack(queue_id, last_seq, CHUNKS_MAX)
+            )
+
+        ahead = self._store.reader.ahead(keys, bodies)
+        if ahead.job is not None:
+            yield ahead.job
+        # The walk stops at the last one, because the step behind it is into the next page.
+        return stop if ahead.last is None else max(KEY.unpack(ahead.last)[1], start + 1)
 
     def _settle_last(self, queue_id: int, start: int, stop: int) -> None:
         """Mask the record that begins in [start, stop) and ends after it."""
@@ -263,29 +299,29 @@ class LmdbTransaction:
         self._masked = True
         self._txn.put(position, seal(position, mask), db=self._tables.settled)
 
-    def _clear(self, table: "lmdb._Database", queue_id: int, start: int, stop: int) -> Iterator[None]:
+    def _clear(self, table: "lmdb._Database", queue_id: int, start: int, stop: int) -> Iterator[Job | None]:
         with self._txn.cursor(db=table) as cursor:
             cursor.set_range(POSITION.pack(queue_id, start))
             end = POSITION.pack(queue_id, stop)
             while (key := cursor.key()) and bytes(key) < end:
                 cursor.delete()
                 if self._worked(CALL_WORK):
-                    yield
+                    yield None
 
-    def _erase_before_reuse(self, queue_id: int, stop: int, start: int) -> Iterator[None]:
+    def _erase_before_reuse(self, queue_id: int, stop: int, start: int) -> Iterator[Job | None]:
         """A dropped queue's number is reused while old records are still being erased: finish the erasure first."""
         if any(low < stop and high > start for low, high in self._erasures[queue_id].items()):
             self._erase_left += SEQ_MAX
             yield from self._continue_erasure(queue_id)
             self._erase_left -= SEQ_MAX
 
-    def _continue_erasures(self) -> Iterator[None]:
+    def _continue_erasures(self) -> Iterator[Job | None]:
         for queue_id in list(self._erasures):
             if self._erase_left <= 0:
                 break
             yield from self._continue_erasure(queue_id)
 
-    def _continue_erasure(self, queue_id: int) -> Iterator[None]:
+    def _continue_erasure(self, queue_id: int) -> Iterator[Job | None]:
         for start, stop in self._erasures.pop(queue_id).items():
             self._txn.delete(POSITION.pack(queue_id, start), db=self._tables.erasures)
             yield from self._erase_or_note(queue_id, start, stop)

@@ -14,7 +14,8 @@ from queue import SimpleQueue
 import trio
 from outcome import Outcome, capture
 
-Job = Callable[[], None]
+from persistence.ports import Job
+
 #: Makes a call on the loop, from any thread: `run_sync_soon` of Trio's token, or `report` of the node's poller, which
 #: makes it part of a turn.
 Report = Callable[[Callable[[], None]], object]

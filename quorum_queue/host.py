@@ -105,6 +105,9 @@ class QueueHost:
         """True if dead letters are held until their targets have them."""
         return self.settings.dead_letter_at_least_once
 
+    def partitions_changed(self) -> None:
+        """Streams have come or gone: for the hosts of consumer groups."""
+
     # -- commands --------------------------------------------------------------------------------------------------
 
     def submit(self, *commands: Command) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 from quorum_queue.clock import Clock, QueueTime
 from quorum_queue.dead_lettering import DeadLettering
 from quorum_queue.host import DELETED, QueueHost, answer_publishes
+from quorum_queue.leftover import Leftover
 from quorum_queue.machine import codec
 from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.machine import Command, Machine, Meta
@@ -37,6 +38,8 @@ from quorum_queue.ports import (
 
 #: Runs of messages that expire in one batch.
 EXPIRES_MAX: Final = 100
+#: Deliveries of one batch, which are as many runs: consumers of one channel get messages one by one.
+HANDS_MAX: Final = 512
 
 
 class NodeServices:
@@ -209,6 +212,7 @@ class LocalHost(DeadLettering):
                 wants_enqueued=self.journalled,
                 in_memory=True,
                 expires_max=EXPIRES_MAX,
+                hands_max=HANDS_MAX,
                 wants_acked=bool(self._lone),
             )
             now_ms = self.services.queue_time.now_ms()
@@ -233,7 +237,9 @@ class LocalHost(DeadLettering):
         """Have the machine take them, in a batch of their own."""
         self._wanted = None
         machine, before = self.machine, self.machine.dedup
-        effects = Effects(in_memory=True, expires_max=EXPIRES_MAX, wants_acked=bool(self._lone))
+        effects = Effects(
+            in_memory=True, expires_max=EXPIRES_MAX, hands_max=HANDS_MAX, wants_acked=bool(self._lone)
+        )
         now_ms = self.services.queue_time.now_ms()
         machine.apply(Meta(now_ms), [("configure", settings)], effects)
         if machine.dedup is not before and self.journalled:
@@ -300,12 +306,10 @@ class LocalHost(DeadLettering):
         """Give back the memory and all else that is shared with other queues."""
         services = self.services
         services.memory.forget(self)
-        for consumer in self.machine.consumers.by_key.values():
-            if consumer.window is not None:
-                consumer.window.use(-consumer.checkout.count)
         services.pages.forget(self.queue_id)
         services.memory.used -= self.resident_bytes
         self.resident_bytes = 0
+        Leftover(self.machine, self._turn).free()
 
     def _refuse_pending(self) -> None:
         """What came too late for a queue that was deleted went nowhere: that is a confirm, not a refusal."""

@@ -19,7 +19,7 @@ from spark_sink.arrow import binaries
 from spark_sink.cuts import Cuts, cuts
 from spark_sink.deliveries import BASIC_DELIVER, FLAGS_AT, HEAD_BYTES, OVERHEAD_BYTES, U32, U64, Run
 from spark_sink.options import nearest
-from spark_sink.packing import Messages, repeated, unpacked
+from spark_sink.packing import Messages, Repeats, repeated, unpacked
 from spark_sink.properties import COLUMNS, MESSAGE_ID, decode_properties, without_ids
 from spark_sink.rows import BadColumn, source_schema
 from spark_sink.streams.placed import without_offsets
@@ -54,6 +54,7 @@ class Decoder:
     def __init__(self, schema: StructType, queue: str) -> None:
         self._schema = to_arrow_schema(schema, timezone="UTC")
         self._queue = queue
+        self._repeats = Repeats()
 
     def batches(self, run: Run, offset: int) -> Iterator[pa.RecordBatch]:
         """Arrow batches of the messages of a run; `offset` is the first one's. Raises BadMessage."""
@@ -78,17 +79,16 @@ class Decoder:
 
     def _batch(self, messages: Messages, same: Mapping[str, int], rows: Any) -> pa.RecordBatch:
         """`rows` is what a packed message holds; then there is one."""
-        count = len(messages) if rows is None else rows.num_rows
         columns: dict[str, Column] = {
             "value": lambda kind: binaries(messages.values, kind),
             "offset": lambda kind: pa.array(messages.offsets, kind),
-            **self._same(count, same),
+            **self._same(len(messages), same),
             **_columns(ROUTE_COLUMNS, messages.routes, _route),
         }
         if self._wants_properties:
             columns |= _property_columns(messages.properties)
         if rows is not None:
-            columns = _of_packed(columns, rows)
+            columns = _of_packed(columns, rows, self._repeats)
         return self._made(columns)
 
     def _batch_of(self, found: Cuts, offsets: Any, same: Mapping[str, int]) -> pa.RecordBatch:
@@ -131,7 +131,7 @@ def _repeated(value: int, count: int) -> Column:
     return lambda kind: pa.repeat(pa.scalar(value, kind), count)
 
 
-def _of_packed(columns: Mapping[str, Column], rows: Any) -> dict[str, Column]:
+def _of_packed(columns: Mapping[str, Column], rows: Any, repeats: Repeats) -> dict[str, Column]:
     """Columns of the rows of one message: what they brought, and for all else what the message has."""
 
     def column(name: str, of_message: Column) -> Column:
@@ -140,12 +140,8 @@ def _of_packed(columns: Mapping[str, Column], rows: Any) -> dict[str, Column]:
                 found = rows.column(name)
                 return found if found.type == kind else found.cast(kind)
             if name in ENVELOPE:
-                return pa.nulls(rows.num_rows, kind)
-            found = of_message(kind)
-            # Those that stand for any number of rows have been made as long as they need to be.
-            return (
-                found if len(found) == rows.num_rows and len(found) != 1 else repeated(found, rows.num_rows)
-            )
+                return repeats.column(name, pa.nulls(1, kind), rows.num_rows)
+            return repeats.column(name, of_message(kind), rows.num_rows)
 
         return made
 

@@ -7,6 +7,7 @@ say what the body is to anybody; the schema's metadata says that these are rows,
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,10 @@ HASH_SEED = 104_729
 KEYS_KNOWN_MAX = 100_000
 #: More bytes than that are not unpacked from one message.
 UNPACKED_BYTES_MAX = 1 << 30
+#: Of a column that is kept for the next batch.
+REPEATS_MAX = 100_000
+#: Of Zstandard's frames.
+_ZSTD_MAGIC, _ZSTD_HEADER_BYTES_MAX = b"\x28\xb5\x2f\xfd", 18
 #: Content type and encoding are the first properties, and stand behind the flags.
 _FLAGS_BYTES = 2
 _BOTH_FLAGS = 0xC0
@@ -83,11 +88,7 @@ def unpacked(messages: Messages) -> Iterator[tuple[Messages, RecordBatch | None]
 def _rows(body: bytes) -> list[RecordBatch] | None:
     """Return what is packed in a body; None if it is not of this connector. Raises BadMessage."""
     try:
-        stream = pa.CompressedInputStream(pa.BufferReader(body), CONTENT_ENCODING)
-        data = stream.read(UNPACKED_BYTES_MAX + 1)
-        if len(data) > UNPACKED_BYTES_MAX:
-            raise BadMessage(f"a packed message has more than {UNPACKED_BYTES_MAX} bytes of rows")
-        reader = pa.ipc.open_stream(data)
+        reader = pa.ipc.open_stream(_decompressed(body))
         metadata = reader.schema.metadata or {}
         if any(metadata.get(name) != value for name, value in ROWS.items()):
             return None
@@ -96,9 +97,56 @@ def _rows(body: bytes) -> list[RecordBatch] | None:
         raise BadMessage(f"the rows of a packed message cannot be read: {error}: {body[:50]!r}") from error
 
 
+def _decompressed(body: bytes) -> Any:
+    """Raises BadMessage, pa.ArrowException, OSError."""
+    size = content_bytes(body)
+    if size is not None and size <= UNPACKED_BYTES_MAX:
+        # In one piece, at five times the speed of a stream.
+        with suppress(OSError):
+            return pa.Codec(CONTENT_ENCODING).decompress(body, size)
+    # Others than this connector may leave the size out, or write several frames.
+    data = pa.CompressedInputStream(pa.BufferReader(body), CONTENT_ENCODING).read(UNPACKED_BYTES_MAX + 1)
+    if len(data) > UNPACKED_BYTES_MAX:
+        raise BadMessage(f"a packed message has more than {UNPACKED_BYTES_MAX} bytes of rows")
+    return data
+
+
+def content_bytes(body: bytes) -> int | None:
+    """Return what the header of a frame of Zstandard (RFC 8878, 3.1.1.1) says of its content's size; None if nothing."""
+    if len(body) < _ZSTD_HEADER_BYTES_MAX or not body.startswith(_ZSTD_MAGIC):
+        return None
+    descriptor = body[len(_ZSTD_MAGIC)]
+    code, single = descriptor >> 6, descriptor >> 5 & 1
+    if not code and not single:
+        return None
+    at = len(_ZSTD_MAGIC) + 1 + (1 - single) + (0, 1, 2, 4)[descriptor & 3]
+    size = int.from_bytes(body[at : at + (1, 2, 4, 8)[code]], "little")
+    return size + 256 if code == 1 else size
+
+
 def repeated(values: Array, count: int) -> Array:
     """An array of one value, so many times."""
+    if not values.null_count and not pa.types.is_nested(values.type):
+        return pa.repeat(values[0], count)
     return values.take(pa.repeat(pa.scalar(0, pa.int32()), count))
+
+
+class Repeats:
+    """Columns of one value, for batch after batch: most are as the batch before had them."""
+
+    def __init__(self) -> None:
+        #: By the column: the value, and so many of it.
+        self._latest: dict[str, tuple[Any, Array]] = {}
+
+    def column(self, name: str, value: Array, count: int) -> Array:
+        """`value` is an array of one."""
+        latest = self._latest.get(name)
+        if latest is not None and len(latest[1]) >= count and latest[0].equals(value):
+            return latest[1].slice(0, count)
+        found = pa.nulls(count, value.type) if value.null_count else repeated(value, count)
+        if count <= REPEATS_MAX:
+            self._latest[name] = value, found
+        return found
 
 
 def check_columns(schema: StructType) -> None:

@@ -14,6 +14,7 @@ from amqp_server.broker.failures import Failures
 from amqp_server.broker.host_parts import HostParts
 from amqp_server.broker.hosts import Hosts
 from amqp_server.broker.limits import Limits
+from amqp_server.broker.lost_consumers import LostConsumers
 from amqp_server.broker.memo import MemoBudget
 from amqp_server.broker.metadata import Metadata
 from amqp_server.broker.operations import DeclareExchange, DeleteVhost, Operation, PutVhost, ReplaceHash
@@ -115,6 +116,7 @@ class Broker:
         self.services = services
         self.hosts = hosts
         self.host_parts = HostParts(turn)
+        self.lost_consumers = LostConsumers(turn)
         #: In the place of the hosts of queues that are gone.
         self.deleted_host = DeletedHost(turn)
         #: Raised by whatever may change where a message goes or whether it may.

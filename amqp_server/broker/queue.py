@@ -171,11 +171,10 @@ class Queue:
 
     def consumers_lost(self) -> None:
         """The way to the queue's home broke: its consumers here are cancelled, as if it had been deleted."""
-        for key, subscription in list(self.subscriptions.items()):
-            # A consumer that waits to be attached gets an answer of its own.
-            if subscription.attached:
-                del self.subscriptions[key]
-                subscription.queue_gone()
+        # A consumer that waits to be attached gets an answer of its own.
+        lost = [subscription for subscription in self.subscriptions.values() if subscription.attached]
+        if lost:
+            self.vhost.broker.lost_consumers.tell(self, lost)
 
     def consumer_lost(self, key: Any) -> None:
         """A consumer here lost its place in the queue and did not get it back."""

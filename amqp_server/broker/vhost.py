@@ -33,14 +33,13 @@ from amqp_server.broker.records import (
 from amqp_server.broker.super_streams import has_partitions, partitions_of
 from amqp_server.broker.traffic import Traffic
 from amqp_server.errors import PreconditionFailed, ResourceError
-from amqp_server.streams.consumer_group import ConsumerGroupHost
-from amqp_server.streams.replicated_group import ReplicatedGroupHost
 from amqp_server.wire import tables
 from amqp_server.wire.content import Properties
 from amqp_server.wire.frames import SHORT_STRING_MAX
 from exchanges.binding import Binding, DestinationKind
 from exchanges.router import InvalidArgument, Router
 from exchanges.topic import TopicMatcher, pattern_words
+from quorum_queue.host import QueueHost
 from quorum_queue.machine.machine import Machine
 from quorum_queue.ports import Host
 
@@ -398,7 +397,7 @@ class VHost:
         if queue is None or queue.type.is_stream:
             for group in self.groups.values():
                 host = group.host
-                if isinstance(host, ConsumerGroupHost | ReplicatedGroupHost):
+                if isinstance(host, QueueHost):
                     host.partitions_changed()
 
     def _make_host(self, queue: Queue, machine: Machine | None) -> None:
@@ -445,9 +444,8 @@ class VHost:
         broker.failures.forget(queue)
         # A lease may last for years.
         broker.timers.forget(queue)
-        for subscription in list(queue.subscriptions.values()):
-            subscription.queue_gone()
-        queue.subscriptions.clear()
+        if queue.subscriptions:
+            broker.lost_consumers.tell(queue, list(queue.subscriptions.values()))
         if queue.exclusive:
             broker.exclusive_gone(queue)
         # Its host refers to the queue: together they would stay, with all messages, until the collector comes.

@@ -302,7 +302,9 @@ def reject(channel: Channel, method: commands.Basic.Reject) -> None:
 
 def _acknowledge(channel: Channel, verb: str, tag: int, *, multiple: bool) -> None:
     tag &= (1 << 64) - 1
-    if multiple:
+    if multiple and channel.unacked.are_many(tag):
+        channel.acknowledge_many(verb, tag, _nothing)
+    elif multiple:
         channel.acknowledge(verb, 0, tag)
     elif tag == 0:
         raise PreconditionFailed("unknown delivery tag 0")
@@ -311,18 +313,24 @@ def _acknowledge(channel: Channel, verb: str, tag: int, *, multiple: bool) -> No
 
 
 def recover(channel: Channel, method: commands.Basic.Recover) -> None:
-    _recover(channel, requeue=bool(method.requeue))
-    channel.send(commands.Basic.RecoverOk())
+    _recover(channel, lambda: channel.send(commands.Basic.RecoverOk()), requeue=bool(method.requeue))
 
 
 def recover_async(channel: Channel, method: commands.Basic.RecoverAsync) -> None:
-    _recover(channel, requeue=bool(method.requeue))
+    _recover(channel, _nothing, requeue=bool(method.requeue))
 
 
-def _recover(channel: Channel, *, requeue: bool) -> None:
+def _recover(channel: Channel, then: Callable[[], None], *, requeue: bool) -> None:
     if not requeue:
         raise NotImplemented_("requeue=false")
-    channel.settle("return", channel.unacked.take_all())
+    if channel.unacked.are_many(0):
+        channel.acknowledge_many("return", 0, then, outside=True)
+    else:
+        channel.settle("return", channel.unacked.take_all())
+        then()
+
+
+def _nothing() -> None: ...
 
 
 def confirm_select(channel: Channel, method: commands.Confirm.Select) -> None:

@@ -14,7 +14,7 @@ from amqp_server.channel.confirms import Confirms
 from amqp_server.channel.connection import Connection
 from amqp_server.channel.publish import publish_in_parts
 from amqp_server.channel.subscription import Getter, Subscription
-from amqp_server.channel.tx import LargeEnd, Transaction
+from amqp_server.channel.tx import WHOLE_BYTES_MAX, LargeEnd, Transaction
 from amqp_server.channel.unacked import Piece, Unacked, UnknownTag, by_holder
 from amqp_server.channel.window import ChannelWindow
 from amqp_server.errors import PreconditionFailed
@@ -23,6 +23,7 @@ from amqp_server.wire.intake import PublishRoute, Segment
 
 if TYPE_CHECKING:
     from amqp_server.broker.vhost import VHost
+    from amqp_server.turn import Turn
     from quorum_queue.host import Key
     from quorum_queue.ports import Host
 
@@ -33,6 +34,8 @@ RELIEF_BYTES = 1 << 20
 RETURNED_MAX, DETACHED_MAX = 256, 1_000
 #: Of more, so many at once; then the turn may be over. What is returned is looked up in larger parts.
 PART_MAX, TAKEN_MAX = 24, 512
+#: Consumers that are paused at once.
+PAUSED_MAX = 128
 #: From more pieces on it is tried to make fewer of them.
 FEW_PIECES = 8
 
@@ -111,9 +114,9 @@ class Channel:
         self.consumed: dict[Queue, int] = {}
         self.window = ChannelWindow(connection, self.subscriptions, self.consumed)
         self.assembly: Assembly | None = None
-        #: The queue that this channel is deleting, and its consumers here, which are told after delete-ok.
+        #: The queue that this channel is deleting, and what tells its consumers here, after delete-ok.
         self.deleting: Queue | None = None
-        self._cancelled: list[str] = []
+        self._cancelled: list[bytes] = []
         #: Name of the queue declared last, for methods that leave the name out.
         self.last_queue = ""
         #: Name of the queue that is being declared without one.
@@ -125,8 +128,10 @@ class Channel:
         self.raw = b""
         #: We have sent channel.close and wait for the answer.
         self.closing = False
-        #: It is being closed, which takes several turns: its consumers are paused for good.
+        #: It is being closed, which takes several turns: its consumers get nothing more.
         self.leaving = False
+        #: What is to be gone through then to drop its transaction.
+        self.rollback: Iterator[None] = iter(())
         #: Deliveries that still come for its consumers go back to the queues.
         self.closed = False
         #: What is to be done then.
@@ -189,12 +194,47 @@ class Channel:
             except UnknownTag as error:
                 self.settle(verb, error.pieces)
                 raise
-        if self.tx is not None:
-            self.tx.settle(verb, pieces)
-            if self.tx.part_count > self.connection.config.tx_parts_max:
-                raise self._too_large()
-        else:
+        if self.tx is None:
             self.settle(verb, pieces)
+        else:
+            self.tx.settle(verb, pieces)
+            self._check_parts()
+
+    def _check_parts(self) -> None:
+        """Raises PreconditionFailed."""
+        if self.tx is not None and self.tx.part_count > self.connection.config.tx_parts_max:
+            raise self._too_large()
+
+    def acknowledge_many(
+        self, verb: str, high: int, then: Callable[[], None], *, outside: bool = False
+    ) -> None:
+        """The same for so many deliveries, up to this tag (0: all), that it takes several turns; then go on. The last thing
+        that the handler of a method does. `outside`: not a part of the transaction. Raises PreconditionFailed."""
+        if high and not self.unacked.holds(high):
+            raise UnknownTag(high, [])
+        if verb == "return":
+            # What comes back is handed to nobody here before all of it is back, or the first parts would be, again.
+            self.window.hold()
+
+        def settled() -> None:
+            self.window.release()
+            self._check_parts()
+            then()
+
+        parts = self._settle_in_parts(verb, high or self.unacked.last_tag, None if outside else self.tx)
+        self.connection.after(LargeEnd(self, parts).begin, settled)
+
+    def _settle_in_parts(self, verb: str, high: int, transaction: Transaction | None) -> Iterator[None]:
+        most = self.connection.config.tx_parts_max
+        while transaction is None or transaction.part_count <= most:
+            pieces = self.unacked.take_part(high)
+            if not pieces:
+                return
+            if transaction is None:
+                self.settle(verb, pieces)
+            else:
+                transaction.settle(verb, pieces)
+            yield
 
     def settle(self, verb: str, pieces: list[Piece]) -> None:
         """Tell the queues; applied at the end of the turn."""
@@ -262,37 +302,46 @@ class Channel:
 
     def cancelled_by_broker(self, subscription: Subscription) -> None:
         """Tell the client that a consumer is gone, but nothing before the delete-ok that it waits for."""
+        frame = method_frame(self.number, commands.Basic.Cancel(subscription.tag, True))
         if subscription.queue is self.deleting:
-            self._cancelled.append(subscription.tag)
+            self._cancelled.append(frame)
         else:
-            self.send(commands.Basic.Cancel(subscription.tag, True))
+            self.connection.outbox.put(frame)
 
     def deleted(self) -> None:
         """The client has its answer."""
         self.deleting = None
-        tags, self._cancelled = self._cancelled, []
-        for tag in tags:
-            self.send(commands.Basic.Cancel(tag, True))
+        frames, self._cancelled = self._cancelled, []
+        if frames:
+            self.connection.outbox.put(b"".join(frames))
 
-    def _large_end(self) -> LargeEnd | None:
-        """Drop what is not committed. Return how to do that, to return what is unacked, and to detach the consumers, if one
-        of it is very much."""
-        rollback: Iterator[None] | None = None
-        if self.tx is not None:
-            transaction, self.tx = self.tx, None
-            self._rolled_back = True
-            if transaction.is_large:
-                rollback = transaction.rollback_in_parts()
-            else:
-                transaction.rollback()
-        if rollback is None and len(self.unacked) <= RETURNED_MAX and len(self.subscriptions) <= DETACHED_MAX:
-            return None
-        return LargeEnd(self, self._close_in_parts(rollback))
+    def _roll_back(self) -> Iterator[None]:
+        """Drop what is not committed; return what is to be gone through for that."""
+        transaction, self.tx = self.tx, None
+        if transaction is None:
+            return iter(())
+        self._rolled_back = True
+        return transaction.rollback_in_parts()
 
-    def _close_in_parts(self, rollback: Iterator[None] | None) -> Iterator[None]:
-        if rollback is not None:
-            for _ in rollback:
-                yield
+    def leave(self) -> None:
+        """It is to be closed in parts, and gets nothing more. Its consumers keep their places until all that it holds is
+        back: who takes over gets what comes back before what is behind it."""
+        self.leaving = True
+        self.window.hold()
+        self.rollback = self._roll_back()
+
+    def pause_in_parts(self) -> Iterator[None]:
+        """A queue on several nodes does not see that there is no room, and others look in vain for each message."""
+        subscriptions = list(self.subscriptions.values())
+        for start in range(0, len(subscriptions), PAUSED_MAX):
+            for subscription in subscriptions[start : start + PAUSED_MAX]:
+                subscription.queue.host.submit(("pause", subscription.key, True))
+            yield
+
+    def close_in_parts(self) -> Iterator[None]:
+        """All consumers are paused: have done what `close` does with what is much."""
+        for _ in self.rollback:
+            yield
         for _ in range(0, len(self.unacked), TAKEN_MAX):
             pieces = self.unacked.take_first(TAKEN_MAX)
             for start in range(0, len(pieces), PART_MAX):
@@ -312,17 +361,20 @@ class Channel:
     def close(self) -> None:
         """Return what is unacked, drop what is not committed, and detach all consumers; applied at the end of the
         turn. So what comes back from one of many channels is not handed to the next one that goes."""
-        ending = self.ending or self._large_end()
-        if ending is not None:
-            # It gets nothing more. Its consumers keep their places until all parts of that are done: who takes over gets
-            # what comes back before what is behind it.
-            self.leaving = True
-            for subscription in self.subscriptions.values():
-                subscription.queue.host.submit(("pause", subscription.key, True))
-            ending.close = self.close
-            if self.ending is None:
-                ending.begin_later()
+        if self.ending is not None:
+            self.leave()
+            self.ending.close = self.close
             return
+        if are_many([self]):
+            ChannelsEnd(self.broker.turn, self.connection, [self]).begin()
+            return
+        self.finish()
+
+    def finish(self) -> None:
+        """The same at once: there is little, or the most is done."""
+        if self.tx is not None:
+            for _ in self._roll_back():
+                pass
         if not self.closed:
             self.closed = True
             self._add_up()
@@ -356,6 +408,67 @@ class Channel:
             self.reply_host = None
         when_closed, self.when_closed = self.when_closed, _nothing
         when_closed()
+
+
+def are_many(channels: list[Channel]) -> bool:
+    """True if they have so much together that they are to be closed in parts."""
+    runs = consumers = size = 0
+    for channel in channels:
+        runs += len(channel.unacked)
+        consumers += len(channel.subscriptions)
+        transaction = channel.tx
+        if transaction is not None:
+            runs += transaction.part_count
+            size += transaction.published_bytes
+    return runs > RETURNED_MAX or consumers > DETACHED_MAX or size > WHOLE_BYTES_MAX
+
+
+class ChannelsEnd:
+    """The end of channels of one connection that takes several turns. See amqp_server.turn.Unit.
+
+    First all consumers are paused, and then all goes back: what comes back from one of the channels is not handed to the
+    next one that goes.
+    """
+
+    __slots__ = ("_channels", "_connection", "_parts", "_turn")
+
+    def __init__(self, turn: Turn, connection: Connection, channels: list[Channel]) -> None:
+        self._turn = turn
+        self._connection = connection
+        #: Those that are still to be closed, the next one last.
+        self._channels = channels
+        self._parts = self._close()
+
+    def begin(self) -> None:
+        """Other channels of the connection may be closed, too, before any part is done."""
+        for channel in self._channels:
+            channel.leave()
+        self._channels.reverse()
+        self._turn.later(self, self._go_on)
+
+    def _close(self) -> Iterator[None]:
+        for channel in reversed(self._channels):
+            for _ in channel.pause_in_parts():
+                yield
+        while self._channels:
+            for _ in self._channels[-1].close_in_parts():
+                yield
+            self._channels.pop().finish()
+            yield
+
+    def _go_on(self) -> None:
+        turn = self._turn
+        for _ in self._parts:
+            turn.apply(whole=True)
+            if turn.overdue():
+                turn.later(self, self._go_on)
+                return
+        turn.apply(whole=True)
+
+    def failed(self, error: Exception) -> None:
+        self._connection.failed(error)
+        while self._channels:
+            self._channels.pop().finish()
 
 
 def _nothing() -> None: ...

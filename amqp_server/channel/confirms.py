@@ -97,11 +97,10 @@ class Confirms:
         if self.closed:
             return
         if len(acked) == 1 and not nacked:
-            self._answer(*acked[0], _ACK)
+            first, last = acked[0]
+            self._answer(first, last, _ACK)
             return
-        answers = [(first, last, _ACK) for first, last in acked] + [
-            (first, last, _NACK) for first, last in nacked
-        ]
+        answers = [(low, high, _ACK) for low, high in acked] + [(low, high, _NACK) for low, high in nacked]
         answers.sort()
         run_first, run_last, run_kind = answers[0]
         for first, last, kind in answers[1:]:

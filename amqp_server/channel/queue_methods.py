@@ -370,6 +370,13 @@ def delete(channel: Channel, method: commands.Queue.Delete) -> None:
             raise PreconditionFailed(f"queue '{name}' in vhost '{vhost.name}' not empty")
         count = host.ready_count
         channel.deleting = queue
-        connection.propose(operation, lambda error: deleted(count))
+
+        def removed(error: str) -> None:
+            # A client that has its answer may use the tags of its consumers again.
+            connection.after(
+                lambda done: channel.broker.lost_consumers.when_told(queue, done), lambda: deleted(count)
+            )
+
+        connection.propose(operation, removed)
 
     connection.after(queue.barrier, counted)

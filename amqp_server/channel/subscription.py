@@ -139,8 +139,13 @@ class Subscription:
         known = channel.drop(self)
         # What it held of the channel's window is free.
         channel.window.offer()
-        # A client that still waits for consume-ok gets an error instead.
-        if known and self.attached and channel.connection.client.can("consumer_cancel_notify"):
+        # A client that still waits for consume-ok gets an error instead; one that closes the channel expects no more.
+        if (
+            known
+            and self.attached
+            and not channel.leaving
+            and channel.connection.client.can("consumer_cancel_notify")
+        ):
             channel.cancelled_by_broker(self)
 
     def failed(self, error: Exception) -> None:

@@ -249,7 +249,8 @@ class Transaction:
 
 
 class LargeEnd:
-    """The end of what is large, a transaction or a channel, which takes several turns. See amqp_server.turn.Unit."""
+    """The end of what is large, which takes several turns: a transaction, deliveries that are acked at once. See
+    amqp_server.turn.Unit."""
 
     __slots__ = ("_channel", "_done", "_parts", "_turn", "close")
 
@@ -266,11 +267,6 @@ class LargeEnd:
         self._done = done
         self._channel.ending = self
         self._go_on()
-
-    def begin_later(self) -> None:
-        """The channel is closed: other channels of its connection are, too, before any part is done."""
-        self._channel.ending = self
-        self._turn.later(self, self._go_on)
 
     def _go_on(self) -> None:
         turn = self._turn

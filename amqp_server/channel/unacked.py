@@ -8,6 +8,11 @@ from typing import Any, Final, NamedTuple
 
 from amqp_server.errors import PreconditionFailed
 
+#: Runs that an ack takes at once, and deliveries in them; of more it takes so many in each part.
+WHOLE_RUNS_MAX: Final = 1_024
+WHOLE_MAX: Final = 8_192
+PART_RUNS: Final = 256
+PART: Final = 4_096
 #: Pieces that are put back at once, and runs that may lie among them.
 RESTORED_MAX: Final = 96
 AMONG_MAX: Final = 4_096
@@ -142,6 +147,31 @@ class Unacked:
         self.count -= sum([piece.high - piece.low + 1 for piece in pieces])
         return pieces
 
+    def are_many(self, high: int) -> bool:
+        """True if an ack up to this tag (0: of all) takes more than should be taken at once."""
+        starts = self._starts
+        if not starts or (high and high - starts[0] < WHOLE_RUNS_MAX):
+            return False
+        high = high or self.last_tag
+        return self._reach(WHOLE_RUNS_MAX, WHOLE_MAX) < high
+
+    def _reach(self, runs: int, count: int) -> int:
+        """Return the last tag of the first so many runs and deliveries, of which there are some."""
+        starts = self._starts
+        last = min(runs, len(starts)) - 1
+        return min(starts[last] + self._runs[last][0], starts[0] + count) - 1
+
+    def take_part(self, high: int) -> list[Piece]:
+        """Remove the first ones up to this tag, so many as should be taken at once."""
+        if not self._starts:
+            return []
+        return self.take(1, min(high, self._reach(PART_RUNS, PART)), strict=False)
+
+    @property
+    def last_tag(self) -> int:
+        """The last tag that is unacked, 0 if none is."""
+        return self._starts[-1] + self._runs[-1][0] - 1 if self._starts else 0
+
     def restore(self, pieces: list[Piece]) -> None:
         """Put back what was taken."""
         for _ in self.restore_in_parts(pieces):
@@ -178,6 +208,15 @@ class Unacked:
     def __len__(self) -> int:
         """The number of runs."""
         return len(self._starts)
+
+    def has_below(self, tag: int) -> bool:
+        """Is a delivery with a lower tag unacked? Those of consumer groups don't count: groups have their own timeout."""
+        for start, run in zip(self._starts, self._runs, strict=True):
+            if start >= tag:
+                return False
+            if not run[1].queue.type.is_group:
+                return True
+        return False
 
     def holds(self, tag: int) -> bool:
         """Is this tag unacked?"""

@@ -28,6 +28,7 @@ class ChannelWindow:
     __slots__ = (
         "_connection",
         "_consumed",
+        "_held",
         "_offers",
         "_settling",
         "_subscriptions",
@@ -52,18 +53,32 @@ class ChannelWindow:
         #: How often room was offered.
         self._offers = 0
         self._settling = False
+        #: Nothing is handed to the channel's consumers.
+        self._held = False
         #: The limit as queues know it that cannot look at the window.
         self._told = 0
         #: Consumers that are still to be told.
         self._untold: list[Subscription] = []
 
     def room(self) -> int:
+        if self._held:
+            return 0
         if not self.limit:
             return UNLIMITED
         return 0 if self._settling else self.limit - self.used
 
     def use(self, count: int) -> None:
         self.used += count
+
+    def hold(self) -> None:
+        """There is no room until it is released, at queues that can look at the window."""
+        self._held = True
+
+    def release(self) -> None:
+        """There is room again."""
+        if self._held:
+            self._held = False
+            self._connection.broker.turn.widened(self)
 
     def offer(self) -> None:
         """Room comes free in this turn: offer it when all that makes it was applied."""

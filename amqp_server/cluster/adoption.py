@@ -8,8 +8,8 @@ node as the only voter, and the journals of these queues are dropped. Until then
 moment and finds everything as it was; afterwards it goes on as a member. The other nodes join as any new node
 does.
 
-What the journal has of a stream goes to its segments, and the first snapshot of its group says how far they reach. How far a
-consumer group is becomes the first snapshot of its Raft group.
+What the journal has of a stream goes to its segments, and the first snapshot of its group says how far they reach, and has
+the offsets by name. How far a consumer group is becomes the first snapshot of its Raft group.
 
 Durable classic queues stay in the journal: only the record that they live on this node is new.
 """
@@ -41,9 +41,10 @@ from amqp_server.cluster.catalog import GROUP, first_state
 from amqp_server.cluster.errors import ClusterError
 from amqp_server.cluster.membership import Directory, Founded, drop_copies
 from amqp_server.cluster.zones import Zones
-from amqp_server.streams import named
+from amqp_server.streams.named import Names
 from amqp_server.streams.places import Place, PlaceError
 from amqp_server.streams.places import decode as decode_place
+from amqp_server.streams.replicated import Kept
 from amqp_server.streams.replicated import Replica as StreamReplica
 from persistence.errors import CorruptRecord
 from persistence.group_record import ENTRY_BYTES_MAX
@@ -237,12 +238,6 @@ class Adoption:
         The journal stays valid until it is dropped: a start of the node alone leaves out what is in both.
         """
         found = self._journal.recover_queue(record.queue_id)
-        if found is not None and any(position >= named.FIRST for position in found.annotations):
-            logger.warning(
-                "stream '%s' in vhost '%s' keeps offsets by name (x-group), which streams of a cluster do not: they are "
-                "forgotten",
-                *(record.name, record.vhost),
-            )
         replica = StreamReplica(settings)
         log = self._streams.log(
             record.queue_id,
@@ -278,6 +273,10 @@ class Adoption:
         replica.applied, replica.now_ms = 1, max(now_ms, replica.last_ms)
         replica.first_offset = log.segments[0].base if log.segments else log.stop
         replica.next_offset = log.stop
+        known = Names(self._broker.config.stream_names_max)
+        known.restore(found.annotations if found is not None else {})
+        # Nobody has them: the first consumer with a name takes it.
+        replica.names = {name: Kept(min(offset, log.stop), "") for name, offset in known.offsets.items()}
         return replica.snapshot()
 
     def _group_state(

@@ -73,11 +73,13 @@ class ClientWire:
             return None
 
     def send(self, chunks: list[bytes | memoryview]) -> int:
-        few = chunks[:GATHER_MAX]
+        few = chunks if len(chunks) <= GATHER_MAX else chunks[:GATHER_MAX]
         try:
             if len(few) == 1:
                 return self._socket.send(few[0])
-            if len(few[0]) + len(few[1]) < GATHER_BYTES_MIN and max(map(len, few)) < LARGE_BYTES:
+            if len(few[0]) + len(few[1]) < GATHER_BYTES_MIN and (
+                len(few) == 2 or max(map(len, few)) < LARGE_BYTES
+            ):
                 return self._socket.send(b"".join(few))
             return self._socket.sendmsg(few)
         except (BlockingIOError, InterruptedError):

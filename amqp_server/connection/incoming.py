@@ -345,6 +345,8 @@ class Incoming:
                         taken = self._acks(data, pos, end, channel)
                         if taken > pos:
                             pos = taken
+                            if self._session.suspended is not None:
+                                break
                             continue
             if self._held_bytes and self._must_wait(data, pos, kind):
                 self.stalled = True
@@ -483,13 +485,23 @@ class Incoming:
         # A part at a time: each may be in no order, and a range of its own.
         pos, ranges = acks.take(data, pos, min(end, pos + ACKS_MAX * acks.FRAME_BYTES))
         try:
-            for low, high in ranges:
-                if low == acks.NO_TAG:
-                    raise PreconditionFailed("unknown delivery tag 0")
-                channel.acknowledge("settle", low, high)
+            self._acknowledge(channel, ranges)
         except SoftError as error:
             self._close_channel(channel, error, (60, 80))
         return pos
+
+    def _acknowledge(self, channel: Channel, ranges: list[tuple[int, int]]) -> None:
+        """Raises PreconditionFailed."""
+        for index, (low, high) in enumerate(ranges):
+            if low == acks.NO_TAG:
+                raise PreconditionFailed("unknown delivery tag 0")
+            if not low and channel.unacked.are_many(high):
+                self._session.handle(channel, (60, 80))
+                channel.acknowledge_many(
+                    "settle", high, partial(self._acknowledge, channel, ranges[index + 1 :])
+                )
+                return
+            channel.acknowledge("settle", low, high)
 
     def content(self, kind: int, number: int, payload: bytes, whole: bytes) -> None:
         channel = self._session.channels.get(number)

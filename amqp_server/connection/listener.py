@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
+from collections.abc import Awaitable
 from functools import partial
 from time import monotonic
 from typing import Final, Protocol
@@ -54,7 +55,7 @@ class ListenError(Exception):
 class AwaitedBackpressure(Backpressure, Protocol):
     """See amqp_server.backpressure."""
 
-    async def wait(self) -> None: ...
+    def wait(self) -> Awaitable[None]: ...
 
 
 def listen(address: str, backlog: int) -> socket.socket:

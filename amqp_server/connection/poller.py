@@ -288,7 +288,7 @@ class Poller:
         while light:
             transport = light.popleft()
             transport.queued = False
-            transport.contain(transport.read_little)
+            transport.read_little()
             last = turn.last_scheduled()
             if last is not None:
                 read.append((transport, last))

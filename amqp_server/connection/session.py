@@ -18,7 +18,7 @@ from amqp_server.broker.grants import Token
 from amqp_server.broker.memo import Memo
 from amqp_server.broker.topology import Result
 from amqp_server.channel import publish
-from amqp_server.channel.channel import Assembly, Channel
+from amqp_server.channel.channel import Assembly, Channel, ChannelsEnd, are_many
 from amqp_server.config import Config
 from amqp_server.connection import events, handshake, log
 from amqp_server.connection.client import Client, Limits
@@ -252,6 +252,10 @@ class Session:
             error.method = error.method or where
             raise
         self.incoming.forget_old_routes()
+
+    def handle(self, channel: Channel, where: tuple[int, int]) -> None:
+        """Methods that were read in a run are being handled from now on."""
+        self._handling = channel, where
 
     def _dispatch(self, channel: Channel, method: base.Frame) -> None:
         if isinstance(method, commands.Basic.Publish):
@@ -684,9 +688,17 @@ class Session:
     def _release(self) -> None:
         """Give back all that the connection held: channels, exclusive queues."""
         self.suspended = None
-        for channel in list(self.channels.values()):
-            if not channel.closing:
+        channels = list(self.channels.values())
+        closing = [channel for channel in channels if not channel.closing]
+        in_parts = are_many(closing)
+        for channel in closing:
+            if channel.ending is not None:
                 channel.close()
+            elif not in_parts:
+                channel.finish()
+        if in_parts:
+            ChannelsEnd(self.turn, self, [each for each in closing if each.ending is None]).begin()
+        for channel in channels:
             self._drop_channel(channel)
         self.turn.apply()
         # First it is no session any more: an exclusive queue whose declaration is still under way goes then,

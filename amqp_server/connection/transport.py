@@ -155,17 +155,27 @@ class Transport:
         except OSError:
             self.close()
         except Exception as error:  # noqa: BLE001 - the turn decides what it ends
-            self._turn.failed(self.session, error)
-            self._send_rest()
+            self._blame(error)
+
+    def _blame(self, error: Exception) -> None:
+        self._turn.failed(self.session, error)
+        self._send_rest()
 
     # -- in, called by the poller within a turn --------------------------------------------------------------------
 
     def read_little(self) -> None:
-        """Read a light connection once. Its queues are run with those of the others."""
-        data = self._receive(self._poller.little)
-        if data:
-            self._turn.take(self.session, self.session.receive, data, alone=False)
-            self._received()
+        """Read a light connection once. Its queues are run with those of the others. Errors are contained."""
+        if self._ended:
+            return
+        try:
+            data = self._receive(self._poller.little)
+            if data:
+                self._turn.take(self.session, data, False)
+                self._received()
+        except OSError:
+            self.close()
+        except Exception as error:  # noqa: BLE001 - the turn decides what it ends
+            self._blame(error)
 
     def left(self) -> None:
         """The turn was too short for its queues: it is not read until they have done what it has sent, or they would
@@ -180,12 +190,12 @@ class Transport:
             if self.held:
                 self._mute()
                 return
-            self._turn.take(self.session, self.session.room)
+            self._turn.take(self.session, b"")
         else:
             data = self._receive(self._poller.buffer)
             if not data:
                 return
-            self._turn.take(self.session, self.session.receive, data)
+            self._turn.take(self.session, data)
         self._received()
 
     def slow(self, slow: bool) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from amqp_server.errors import AccessRefused, AMQPError, FrameError, NotFound, Unavailable
+from amqp_server.errors import AccessRefused, AMQPError, NotFound, SoftError, Unavailable
 
 
 class Answer(NamedTuple):
@@ -56,15 +56,21 @@ def login_failed() -> Refusal:
 
 
 def refusal_of(error: AMQPError) -> Refusal:
-    """Return the HTTP refusal for an AMQP error."""
+    """Return the HTTP refusal for an AMQP error: the bare text, without the code that a channel is closed with."""
     if isinstance(error, NotFound):
-        return Refusal(404, "Object Not Found", error.text)
+        return Refusal(404, "not_found", error.text)
     if isinstance(error, AccessRefused):
         return not_authorised(error.text)
     if isinstance(error, Unavailable):
         return Refusal(503, "unavailable", error.text)
-    # HTTP has no frames: what is wrong is the body of the request.
-    return bad_request(error.text if isinstance(error, FrameError) else error.reply_text())
+    return bad_request(error.text)
+
+
+def with_code(error: AMQPError) -> Refusal:
+    """The same of a message that was published or got: RabbitMQ tells the code there."""
+    if isinstance(error, (AccessRefused, Unavailable)):
+        return refusal_of(error)
+    return bad_request(f"{error.code} {error.reply_text() if isinstance(error, SoftError) else error.text}")
 
 
 def encode(body: Any) -> bytes:

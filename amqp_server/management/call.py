@@ -13,7 +13,7 @@ from amqp_server.broker.permissions import Access, Kind
 from amqp_server.broker.users import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER, User
 from amqp_server.broker.vhosts import VhostRecord
 from amqp_server.errors import AMQPError
-from amqp_server.management.answer import bad_request, not_authorised, not_found, refusal_of
+from amqp_server.management.answer import Refusal, bad_request, not_authorised, not_found, refusal_of
 from amqp_server.management.slices import Slices
 from amqp_server.management.stats import Stats
 
@@ -33,6 +33,22 @@ REASON_HEADER = "x-reason"
 DEFAULT_EXCHANGE = "amq.default"
 
 Request = TypeVar("Request", bound=msgspec.Struct)
+
+
+#: Members of bodies that are tables.
+TABLES = ("arguments", "properties")
+
+
+def _missing(asked: Any, kind: type[msgspec.Struct]) -> str:
+    """Return what a body lacks, in RabbitMQ's words."""
+    if not isinstance(asked, dict):
+        return ""
+    names = [
+        f"{{key_missing,{field.encode_name}}}"
+        for field in msgspec.structs.fields(kind)
+        if field.required and field.encode_name not in asked
+    ]
+    return f"[{','.join(names)}]" if names else ""
 
 
 class Call:
@@ -104,9 +120,18 @@ class Call:
         return not MAY[who].isdisjoint(self.user.tags)
 
     def read(self, kind: type[Request]) -> Request:
-        """The body. Numbers and switches may come as text, as RabbitMQ's own tools send them."""
+        """The body. As RabbitMQ's tools send it: numbers and switches may come as text, and an empty table as an empty
+        array."""
+        asked: Any = None
         try:
-            return msgspec.json.decode(self.body or b"{}", type=kind, strict=False)
+            asked = msgspec.json.decode(self.body or b"{}")
+            if isinstance(asked, dict):
+                for name in TABLES:
+                    if asked.get(name) == []:
+                        asked[name] = {}
+            return msgspec.convert(asked, kind, strict=False)
+        except msgspec.ValidationError as failure:
+            raise bad_request(_missing(asked, kind) or f"body: {failure}") from None
         except RecursionError:
             raise bad_request("body: objects and arrays are nested too deeply") from None
         except (msgspec.MsgspecError, UnicodeDecodeError) as failure:
@@ -194,7 +219,7 @@ class Call:
         if not (self.may(ADMINISTRATOR) or self.broker.permissions.may_open(self.access, name)):
             raise not_authorised("User not authorised to access virtual host")
         if name not in self.broker.vhosts:
-            raise not_found()
+            raise not_found() if self.method == "DELETE" else Refusal(404, "not_found", "vhost_not_found")
         return name
 
     def require(self, vhost: str, kind: Kind, name: str, access: Access) -> None:

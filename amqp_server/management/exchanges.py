@@ -76,7 +76,7 @@ def _exchange(call: Call, vhost: str, stats: Stats | None = None) -> ExchangeVie
 
 
 class ExchangeRequest(msgspec.Struct):
-    type: str
+    type: str = "direct"
     durable: bool = True
     auto_delete: bool = False
     internal: bool = False

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from amqp_server.management.answer import not_found
 from amqp_server.management.call import Call
+from amqp_server.management.listing import listing
+
+if TYPE_CHECKING:
+    from amqp_server.broker.queue import Queue
 
 
 class ResetRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -21,7 +25,13 @@ class ResetRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 async def groups(call: Call) -> Any:
-    return [each for vhost in call.vhosts() for each in call.broker.groups.all(vhost)]
+    broker = call.broker.groups
+    found = (queue for vhost in call.vhosts() for queue in broker.each(vhost))
+    return await listing(call, found, broker.summary, _brief)
+
+
+def _brief(queue: Queue) -> dict[str, Any]:
+    return {"name": queue.name, "vhost": queue.vhost.name}
 
 
 async def group(call: Call) -> Any:

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from amqp_server.broker.events import ACTING
-from amqp_server.broker.users import User
+from amqp_server.broker.users import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER, User
 from amqp_server.errors import AMQPError
 from amqp_server.management import everywhere
 from amqp_server.management.answer import Answer, Refusal, encode, not_authorised, not_found, refusal_of
@@ -45,9 +45,18 @@ audit = logging.getLogger("mqd.audit")
 
 #: Who asks for what anybody may see.
 NOBODY = Caller(User("", ""))
+#: What a user is told who lacks the tag, in RabbitMQ's words.
+REFUSED = {
+    MANAGEMENT: "Not management user",
+    POLICYMAKER: "User not authorised to access object",
+    MONITORING: "Not monitor user",
+    ADMINISTRATOR: "Not administrator user",
+}
 #: Nodes whose part of the answer is missing.
 MISSING_HEADER = "x-missing-nodes"
 READS = frozenset({"GET", "HEAD"})
+#: In the order of RabbitMQ's header `allow`.
+METHODS = ("GET", "POST", "PUT", "DELETE")
 PATH_BYTES_MAX = 8_192
 QUERY_BYTES_MAX = 8_192
 #: Of so many places for requests, one may be taken by logins of one address that wait.
@@ -205,7 +214,7 @@ class Api:
         else:
             caller = await self._login.caller(authorization, peer)
         if MAY[endpoint.who].isdisjoint(caller.user.tags):
-            raise not_authorised(f"Not {endpoint.who} user")
+            raise not_authorised(REFUSED[endpoint.who])
         return caller
 
     async def _call(self, endpoint: Endpoint, request: Request, caller: Caller) -> Call:
@@ -280,13 +289,15 @@ class _Path:
     def __init__(self, api: Api, by_method: Mapping[str, Endpoint]) -> None:
         self._api = api
         self._by_method = by_method
-        self._allowed = ", ".join(sorted(by_method))
+        methods = [method for method in METHODS if method in by_method]
+        self._allowed = ", ".join([*(["HEAD"] if "GET" in by_method else []), *methods, "OPTIONS"])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         endpoint = self._by_method.get("GET" if scope["method"] == "HEAD" else scope["method"])
         if endpoint is None:
-            refusal = Refusal(405, "method_not_allowed", f"allowed: {self._allowed}")
-            await refuse(refusal, allow=self._allowed)(scope, receive, send)
+            headers = HEADERS | {"allow": self._allowed}
+            status = 200 if scope["method"] == "OPTIONS" else 405
+            await Response(status_code=status, headers=headers)(scope, receive, send)
             return
         await self._api.serve(endpoint, Request(scope, receive), send)
 

@@ -194,6 +194,10 @@ class ManagedBroker:
             stats=told,
         )
 
+    def memory(self) -> tuple[int, int]:
+        """Return the bytes that the node takes, and those of bodies of messages among them."""
+        return self._node.resources.memory_bytes, self._broker.services.memory.used
+
     def contexts(self) -> list[dict[str, Any]]:
         """Return what the management listener serves, as RabbitMQ tells of its web server."""
         if not self._node.http_address:
@@ -571,6 +575,7 @@ class ManagedBroker:
             activity_status=status,
             prefetch_count=consumer.prefetch,
             priority=consumer.priority,
+            consumer_timeout=0 if consumer.no_ack else self._broker.config.consumer_timeout_ms,
             arguments=arguments,
             offset=offset,
             lag=lag,

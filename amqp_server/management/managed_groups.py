@@ -80,8 +80,9 @@ class ManagedGroups:
         """Return the names of the streams that a group over this one would read."""
         return [each.name for each in consumer_groups.streams_of(self._broker.vhost(vhost), name)]
 
-    def all(self, vhost: str) -> list[dict[str, Any]]:
-        return [self._summary(queue) for queue in list(self._broker.vhost(vhost).groups.values())]
+    def each(self, vhost: str) -> list[Queue]:
+        """Return groups that `summary` makes rows of, later and only where they are wanted."""
+        return list(self._broker.vhost(vhost).groups.values())
 
     def has(self, vhost: str, name: str) -> bool:
         return name in self._broker.vhost(vhost).groups
@@ -92,9 +93,9 @@ class ManagedGroups:
             return None
         places = _places(queue.host)
         partitions = [self._partition(queue, *each) for each in enumerate(places)]
-        return self._summary(queue) | {"partition_details": partitions}
+        return self.summary(queue) | {"partition_details": partitions}
 
-    def _summary(self, queue: Queue) -> dict[str, Any]:
+    def summary(self, queue: Queue) -> dict[str, Any]:
         host = queue.host
         told: dict[str, Any] = {
             "name": queue.name,

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from amqp_server.management.answer import bad_request, not_found, plain
+from amqp_server.errors import AMQPError, NotFound
+from amqp_server.management.answer import Refusal, bad_request, not_found, plain, with_code
 from amqp_server.management.call import Call
 from amqp_server.management.views import Fate, MessageView
 
@@ -45,19 +46,24 @@ class PublishRequest(msgspec.Struct):
 
 async def publish(call: Call) -> Any:
     vhost, name = call.own_vhost(), call.exchange_name()
-    if call.broker.exchange(vhost, name) is None:
-        raise not_found()
     asked = call.read(PublishRequest)
+    if call.broker.exchange(vhost, name) is None:
+        raise with_code(NotFound(f"no exchange '{name}' in vhost '{vhost}'"))
     call.require_own(vhost, "exchange", name, "write")
     routing_key = checked_routing_key(asked.routing_key)
     properties = checked_properties(asked.properties)
     if properties.get("user_id", call.user.name) != call.user.name:
         raise bad_request(
-            f"user_id property set to '{properties['user_id']}' but authenticated user was '{call.user.name}'"
+            f"406 PRECONDITION_FAILED - user_id property set to '{properties['user_id']}' but authenticated user was "
+            f"'{call.user.name}'"
         )
-    routed = await call.broker.publish(
-        vhost, name, routing_key, properties, _payload(asked), call.user.name, call.access
-    )
+    payload = _payload(asked)
+    try:
+        routed = await call.broker.publish(
+            vhost, name, routing_key, properties, payload, call.user.name, call.access
+        )
+    except AMQPError as error:
+        raise with_code(error) from None
     return {"routed": routed}
 
 
@@ -113,12 +119,15 @@ async def get(call: Call) -> Any:
     asked = call.read(GetRequest)
     call.require_own(vhost, "queue", name, "read")
     if call.broker.queue(vhost, name) is None:
-        raise not_found()
+        raise Refusal(404, "not_found", f"NOT_FOUND - no queue '{name}' in vhost '{vhost}'")
     if not 1 <= asked.count <= COUNT_MAX:
         raise bad_request(f"count must be 1 to {COUNT_MAX}")
     if asked.truncate is not None and asked.truncate < 0:
         raise bad_request("truncate must not be negative")
-    got = await call.broker.get(vhost, name, asked.count, FATES[asked.ackmode])
+    try:
+        got = await call.broker.get(vhost, name, asked.count, FATES[asked.ackmode])
+    except AMQPError as error:
+        raise with_code(error) from None
     return [_shown(message, asked) for message in got]
 
 

@@ -160,13 +160,72 @@ def _node_row(node: NodeView) -> dict[str, Any]:
 
 
 async def node(call: Call) -> Any:
-    name, others = call.path["node"], call.broker.others
+    name = call.path["node"]
     if name == call.broker.name:
         return _node_row(call.broker.node(call.stats))
+    return await _of_other(call, name, _down(name))
+
+
+async def _of_other(call: Call, name: str, down: dict[str, Any]) -> Any:
+    """Return what another node tells of itself, or what is told of it while it is down."""
+    others = call.broker.others
     if call.local or others is None or name not in others.names():
         raise not_found()
-    answers = await ask_others(call, [name])
-    return answers.bodies.get(name) or _down(name)
+    return (await ask_others(call, [name])).bodies.get(name) or down
+
+
+#: RabbitMQ's parts of the memory, of which we know `queue_procs` (bodies of messages) and what is left.
+MEMORY_PARTS = [
+    "allocated_unused",
+    "atom",
+    "binary",
+    "code",
+    "connection_channels",
+    "connection_other",
+    "connection_readers",
+    "connection_writers",
+    "metadata_store",
+    "metadata_store_ets",
+    "metrics",
+    "mgmt_db",
+    "mnesia",
+    "msg_index",
+    "other_ets",
+    "other_proc",
+    "other_system",
+    "plugins",
+    "queue_procs",
+    "queue_slave_procs",
+    "quorum_ets",
+    "quorum_queue_dlx_procs",
+    "quorum_queue_procs",
+    "reserved_unallocated",
+    "stream_queue_coordinator_procs",
+    "stream_queue_procs",
+    "stream_queue_replica_reader_procs",
+]
+
+
+async def memory(call: Call) -> Any:
+    """What the memory of a node is taken by."""
+    name = call.path["node"]
+    if name != call.broker.name:
+        return await _of_other(call, name, {"memory": "not_available"})
+    used, bodies = call.broker.memory()
+    total = {"rss": used, "allocated": used, "erlang": used}
+    parts = dict.fromkeys(MEMORY_PARTS, 0) | {"queue_procs": bodies, "other_system": max(0, used - bodies)}
+    return {"memory": parts | {"strategy": "rss", "total": total}}
+
+
+async def memory_relative(call: Call) -> Any:
+    """The same in percent."""
+    name = call.path["node"]
+    if name != call.broker.name:
+        return await _of_other(call, name, {"memory": "not_available"})
+    used, bodies = call.broker.memory()
+    share = min(100, -(-100 * bodies // max(1, used)))
+    parts = dict.fromkeys(MEMORY_PARTS, 0) | {"queue_procs": share, "other_system": 100 - share}
+    return {"memory": parts | {"total": 100}}
 
 
 class MemoryLimit(msgspec.Struct):

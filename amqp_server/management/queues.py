@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from amqp_server.management.answer import NO_CONTENT, Answer, created, not_found, plain
+from amqp_server.management.answer import NO_CONTENT, Answer, Refusal, created, not_found, plain
 from amqp_server.management.call import Call
 from amqp_server.management.connections import consumer_rows
 from amqp_server.management.everywhere import ask_others
@@ -205,4 +205,19 @@ async def purge_queue(call: Call) -> Answer:
     call.require(vhost, "queue", name, "read")
     _queue(call, vhost)
     await call.broker.purge_queue(vhost, name)
+    return NO_CONTENT
+
+
+class ActionRequest(msgspec.Struct):
+    action: str
+
+
+async def act(call: Call) -> Answer:
+    """What RabbitMQ's mirrored queues can be asked for: there is nothing to be done here."""
+    vhost = call.own_vhost()
+    asked = call.read(ActionRequest)
+    call.require(vhost, "queue", call.path["name"], "configure")
+    _queue(call, vhost)
+    if asked.action not in ("sync", "cancel_sync"):
+        raise Refusal(400, "bad_request", ["unknown", asked.action])
     return NO_CONTENT

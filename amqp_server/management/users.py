@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from functools import partial
 from typing import Any
 
@@ -12,10 +13,12 @@ from amqp_server.broker.permissions import InvalidPermission, Permission
 from amqp_server.broker.users import User, UserRefused, checked_name, checked_tags, hashed
 from amqp_server.config import INTERNAL_BACKEND
 from amqp_server.connection.password_checks import PasswordChecks
-from amqp_server.management.answer import NO_CONTENT, Answer, bad_request, created, not_found
+from amqp_server.management.answer import NO_CONTENT, Answer, Refusal, bad_request, created, not_found
 from amqp_server.management.call import Call
 from amqp_server.management.listing import listing
 
+#: Of a password that nobody knows.
+RANDOM_PASSWORD_BYTES = 32
 DEFAULT_ALGORITHM = "rabbit_password_hashing_sha256"
 ALGORITHMS = {
     "$argon2id": "argon2id",
@@ -83,6 +86,8 @@ async def _put_user(call: Call) -> Answer:
 
 
 async def _hash(asked: UserRequest, before: User | None, checks: PasswordChecks) -> str:
+    if asked.password is not None and asked.password_hash is not None:
+        raise UserRefused("both_password_and_password_hash_are_provided")
     if asked.password is not None:
         return await checks.run(hashed, asked.password)
     if asked.password_hash:
@@ -90,9 +95,8 @@ async def _hash(asked: UserRequest, before: User | None, checks: PasswordChecks)
     if asked.password_hash is None and before is not None:
         return before.password_hash
     if asked.password_hash is None:
-        raise UserRefused(
-            "a new user needs password or password_hash; an empty password_hash allows no login"
-        )
+        # As RabbitMQ: it has a password, which nobody knows.
+        return await checks.run(hashed, secrets.token_urlsafe(RANDOM_PASSWORD_BYTES))
     return ""
 
 
@@ -114,10 +118,13 @@ class BulkDelete(msgspec.Struct):
 
 
 async def delete_users(call: Call) -> Answer:
+    names = call.read(BulkDelete).users
     async with call.broker.user_changes:
-        for name in call.read(BulkDelete).users:
-            if call.broker.users.get(name):
-                await _delete(call, name)
+        unknown = next((name for name in names if call.broker.users.get(name) is None), None)
+        if unknown is not None:
+            raise Refusal(400, "bad_request", ["no_such_user", unknown])
+        for name in dict.fromkeys(names):
+            await _delete(call, name)
     return NO_CONTENT
 
 
@@ -167,8 +174,16 @@ class PermissionRequest(msgspec.Struct):
     read: str
 
 
+def _places(call: Call) -> tuple[str, str]:
+    """Return the vhost and the user to whom something is to be permitted."""
+    vhost, name = call.path["vhost"], call.path["user"]
+    if vhost not in call.broker.vhosts or call.broker.users.get(name) is None:
+        raise bad_request("vhost_or_user_not_found")
+    return vhost, name
+
+
 async def put_permission(call: Call) -> Answer:
-    vhost, name = call.vhost(), _user(call).name
+    vhost, name = _places(call)
     asked = call.read(PermissionRequest)
     try:
         return created(
@@ -213,7 +228,7 @@ class TopicPermissionRequest(msgspec.Struct):
 
 
 async def put_topic_permission(call: Call) -> Answer:
-    vhost, name = call.vhost(), _user(call).name
+    vhost, name = _places(call)
     asked = call.read(TopicPermissionRequest)
     try:
         return created(

@@ -106,6 +106,16 @@ def _type(call: Call, asked: VhostRequest) -> str:
     return "" if asked.default_queue_type == "undefined" else asked.default_queue_type
 
 
+async def start(call: Call) -> Answer:
+    """It runs already: nothing here fails as a vhost of RabbitMQ can, on one node and not on another."""
+    name, node, others = call.path["vhost"], call.path["node"], call.broker.others
+    if name not in call.broker.vhosts:
+        raise bad_request(f"Request to node {node} failed with no_such_vhost")
+    if node != call.broker.name and (others is None or node not in others.names()):
+        raise bad_request(f"Request to node {node} failed with nodedown")
+    return NO_CONTENT
+
+
 async def delete_vhost(call: Call) -> Answer:
     name = call.path["vhost"]
     if name not in call.broker.vhosts:

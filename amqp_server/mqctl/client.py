@@ -73,7 +73,7 @@ class Client:
         """Raises Failure if nothing answers, or not an mqd. Needs no login."""
         answer = self._request("GET", f"{self._url}/health")
         if not answer.is_success:
-            raise _failure(answer, _reason(answer))
+            raise _failure(answer.status_code, _reason(answer))
 
     def answers(self) -> bool:
         try:
@@ -93,11 +93,15 @@ class Client:
         if answer.is_success or answer.status_code == also:
             return json.loads(answer.content) if answer.content else None
         reason = _reason(answer)
-        if reason == NOT_FOUND:
+        status = answer.status_code
+        if reason in (NOT_FOUND, NO_VHOST):
             reason = self._missing(path)
+        elif reason.startswith(CODES_OF_MISSING):
+            # Of a message that was to be published or got.
+            reason, status = reason.partition(" - ")[2], 404
         elif reason == NOT_YOURS and (vhost := _vhost(path)) is not None:
             reason = f"{reason} '{vhost}'"
-        raise _failure(answer, reason)
+        raise _failure(status, reason)
 
     def _request(self, method: str, url: str, **content: Any) -> httpx.Response:
         import httpx
@@ -128,6 +132,8 @@ class Client:
 
 
 NOT_FOUND = "Not Found"
+NO_VHOST = "vhost_not_found"
+CODES_OF_MISSING = ("404 NOT_FOUND - ", "NOT_FOUND - ")
 NOT_YOURS = "User not authorised to access virtual host"
 #: What is found by its name under that of a virtual host; bindings have none.
 IN_VHOST = {
@@ -164,5 +170,5 @@ def _reason(answer: httpx.Response) -> str:
         return f"HTTP {answer.status_code} from something that is no mqd"
 
 
-def _failure(answer: httpx.Response, reason: str) -> Failure:
-    return Failure(reason, _EXITS.get(answer.status_code, SOFTWARE), answer.status_code)
+def _failure(status: int, reason: str) -> Failure:
+    return Failure(reason, _EXITS.get(status, SOFTWARE), status)

@@ -41,6 +41,8 @@ _PLAIN_TAIL = CORRELATION_ID | MESSAGE_ID | TIMESTAMP | TYPE | APP_ID | CLUSTER_
 
 #: What a shape takes up beside its two numbers, which are as long as the header, bytes.
 SHAPE_BYTES: Final = 400
+#: Longer headers are not remembered from one read to the next.
+LAST_BYTES_MAX: Final = 512
 
 
 class Outcome(Enum):
@@ -220,6 +222,20 @@ class Mix:
             self._queues[target.name] = None
 
 
+class LastHeader:
+    """A content header with the frame header of its body, and what it was found to mean."""
+
+    __slots__ = ("attributes", "framed", "header_bytes", "stride")
+
+    def __init__(self, framed: bytes, stride: int, header_bytes: int, attributes: Attributes) -> None:
+        self.framed = framed
+        #: Bytes of all content frames of the message.
+        self.stride = stride
+        #: Bytes of the content header's payload.
+        self.header_bytes = header_bytes
+        self.attributes = attributes
+
+
 class Publisher:
     """The connection as the scanner knows it."""
 
@@ -230,6 +246,7 @@ class Publisher:
         "_shapes",
         "frame_max",
         "knows_levels",
+        "last_header",
         "message_bytes_max",
         "table_depth_max",
         "username",
@@ -262,6 +279,8 @@ class Publisher:
         #: By size, flags and stamp of a content header: which bits of it decide, and what they were.
         self._shapes: dict[tuple[int, int, int, bool], tuple[int, int, Attributes]] = {}
         self._misses = 0
+        #: Of the read before: clients that send one message at a time send the same header again.
+        self.last_header: LastHeader | None = None
 
     def properties(
         self, data: bytes, offset: int, end: int, flags: int, channel: int, large: bool
@@ -290,8 +309,16 @@ class Publisher:
             self._memo.add(SHAPE_BYTES + 2 * size)
         return attributes, mask
 
+    def remember(self, header: LastHeader) -> None:
+        """Look for this header first in the next read."""
+        fresh = self.last_header is None
+        self.last_header = header
+        if fresh and self._memo is not None:
+            self._memo.add(LAST_BYTES_MAX)
+
     def forget(self) -> None:
         """Forget the shapes of headers."""
+        self.last_header = None
         self._shapes.clear()
         if self._memo is not None:
             self._memo.clear()
@@ -413,6 +440,10 @@ def take(
     # Bytes of headers that were looked at property by property.
     walked = 0
     attributes: Attributes | None = None
+    last = publisher.last_header
+    if last is not None:
+        template, stride, header_bytes = last.framed, last.stride, last.header_bytes
+        attributes = last.attributes
     while True:
         at = pos + key_bytes
         if template and startswith(template, at):
@@ -516,6 +547,8 @@ def take(
         key_bytes = len(key)
     if segment is not None and target is not None:
         _leave(segment, target)
+    if walked and attributes is not None and len(template) <= LAST_BYTES_MAX:
+        publisher.remember(LastHeader(template, stride, header_bytes, attributes))
     return pos, outcome, route
 
 

@@ -161,6 +161,10 @@ class Consumer:
             room = min(room, self.window.room())
         return room
 
+    def is_full(self) -> bool:
+        """True if it has no room whatever the window has, until it is told otherwise or something of it is settled."""
+        return self.paused or (not self.no_ack and self.prefetch > 0 and self.checkout.count >= self.prefetch)
+
 
 def _least(prefetch: int, window_limit: int) -> int:
     """Return the smaller of two limits, where 0 is no limit."""
@@ -173,7 +177,7 @@ class _Group:
     Most workers of a queue are busy or most are idle: neither are all looked at for each message.
     """
 
-    __slots__ = ("_open", "consumers", "priority", "start")
+    __slots__ = ("_detached", "_open", "consumers", "priority", "start")
 
     def __init__(self, priority: int) -> None:
         self.priority = priority
@@ -182,6 +186,8 @@ class _Group:
         self.start = 0
         #: A byte for each: 0 if it is full.
         self._open = bytearray()
+        #: Where the last one was that was detached: those of one client mostly stand together.
+        self._detached = 0
 
     def attach(self, consumer: Consumer) -> None:
         """Add it as the last to have a turn."""
@@ -195,6 +201,7 @@ class _Group:
     def detach(self, consumer: Consumer) -> None:
         place = self._find(consumer)
         del self.consumers[place], self._open[place]
+        self._detached = place
         if place < self.start:
             self.start -= 1
         elif self.start == len(self.consumers):
@@ -203,7 +210,10 @@ class _Group:
     def _find(self, consumer: Consumer) -> int:
         consumers, place = self.consumers, consumer.place
         if place >= len(consumers) or consumers[place] is not consumer:
-            consumer.place = place = consumers.index(consumer)
+            place = self._detached
+            if place >= len(consumers) or consumers[place] is not consumer:
+                place = consumers.index(consumer)
+            consumer.place = place
         return place
 
     def in_turn(self) -> list[Consumer]:
@@ -242,7 +252,7 @@ class _Group:
                     return takers[:1], True
                 if len(takers) == most:
                     break
-            elif window is None:
+            elif window is None or consumer.is_full():
                 consumer.full = True
                 is_open[place] = 0
             place = is_open.find(1, place + 1, end)
@@ -271,6 +281,13 @@ class Consumers:
         if self.by_key is NO_DICT:
             self.by_key = {}
         self.by_key[consumer.key] = consumer
+
+    def drop_all(self) -> list[Consumer]:
+        """Forget all consumers, and return them."""
+        dropped = list(self.by_key.values())
+        self.by_key, self._groups, self.active = NO_DICT, NO_LIST, None
+        self.count = self.exclusive_count = 0
+        return dropped
 
     def known(self, consumer: Consumer) -> Consumer:
         """Return the one with this key, which is this one if there is none."""

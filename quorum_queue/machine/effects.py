@@ -31,6 +31,7 @@ class Effects:
         "expires_left",
         "gets_waiting",
         "got_nothing",
+        "hands_max",
         "in_memory",
         "more",
         "names",
@@ -54,6 +55,7 @@ class Effects:
         wants_acked: bool = False,
         in_memory: bool = False,
         expires_max: int = 1 << 62,
+        hands_max: int = 1 << 62,
     ) -> None:
         #: The host writes a log, so it needs a copy of each run as it was accepted.
         self.wants_enqueued = wants_enqueued
@@ -67,6 +69,8 @@ class Effects:
         self.burst_messages = self.burst_bytes = 0
         #: Runs that may yet expire in this batch; the rest expires in the next one.
         self.expires_left = expires_max
+        #: Deliveries, each of one run, after which the rest is handed out in the next batch.
+        self.hands_max = hands_max
         #: More is left to hand out, or has expired, than one batch may: the machine needs another tick at once.
         self.more = False
         #: Nothing is handed out, nor expires into a dead letter, before the host has brought its body into memory.

@@ -100,7 +100,7 @@ class Machine:
 
     def finish(self, meta: Meta, effects: Effects) -> None:
         """Hand out ready messages to consumers with room."""
-        self._assign(meta, effects)
+        self._assign(meta, effects, effects.hands_max)
 
     @property
     def due_ms(self) -> int | None:
@@ -265,11 +265,16 @@ class Machine:
 
     # -- handing out -----------------------------------------------------------------------------------------------
 
-    def _assign(self, meta: Meta, effects: Effects) -> None:
+    def _assign(self, meta: Meta, effects: Effects, hands_max: int = 1 << 62) -> None:
         """Hand ready messages to consumers with room, in turns, and drop what has expired."""
         ready, consumers = self.ready, self.consumers
         while ready.count:
-            if effects.burst_messages >= BURST_MESSAGES or effects.burst_bytes >= BURST_BYTES:
+            hands_left = hands_max - len(effects.deliveries)
+            if (
+                effects.burst_messages >= BURST_MESSAGES
+                or effects.burst_bytes >= BURST_BYTES
+                or hands_left <= 0
+            ):
                 effects.more = bool(consumers.takers(1)[0])
                 break
             level = ready.head_level()
@@ -303,6 +308,8 @@ class Machine:
                 consumers.served(takers[0])
                 continue
             turns = len(takers)
+            if turns > hands_left:
+                turns = length = hands_left
             share = min(min(taker.room() for taker in takers), -(-length // turns))
             if one_by_one:
                 share = 1

@@ -247,6 +247,12 @@ class Ready:
             self.bytes -= run.counted_bytes
         return taken
 
+    def drop_all(self) -> list[deque[Run]]:
+        """Forget all messages, of which nobody will want to know anything; return what refers to them."""
+        levels, self.levels = self.levels, NO_LIST
+        self.count = self.bytes = 0
+        return [runs for level in levels for runs in (level.main, level.returned, level.resident) if runs]
+
     def clear(self) -> list[Run]:
         """Take everything."""
         taken = list(self.runs())

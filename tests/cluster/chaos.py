@@ -19,12 +19,17 @@ from tests.cluster.disks import SlowDisks
 from tests.cluster.faults import FAULTS
 from tests.cluster.ledger import RULES
 from tests.cluster.links import Unsupported, enter_private_network
+from tests.cluster.logs import OPTIONS
 from tests.cluster.mqd import MqdCluster
 from tests.cluster.nodes import Cluster
 from tests.cluster.rabbitmq import RabbitMQCluster
 from tests.cluster.scene import Outcome, run
 
-BROKERS: dict[str, Callable[[], Cluster]] = {"mqd": MqdCluster, "rabbitmq": RabbitMQCluster}
+NODES = ("n1", "n2", "n3")
+BROKERS: dict[str, Callable[[], Cluster]] = {
+    "mqd": lambda: MqdCluster(NODES, *OPTIONS),
+    "rabbitmq": RabbitMQCluster,
+}
 HEADINGS = (
     *("confirmed", "lost", "strange", "unflagged", "order", "returned", "late", "nacked", "redeliv."),
     *("silent s", "after s", "hit s", "starved s", "agree s"),
@@ -102,6 +107,9 @@ class Series:
             self.close()
             return False
         print(f"{row(outcome)}  ({time.monotonic() - began:.0f} s)", flush=True)
+        if outcome.log_confirmed:
+            told = ", ".join(f"{rule} {count}" for rule, count in outcome.log_counts.items())
+            print(f"    streams: confirmed {outcome.log_confirmed:,}, {told}", flush=True)
         if (asked := outcome.questions) is not None:
             print(
                 f"    declares answered within {asked.longest_declare_s:.2f} s; "

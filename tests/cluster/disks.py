@@ -82,10 +82,10 @@ def in_store(place: Path, stored: bytes) -> bool:
     return any(stored in path.read_bytes() for path in place.rglob("data.mdb"))
 
 
-def flip(place: Path, stored: bytes, at: int) -> int:
-    """Flip one bit, `at` bytes into each place where these bytes are stored; how many places there were."""
+def flip(place: Path, stored: bytes, at: int, *, name: str = "*") -> int:
+    """Flip one bit, `at` bytes into each place of these files where these bytes are stored; how many places there were."""
     found = 0
-    for path in place.rglob("*"):
+    for path in place.rglob(name):
         if not path.is_file() or not path.stat().st_size:
             continue
         with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as data:

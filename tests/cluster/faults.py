@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
+from pathlib import Path
 
 from tests.cluster import disks
 from tests.cluster.links import Unsupported, deafen, isolate, mute, sever
 from tests.cluster.load import BODY_BYTES
+from tests.cluster.logs import Log, LogLoad, watched
+from tests.cluster.mqd import MqdCluster
 from tests.cluster.nodes import wait_for
 from tests.cluster.scene import Scene
 from tests.reliability.bodies import body
@@ -30,6 +33,9 @@ SMALL_DISK_BYTES = 128 << 20
 DELAY_MS = 40
 THROTTLE_BYTES_PER_S = 200_000
 MIXED_ROUNDS = 10
+KILLS = 3
+#: A damage is far from the end, in a segment that is not written any more.
+DAMAGED_MIN = 200
 
 
 def kill_leader(scene: Scene) -> None:
@@ -193,6 +199,11 @@ def in_data_files(scene: Scene, stored: dict[str, bytes]) -> None:
             wait_for(f"{name} has it in its data file", there)
 
 
+def _data_files(scene: Scene) -> str:
+    """Not mqd's write-ahead log: with a damage in what it still needs of that, a node does not start."""
+    return "data.mdb" if scene.cluster.broker == "mqd" else "*"
+
+
 def flip_bit(scene: Scene) -> None:
     """In a message that is queued, on one node; then that node is asked to lead."""
     scene.strike()
@@ -204,7 +215,7 @@ def flip_bit(scene: Scene) -> None:
     stored = body(message, BODY_BYTES)
     in_data_files(scene, {name: stored})
     with scene.killed(name):
-        assert disks.flip(scene.cluster.data(name), stored, BODY_BYTES // 2), (
+        assert disks.flip(scene.cluster.data(name), stored, BODY_BYTES // 2, name=_data_files(scene)), (
             f"{message} is not on {name}'s disk"
         )
     scene.caught_up()
@@ -228,7 +239,7 @@ def flip_two(scene: Scene) -> None:
     in_data_files(scene, places)
     with scene.killed(*cluster.names):
         for (name, stored), message in zip(places.items(), damaged, strict=False):
-            assert disks.flip(cluster.data(name), stored, BODY_BYTES // 2), (
+            assert disks.flip(cluster.data(name), stored, BODY_BYTES // 2, name=_data_files(scene)), (
                 f"{message} is not on {name}'s disk"
             )
     scene.caught_up()
@@ -339,6 +350,122 @@ def move_queues(scene: Scene) -> None:
             scene.fail(f"{committer.name}: nothing was committed")
 
 
+def _streams(scene: Scene) -> tuple[MqdCluster, LogLoad]:
+    if scene.logs is None:
+        raise Unsupported("there are no streams")
+    return scene.logs.cluster, scene.logs
+
+
+def _busy(logs: LogLoad) -> list[Log]:
+    """Return a stream, and the partition that has most: keys are few, so it may be all of them."""
+    return [logs.topics.logs[0], max(logs.topics.topics[1].logs, key=lambda log: len(log.messages))]
+
+
+def _segment_with(cluster: MqdCluster, name: str, log: Log) -> tuple[Path, bytes]:
+    """Return a sealed segment of a node's, and a message in it."""
+    wait_for(f"{log.name} has some segments", lambda: len(log.messages) >= DAMAGED_MIN)
+    stored = body(log.messages[DAMAGED_MIN // 2], BODY_BYTES)
+    found: list[Path] = []
+
+    def there() -> bool:
+        paths = (cluster.data(name) / "streams").glob("*/*.segment")
+        found[:] = [path for path in paths if stored in path.read_bytes()]
+        return bool(found)
+
+    wait_for("it is in a segment", there)
+    return found[0], stored
+
+
+def flip_segment(scene: Scene) -> None:
+    """A bit in a message, in a segment of a stream on each of two nodes, which lead the stream afterwards."""
+    cluster, logs = _streams(scene)
+    scene.strike()
+    scene.damaged = True
+    for name, log in zip(cluster.names, _busy(logs), strict=False):
+        path, stored = _segment_with(cluster, name, log)
+        with scene.killed(name):
+            data = bytearray(path.read_bytes())
+            data[data.index(stored) + BODY_BYTES // 2] ^= 0x10
+            path.write_bytes(data)
+        scene.caught_up()
+        cluster.transfer(log.name, name)
+    scene.heal()
+
+
+def delete_segment(scene: Scene) -> None:
+    """While the node is down: first with its index, then without; a stream's, and a partition's."""
+    cluster, logs = _streams(scene)
+    scene.strike()
+    scene.damaged = True
+    for name, log, index in zip(cluster.names, _busy(logs), (True, False), strict=False):
+        path, _ = _segment_with(cluster, name, log)
+        with scene.killed(name):
+            path.unlink()
+            if index:
+                path.with_suffix(".index").unlink()
+        scene.caught_up()
+    scene.heal()
+
+
+def delete_segment_of_running(scene: Scene) -> None:
+    """Readers come to it, of this node and, by way of it, of others."""
+    cluster, logs = _streams(scene)
+    scene.strike()
+    scene.damaged = True
+    for name, log in zip(cluster.names, _busy(logs), strict=False):
+        path, _ = _segment_with(cluster, name, log)
+        path.unlink()
+    scene.hold(HOLD_S)
+    scene.heal()
+
+
+def _kill_during(scene: Scene, what: Callable[[set[str]], object]) -> None:
+    """Kill the leader as soon as `what` the names of files tell is another."""
+    cluster, _ = _streams(scene)
+    for _ in range(KILLS):
+        name = scene.leader()
+        watched(cluster, name, what)
+        with scene.killed(name):
+            pass
+        scene.caught_up()
+
+
+def kill_during_roll(scene: Scene) -> None:
+    _kill_during(scene, lambda names: {name for name in names if name.endswith(".segment")})
+
+
+def kill_during_retention(scene: Scene) -> None:
+    cluster, _ = _streams(scene)
+
+    def trimmed(node: str) -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in (cluster.data(node) / "streams").glob("*/first")}
+
+    for _ in range(KILLS):
+        name = scene.leader()
+        before = trimmed(name)
+        wait_for("segments are trimmed", lambda before=before, name=name: trimmed(name) != before)  # type: ignore[misc]
+        with scene.killed(name):
+            pass
+        scene.caught_up()
+
+
+def kill_during_compaction(scene: Scene) -> None:
+    _kill_during(scene, lambda names: {name for name in names if name.endswith(".new")})
+
+
+def kill_during_fill(scene: Scene) -> None:
+    """A wiped node is killed again and again while it gets back what the others have."""
+    cluster, _ = _streams(scene)
+    scene.caught_up()
+    name = scene.followers()[0]
+    with scene.killed(name):
+        cluster.wipe(name)
+    for _ in range(KILLS):
+        watched(cluster, name, lambda names: {name for name in names if name.endswith(".segment")})
+        with scene.killed(name):
+            pass
+
+
 def rolling_restart(scene: Scene) -> None:
     for name in scene.cluster.names:
         with scene.stopped(name):
@@ -410,6 +537,13 @@ FAULTS: dict[str, Fault] = {
     "wiped data, clock back": wipe_and_set_clock_back,
     "grow and shrink": grow_and_shrink,
     "moving queues": move_queues,
+    "flipped bit in a segment": flip_segment,
+    "deleted segment": delete_segment,
+    "deleted segment, running": delete_segment_of_running,
+    "kill during roll": kill_during_roll,
+    "kill during retention": kill_during_retention,
+    "kill during compaction": kill_during_compaction,
+    "kill during fill": kill_during_fill,
     "rolling restart": rolling_restart,
     "mixed": mixed,
 }

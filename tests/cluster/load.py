@@ -142,9 +142,7 @@ class Publisher(Worker):
                 self.ledger.publish(messages)
                 self._unconfirmed.update((message - stream, message) for message in messages)
                 tag += BATCH
-                client.send(
-                    b"".join(self._address.message(body(message, self._size)) for message in messages)
-                )
+                client.send(self.frames(messages))
                 due = max(due + BATCH_EVERY_S, now)
             full = len(self._unconfirmed) >= WINDOW
             self._take(client.receive(LOOK_S if full else max(0.0, due - time.monotonic())))
@@ -155,6 +153,9 @@ class Publisher(Worker):
             self.judge.fail(
                 f"{self.name}: {len(self._unconfirmed)} publishes were not answered within {FINISH_S} s"
             )
+
+    def frames(self, messages: Sequence[int]) -> bytes:
+        return b"".join(self._address.message(body(message, self._size)) for message in messages)
 
     def _take(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -264,15 +265,17 @@ class Load:
     ) -> None:
         self.cluster = cluster
         self.ledgers = ledgers
-        streams = Streams()
+        streams = self.connections = Streams()
         places = [(node, ledger) for ledger in ledgers for node in cluster.names]
         self.publishers = [Publisher(cluster, node, ledger, judge, streams, size) for node, ledger in places]
         #: Not started with the others.
         self.committers = [Committer(cluster, node, ledger, judge, streams, size) for node, ledger in places]
         self.consumers = [Consumer(cluster, node, ledger, judge) for node, ledger in places]
+        #: Those of streams, which are not paused.
+        self.consumers_of_logs: list[Worker] = []
 
     def start(self) -> None:
-        for worker in [*self.consumers, *self.publishers]:
+        for worker in [*self.consumers, *self.consumers_of_logs, *self.publishers]:
             worker.start()
         self.wait_all_confirmed("at the start", since=time.monotonic())
 
@@ -331,7 +334,7 @@ class Load:
             wait_for("drained", over, within_s)
 
     def stop(self) -> None:
-        _end([*self.publishers, *self.consumers])
+        _end([*self.publishers, *self.consumers, *self.consumers_of_logs])
 
 
 def _end(workers: Sequence[Worker]) -> None:

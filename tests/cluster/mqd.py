@@ -214,6 +214,11 @@ class MqdCluster(Cluster):
         told: dict[str, Any] = self._api("GET", name, f"/api/cluster/queues/%2F/{quote(queue, safe='')}")
         return told
 
+    def row(self, name: str, queue: str) -> dict[str, Any]:
+        """Return what the list of queues says of one. Raises ApiFailed."""
+        told: dict[str, Any] = self._api("GET", name, f"/api/queues/%2F/{quote(queue, safe='')}")
+        return told
+
     def members(self, queue: str) -> list[Member]:
         """By each member's own account; who leads is known best by the one with the highest term."""
         told = [(name, one) for name in self._nodes if (one := self._queue(name, queue))]

@@ -17,6 +17,8 @@ from tests.cluster.disks import SlowDisks
 from tests.cluster.ledger import RULES, Ledger, Reader
 from tests.cluster.links import isolate, sever
 from tests.cluster.load import Load, longest_silence
+from tests.cluster.logs import LOG_RULES, LogLoad
+from tests.cluster.mqd import MqdCluster
 from tests.cluster.nodes import Cluster, Member, wait_for
 from tests.cluster.questions import Questions
 from tests.reliability.bodies import number
@@ -49,6 +51,12 @@ class Scene:
         self.queues = [f"{name}-{i}" for i in range(QUEUES)]
         self.ledgers = [Ledger(queue, self.excused) for queue in self.queues]
         self.load = Load(cluster, self.ledgers, self)
+        #: Streams and a super stream, where the broker has them as mqd does.
+        self.logs: LogLoad | None = None
+        if isinstance(cluster, MqdCluster):
+            self.logs = LogLoad(cluster, name, self, self.load.connections)
+            self.load.publishers += self.logs.publishers
+            self.load.consumers_of_logs += self.logs.readers
         self.failures: list[str] = []
         #: What was asked while one link was dead.
         self.questions: Questions | None = None
@@ -189,7 +197,7 @@ class Scene:
 
     def caught_up(self, within_s: float = RECOVER_MAX_S) -> float:
         """Until every replica has applied what its leader has applied now; seconds since the heal."""
-        for queue in self.queues:
+        for queue in self.groups:
             found: list[Member] = []
 
             def led(queue: str = queue, found: list[Member] = found) -> bool:
@@ -213,6 +221,11 @@ class Scene:
         nodes = {member.node for member in members if member.online and member.applied >= target}
         return nodes >= set(self.cluster.names)
 
+    @property
+    def groups(self) -> list[str]:
+        """Quorum queues and streams."""
+        return self.queues + (self.logs.names if self.logs is not None else [])
+
     # -- from beginning to end -------------------------------------------------------------------------------------
 
     def declare(self) -> None:
@@ -221,11 +234,15 @@ class Scene:
                 Client(self.cluster.port(self.cluster.names[i % len(self.cluster.names)]))
             ) as client:
                 client.declare(queue, **QUORUM)
+        if self.logs is not None:
+            self.logs.declare()
 
     def delete(self) -> None:
         with contextlib.closing(Client(self.cluster.port(self.cluster.names[0]))) as client:
             for queue in self.queues:
                 client.call(commands.Queue.Delete(queue=queue), commands.Queue.DeleteOk)
+        if self.logs is not None:
+            self.logs.delete()
 
     def rescue(self) -> None:
         """What the load's consumers did not get is fetched by new ones: only what is nowhere is lost."""
@@ -302,10 +319,13 @@ class Outcome:
     #: What was asked while one link was dead, if that was the fault.
     questions: Questions | None
     failures: list[str]
+    #: Of streams: what was confirmed, and by the rules of their judge.
+    log_confirmed: int
+    log_counts: dict[str, int]
 
     @property
     def held(self) -> bool:
-        return not self.failures and not any(self.counts.values())
+        return not (self.failures or any(self.counts.values()) or any(self.log_counts.values()))
 
 
 def run(cluster: Cluster, name: str, fault: Callable[[Scene], None], **settings: object) -> Outcome:
@@ -325,6 +345,9 @@ def run(cluster: Cluster, name: str, fault: Callable[[Scene], None], **settings:
         ended = time.monotonic()
         load.stop_publishing()
         load.drain()
+        if scene.logs is not None:
+            scene.logs.verify()
+            scene.logs.topics.close()
     except AssertionError as error:
         ended = time.monotonic()
         scene.fail(str(error))
@@ -336,6 +359,9 @@ def run(cluster: Cluster, name: str, fault: Callable[[Scene], None], **settings:
     for ledger in scene.ledgers:
         ledger.close()
         scene.failures += ledger.faults()
+    logs = scene.logs.topics if scene.logs is not None else None
+    if logs is not None:
+        scene.failures += logs.faults()
     outcome = Outcome(
         name,
         load.confirmed,
@@ -350,6 +376,8 @@ def run(cluster: Cluster, name: str, fault: Callable[[Scene], None], **settings:
         agreed_s,
         scene.questions,
         scene.failures,
+        len(logs.confirmed) if logs is not None else 0,
+        logs.log_counts if logs is not None else dict.fromkeys(LOG_RULES, 0),
     )
     scene.delete()
     return outcome

@@ -30,6 +30,7 @@ def judged(cluster: Cluster, name: str) -> Outcome:
     outcome = run(cluster, name, FAULTS[name], seed=1)
     assert outcome.failures == []
     assert not any(outcome.counts.values()), outcome
+    assert not any(outcome.log_counts.values()), outcome
     assert outcome.confirmed > CONFIRMED_MIN, "there was hardly any load"
     return outcome
 

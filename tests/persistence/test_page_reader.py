@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import trio
 import trio.testing
 
+from persistence.commit import Commit
 from persistence.environment import Environment
 from persistence.errors import StoreCorrupt
 from persistence.group_record import StoredEntry
@@ -185,3 +187,54 @@ def _drop_page_cache(environment: Environment) -> None:
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(file)
+
+
+RECORDS = 4_000
+
+
+def drop_all(journal: Journal, groups: Groups) -> None:
+    journal.drop(1)
+    groups.drop(5)
+
+
+def settle_all(journal: Journal, groups: Groups) -> None:
+    journal.settle(1, range(RECORDS))
+    groups.snapshot(5, RECORDS, 1, b"state")
+
+
+@pytest.mark.parametrize("remove", [drop_all, settle_all])
+async def test_a_commit_has_a_thread_wait_for_the_pages_of_what_it_deletes(
+    environment: Environment, nursery: trio.Nursery, remove: Callable[[Journal, Groups], None]
+) -> None:
+    if sys.platform != "linux":
+        pytest.skip("who can't look has everything read")
+    journal, groups, commit = Journal(environment), Groups(environment), Commit(environment)
+    for seq in range(RECORDS):
+        journal.append(1, seq, 1, [b"h" * 60, marked(1, seq, 2_500)], 1)
+    groups.append(5, [StoredEntry(seq, 1, 0, marked(5, seq, 2_500)) for seq in range(1, RECORDS + 1)])
+    environment.flush()
+    nursery.start_soon(commit.run)
+    await commit.barrier()
+    _drop_page_cache(environment)
+    if (
+        environment.reader.ahead(KeyRange("records", b"", b"\xff"), lambda last: bodies(1, 0, RECORDS)).job
+        is None
+    ):
+        pytest.skip("the page cache of this file system can't be dropped")
+    waited = _waits_for_the_disk()
+    remove(journal, groups)
+    durable = trio.Event()
+    commit.request(durable.set, to_store=True)
+    with trio.fail_after(60):
+        await durable.wait()
+        while environment.has_erasures():
+            await commit.barrier()
+    # What a commit reads in any case: where pages are free, and the last pages of its tables.
+    assert _waits_for_the_disk() - waited < 40
+    assert journal.read(1, 0, RECORDS) == []
+    commit.stop()
+
+
+def _waits_for_the_disk() -> int:
+    """Of this thread, so far."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt

@@ -40,6 +40,9 @@ class Delivery(NamedTuple):
     tag: int
     redelivered: bool
     body: bytes
+    consumer: bytes = b""
+    #: Payload of the content header.
+    head: bytes = b""
 
 
 class Confirm(NamedTuple):
@@ -57,7 +60,9 @@ class _Content:
 
     tag: int
     redelivered: bool
+    consumer: bytes
     size: int = -1
+    head: bytes = b""
     body: bytes = b""
 
 
@@ -188,7 +193,7 @@ class Client:
         if name == _DELIVER:
             tag_at = at + 12 + data[at + 11]
             (tag,) = struct.unpack_from(">Q", data, tag_at)
-            self._content = _Content(tag, bool(data[tag_at + 8]))
+            self._content = _Content(tag, bool(data[tag_at + 8]), data[at + 12 : tag_at])
             return
         if name in (_ACK, _NACK):
             _, _, _, _, _, tag, bits, _ = _SETTLE.unpack_from(data, at)
@@ -213,10 +218,13 @@ class Client:
         assert content is not None
         if kind == 2:
             content.size = _CONTENT.unpack_from(payload)[2]
+            content.head = payload
         else:
             content.body = content.body + payload if content.body else payload
         if len(content.body) == content.size:
-            self.events.append(Delivery(content.tag, content.redelivered, content.body))
+            self.events.append(
+                Delivery(content.tag, content.redelivered, content.body, content.consumer, content.head)
+            )
             self._content = None
 
     # -- what tests ask for ----------------------------------------------------------------------------------------
@@ -236,9 +244,9 @@ class Client:
     def confirms(self) -> None:
         self.call(commands.Confirm.Select(), commands.Confirm.SelectOk)
 
-    def consume(self, queue: str, prefetch: int) -> None:
+    def consume(self, queue: str, prefetch: int, tag: str = "c") -> None:
         self.sync(prefetch)
-        self.call(commands.Basic.Consume(queue=queue, consumer_tag="c"), commands.Basic.ConsumeOk)
+        self.call(commands.Basic.Consume(queue=queue, consumer_tag=tag), commands.Basic.ConsumeOk)
 
     def sync(self, prefetch: int) -> None:
         """A question whose answer says that everything sent before it was taken."""

@@ -14,9 +14,17 @@ from pyspark.sql.types import IntegerType, MapType, StringType, StructType
 
 from exchanges.binding import Binding
 from exchanges.super_stream import SuperStreamMatcher
+from spark_sink import packing
 from spark_sink.columns import Decoder
 from spark_sink.deliveries import Run, Splitter
-from spark_sink.packing import CONTENT_ENCODING, CONTENT_TYPE, Packer, check_columns, partition_of
+from spark_sink.packing import (
+    CONTENT_ENCODING,
+    CONTENT_TYPE,
+    Packer,
+    check_columns,
+    content_bytes,
+    partition_of,
+)
 from spark_sink.properties import BadMessage
 from spark_sink.rows import BadColumn, source_schema
 from spark_sink.streams.placed import OFFSET, offset_at, without_offsets
@@ -187,3 +195,47 @@ def test_a_message_without_an_offset() -> None:
         offset_at(run_of(Message(b"x", "", "q", {"headers": {"a": "b"}})), 0)
     with pytest.raises(BadMessage, match="without"):
         offset_at(run_of(Message(b"x", "", "q", {})), 0)
+
+
+def test_frames_of_other_compressors_are_read() -> None:
+    """Several in one body, and one that does not say how much it holds."""
+    [one] = packed({"value": ["a" * 500, "b"]})
+    plain = pa.CompressedInputStream(pa.BufferReader(one["value"]), "zstd").read()
+    codec = pa.Codec("zstd")
+    several = b"".join(codec.compress(part, asbytes=True) for part in (plain[:300], plain[300:]))
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(plain)
+    silent = sink.getvalue().to_pybytes()
+    assert [content_bytes(body) for body in (one["value"], several, silent)] == [len(plain), 300, None]
+    kind = {"content_type": CONTENT_TYPE, "content_encoding": CONTENT_ENCODING}
+    for body in (one["value"], several, silent):
+        assert [row["value"] for row in read(message(body, 0, **kind))] == [b"a" * 500, b"b"]
+
+
+@pytest.mark.parametrize("size", [0, 1, 255, 256, 65_791, 65_792, 1 << 20])
+def test_the_size_that_a_frame_tells(size: int) -> None:
+    body = pa.Codec("zstd").compress(bytes(size), asbytes=True)
+    assert content_bytes(body.ljust(18, b"\0")) == size
+
+
+def test_more_than_is_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "UNPACKED_BYTES_MAX", 1_000)
+    [one] = packed({"value": ["a" * 2_000]})
+    kind = {"content_type": CONTENT_TYPE, "content_encoding": CONTENT_ENCODING}
+    with pytest.raises(BadMessage, match="more than 1000 bytes of rows"):
+        read(message(one["value"], 0, **kind))
+
+
+def test_what_a_message_says_holds_for_its_rows_only() -> None:
+    """Columns of one value are kept for the next message: longer, shorter, of another value, of none."""
+    messages = []
+    wanted = []
+    for offset, (count, who) in enumerate([(3, "a"), (2, "a"), (5, "a"), (4, "b"), (1, None), (2, "b")]):
+        [one] = packed({"value": [str(number) for number in range(count)]})
+        kind = {"content_type": CONTENT_TYPE, "content_encoding": CONTENT_ENCODING, "app_id": who}
+        messages.append(message(one["value"], offset, headers={"n": str(offset)}, **kind))
+        wanted += [(b"%d" % number, who, [("n", str(offset))]) for number in range(count)]
+    found = read(*messages)
+    assert [(row["value"], row["app_id"], row["headers"]) for row in found] == wanted
+    assert [row["offset"] - 2**40 for row in found] == [0] * 3 + [1] * 2 + [2] * 5 + [3] * 4 + [4] + [5] * 2

@@ -31,6 +31,7 @@ from amqp_server.cluster.roster import Roster
 from amqp_server.cluster.store import GroupStore
 from amqp_server.config import Config
 from amqp_server.streams import places
+from amqp_server.streams.named import Names
 from amqp_server.streams.replicated import Replica as StreamReplica
 from amqp_server.streams.replicated import decode_state
 from conformance_tests.patience import PATIENCE_S
@@ -523,6 +524,21 @@ def test_streams_are_brought_along() -> None:
     told = decode_state(state)
     assert (members.voters, told.first_offset, told.next_offset, told.last_ms) == (("n1",), 0, 30, 1025)
     assert Journal(disk.environment).recover_queue(99) is None
+
+
+def test_offsets_by_name_are_brought_along() -> None:
+    """Nobody has a name at first; one that is ahead of the stream is at its end."""
+    disk, journal = with_stream()
+    names = Names(3)
+    for name, offset in (("a", 7), ("b", 30), ("a", 12), ("ahead", 31)):
+        journal.annotate(99, *names.put(name, offset))
+    disk.environment.flush()
+    list(disk.adoption().steps())
+    disk.environment.flush()
+    found = GroupStore(disk.environment).read_state(99)
+    assert found is not None
+    replica = StreamReplica.restore(unpack_state(found[2])[1])
+    assert replica.names == {"a": (12, ""), "b": (30, ""), "ahead": (30, "")}
 
 
 def test_what_a_stream_has_taken_is_brought_along() -> None:

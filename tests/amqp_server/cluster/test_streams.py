@@ -618,6 +618,13 @@ def test_a_node_that_stood_alone_brings_its_streams(empty: Ring) -> None:
         for key, body, headers in orders:
             channel.basic_publish("orders", key, body, pika.BasicProperties(headers=headers))
         channel.tx_commit()
+        channel.basic_qos(prefetch_count=100)
+        by_name = {"x-stream-offset": "committed", "x-group": "reader", "x-stream-offset-default": "first"}
+        for method, properties, _ in channel.consume("brought", arguments=by_name):
+            channel.basic_ack(method.delivery_tag)
+            if properties.headers["x-stream-offset"] == 59:
+                break
+        channel.tx_commit()
         connection.close()
         alone.kill()
     empty.start(*NAMES)
@@ -632,6 +639,7 @@ def test_a_node_that_stood_alone_brings_its_streams(empty: Ring) -> None:
     stored(empty, "brought")
     for name in NAMES:
         assert replay(empty, name, "brought", 320) == pairs(0, 320)
+    assert replay(empty, "n3", "brought", 9, "committed", x_group="reader") == pairs(60, 69)
     assert all(PADDING in path.read_bytes() for path in files(empty.nodes["n3"]) if path.stat().st_size)
     empty.mqctl("n2", "add_partitions", "orders", "1")
     assert row(empty, "n3", "orders-2")["type"] == "stream"

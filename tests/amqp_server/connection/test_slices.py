@@ -29,12 +29,12 @@ TURN_MAX = 100_000
 class SlicedNode(MemoryNode):
     """A node whose turns are over after some looks at the clock. The driver's turns come when the test says so."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, looks: int = LOOKS, **options: Any) -> None:
         self.environment = environment = MemoryEnvironment()
         self.clock = ManualClock(5_000_000, 1_700_000_000_000)
         commits = Commits(environment)
         self._looks = 0
-        turn = Turn(commits, NoPeers(), lambda: None, now=self._now, lasts_s=LOOKS)
+        turn = Turn(commits, NoPeers(), lambda: None, now=self._now, lasts_s=looks)
         self.broker = make_broker(Config(**options), environment, self.clock, commits, turn=turn)
         self.turn = turn
         self.broker.add_vhost("/")
@@ -173,7 +173,7 @@ def test_who_shares_a_turn_with_a_wide_fanout_waits_for_few_of_its_queues(sliced
             (peer, message("amq.fanout", "a") * 20),
             (other, message("", "bystander", b"hello")),
         ):
-            turn.take(each.session, each.session.receive, data, alone=False)
+            turn.take(each.session, data, alone=False)
         turn.extend()
         turn.apply()
 
@@ -461,6 +461,7 @@ def test_a_rollback_of_acks_without_a_row_goes_in_parts(sliced: SlicedNode) -> N
     held(sliced, peer)
     called(peer, commands.Tx.Select())
     peer.send(method(1, commands.Basic.Ack(0, multiple=True)))
+    sliced.drive()
     assert peer.session.channels[1].unacked.count == 0
     sliced.turns.clear()
     sliced.feed(peer, method(1, commands.Tx.Rollback(), commands.Basic.Ack(3_999)))
@@ -477,6 +478,7 @@ def test_a_transaction_that_comes_to_nothing_is_forgotten_in_parts(sliced: Slice
     hosts = held(sliced, peer)
     called(peer, commands.Tx.Select())
     peer.send(method(1, commands.Basic.Ack(0, multiple=True)))
+    sliced.drive()
     for _ in range(20):
         peer.send(message("", "q") * 500)
         sliced.drive()
@@ -508,6 +510,107 @@ def test_one_ack_of_what_consumers_got_in_turn_is_one_command_for_each_queue(sli
         sliced.drive()
         assert [host.unacked_count for host in hosts] == [0, 0]
         assert work < 500 * most
+
+
+ALL = {
+    "ack": commands.Basic.Ack(0, multiple=True),
+    "ack of a tag": commands.Basic.Ack(1_999, multiple=True),
+    "nack": commands.Basic.Nack(0, multiple=True, requeue=True),
+    "discard": commands.Basic.Nack(0, multiple=True, requeue=False),
+    "recover": commands.Basic.Recover(requeue=True),
+}
+
+
+@pytest.mark.parametrize("how", ALL)
+@pytest.mark.parametrize("tx", [False, True], ids=["", "tx"])
+def test_very_many_deliveries_are_settled_at_once_in_parts(how: str, tx: bool) -> None:
+    """What the client has sent behind it waits until all are."""
+    sliced = SlicedNode(looks=1)
+    peer = opened(sliced)
+    publish = bystander(sliced)
+    hosts = held(sliced, peer, 2_000)
+    channel = peer.session.channels[1]
+    if tx:
+        called(peer, commands.Tx.Select())
+    sliced.turns.clear()
+    left = 1 if how == "ack of a tag" else 0
+    counted = commands.Queue.Declare(queue="q", passive=True)
+    ends = [commands.Tx.Commit()] if tx else []
+    sliced.feed(peer, method(1, ALL[how], *ends, counted))
+    assert not peer.answers() and peer.session.suspended is not None
+    assert sliced.drive(between=publish) > 2
+    assert max(sliced.turns) < 3 * TURN_MAX
+    answers = [answer for _, answer in peer.answers()]
+    again = [each for each in answers if isinstance(each, Delivery)]
+    names = [type(each).__name__ for each in answers if not isinstance(each, Delivery)]
+    assert names == ["RecoverOk"] * (how == "recover") + ["CommitOk"] * tx + ["DeclareOk"]
+    if how in ("nack", "recover"):
+        assert [each.method.delivery_tag for each in again] == list(range(2_001, 4_001))  # type: ignore[attr-defined]
+        assert channel.unacked.count == 2_000
+        assert [host.unacked_count for host in hosts] == [1_000] * 2
+    else:
+        assert not again and channel.unacked.count == left
+        assert [host.unacked_count for host in hosts] == [0, left]
+    if how == "ack":
+        assert channel.counted().ack == 2_000
+
+
+def test_what_comes_back_in_parts_is_handed_out_in_its_old_order(sliced: SlicedNode) -> None:
+    """Though tags are in another one."""
+    peer = opened(sliced)
+    called(peer, commands.Queue.Declare(queue="q"))
+    called(peer, commands.Basic.Consume(queue="q"))
+    for number in range(2_000):
+        peer.send(message("", "q", b"%d" % number))
+    called(peer, commands.Basic.Reject(1, requeue=True))
+    peer.answers()
+    peer.send(method(1, commands.Basic.Nack(0, multiple=True, requeue=True)))
+    sliced.drive()
+    bodies = [each.body for _, each in peer.answers() if isinstance(each, Delivery)]
+    assert bodies == [b"%d" % number for number in range(2_000)]
+
+
+def test_acks_behind_one_of_very_many_in_the_same_read(sliced: SlicedNode) -> None:
+    peer = opened(sliced)
+    hosts = held(sliced, peer, 2_000)
+    every = commands.Basic.Ack(1_500, multiple=True)
+    peer.send(method(1, commands.Basic.Ack(1), every, commands.Basic.Ack(1_501), commands.Basic.Ack(0, True)))
+    sliced.drive()
+    assert [host.unacked_count for host in hosts] == [0, 0] and not peer.answers()
+    called(peer, commands.Channel.Close(200, "", 0, 0))
+    hosts = held(sliced, other := opened(sliced), 2_000)
+    other.send(method(1, commands.Basic.Ack(1_500, multiple=True), commands.Basic.Ack(1_499)))
+    sliced.drive()
+    [(_, closed)] = [each for each in other.answers() if not isinstance(each[1], Delivery)]
+    assert isinstance(closed, commands.Channel.Close) and closed.reply_code == 406
+    assert closed.reply_text == "PRECONDITION_FAILED - unknown delivery tag 1499"
+    assert (closed.class_id, closed.method_id) == (60, 80)
+
+
+def test_an_unknown_tag_beyond_very_many(sliced: SlicedNode) -> None:
+    peer = opened(sliced)
+    held(sliced, peer, 2_000)
+    peer.send(method(1, commands.Basic.Ack(2_001, multiple=True)))
+    sliced.drive()
+    [(_, closed)] = [each for each in peer.answers() if not isinstance(each[1], Delivery)]
+    assert isinstance(closed, commands.Channel.Close)
+    assert closed.reply_text == "PRECONDITION_FAILED - unknown delivery tag 2001"
+
+
+@pytest.mark.parametrize("how", ["lost", "closed"])
+def test_very_many_acks_count_though_their_client_goes(sliced: SlicedNode, how: str) -> None:
+    peer = opened(sliced)
+    hosts = held(sliced, peer, 2_000)
+    sliced.feed(peer, method(1, commands.Basic.Ack(1_500, multiple=True)))
+    if how == "lost":
+        sliced.turn.run(peer.session.lost)
+    else:
+        peer.send(method(1, commands.Channel.Close(200, "", 0, 0)))
+    sliced.drive()
+    assert [(host.ready_count, host.unacked_count, host.consumer_count) for host in hosts] == [
+        (250, 0, 0)
+    ] * 2
+    assert [type(answer).__name__ for _, answer in peer.answers()] == ["CloseOk"] * (how == "closed")
 
 
 @pytest.mark.parametrize("how", ["channel closed", "channel failed", "connection lost"])
@@ -665,13 +768,13 @@ def test_a_transaction_has_so_many_parts() -> None:
             peer.send((message("", "q") + message("", "r")) * 100)
             sliced.drive()
         called(peer, commands.Tx.Commit())
-    # Messages that go the same way are one part.
-    peer.send(message("", "q") * 2_000)
+    # Messages that go the same way are one part, and so are those of each way that they alternate between.
+    peer.send(message("", "q") * 2_000 + (message("", "q") + message("", "r")) * 2_000)
     sliced.drive()
     called(peer, commands.Tx.Rollback())
     assert depths(sliced) == {"q": 1_500, "r": 1_500}
     peer.answers()
-    peer.send((message("", "q") + message("", "r")) * 501)
+    peer.send((message("", "q") + message("", "r", persistent=True)) * 501)
     sliced.drive()
     [(_, closed)] = peer.answers()
     assert isinstance(closed, commands.Channel.Close)
@@ -835,3 +938,143 @@ def test_a_client_with_very_many_channels_goes(sliced: SlicedNode) -> None:
     assert steps(sliced.turn.run, peer.session.lost) < 300_000
     sliced.drive()
     assert [redelivered for *_, redelivered in sliced.contents()["q"]] == [True]
+
+
+def consuming(
+    sliced: SlicedNode, peer: Peer, channels: int, each: int, queue: str = "q", **more: Any
+) -> None:
+    """Open channels, each with so many consumers of one queue."""
+    peer.session.limits.channel_max = 2_047
+    called(peer, commands.Queue.Declare(queue=queue, **more))
+    for number in range(2, channels + 2):
+        peer.send(method(number, commands.Channel.Open()))
+        peer.send(
+            b"".join(
+                method(number, commands.Basic.Consume(queue=queue, consumer_tag=f"{number}-{n}"))
+                for n in range(each)
+            )
+        )
+        sliced.drive()
+    peer.answers()
+
+
+@pytest.mark.parametrize("own", [0, 700], ids=["of others", "and of the channel"])
+def test_very_many_consumers_are_told_in_parts_that_their_queue_is_gone(sliced: SlicedNode, own: int) -> None:
+    """Those of the channel that deletes it after delete-ok."""
+    peer = opened(sliced)
+    publish = bystander(sliced)
+    consuming(sliced, peer, 20, 100)
+    other = opened(sliced)
+    consumers = [commands.Basic.Consume(queue="q", consumer_tag=f"own{n}") for n in range(own)]
+    called(other, *consumers)
+    sliced.turns.clear()
+    again = [commands.Queue.Declare(queue="q"), commands.Basic.Consume(queue="q", consumer_tag="own0")]
+    sliced.feed(other, method(1, commands.Queue.Delete(queue="q"), *again))
+    assert not other.answers()
+    assert sliced.drive(between=publish) > 2
+    assert max(sliced.turns) < 2 * TURN_MAX
+    answers = [answer for _, answer in other.answers()]
+    names = [type(answer).__name__ for answer in answers]
+    assert names == ["DeleteOk", *["Cancel"] * own, "DeclareOk", "ConsumeOk"]
+    assert [each.consumer_tag for each in answers if isinstance(each, commands.Basic.Cancel)] == [
+        f"own{number}" for number in range(own)
+    ]
+    told = [(number, answer) for number, answer in peer.answers()]
+    assert [number for number, _ in told] == [number for number in range(2, 22) for _ in range(100)]
+    assert {type(answer).__name__ for _, answer in told} == {"Cancel"}
+    assert not any(channel.subscriptions for channel in peer.session.channels.values())
+
+
+def test_who_goes_before_it_is_told_that_its_queue_is_gone(sliced: SlicedNode) -> None:
+    peer, other = opened(sliced), opened(sliced)
+    consuming(sliced, peer, 20, 100)
+    sliced.feed(other, method(1, commands.Queue.Delete(queue="q")))
+    peer.send(method(21, commands.Basic.Cancel("21-99")), method(20, commands.Channel.Close(200, "", 0, 0)))
+    sliced.drive()
+    answers = peer.answers()
+    assert [number for number, _ in answers].count(20) == 1
+    of_last = [answer.consumer_tag for number, answer in answers if number == 21]  # type: ignore[union-attr]
+    assert sorted(of_last) == sorted(f"21-{number}" for number in range(100))
+    assert [type(answer).__name__ for _, answer in other.answers()] == ["DeleteOk"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [("plain", "lost"), ("auto_delete", "closed"), ("exclusive", "closed"), ("exclusive", "lost")],
+)
+def test_a_connection_of_many_channels_ends_in_parts(sliced: SlicedNode, how: str, kind: str) -> None:
+    """However little each of them has."""
+    peer = opened(sliced)
+    publish = bystander(sliced)
+    arguments: Any = {} if kind == "plain" else {kind: True}
+    consuming(sliced, peer, 53, 20, **arguments)
+    peer.send(message("", "q") * 500)
+    sliced.drive()
+    assert sum(channel.unacked.count for channel in peer.session.channels.values()) == 500
+    peer.answers()
+    sliced.turns.clear()
+    if how == "lost":
+        sliced.turns.append(steps(sliced.turn.run, peer.session.lost))
+    else:
+        sliced.feed(peer, method(0, commands.Connection.Close(200, "", 0, 0)))
+    assert sliced.drive(between=publish) > 2
+    assert max(sliced.turns) < 2 * TURN_MAX
+    queue = sliced.broker.vhost("/").queues.get("q")
+    if kind == "plain":
+        assert queue is not None
+        assert (queue.host.ready_count, queue.host.unacked_count, queue.host.consumer_count) == (500, 0, 0)
+        assert not queue.subscriptions
+        assert not any(run.attempts for run in queue.host.machine.ready.runs())  # type: ignore[attr-defined]
+    else:
+        assert queue is None
+    assert [type(answer).__name__ for _, answer in peer.answers()] == ["CloseOk"] * (how == "closed")
+    assert not sliced.broker.counts.channels - 1
+
+
+def test_what_a_deleted_queue_held_of_its_consumers_windows_is_given_back_in_parts(
+    sliced: SlicedNode,
+) -> None:
+    peer, other = opened(sliced), opened(sliced)
+    publish = bystander(sliced)
+    called(peer, commands.Queue.Declare(queue="q"), commands.Queue.Declare(queue="r"))
+    called(peer, commands.Basic.Qos(prefetch_count=600, global_=True))
+    called(peer, *(commands.Basic.Consume(queue="q", consumer_tag=f"c{n}") for n in range(600)))
+    called(peer, commands.Basic.Consume(queue="r", consumer_tag="r"))
+    # Neighbours that differ are no run.
+    for number in range(700):
+        peer.send(message("", "q", persistent=bool(number % 2)))
+        peer.send(message("", "r"))
+    sliced.drive()
+    window = peer.session.channels[1].window
+    assert window.used == 600 and depths(sliced)["q"] + depths(sliced)["r"] == 800
+    of_r = 700 - depths(sliced)["r"]
+    sliced.feed(other, method(1, commands.Queue.Delete(queue="q")))
+    assert sliced.drive(between=publish) > 1
+    assert depths(sliced)["r"] == max(0, 700 - 600) and window.used == 600 >= of_r
+
+
+def test_consumers_of_one_channel_get_few_messages_in_one_turn(sliced: SlicedNode) -> None:
+    """Each is a delivery of its own."""
+    peer = opened(sliced)
+    called(peer, commands.Queue.Declare(queue="q"))
+    peer.send(message("", "q") * 3_000)
+    sliced.drive()
+    called(peer, commands.Basic.Consume(queue="q", consumer_tag="a", no_ack=True))
+    peer.answers()
+    called(peer, commands.Basic.Cancel("a"))
+    peer.send(message("", "q") * 3_000)
+    sliced.drive()
+    peer.answers()
+    sliced.turns.clear()
+    for tag in "ab":
+        sliced.feed(peer, method(1, commands.Basic.Consume(queue="q", consumer_tag=tag)))
+    got = 0
+    for _ in range(20):
+        sliced.turns.append(steps(sliced.turn.run, sliced.broker.timers.run, sliced.clock.now_ms))
+        sliced.drive()
+    deliveries = [each for _, each in peer.answers() if isinstance(each, Delivery)]
+    got = len(deliveries)
+    assert got == 3_000 and [each.method.delivery_tag for each in deliveries] == sorted(  # type: ignore[attr-defined]
+        each.method.delivery_tag  # type: ignore[attr-defined]
+        for each in deliveries
+    )

@@ -86,7 +86,7 @@ async def test_two_requests_do_not_delete_the_last_two(connect: Connect, broker:
 @pytest.mark.parametrize(
     "body",
     [
-        {},
+        {"password": "x", "password_hash": ""},
         {"password": ""},
         {"password": "x" * 2000},
         {"password": "x", "tags": [1]},
@@ -137,9 +137,11 @@ async def test_deleted_users_are_thrown_out(
     assert "user 'plain' is deleted" in (closed(plain) or "")
     assert closed(manager) is None
     assert broker.permissions.of_user("plain") == []
-    assert (
-        await connect("admin").post("users/bulk-delete", json={"users": ["manager", "x"]})
-    ).status_code == 204
+    delete = "users/bulk-delete"
+    # All of them or none.
+    assert (await connect("admin").post(delete, json={"users": ["manager", "x"]})).status_code == 400
+    assert broker.users.get("manager") is not None
+    assert (await connect("admin").post(delete, json={"users": ["manager"]})).status_code == 204
     assert broker.users.get("manager") is None
 
 
@@ -153,8 +155,8 @@ async def test_permissions(connect: Connect, broker: ManagedBroker) -> None:
     assert [row["user"] for row in (await client.get("vhosts/other/permissions")).json()] == ["plain"]
     assert (await client.put("permissions/other/plain", json=body | {"read": "("})).status_code == 400
     assert (await client.put("permissions/other/plain", json={"read": ""})).status_code == 400
-    assert (await client.put("permissions/nope/plain", json=body)).status_code == 404
-    assert (await client.put("permissions/other/nobody", json=body)).status_code == 404
+    assert (await client.put("permissions/nope/plain", json=body)).status_code == 400
+    assert (await client.put("permissions/other/nobody", json=body)).status_code == 400
     assert (await client.delete("permissions/other/plain")).status_code == 204
     assert (await client.get("permissions/other/plain")).status_code == 404
 
@@ -239,7 +241,7 @@ async def test_queues(connect: Connect, node: ManagedNode, broker: ManagedBroker
     assert (await client.put("queues/%2F/q", json=body)).status_code == 204
     answer = await client.put("queues/%2F/q", json={"durable": False})
     assert answer.status_code == 400
-    assert answer.json()["reason"].startswith("PRECONDITION_FAILED - inequivalent arg 'durable'")
+    assert answer.json()["reason"].startswith("inequivalent arg 'durable'")
     assert (await client.get("queues/%2F/q")).json()["arguments"] == {"x-max-length": 5}
     await broker.publish("/", "", "q", {}, b"x", "manager")
     assert node.ready("q") == 1

@@ -427,3 +427,28 @@ def test_a_node_that_is_down(chromium: Any) -> None:
         expect(page.locator(".counted")).to_contain_text("page 1 of 1")
         visit.context.close()
         assert visit.complaints == []
+
+
+def test_groups_come_a_page_at_a_time(visit: Visit, broker: Broker) -> None:
+    declare(broker, "many.stream", **{"x-queue-type": "stream"})
+    group = {"x-queue-type": "stream-group", "x-stream": "many.stream"}
+    for number in range(52):
+        declare(broker, f"many.{number:02}", **group)
+    visit.log_in()
+    asked: list[str] = []
+    visit.page.on("request", lambda request: asked.append(request.url))
+    page = visit.go("streams")
+    table = page.get_by_role("table").first
+    expect(table.get_by_role("link", name="many.49")).to_be_visible()
+    expect(table.get_by_role("link", name="many.50")).to_have_count(0)
+    page.get_by_role("button", name="Next").click()
+    expect(table.get_by_role("link", name="many.51")).to_be_visible()
+    expect(table.get_by_role("link", name="many.01")).to_have_count(0)
+    page.get_by_label("Filter by name").fill("many.07")
+    expect(table.get_by_role("link", name="many.07")).to_be_visible()
+    expect(table.get_by_role("link", name="many.51")).to_have_count(0)
+    of_groups = [url for url in asked if "/api/groups" in url]
+    assert of_groups and all("page=" in url for url in of_groups)
+    for number in range(52):
+        broker.api("DELETE", f"/api/queues/%2F/many.{number:02}")
+    broker.api("DELETE", "/api/queues/%2F/many.stream")

@@ -13,6 +13,7 @@ WITHOUT_BODY = {
     "post /api/nodes/{node}/stop",
     "put /api/feature-flags/{name}/enable",
     "post /api/rebalance/queues",
+    "post /api/vhosts/{vhost}/start/{node}",
     "post /api/failed-queues/{vhost}/{name}/retry",
     "post /api/cluster/nodes/{node}/grow",
     "post /api/cluster/nodes/{node}/shrink",

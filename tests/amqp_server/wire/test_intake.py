@@ -13,7 +13,7 @@ from amqp_server.wire.content import Properties
 from amqp_server.wire.intake import Outcome, Publisher, PublishRoute, Segment
 from quorum_queue.machine.run import Attributes
 
-from .published import Message, acknowledge, harmless, message, messages, raw, refused, repeated, short
+from .published import Message, acknowledge, harmless, long, message, messages, raw, refused, repeated, short
 
 CHANNEL = 3
 
@@ -309,6 +309,33 @@ def test_attributes_kept_are_bounded() -> None:
     for ttl_ms in range(3 * Publisher.INTERNED_MAX):
         publisher.attributes(False, 0, ttl_ms, 1, False)
         assert len(publisher._interned) <= Publisher.INTERNED_MAX
+
+
+def test_the_header_of_the_read_before_is_known_in_the_next() -> None:
+    scanner = Scanner()
+    publisher = scanner.publisher
+    transient, persistent = (message("", "a", b"body", delivery_mode=mode) for mode in (b"\x01", b"\x02"))
+    sent = [transient, transient, persistent, transient]
+    known = []
+    for each in sent:
+        scanner.scan(each.encode(CHANNEL))
+        known.append(publisher.last_header)
+    assert scanner.taken() == expected(sent)
+    # Only the second was not looked at.
+    assert known[0] is not None and known[1] is known[0]
+    assert known[2] is not known[1] and known[3] is not known[2]
+    publisher.forget()
+    assert publisher.last_header is None
+
+
+def test_a_long_header_is_not_kept_for_the_next_read() -> None:
+    scanner = Scanner()
+    for count in (1, 4):
+        scanner.publisher.forget()
+        scanner.scan(
+            message("", "a", b"body", headers=long(b"\x01aS" + long(b"x" * 200 * count))).encode(CHANNEL)
+        )
+        assert (scanner.publisher.last_header is None) is (count == 4)
 
 
 @pytest.mark.pure

@@ -29,11 +29,11 @@ def message(
     return b"".join([method(publish, channel), method(content, channel), *(frames if whole else frames[:-1])])
 
 
-def flood(client: Client, methods: Iterable[base.Frame], batch: int = 500) -> None:
+def flood(client: Client, methods: Iterable[base.Frame], batch: int = 500, channel: int = 1) -> None:
     """Send methods that have answers, and read the answers after each batch of them."""
     pending: list[bytes] = []
     for one in methods:
-        pending.append(method(one))
+        pending.append(method(one, channel))
         if len(pending) == batch:
             _exchange(client, pending)
     _exchange(client, pending)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from pamqp import commands
 
-from tests.reliability.client import Client, Delivery, settle
+from tests.reliability.client import ChannelClosed, Client, Delivery, settle
 
 from ..scene import Scene, Target
 from . import frames
@@ -60,6 +61,71 @@ def scattered_acks(target: Target) -> None:
             client.send(settle(80, 0, 1))
             client.call(commands.Tx.Rollback(), commands.Tx.RollbackOk)
         client.send(settle(80, 0, 1))
+
+
+def _deliveries(client: Client, count: int) -> None:
+    taken = 0
+    while taken < count:
+        taken += sum(isinstance(event, Delivery) for event in client.receive())
+
+
+def ack_of_many(target: Target) -> None:
+    """A channel without prefetch holds many messages, no two in a row of one consumer. One nack returns them, and one ack
+    settles them; some are discarded, and the last ones are acked in a transaction."""
+    count = target.many(200_000)
+    _fill(target, count)
+    with target.client() as client:
+        for number in range(10):
+            client.consume("many", 0, tag=f"c{number}")
+        _deliveries(client, count)
+        client.send(settle(120, 0, 3))
+        _deliveries(client, count)
+        client.call(commands.Basic.Recover(requeue=True), commands.Basic.RecoverOk)
+        _deliveries(client, count)
+        client.send(settle(120, 3 * count - count // 2, 1))
+        client.send(settle(80, 3 * count - target.many(15_000), 1))
+        client.call(commands.Tx.Select(), commands.Tx.SelectOk)
+        client.send(settle(80, 0, 1))
+        client.call(commands.Tx.Commit(), commands.Tx.CommitOk)
+
+
+def _consuming(target: Target, client: Client, queue: str, **options: Any) -> int:
+    """Open channels with 40,000 consumers of one queue; return how many channels."""
+    declare = commands.Queue.Declare(queue=queue, **options)
+    client.call(declare, commands.Queue.DeclareOk)
+    channels = max(2, target.many(80))
+    for channel in range(2, channels + 2):
+        client.method(commands.Channel.Open(), channel)
+        client.expect(commands.Channel.OpenOk)
+        consumers = (commands.Basic.Consume(queue=queue, consumer_tag=f"c{n}") for n in range(500))
+        frames.flood(client, consumers, channel=channel)
+    return channels
+
+
+def end_of_consumers(target: Target) -> None:
+    """A queue that has 40,000 consumers on 80 channels is deleted; then the same with its connection's end, which takes an
+    exclusive and an auto-delete queue with it, after it has got a message for each consumer."""
+    with target.client(channel_max=200) as client:
+        count = 500 * _consuming(target, client, "deleted")
+        client.call(commands.Queue.Delete(queue="deleted"), commands.Queue.DeleteOk)
+    for options in ({"exclusive": True}, {"auto_delete": True}):
+        with target.client(channel_max=200) as client:
+            count = 500 * _consuming(target, client, "ended", **options)
+            client.send(frames.message("", "ended", b"x") * count)
+            _deliveries(client, count)
+        deadline = time.monotonic() + 60
+        while _exists(target, "ended") and time.monotonic() < deadline:
+            time.sleep(0.2)
+
+
+def _exists(target: Target, queue: str) -> bool:
+    with target.client() as client:
+        try:
+            client.count(queue)
+        except ChannelClosed as closed:
+            # An exclusive queue of somebody else is locked.
+            return "404" not in str(closed)
+    return True
 
 
 def prefetch_toggled(target: Target) -> None:
@@ -142,6 +208,12 @@ SCENES = (
     Scene("rolled-back-acks", "transaction with 200,000 acks rolled back", rolled_back_acks),
     Scene(
         "scattered-acks", "transactions with 18,000 acks of two queues in turn, rolled back", scattered_acks
+    ),
+    Scene("ack-of-many", "200,000 deliveries returned by one nack, and settled by one ack", ack_of_many),
+    Scene(
+        "end-of-consumers",
+        "queues with 40,000 consumers deleted, and lost with their client",
+        end_of_consumers,
     ),
     Scene("prefetch-toggled", "global prefetch of 10,000 consumers changed 2,000 times", prefetch_toggled),
     Scene("nacks-of-nothing", "2,000 multiple nacks on a channel with 10,000 consumers", nacks_of_nothing),

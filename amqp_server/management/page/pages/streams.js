@@ -6,7 +6,7 @@ import {bytes, count, duration, time} from "../format.js";
 import {section} from "../list.js";
 import {poll} from "../poll.js";
 import {href} from "../route.js";
-import {Table} from "../table.js";
+import {PagedTable, Table} from "../table.js";
 import {ofVhost} from "../vhost.js";
 
 const PAGE_SIZE = 100;
@@ -25,14 +25,14 @@ const STREAMS = [
 ];
 
 const GROUPS = [
-  {label: "Group", text: (row) => row.name, href: (row) => href(["group", row.vhost, row.name])},
-  {label: "Virtual host", text: (row) => row.vhost},
-  {label: "Reads", text: (row) => row.stream},
-  {label: "State", text: (row) => row.state},
-  {label: "Members", number: true, text: (row) => count(row.members)},
-  {label: "Partitions", number: true, text: (row) => count(row.partitions)},
-  {label: "Lag", number: true, text: (row) => count(row.messages)},
-  {label: "Unacked", number: true, text: (row) => count(row.messages_unacknowledged)},
+  {label: "Group", sort: "name", text: (row) => row.name, href: (row) => href(["group", row.vhost, row.name])},
+  {label: "Virtual host", sort: "vhost", text: (row) => row.vhost},
+  {label: "Reads", sort: "stream", text: (row) => row.stream},
+  {label: "State", sort: "state", text: (row) => row.state},
+  {label: "Members", sort: "members", number: true, text: (row) => count(row.members)},
+  {label: "Partitions", sort: "partitions", number: true, text: (row) => count(row.partitions)},
+  {label: "Lag", sort: "messages", number: true, text: (row) => count(row.messages)},
+  {label: "Unacked", sort: "messages_unacknowledged", number: true, text: (row) => count(row.messages_unacknowledged)},
   {label: "Oldest unread", number: true, text: (row) => (row.oldest_unread_ms === null ? "–" : duration(row.oldest_unread_ms))},
 ];
 
@@ -50,22 +50,26 @@ async function streams(signal) {
   return found;
 }
 
-export async function show(root, {signal}) {
+export async function show(root, {query, signal}) {
   const listed = new Table(STREAMS, (row) => JSON.stringify([row.vhost, row.name]), {
     caption: "Streams",
     empty: "There is no stream.",
   });
-  const groups = new Table(GROUPS, (row) => JSON.stringify([row.vhost, row.name]), {
+  const groups = new PagedTable(GROUPS, (row) => JSON.stringify([row.vhost, row.name]), {
     caption: "Consumer groups",
     empty: "There is no consumer group.",
+    filtered: true,
+    query,
+    load: (asked) => get(ofVhost("groups"), asked, signal),
+    refresh: () => again(),
   });
   append(root, [
     h("div", {class: "title"}, h("h1", {}, "Streams")),
     section("Consumer groups", groups.element),
     section("Streams", listed.element),
   ]);
-  poll(signal, async () => {
-    groups.show(await get(ofVhost("groups"), {}, signal));
+  const again = poll(signal, async () => {
+    await groups.showPage();
     listed.show(await streams(signal));
   });
 }

@@ -1,0 +1,64 @@
+"""What a queue had in memory when it was deleted.
+
+To free a million messages, or tens of thousands of consumers, takes as long as to do something with each of them. So they
+are not freed with the host, but some at a time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from quorum_queue.boundary import Fatal
+from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.machine import Machine
+from quorum_queue.machine.run import Run
+from quorum_queue.ports import Turn
+
+#: Messages, runs of them, and consumers that are freed at once; then the turn may be over.
+FREED_MAX: Final = 2_048
+FREED_RUNS_MAX: Final = 512
+FREED_CONSUMERS_MAX: Final = 128
+
+
+class Leftover:
+    """See amqp_server.turn.Unit."""
+
+    __slots__ = ("_consumers", "_runs", "_turn")
+
+    def __init__(self, machine: Machine, turn: Turn) -> None:
+        """The machine has nothing of it any more."""
+        self._turn = turn
+        self._consumers: list[Consumer] = machine.consumers.drop_all()
+        self._runs: list[deque[Run]] = machine.ready.drop_all()
+
+    def free(self) -> None:
+        """Free all of it, now or soon."""
+        while self._consumers or self._runs:
+            self._free_some()
+            if self._turn.overdue():
+                self._turn.later(self, self.free)
+                return
+
+    def _free_some(self) -> None:
+        consumers = self._consumers
+        if consumers:
+            for _ in range(min(len(consumers), FREED_CONSUMERS_MAX)):
+                consumer = consumers.pop()
+                if consumer.window is not None and consumer.checkout.count:
+                    consumer.window.use(-consumer.checkout.count)
+            return
+        runs = self._runs[-1]
+        messages = count = 0
+        while runs and messages < FREED_MAX and count < FREED_RUNS_MAX:
+            messages += len(runs.popleft().seqs)
+            count += 1
+        if not runs:
+            self._runs.pop()
+
+    def failed(self, error: Exception) -> None:
+        """See amqp_server.turn.Unit."""
+        raise Fatal(f"what a queue held could not be freed: {error!r}") from error
+
+
+__all__ = ["Leftover"]

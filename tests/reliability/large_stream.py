@@ -1,0 +1,139 @@
+"""One stream that is much larger than memory: `python -m tests.reliability.large_stream --gigabytes 20`.
+
+It is filled, with confirms, for `--fill-max` seconds at most; then the node is killed and started again, and readers begin
+at offsets and times all over it. Prints memory, the time of the start, and how long the first message took, and the
+node's CPU of that. The data goes when it is over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pamqp import commands
+
+from tests.reliability.bodies import body, number
+from tests.reliability.client import Address, Client, Confirm, Delivery
+from tests.reliability.node import Node
+
+STREAM = "large"
+ARGUMENTS: dict[str, Any] = {"x-queue-type": "stream"}
+BATCH = 64
+WINDOW = 16 * BATCH
+SEEKS = 30
+MIB = 1 << 20
+
+
+def anonymous_bytes(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def fill(node: Node, count: int, size: int, within_s: float) -> tuple[int, list[int]]:
+    """Return how many were confirmed, and the node's memory on the way."""
+    memory: list[int] = []
+    address = Address("", STREAM)
+    with contextlib.closing(Client(node.port)) as client:
+        client.declare(STREAM, **ARGUMENTS)
+        client.confirms()
+        sent = confirmed = 0
+        began = looked = time.monotonic()
+        while confirmed < sent or sent < count:
+            now = time.monotonic()
+            if now - began > within_s:
+                count = min(count, sent)
+            if now - looked > 2.0:
+                looked = now
+                memory.append(anonymous_bytes(node.pid))
+            if sent < count and sent - confirmed < WINDOW:
+                client.send(b"".join(address.message(body(each, size)) for each in range(sent, sent + BATCH)))
+                sent += BATCH
+            full = sent >= count or sent - confirmed >= WINDOW
+            for event in client.receive(None if full else 0.0):
+                assert isinstance(event, Confirm) and not event.nack, event
+                confirmed = event.tag if event.multiple else max(confirmed, event.tag)
+    return confirmed, memory
+
+
+def seek(node: Node, start: int | datetime) -> tuple[float, int]:
+    """Return how long the first message took, and its number."""
+    with contextlib.closing(Client(node.port)) as client:
+        client.sync(1)
+        began = time.monotonic()
+        client.call(
+            commands.Basic.Consume(queue=STREAM, consumer_tag="c", arguments={"x-stream-offset": start}),
+            commands.Basic.ConsumeOk,
+        )
+        (event,) = client.receive()
+        assert isinstance(event, Delivery), event
+        return time.monotonic() - began, number(event.body)
+
+
+def told(what: str, node: Node, starts: Sequence[int | datetime], wanted: list[int] | None) -> None:
+    before = cpu_s(node.pid)
+    found = [seek(node, start) for start in starts]
+    cpu = (cpu_s(node.pid) - before) / len(starts)
+    assert wanted is None or [first for _, first in found] == wanted
+    times = [1000 * took for took, _ in found]
+    print(
+        f"{what}: {statistics.median(times):.1f} ms, at most {max(times):.1f}, CPU {1000 * cpu:.1f} ms",
+        flush=True,
+    )
+
+
+def run(directory: Path, total_bytes: int, size: int, fill_max_s: float) -> None:
+    chance = random.Random(1)
+    with Node(directory) as node:
+        idle = anonymous_bytes(node.pid)
+        print(f"started with nothing: CPU {cpu_s(node.pid):.2f} s")
+        began, wall = time.monotonic(), time.time()
+        count, memory = fill(node, total_bytes // size, size, fill_max_s)
+        took = time.monotonic() - began
+        print(f"{count:,} messages, {count * size / 1e9:.1f} GB in {took:.0f} s", flush=True)
+        late = memory[len(memory) // 2 :] or [idle]
+        early = memory[: len(memory) // 2] or [idle]
+        print(
+            f"memory: {idle // MIB} MiB idle, {max(early) // MIB} in the first half, {max(late) // MIB} in the second",
+            flush=True,
+        )
+        node.kill()
+        began = time.monotonic()
+        node.start()
+        print(
+            f"started again in {time.monotonic() - began:.2f} s, CPU {cpu_s(node.pid):.2f} s, "
+            f"{anonymous_bytes(node.pid) // MIB} MiB"
+        )
+        offsets = [chance.randrange(count) for _ in range(SEEKS)]
+        told("by offset", node, offsets, offsets)
+        times = [datetime.fromtimestamp(wall + chance.random() * (took - 2), UTC) for _ in range(SEEKS)]
+        told("by time", node, times, None)
+        print(f"memory: {anonymous_bytes(node.pid) // MIB} MiB", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gigabytes", type=float, default=20.0)
+    parser.add_argument("--bytes", type=int, default=8192, help="of a message")
+    parser.add_argument("--fill-max", type=float, default=300.0, help="seconds")
+    parser.add_argument("--directory", type=Path, help="where data goes; default: a temporary directory")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="mqd-large-", dir=chosen.directory) as directory:
+        run(Path(directory), int(chosen.gigabytes * 1e9), chosen.bytes, chosen.fill_max)
+
+
+if __name__ == "__main__":
+    main()
