@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from amqp_server.broker import recovery, stored_queues
 from amqp_server.broker.records import QueueRecord, encoded
@@ -160,11 +160,11 @@ class Receiver:
         return [content for _, content, _ in self.received]
 
 
-class OnceOnly(Journal):
+class OnceOnly:
     """A journal that sees to its own rule: a sequence number is written once in a queue's life."""
 
-    def __init__(self, store: MemoryStore) -> None:
-        super().__init__(store)
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
         self._written: set[int] = set()
 
     def append(
@@ -173,7 +173,15 @@ class OnceOnly(Journal):
         seqs = set(range(first_seq, first_seq + count))
         assert seqs.isdisjoint(self._written)
         self._written |= seqs
-        super().append(queue_id, first_seq, count, payload, head_parts)
+        self._journal.append(queue_id, first_seq, count, payload, head_parts)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._journal, name)
+
+
+def once_only(store: MemoryStore) -> Journal:
+    journal: Any = OnceOnly(Journal(store))
+    return cast("Journal", journal)
 
 
 class HostedQueue:
@@ -218,8 +226,8 @@ class QueueNode:
             memory=MemoryBudget(self.budget_bytes),
             timers=self.wakes,
             dead_letters=self.letters,
-            journal=OnceOnly(self.environment),
-            spill=OnceOnly(self.environment.spill),
+            journal=once_only(self.environment),
+            spill=once_only(self.environment.spill),
             commits=commits,
             marks=self.marks,
             read_ahead=READ_AHEAD,
