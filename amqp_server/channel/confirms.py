@@ -27,6 +27,7 @@ class Confirms:
         "_answered",
         "_channel",
         "_low",
+        "_mixed",
         "_nacked",
         "_outbox",
         "_turn",
@@ -51,6 +52,8 @@ class Confirms:
         self._answered: dict[int, int] = {}
         self._acked: list[tuple[int, int]] = []
         self._nacked: list[tuple[int, int]] = []
+        #: Of these, something was answered in this turn.
+        self._mixed: list[Mixed] = []
 
     @property
     def unconfirmed_count(self) -> int:
@@ -78,8 +81,17 @@ class Confirms:
         self._nacked.append((first, last))
         self._turn.confirm(self)
 
+    def mixed(self, mixed: Mixed) -> None:
+        """Some messages of these are answered."""
+        self._mixed.append(mixed)
+        self._turn.confirm(self)
+
     def flush(self) -> None:
         """Send the answers of the turn."""
+        if self._mixed:
+            answered, self._mixed = self._mixed, []
+            for mixed in answered:
+                mixed.tell(self._acked, self._nacked)
         acked, self._acked = self._acked, []
         nacked, self._nacked = self._nacked, []
         if self.closed:
@@ -118,13 +130,87 @@ class Confirms:
         self._outbox.put(_FRAME.pack(1, self._channel, 13, 60, kind, number, multiple, 0xCE))
 
 
+class Mixed:
+    """Answers for messages that are numbered as they came, and handed over by queue: see amqp_server.wire.intake.Mix.
+
+    Mostly all are answered in one turn, as one range. Only what is answered apart is looked at one by one.
+    """
+
+    __slots__ = ("_acked", "_confirms", "_count", "_first", "_nacked", "_numbers", "_turns")
+
+    def __init__(self, confirms: Confirms, turns: list[int], count: int) -> None:
+        self._confirms = confirms
+        self._turns = turns
+        self._count = count
+        self._first = confirms.number(count)
+        #: What was answered in this turn: lane, first and last message of it.
+        self._acked: list[tuple[int, int, int]] = []
+        self._nacked: list[tuple[int, int, int]] = []
+        #: The numbers of the messages of each lane, if they were needed.
+        self._numbers: dict[int, list[int]] = {}
+
+    def confirmed(self, lane: int, first: int, last: int) -> None:
+        if not self._acked and not self._nacked:
+            self._confirms.mixed(self)
+        self._acked.append((lane, first, last))
+
+    def refused(self, lane: int, first: int, last: int) -> None:
+        if not self._acked and not self._nacked:
+            self._confirms.mixed(self)
+        self._nacked.append((lane, first, last))
+        self._confirms.refused_count += last - first + 1
+
+    def tell(self, acked: list[tuple[int, int]], nacked: list[tuple[int, int]]) -> None:
+        """Add the numbers of what was answered in this turn."""
+        mine, self._acked = self._acked, []
+        refused, self._nacked = self._nacked, []
+        if sum([last - first + 1 for _, first, last in mine]) == self._count:
+            acked.append((self._first, self._first + self._count - 1))
+            return
+        for lane, first, last in mine:
+            numbers = self._of(lane)[first : last + 1]
+            acked += zip(numbers, numbers, strict=True)
+        for lane, first, last in refused:
+            numbers = self._of(lane)[first : last + 1]
+            nacked += zip(numbers, numbers, strict=True)
+
+    def _of(self, lane: int) -> list[int]:
+        if not self._numbers:
+            numbers, turns, at = self._numbers, self._turns, self._first
+            for index in range(0, len(turns), 2):
+                found = numbers.setdefault(turns[index], [])
+                count = turns[index + 1] - len(found)
+                found += range(at, at + count)
+                at += count
+        return self._numbers[lane]
+
+
+class Lane:
+    """Origin of the messages of one lane, which count from 0."""
+
+    __slots__ = ("_lane", "_mixed")
+
+    def __init__(self, mixed: Mixed, lane: int) -> None:
+        self._mixed = mixed
+        self._lane = lane
+
+    def number(self, count: int) -> int:
+        return 0
+
+    def confirmed(self, first: int, last: int) -> None:
+        self._mixed.confirmed(self._lane, first, last)
+
+    def refused(self, first: int, last: int) -> None:
+        self._mixed.refused(self._lane, first, last)
+
+
 class Copies:
     """Origin of messages to several queues: confirmed when all took them, refused when one refused."""
 
     __slots__ = ("_first", "_left", "_origin", "_refused")
 
     def __init__(
-        self, origin: Confirms | Transaction | Answers, first: int, count: int, targets: int
+        self, origin: Confirms | Lane | Transaction | Answers, first: int, count: int, targets: int
     ) -> None:
         self._origin = origin
         self._first = first

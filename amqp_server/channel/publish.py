@@ -13,9 +13,9 @@ from amqp_server.broker.dead_letter import carbon_copies, parse_head
 from amqp_server.broker.permissions import ITSELF
 from amqp_server.broker.reply import PSEUDO_QUEUE
 from amqp_server.broker.vhost import routing_view
-from amqp_server.channel.confirms import Copies
+from amqp_server.channel.confirms import Confirms, Copies, Lane, Mixed
 from amqp_server.channel.deduplication import enqueue_named
-from amqp_server.channel.tracing import trace_publish
+from amqp_server.channel.tracing import trace_mix, trace_publish
 from amqp_server.errors import AccessRefused, NotFound, NotImplemented_, PreconditionFailed
 from amqp_server.wire import confirm_level, content, frames, methods, tables
 from amqp_server.wire.deliver import LARGE_BYTES
@@ -313,11 +313,20 @@ def begin_publish(segment: Segment, transaction: Transaction | None) -> tuple[li
     contents = segment.contents
     count = len(contents)
     origin: Any
+    confirms: Confirms | Lane | Transaction | None
     origin = confirms = channel.confirms if transaction is None else transaction
+    mix = segment.mix
+    if mix is not None and channel.confirms is not None:
+        if mix.answers is None:
+            mix.answers = Mixed(channel.confirms, mix.turns, mix.count)
+        origin = confirms = Lane(mix.answers, segment.lane)
     first = confirms.number(count) if confirms is not None else 0
     hosts = _hosts(channel, route, count)
     if channel.vhost.tracing:
-        trace_publish(channel, segment)
+        if mix is None:
+            trace_publish(channel, segment)
+        elif not segment.lane:
+            trace_mix(channel, mix)
     traffic, exchange = channel.traffic, route.counted
     traffic.publish += count
     exchange.published_in += count

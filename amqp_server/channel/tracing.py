@@ -17,16 +17,25 @@ from quorum_queue.machine.run import Attributes, Run
 
 if TYPE_CHECKING:
     from amqp_server.channel.channel import Channel
-    from amqp_server.wire.intake import Segment
+    from amqp_server.wire.intake import Mix, Segment
 
 TRACE = "amq.rabbitmq.trace"
 
 
-def trace_publish(channel: Channel, segment: Segment) -> None:
+def trace_mix(channel: Channel, mix: Mix) -> None:
+    """The same, of messages that alternate between queues."""
+    told = [0] * len(mix.lanes)
+    for index in range(0, len(mix.turns), 2):
+        lane, stop = mix.turns[index], mix.turns[index + 1]
+        trace_publish(channel, mix.lanes[lane], told[lane], stop)
+        told[lane] = stop
+
+
+def trace_publish(channel: Channel, segment: Segment, start: int = 0, stop: int | None = None) -> None:
     """Messages are handed to the queues that they were routed to."""
     route, queues = segment.route, channel.vhost.queues
     routed = [each.name for each in route.targets if not each.deleted or each.name in queues]
-    for index, item in enumerate(segment.contents):
+    for index, item in enumerate(segment.contents[start:stop], start):
         exchange, routing_key = route.exchange, route.routing_key
         if segment.heads is not None:
             exchange, routing_key = parse_head(segment.heads[index])

@@ -131,6 +131,8 @@ class Transaction:
 
     def add(self, segment: Segment) -> None:
         """Keep what is published until the commit."""
+        # It has no answers of its own.
+        segment.mix = None
         size = sum(map(len, segment.contents))
         self.published_bytes += size
         self._unfinished.bytes += size

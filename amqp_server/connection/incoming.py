@@ -604,7 +604,11 @@ class Incoming:
             if index and not whole and overdue():
                 self.segments = segments[index:] + self.segments
                 return False
+            if segment.mix is not None:
+                segment.mix.closed = True
             self._wide = segment.route.publisher.publish(segment)
+            # It refers to the segment: together they would stay until the collector comes.
+            segment.mix = None
             if self._wide is not None and not self._hand_over(whole):
                 self.segments = segments[index + 1 :] + self.segments
                 return False
@@ -694,6 +698,9 @@ class Incoming:
 
     def drop_segments(self, channel: Channel) -> None:
         """Forget what an alarm holds back of a channel's transaction."""
+        for segment in self.segments:
+            if segment.route.publisher is channel:
+                segment.mix = None
         self.segments = [segment for segment in self.segments if segment.route.publisher is not channel]
 
     def forget(self) -> None:
@@ -702,6 +709,8 @@ class Incoming:
 
     def clear(self) -> None:
         """The connection is over."""
+        for segment in self.segments:
+            segment.mix = None
         self.segments = []
         self._wide = self._closing = self._error = None
         self._held_bytes = 0

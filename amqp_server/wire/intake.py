@@ -25,6 +25,8 @@ _BODY: Final = struct.Struct(">BHI")
 VARIED: Final = 2
 #: Bytes of headers that are looked at property by property, after which the caller may have something else to do.
 WALKED_MAX: Final = 16 * 1024
+#: Messages that go to more queues are not gathered.
+MIXED_QUEUES_MAX: Final = 16
 #: Frames up to this size pass to every consumer uncut (spec 4.2.3: frame-min-size).
 SMALL_FRAME: Final = 4096
 
@@ -116,13 +118,16 @@ class Segment:
     All have the head of `route` unless `heads` holds one for each.
     """
 
-    __slots__ = ("attributes", "contents", "heads", "route")
+    __slots__ = ("attributes", "contents", "heads", "lane", "mix", "route")
 
     def __init__(self, route: PublishRoute, attributes: Attributes) -> None:
         self.route = route
         self.attributes = attributes
         self.contents: list[bytes] = []
         self.heads: list[bytes] | None = None
+        #: Those that it alternates with, and its number among them.
+        self.mix: Mix | None = None
+        self.lane = 0
 
     def takes(self, route: PublishRoute, attributes: Attributes) -> bool:
         """True if messages of `route` may go on in this segment, because they go to the same queues."""
@@ -142,6 +147,79 @@ class Segment:
         if self.heads is None:
             self.heads = []
         self.heads += [head] * (len(self.contents) - len(self.heads))
+
+
+class Mix:
+    """Messages that alternate between queues: a segment (lane) for each of these, in place of one for each message.
+
+    No queue is in two lanes, so each gets its messages in their order.
+    """
+
+    __slots__ = ("_by_route", "_by_targets", "_queues", "answers", "closed", "lanes", "turns")
+
+    def __init__(self, first: Segment) -> None:
+        self.lanes: list[Segment] = []
+        self._by_route: dict[PublishRoute, Segment] = {}
+        self._by_targets: dict[tuple[Any, ...], Segment] = {}
+        self._queues: dict[str, None] = {}
+        #: How the messages came: a lane, and how many it had after its turn, and so on.
+        self.turns: list[int] = []
+        #: Lanes are being handed over: no message may be added.
+        self.closed = False
+        #: Who answers for the messages, opaque here.
+        self.answers: Any = None
+        self._add(first, first.route)
+        self.leave(first)
+
+    @property
+    def count(self) -> int:
+        """The messages of all lanes."""
+        return sum([len(lane.contents) for lane in self.lanes])
+
+    def leave(self, lane: Segment) -> None:
+        """The next message may be one of another lane."""
+        self.turns.append(lane.lane)
+        self.turns.append(len(lane.contents))
+
+    def lane(self, route: PublishRoute, attributes: Attributes, segments: list[Segment]) -> Segment | None:
+        """Return the lane of messages of `route`, which may be a new one; None if they must not be gathered with these."""
+        first = self.lanes[0]
+        if self.closed or first.attributes is not attributes or first.route.publisher is not route.publisher:
+            return None
+        lane = self._by_route.get(route)
+        if lane is None:
+            lane = self._find(route, attributes)
+            if lane is None:
+                return None
+            if not lane.contents:
+                segments.append(lane)
+        if lane.heads is None and lane.route is not route and lane.route.head != route.head:
+            lane.name_heads(lane.route.head)
+        return lane
+
+    def _find(self, route: PublishRoute, attributes: Attributes) -> Segment | None:
+        targets = route.targets
+        if not targets or len(targets) > MIXED_QUEUES_MAX:
+            return None
+        lane = self._by_targets.get(targets)
+        if lane is not None and lane.takes(route, attributes):
+            self._by_route[route] = lane
+            return lane
+        # By name: of two queues with one name, the one that is there then gets the messages.
+        for target in targets:
+            if target.name in self._queues:
+                return None
+        lane = Segment(route, attributes)
+        self._add(lane, route)
+        return lane
+
+    def _add(self, lane: Segment, route: PublishRoute) -> None:
+        lane.mix, lane.lane = self, len(self.lanes)
+        self.lanes.append(lane)
+        self._by_route[route] = lane
+        self._by_targets[route.targets] = lane
+        for target in route.targets:
+            self._queues[target.name] = None
 
 
 class LastHeader:
@@ -446,7 +524,8 @@ def take(
         append = segment.contents.append
         append(data[at:after])
         pos = after
-        if route.resolve is None and varied < VARIED:
+        again = startswith(key, pos)
+        if again and route.resolve is None and varied < VARIED:
             # Messages exactly like this one but for their bodies.
             whole = key + template
             whole_bytes = stride + key_bytes
@@ -456,7 +535,8 @@ def take(
                     break
                 append(data[pos + key_bytes : after])
                 pos = after
-        if startswith(key, pos):
+            again = startswith(key, pos)
+        if again:
             continue
         following = _next_key(data, pos, end, body_max)
         known = routes.get(following)
@@ -465,11 +545,19 @@ def take(
             break
         route, key = known, following
         key_bytes = len(key)
-    if segment is not None and segment.heads is not None and target is not None:
-        segment.name_heads(target.head)
+    if segment is not None and target is not None:
+        _leave(segment, target)
     if walked and attributes is not None and len(template) <= LAST_BYTES_MAX:
         publisher.remember(LastHeader(template, stride, header_bytes, attributes))
     return pos, outcome, route
+
+
+def _leave(segment: Segment, route: PublishRoute) -> None:
+    """The last messages of the segment were of `route`, and what follows may belong to another one."""
+    if segment.heads is not None:
+        segment.name_heads(route.head)
+    if segment.mix is not None:
+        segment.mix.leave(segment)
 
 
 def _switch(
@@ -479,20 +567,39 @@ def _switch(
     route: PublishRoute,
     attributes: Attributes,
 ) -> Segment:
-    """Return the segment for messages of `route`: the last one, if it takes them, or a new one."""
-    if segment is None and segments:
-        segment = segments[-1]
-        before = segment.route
-        if segment.heads is None and segment.route is route and segment.attributes is attributes:
-            return segment
-        if segment.heads is not None and segment.takes(route, attributes):
-            return segment
-    if segment is not None and before is not None:
-        if segment.takes(route, attributes):
+    """Return the segment for messages of `route`: the last one, if it takes them, another one of its mix, or a new one."""
+    mix: Mix | None = None
+    if segment is None:
+        if segments:
+            segment = segments[-1]
+            mix = segment.mix
+            if mix is None:
+                if segment.heads is None and segment.route is route and segment.attributes is attributes:
+                    return segment
+                if segment.takes(route, attributes):
+                    segment.name_heads(segment.route.head)
+                    return segment
+    elif before is not None:
+        mix = segment.mix
+        if mix is None and segment.takes(route, attributes):
             segment.name_heads(before.head)
             return segment
-        if segment.heads is not None:
-            segment.name_heads(before.head)
+        _leave(segment, before)
+    lane: Segment | None = None
+    if mix is not None:
+        lane = mix.lane(route, attributes, segments)
+    elif (
+        segment is not None
+        and segment.attributes is attributes
+        and segment.route.publisher is route.publisher
+        and 0 < len(segment.route.targets) <= MIXED_QUEUES_MAX
+    ):
+        mix = Mix(segment)
+        lane = mix.lane(route, attributes, segments)
+        if lane is None:
+            segment.mix = None
+    if lane is not None:
+        return lane
     segment = Segment(route, attributes)
     segments.append(segment)
     return segment

@@ -9,7 +9,7 @@ from typing import Any, cast
 import hypothesis.strategies as st
 from hypothesis import given
 
-from amqp_server.channel.confirms import Confirms, Copies
+from amqp_server.channel.confirms import Confirms, Copies, Lane, Mixed
 
 CHANNEL = 5
 FRAME = struct.Struct(">BHIHHQBB")
@@ -155,3 +155,48 @@ def test_many_windows_leave_nothing_behind() -> None:
         fixture.tell(first, last, "ack")
         fixture.flush()
     assert fixture.confirms._answered == {}
+
+
+# -- messages that were handed over by queue -----------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=30), st.data())
+def test_messages_by_queue_are_answered_by_the_numbers_that_they_came_with(
+    came: list[int], data: st.DataObject
+) -> None:
+    fixture = Fixture(3)
+    fixture.client.outstanding |= set(range(4, 4 + len(came)))
+    numbers: dict[int, list[int]] = {lane: [] for lane in range(3)}
+    turns: list[int] = []
+    for number, lane in enumerate(came, 4):
+        numbers[lane].append(number)
+        turns += [lane, len(numbers[lane])]
+    mixed = Mixed(fixture.confirms, turns, len(came))
+    answers = [
+        (lane, first, min(first + 1, len(own) - 1))
+        for lane, own in numbers.items()
+        for first in range(0, len(own), 2)
+    ]
+    fixture.tell(1, 3, "ack")
+    for lane, first, last in data.draw(st.permutations(answers)):
+        kind = data.draw(st.sampled_from(["ack", "ack", "nack"]))
+        fixture.client.known |= dict.fromkeys(numbers[lane][first : last + 1], kind)
+        origin = Lane(mixed, lane)
+        (origin.confirmed if kind == "ack" else origin.refused)(first, last)
+        if data.draw(st.booleans()):
+            fixture.flush()
+    fixture.flush()
+    assert fixture.client.outstanding == set()
+    assert fixture.confirms.unconfirmed_count == 0
+    assert fixture.confirms.refused_count == list(fixture.client.known.values()).count("nack")
+
+
+def test_messages_by_queue_that_are_answered_in_one_turn_are_one_frame() -> None:
+    fixture = Fixture(0)
+    fixture.client.outstanding = set(range(1, 7))
+    fixture.client.known = dict.fromkeys(range(1, 7), "ack")
+    mixed = Mixed(fixture.confirms, [0, 1, 1, 1, 0, 2, 1, 2, 0, 3, 1, 3], 6)
+    for lane in (1, 0):
+        Lane(mixed, lane).confirmed(0, 2)
+    fixture.flush()
+    assert fixture.client.frames == 1

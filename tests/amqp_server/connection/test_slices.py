@@ -768,13 +768,13 @@ def test_a_transaction_has_so_many_parts() -> None:
             peer.send((message("", "q") + message("", "r")) * 100)
             sliced.drive()
         called(peer, commands.Tx.Commit())
-    # Messages that go the same way are one part.
-    peer.send(message("", "q") * 2_000)
+    # Messages that go the same way are one part, and so are those of each way that they alternate between.
+    peer.send(message("", "q") * 2_000 + (message("", "q") + message("", "r")) * 2_000)
     sliced.drive()
     called(peer, commands.Tx.Rollback())
     assert depths(sliced) == {"q": 1_500, "r": 1_500}
     peer.answers()
-    peer.send((message("", "q") + message("", "r")) * 501)
+    peer.send((message("", "q") + message("", "r", persistent=True)) * 501)
     sliced.drive()
     [(_, closed)] = peer.answers()
     assert isinstance(closed, commands.Channel.Close)

@@ -222,6 +222,28 @@ def test_same_bytes_for_large_messages(data: st.DataObject, stream: bytes) -> No
     pair.check()
 
 
+_alternating = st.lists(
+    st.tuples(_channels, st.lists(messages(), min_size=2, max_size=4)).flatmap(
+        lambda pair: st.lists(st.sampled_from(pair[1]), min_size=4, max_size=24).map(
+            lambda several: b"".join(each.encode(pair[0]) for each in several)
+        )
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@examples(100)
+@given(st.data(), _alternating, _acks)
+def test_same_bytes_for_messages_that_alternate(
+    data: st.DataObject, alternating: list[bytes], acks: bytes
+) -> None:
+    stream = acks.join([*alternating, method(3, commands.Tx.Commit())])
+    pair = Pair()
+    pair.send(stream, _cuts(data.draw, stream))
+    pair.check()
+
+
 # -- chunking, and what was published ------------------------------------------------------------------------------
 
 

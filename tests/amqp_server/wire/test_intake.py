@@ -16,9 +16,17 @@ from quorum_queue.machine.run import Attributes
 from .published import Message, acknowledge, harmless, long, message, messages, raw, refused, repeated, short
 
 CHANNEL = 3
+
+
+class Queue:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
 KEYS = [(b"", b"a"), (b"", b"bb"), (b"x", b""), (b"", b"elsewhere")]
 # The first two go to the same queue, so that their messages may share a segment.
-HOST, OTHER = (object(),), (object(),)
+# The last one's lead to no queue.
+HOST, OTHER = (Queue("one"),), (Queue("other"),)
 HOSTS = {KEYS[0]: HOST, KEYS[1]: HOST, KEYS[2]: OTHER, KEYS[3]: ()}
 
 
@@ -67,15 +75,27 @@ class Scanner:
         return pos, outcome
 
     def taken(self) -> list[Taken]:
+        """All messages as they came."""
         found: list[Taken] = []
         for segment in self.segments:
-            heads = segment.heads or [segment.route.head] * len(segment.contents)
-            assert len(heads) == len(segment.contents)
-            found += [
-                Taken(head, segment.attributes, item)
-                for head, item in zip(heads, segment.contents, strict=True)
-            ]
+            if segment.mix is None:
+                found += self.of(segment)
+            elif not segment.lane:
+                lanes = list(map(self.of, segment.mix.lanes))
+                assert lanes == [self.of(lane) for lane in self.segments if lane.mix is segment.mix]
+                done = [0] * len(lanes)
+                for lane, stop in zip(segment.mix.turns[::2], segment.mix.turns[1::2], strict=True):
+                    found += lanes[lane][done[lane] : stop]
+                    done[lane] = stop
+                assert done == list(map(len, lanes))
         return found
+
+    def of(self, segment: Segment) -> list[Taken]:
+        heads = segment.heads or [segment.route.head] * len(segment.contents)
+        assert len(heads) == len(segment.contents)
+        return [
+            Taken(head, segment.attributes, item) for head, item in zip(heads, segment.contents, strict=True)
+        ]
 
 
 def expected(sent: list[Message], frame_max: int = 131_072) -> list[Taken]:
@@ -226,6 +246,61 @@ def test_segments_are_as_long_as_they_can_be() -> None:
     one, two = message("", "a", b"1").encode(CHANNEL), message("", "bb", b"22").encode(CHANNEL)
     scanner.scan((one + two) * 10)
     assert [len(segment.contents) for segment in scanner.segments] == [20]
+
+
+def test_messages_that_alternate_between_queues_are_gathered_by_queue() -> None:
+    scanner = Scanner()
+    three = [message("", "a", b"1"), message("x", "", b"2"), message("", "bb", b"3")]
+    sent = three * 10
+    scanner.scan(b"".join(each.encode(CHANNEL) for each in sent))
+    # A read goes on where the one before ended.
+    scanner.scan(b"".join(each.encode(CHANNEL) for each in sent))
+    assert [len(segment.contents) for segment in scanner.segments] == [40, 20]
+    assert scanner.taken() == expected(sent + sent)
+
+
+def test_no_queue_is_in_two_lanes() -> None:
+    """Else a queue would get messages in another order than they came in."""
+    scanner = Scanner()
+    for route in scanner.routes.values():
+        if route.head == short(b"x") + short(b""):
+            route.targets = (*OTHER, Queue("one"))
+    sent = [message("", "a", b"1"), message("x", "", b"2"), message("", "elsewhere", b"3")] * 3
+    scanner.scan(b"".join(each.encode(CHANNEL) for each in sent))
+    assert [len(segment.contents) for segment in scanner.segments] == [1] * 9
+    assert scanner.taken() == expected(sent)
+
+
+def test_a_mix_that_is_handed_over_gets_no_more() -> None:
+    scanner = Scanner()
+    sent = [message("", "a", b"1"), message("x", "", b"2")]
+    data = b"".join(each.encode(CHANNEL) for each in sent)
+    scanner.scan(data)
+    mix = scanner.segments[0].mix
+    assert mix is not None
+    mix.closed = True
+    scanner.scan(data)
+    assert [len(segment.contents) for segment in scanner.segments] == [1] * 4
+    assert scanner.segments[2].mix is not mix
+
+
+_alternating = st.lists(messages(targets=KEYS).filter(_fast), min_size=2, max_size=4).flatmap(
+    lambda few: st.lists(st.sampled_from(few), min_size=8, max_size=40)
+)
+
+
+@given(_alternating, st.integers(0, 40))
+def test_alternating(sent: list[Message], cut: int) -> None:
+    scanner = Scanner()
+    for part in (sent[:cut], sent[cut:]):
+        data = b"".join(each.encode(CHANNEL) for each in part)
+        assert scanner.scan(data)[0] == len(data)
+    assert scanner.taken() == expected(sent)
+    for queue in (*HOST, *OTHER):
+        mine = [segment for segment in scanner.segments if queue in segment.route.targets]
+        got = [each for segment in mine for each in scanner.of(segment)]
+        names = [short(exchange) + short(key) for (exchange, key), hosts in HOSTS.items() if queue in hosts]
+        assert got == [each for each in expected(sent) if each.head in names]
 
 
 @pytest.mark.pure
