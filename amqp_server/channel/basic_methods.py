@@ -13,7 +13,7 @@ from amqp_server.broker.reply import PSEUDO_QUEUE, ReplyHost
 from amqp_server.broker.traffic import Traffic
 from amqp_server.channel.confirms import Confirms
 from amqp_server.channel.exchange_methods import argument_types, check_owner
-from amqp_server.channel.queue_methods import check_home, find, place_of, resolve_name, unavailable
+from amqp_server.channel.queue_methods import check_home, find, place_of, resolve_name
 from amqp_server.channel.subscription import Getter, Subscription
 from amqp_server.channel.tx import LargeCommit, LargeEnd, Transaction
 from amqp_server.errors import (
@@ -127,7 +127,7 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
             channel.forget(subscription)
             if refused == EXCLUSIVE:
                 raise in_exclusive_use(channel, queue)
-            raise unavailable(channel, queue, refused)
+            raise Unavailable(refused)
 
     connection.after(begin, attached)
 
@@ -251,7 +251,7 @@ def get(channel: Channel, method: commands.Basic.Get) -> None:
 
     def got(got: Got | Refused | None) -> None:
         if isinstance(got, Refused):
-            raise unavailable(channel, queue, got.text)
+            raise Unavailable(got.text)
         if got is None:
             channel.traffic.get_empty += 1
             getter.traffic.get_empty += 1

@@ -28,7 +28,6 @@ from amqp_server.streams.host import StreamHost
 from amqp_server.streams.start import parse_start
 from amqp_server.wire import methods
 from exchanges.binding import Binding
-from quorum_queue.host import DELETED
 from quorum_queue.ports import Refused
 
 if TYPE_CHECKING:
@@ -53,13 +52,6 @@ def find(channel: Channel, name: str) -> Queue:
 def place_of(queue: Queue) -> str:
     """Return how RabbitMQ's errors name a queue."""
     return f"queue '{queue.name}' in vhost '{queue.vhost.name}'"
-
-
-def unavailable(channel: Channel, queue: Queue, why: str) -> NotFound | Unavailable:
-    """What to raise for a queue that has not answered. It may have been deleted since it was found."""
-    if why == DELETED.text:
-        return NotFound(f"no queue '{queue.name}' in vhost '{channel.vhost.name}'")
-    return Unavailable(why)
 
 
 def check_home(channel: Channel, queue: Queue) -> None:
@@ -124,7 +116,7 @@ def _declared(channel: Channel, method: commands.Queue.Declare, queue: Queue) ->
 
     def counted(refused: Refused | None = None) -> None:
         if refused is not None:
-            raise unavailable(channel, queue, refused.text)
+            raise Unavailable(refused.text)
         # It may have moved meanwhile.
         host = queue.host
         _declare_ok(channel, method, queue.name, host.ready_count, host.consumer_count)
@@ -327,7 +319,7 @@ def purge(channel: Channel, method: commands.Queue.Purge) -> None:
 
     def purged(count: int | Refused) -> None:
         if isinstance(count, Refused):
-            raise unavailable(channel, queue, count.text)
+            raise Unavailable(count.text)
         if not method.nowait:
             channel.connection.synced()
             channel.send(commands.Queue.PurgeOk(count))

@@ -141,7 +141,12 @@ def test_auto_delete_queue_goes_with_its_last_consumer_wherever_that_was(ring: R
         tags[-1][0].basic_cancel(tags[-1][1])
 
         def gone() -> bool:
-            return "fleeting" not in {queue["name"] for queue in ring.get("n1", "/api/queues/%2F")}
+            """At all nodes: one that has not seen it yet has its clients ask again."""
+            return not any(
+                queue["name"] == "fleeting"
+                for node in ring.nodes
+                for queue in ring.get(node, "/api/queues/%2F")
+            )
 
         wait_until("the queue is gone", gone)
         with pytest.raises(ChannelClosedByBroker, match="NOT_FOUND"):
