@@ -26,10 +26,10 @@ async def reset_administrator(broker: Broker, commits: Commit, name: str, passwo
 
     Returns when it is on disk.
     """
-    before = broker.users.get(name)
+    before = broker.access.users.get(name)
     tags = dict.fromkeys((*(before.tags if before else ()), ADMINISTRATOR))
     password_hash = await trio.to_thread.run_sync(hashed, password)
-    await _change(broker, PutUser(broker.users.prepare(name, password_hash, tags)))
+    await _change(broker, PutUser(broker.access.users.prepare(name, password_hash, tags)))
     vhost = broker.config.default_vhost
     if vhost in broker.vhost_records:
         await _change(broker, SetPermission(Permission(name, vhost, ".*", ".*", ".*")))

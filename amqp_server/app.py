@@ -46,6 +46,7 @@ from amqp_server.connection.tls import ListenerTLS, TLSFileError
 from amqp_server.connection.unfinished import UnfinishedWatch
 from amqp_server.driver import Driver
 from amqp_server.load_definitions import DefinitionsError, load_definitions
+from amqp_server.management.beginning import quiet_or_asked
 from amqp_server.options import Reread, command_line
 from amqp_server.reload import Reload, Reloaded
 from amqp_server.resources import ResourceWatch
@@ -88,8 +89,6 @@ FIRST_USER_OVERDUE_S = 3.0
 FIRST_PERMISSION_WAIT_S = 1.0
 #: Time that clients have to take their last bytes when the node stops, s.
 STOP_TIMEOUT_S = 5.0
-#: Management begins with the first request, or after this time, s.
-MANAGED_AFTER_S = 1.0
 #: Exit code after an internal error (EX_SOFTWARE).
 INTERNAL_ERROR = 70
 
@@ -165,12 +164,12 @@ class Node:
         )
         self._unfinished = UnfinishedWatch(self.broker, lambda: self.backpressure.ahead)
         self._ack_timeout = AckTimeout(self.broker)
-        self.password_checks = PasswordChecks(self.broker.users, config, self.broker.replace_hash)
-        answers = self.broker.answers
+        self.password_checks = PasswordChecks(self.broker.access.users, config, self.broker.replace_hash)
+        answers = self.broker.access.answers
         #: None where no other server is asked who may log in.
         self.http_backend = None if answers is None else HttpBackend(config, answers, self.broker.log_limit)
         self.authentication = Authentication(
-            self.broker.users, config, self.password_checks, self.http_backend
+            self.broker.access.users, config, self.password_checks, self.http_backend
         )
         self.server = Server(
             self.broker, self.backpressure, self.password_checks, self.poller, self.authentication
@@ -266,9 +265,9 @@ class Node:
         broker, config = self.broker, self.config
         if len(broker.vhost_records) == 0:
             broker.add_vhost(config.default_vhost)
-        if len(broker.users) == 0:
-            broker.users.add(config.default_user, first_password(config), ("administrator",))
-            broker.permissions.set(config.default_user, config.default_vhost, ".*", ".*", ".*")
+        if len(broker.access.users) == 0:
+            broker.access.users.add(config.default_user, first_password(config), ("administrator",))
+            broker.access.permissions.set(config.default_user, config.default_vhost, ".*", ".*", ".*")
         self.environment.flush()
 
     async def _first_start_of_cluster(self, cluster: ClusterNode) -> None:
@@ -281,22 +280,24 @@ class Node:
         if not cluster.began_empty:
             return
         proposed, began = False, trio.current_time()
-        while not len(broker.users):
+        while not len(broker.access.users):
             overdue = trio.current_time() - began > FIRST_USER_OVERDUE_S
             if (cluster.leads_topology or overdue) and not proposed:
                 proposed = True
                 broker.turn.run(self._propose_first_user)
             await trio.sleep(FIRST_USER_WAIT_S)
-        if [user.name for user in broker.users] != [config.default_user]:
+        if [user.name for user in broker.access.users] != [config.default_user]:
             return
         # Its permission was proposed with it, and may have been taken since.
         with trio.move_on_after(FIRST_PERMISSION_WAIT_S):
-            while broker.permissions.get(config.default_user, config.default_vhost) is None:
+            while broker.access.permissions.get(config.default_user, config.default_vhost) is None:
                 await trio.sleep(FIRST_USER_WAIT_S)
 
     def _propose_first_user(self) -> None:
         broker, config = self.broker, self.config
-        user = broker.users.prepare(config.default_user, hashed(first_password(config)), ("administrator",))
+        user = broker.access.users.prepare(
+            config.default_user, hashed(first_password(config)), ("administrator",)
+        )
         broker.propose(PutVhost(broker.vhost_records.prepare(config.default_vhost)))
         broker.propose(PutUser(user))
         broker.propose(SetPermission(Permission(user.name, config.default_vhost, ".*", ".*", ".*")))
@@ -362,7 +363,7 @@ class Node:
                 await self._load_definitions(config.load_definitions)
             if self.cluster is not None:
                 await self._first_start_of_cluster(self.cluster)
-            elif config.load_definitions and not len(self.broker.users):
+            elif config.load_definitions and not len(self.broker.access.users):
                 turn.run(self._propose_first_user)
             if config.reset_administrator:
                 await reset_administrator(
@@ -415,8 +416,7 @@ class Node:
 
     async def _manage(self, listening: socket.socket) -> None:
         # To import it takes a third of a start's CPU, and clients are served first.
-        with trio.move_on_after(MANAGED_AFTER_S):
-            await trio.lowlevel.wait_readable(listening)
+        await quiet_or_asked(listening)
         from amqp_server.management.listener import serve
         from amqp_server.management.managed_broker import ManagedBroker
 
@@ -444,7 +444,7 @@ class Node:
             self.server.connect,
             always if administration is None else here,
             self._clear_parameter,
-            lambda: broker.parameters.cluster_name or f"mqd@{config.node}",
+            lambda: broker.runtime.parameters.cluster_name or f"mqd@{config.node}",
         )
         await self.shovels.run()
 

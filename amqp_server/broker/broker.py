@@ -6,34 +6,30 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from amqp_server.broker.access import Access
 from amqp_server.broker.alarms import Alarms
-from amqp_server.broker.answers import Answers
 from amqp_server.broker.dismantling import DELETIONS, Dismantling, parts_of
 from amqp_server.broker.events import EVENT, INTERNAL, Events
 from amqp_server.broker.failures import Failures
 from amqp_server.broker.host_parts import HostParts
 from amqp_server.broker.hosts import Hosts
-from amqp_server.broker.limits import Limits
 from amqp_server.broker.lost_consumers import LostConsumers
 from amqp_server.broker.memo import MemoBudget
 from amqp_server.broker.metadata import Metadata
 from amqp_server.broker.operations import DeclareExchange, DeleteVhost, Operation, PutVhost, ReplaceHash
-from amqp_server.broker.parameters import SHOVEL, TRACING, Parameters
-from amqp_server.broker.permissions import Permissions
-from amqp_server.broker.policies import Policies
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.records import ExchangeRecord, encoded
 from amqp_server.broker.replication import Done, LocalReplication, Replication
 from amqp_server.broker.reply import Replies
+from amqp_server.broker.runtime import Runtime
 from amqp_server.broker.sessions import Sessions
 from amqp_server.broker.time_notes import TimeNotes
 from amqp_server.broker.timers import Timers
 from amqp_server.broker.topology import Result, Topology
 from amqp_server.broker.traffic import Ended
-from amqp_server.broker.users import Users
 from amqp_server.broker.vhost import VHost
 from amqp_server.broker.vhosts import Vhosts
-from amqp_server.config import HTTP_BACKEND, Config
+from amqp_server.config import Config
 from amqp_server.logs import LineLimit
 from amqp_server.turn import Turn
 from quorum_queue.boundary import Fatal
@@ -87,9 +83,6 @@ class Deletions:
         raise Fatal(f"queues could not be deleted: {error!r}") from error
 
 
-def _nothing() -> None: ...
-
-
 class Broker:
     """Vhosts and their topology, users and permissions, sessions and alarms."""
 
@@ -121,40 +114,9 @@ class Broker:
         self.deleted_host = DeletedHost(turn)
         #: Raised by whatever may change where a message goes or whether it may.
         self.generation = 0
-        self.users = Users(
-            metadata,
-            loopback_users=config.loopback_users,
-            users_max=config.users_max,
-            login_memory_s=config.login_memory_s,
-            login_memory_entries_max=config.login_memory_entries_max,
-        )
-        #: Of the HTTP backend, which is asked by who makes the connections' edge.
-        self.answers: Answers | None = None
-        if HTTP_BACKEND in config.auth_backends:
-            cache_ms = int(1000 * config.auth_http_cache_s)
-            self.answers = Answers(clock.monotonic_ms, cache_ms, config.auth_http_cache_entries_max)
-        self.permissions = Permissions(
-            metadata,
-            changed=self.changed,
-            pattern_bytes_max=config.permission_pattern_bytes_max,
-            match_ms=config.permission_match_ms,
-            match_total_ms=config.permission_match_total_ms,
-            answers=self.answers,
-        )
+        self.access = Access(config, metadata, clock, self.changed)
         self.vhost_records = Vhosts(metadata, vhosts_max=config.vhosts_max, changed=self.changed)
         self.vhosts: dict[str, VHost] = {}
-        self.policies = Policies(
-            self,
-            pattern_bytes_max=config.permission_pattern_bytes_max,
-            match_ms=config.permission_match_ms,
-            match_total_ms=config.permission_match_total_ms,
-        )
-        self.parameters = Parameters(
-            metadata,
-            parameters_max=config.parameters_max,
-            value_bytes_max=config.parameter_bytes_max,
-            changed=self._parameter_changed,
-        )
         #: None where nobody may want to hear of them.
         self.events: Events | None = None
         if config.event_exchange_vhost:
@@ -162,7 +124,7 @@ class Broker:
         self.counts = Counts()
         self.ended = Ended()
         self.sessions = Sessions()
-        self.limits = Limits(self.sessions, self.parameters)
+        self.runtime = Runtime(self)
         self.log_limit = LineLimit(config.log_lines_max)
         self.memo = MemoBudget(config.memo_bytes_max, self._forget_memos)
         self.replies = Replies()
@@ -171,44 +133,20 @@ class Broker:
         self.replication: Replication = replication or LocalReplication(config.node, self.topology)
         self.failures = Failures(config, clock, timers, hosts)
         self.time_notes = TimeNotes(metadata, services.queue_time, clock, timers, services.commits)
-        #: A shovel was defined, changed or cleared.
-        self.shovels_changed: Callable[[], None] = _nothing
-        #: Alarms that events have told of.
-        self._alarms_told: list[str] = []
         alarms.subscribe(lambda: turn.run(self._tell_sessions))
 
     def changed(self) -> None:
         """The topology or a permission has changed: what was remembered of it is void."""
         self.generation += 1
 
-    def _parameter_changed(self, vhost: str, component: str) -> None:
-        self.limits.changed(component)
-        self.policies.changed(vhost, component)
-        if component == SHOVEL:
-            self.shovels_changed()
-        if component == TRACING:
-            for each in self.vhosts.values():
-                each.look_at_tracing()
-
     def _tell_sessions(self) -> None:
         """An alarm was raised or cleared."""
         if self.events is not None:
-            self._tell_alarms(self.events)
+            self.events.alarms_changed()
         if self.alarms.active:
             self._forget_memos()
         for session in self.sessions:
             self.turn.contain(session, session.alarm_changed)
-
-    def _tell_alarms(self, events: Events) -> None:
-        before, now = self._alarms_told, self.alarms.names()
-        self._alarms_told = now
-        if not events.wanted:
-            return
-        node = self.replication.node
-        for key, names, others in (("alarm.set", now, before), ("alarm.cleared", before, now)):
-            for name in names:
-                if name not in others:
-                    events.tell(key, {"source": name, "node": node})
 
     def _forget_memos(self) -> None:
         for session in self.sessions:

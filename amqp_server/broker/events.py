@@ -43,6 +43,8 @@ class Events:
         #: Whose change is being applied; None: another node's, which tells of it.
         self.user: str | None = None
         self._waiting: deque[tuple[str, Mapping[str, object], int]] = deque()
+        #: Alarms that were told.
+        self._alarms: list[str] = []
         #: For want of room, since the last line of the log about it.
         self._left_out = 0
 
@@ -64,6 +66,19 @@ class Events:
             return
         self._waiting.append((key, headers, self._broker.clock.wall_ms()))
         self._broker.turn.gather(self)
+
+    def alarms_changed(self) -> None:
+        """Tell of the alarms that were raised and cleared since the last time."""
+        broker = self._broker
+        before, now = self._alarms, broker.alarms.names()
+        self._alarms = now
+        if not self.wanted:
+            return
+        node = broker.replication.node
+        for key, names, others in (("alarm.set", now, before), ("alarm.cleared", before, now)):
+            for name in names:
+                if name not in others:
+                    self.tell(key, {"source": name, "node": node})
 
     def flush(self) -> None:
         turn = self._broker.turn

@@ -353,7 +353,7 @@ class Policies:
 
     @property
     def _parameters(self) -> Parameters:
-        return self._broker.parameters
+        return self._broker.runtime.parameters
 
     def compile(self, pattern: str) -> Matches:
         """Raises InvalidPolicy."""

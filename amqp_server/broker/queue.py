@@ -123,7 +123,7 @@ class Queue:
     def apply_policies(self) -> None:
         """Policies have changed: do what they say now."""
         broker = self.vhost.broker
-        self.policies = broker.policies.of_queue(self.vhost.name, self.name, self.type)
+        self.policies = broker.runtime.policies.of_queue(self.vhost.name, self.name, self.type)
         effective = joined(self.parsed, self.policies.definition)
         if effective != self.effective:
             self.effective = effective

@@ -167,7 +167,7 @@ def _move_marks(broker: Broker, key: str, value: bytes, slots: dict[int, list[in
 def settings_of(broker: Broker, record: QueueRecord) -> Settings:
     """Return what the machine of a stored queue is to do."""
     parsed = parsed_of(record)
-    policies = broker.policies.of_queue(record.vhost, record.name, parsed.type)
+    policies = broker.runtime.policies.of_queue(record.vhost, record.name, parsed.type)
     return effective_settings(joined(parsed, policies.definition), record.deduplication_producers)
 
 

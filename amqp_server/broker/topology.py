@@ -166,13 +166,13 @@ class Topology:
         if name not in broker.vhost_records:
             return Result(False)
         broker.vhost_records.delete(name)
-        broker.permissions.clear_vhost(name)
+        broker.access.permissions.clear_vhost(name)
         broker.close_sessions_of(name)
         vhost = broker.vhosts.pop(name, None)
         if vhost is not None:
             vhost.close()
-        broker.parameters.clear_vhost(name)
-        broker.parameters.clear(GLOBAL, TRACING, name)
+        broker.runtime.parameters.clear_vhost(name)
+        broker.runtime.parameters.clear(GLOBAL, TRACING, name)
         self._tell("vhost.deleted", name=name)
         return Result(True)
 
@@ -186,17 +186,17 @@ class Topology:
         if record.vhost and record.vhost not in broker.vhost_records:
             return Result(False, f"Virtual host '{record.vhost}' does not exist")
         self._tell_parameter("set", record)
-        return Result(broker.parameters.store(record))
+        return Result(broker.runtime.parameters.store(record))
 
     def _clear_parameter(self, index: int, operation: operations.ClearParameter) -> Result:
         vhost, component, name = operation.vhost, operation.component, operation.name
-        record = self._broker.parameters.get(vhost, component, name)
+        record = self._broker.runtime.parameters.get(vhost, component, name)
         if record is not None:
             self._tell_parameter("cleared", record)
-        return Result(self._broker.parameters.clear(vhost, component, name))
+        return Result(self._broker.runtime.parameters.clear(vhost, component, name))
 
     def _put_user(self, index: int, operation: operations.PutUser) -> Result:
-        user, users = operation.user, self._broker.users
+        user, users = operation.user, self._broker.access.users
         if not (operation.forced or user.administers) and self._must_stay(user.name):
             return Result(False, last_administrator(user.name))
         before = users.get(user.name)
@@ -211,15 +211,15 @@ class Topology:
 
     def _delete_user(self, index: int, operation: operations.DeleteUser) -> Result:
         broker, name = self._broker, operation.name
-        if broker.users.get(name) is None:
+        if broker.access.users.get(name) is None:
             return Result(False)
         if not operation.forced and self._must_stay(name):
             return Result(False, last_administrator(name))
-        for permission in broker.permissions.of_user(name):
+        for permission in broker.access.permissions.of_user(name):
             self._tell("permission.deleted", user=name, vhost=permission.vhost)
-        broker.permissions.clear_user(name)
-        broker.parameters.clear(GLOBAL, USER_LIMITS, name)
-        broker.users.delete(name)
+        broker.access.permissions.clear_user(name)
+        broker.runtime.parameters.clear(GLOBAL, USER_LIMITS, name)
+        broker.access.users.delete(name)
         self._tell("user.deleted", name=name)
         for session in broker.sessions:
             if session.client.username == name:
@@ -227,37 +227,41 @@ class Topology:
         return Result(True)
 
     def _replace_hash(self, index: int, operation: operations.ReplaceHash) -> Result:
-        return Result(self._broker.users.replace_hash(operation.user, operation.before, operation.after))
+        return Result(
+            self._broker.access.users.replace_hash(operation.user, operation.before, operation.after)
+        )
 
     def _must_stay(self, name: str) -> bool:
         # Here and not where it is proposed: two nodes may delete one administrator each at the same time.
-        return self._version >= versions.ADMINISTRATOR and self._broker.users.is_last_administrator(name)
+        return self._version >= versions.ADMINISTRATOR and self._broker.access.users.is_last_administrator(
+            name
+        )
 
     def _set_permission(self, index: int, operation: operations.SetPermission) -> Result:
         permission, broker = operation.permission, self._broker
-        if broker.users.get(permission.user) is None or permission.vhost not in broker.vhost_records:
+        if broker.access.users.get(permission.user) is None or permission.vhost not in broker.vhost_records:
             return Result(False)
-        new = broker.permissions.get(permission.user, permission.vhost) is None
-        broker.permissions.store(permission)
+        new = broker.access.permissions.get(permission.user, permission.vhost) is None
+        broker.access.permissions.store(permission)
         self._tell("permission.created", **msgspec.structs.asdict(permission))
         return Result(new)
 
     def _clear_permission(self, index: int, operation: operations.ClearPermission) -> Result:
-        known = self._broker.permissions.get(operation.user, operation.vhost) is not None
-        self._broker.permissions.clear(operation.user, operation.vhost)
+        known = self._broker.access.permissions.get(operation.user, operation.vhost) is not None
+        self._broker.access.permissions.clear(operation.user, operation.vhost)
         if known:
             self._tell("permission.deleted", user=operation.user, vhost=operation.vhost)
         return Result(known)
 
     def _set_topic_permission(self, index: int, operation: operations.SetTopicPermission) -> Result:
         permission, broker = operation.permission, self._broker
-        if broker.users.get(permission.user) is None or permission.vhost not in broker.vhost_records:
+        if broker.access.users.get(permission.user) is None or permission.vhost not in broker.vhost_records:
             return Result(False)
         self._tell("topic.permission.created", **msgspec.structs.asdict(permission))
-        return Result(broker.permissions.store_topic(permission))
+        return Result(broker.access.permissions.store_topic(permission))
 
     def _clear_topic_permission(self, index: int, operation: operations.ClearTopicPermission) -> Result:
-        permissions = self._broker.permissions
+        permissions = self._broker.access.permissions
         known = permissions.clear_topic(operation.user, operation.vhost, operation.exchange)
         if known:
             exchange = {"exchange": operation.exchange} if operation.exchange else {}
@@ -418,30 +422,30 @@ class Topology:
         for record in vhosts.values():
             if broker.vhost_records.get(record.name) != record:
                 self._put_vhost(0, operations.PutVhost(record))
-        for user in list(broker.users):
+        for user in list(broker.access.users):
             if user.name not in users:
                 self._delete_user(0, operations.DeleteUser(user.name, forced=True))
         for user in users.values():
-            if broker.users.get(user.name) != user:
-                broker.users.store(user)
-        for permission in broker.permissions.all():
+            if broker.access.users.get(user.name) != user:
+                broker.access.users.store(user)
+        for permission in broker.access.permissions.all():
             if (permission.user, permission.vhost) not in permissions:
-                broker.permissions.clear(permission.user, permission.vhost)
+                broker.access.permissions.clear(permission.user, permission.vhost)
         for permission in permissions.values():
-            if broker.permissions.get(permission.user, permission.vhost) != permission:
-                broker.permissions.store(permission)
+            if broker.access.permissions.get(permission.user, permission.vhost) != permission:
+                broker.access.permissions.store(permission)
         parameters = {record.key: record for record in _records(ParameterRecord, state.parameters)}
-        for parameter in broker.parameters:
+        for parameter in broker.runtime.parameters:
             if parameter.key not in parameters:
-                broker.parameters.clear(*parameter.key)
+                broker.runtime.parameters.clear(*parameter.key)
         for parameter in parameters.values():
-            broker.parameters.store(parameter)
+            broker.runtime.parameters.store(parameter)
         topics = dict.fromkeys(_records(TopicPermission, state.topic_permissions))
-        for topic in broker.permissions.topics():
+        for topic in broker.access.permissions.topics():
             if topic not in topics:
-                broker.permissions.clear_topic(topic.user, topic.vhost, topic.exchange)
+                broker.access.permissions.clear_topic(topic.user, topic.vhost, topic.exchange)
         for topic in topics:
-            broker.permissions.store_topic(topic)
+            broker.access.permissions.store_topic(topic)
 
     def _remove_the_gone(self, state: _TopologyState) -> None:
         queues = {record.queue_id: record for record in _records(QueueRecord, state.queues)}
@@ -497,13 +501,13 @@ def snapshot_of(
     state = _TopologyState(
         applied,
         _rows(broker.vhost_records),
-        _rows(broker.users),
-        _rows(broker.permissions.all()),
+        _rows(broker.access.users),
+        _rows(broker.access.permissions.all()),
         _rows(exchanges),
         _rows(queues),
         _rows(bindings),
-        _rows(broker.parameters),
-        _rows(broker.permissions.topics()),
+        _rows(broker.runtime.parameters),
+        _rows(broker.access.permissions.topics()),
     )
     rows = msgspec.structs.astuple(state)
     while not rows[-1] and len(rows) > SNAPSHOT_TABLES:

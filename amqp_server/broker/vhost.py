@@ -81,7 +81,7 @@ class VHost:
 
     def look_at_tracing(self) -> None:
         """It may have been turned on or off."""
-        self.tracing = self.broker.parameters.get(GLOBAL, TRACING, self.name) is not None
+        self.tracing = self.broker.runtime.parameters.get(GLOBAL, TRACING, self.name) is not None
 
     @property
     def default_queue_type(self) -> str:
@@ -154,7 +154,7 @@ class VHost:
 
     def _apply_policies(self, exchange: str) -> None:
         """An exchange takes the alternate of its policy, if it was declared without one."""
-        definition = self.broker.policies.of_exchange(self.name, exchange).definition
+        definition = self.broker.runtime.policies.of_exchange(self.name, exchange).definition
         self.router.set_alternate(exchange, definition.get("alternate-exchange"))
 
     def remove_exchange(self, name: str) -> bool:
@@ -376,7 +376,7 @@ class VHost:
             auto_delete=record.auto_delete,
             default_type=record.type,
         )
-        policies = self.broker.policies.of_queue(self.name, record.name, parsed.type)
+        policies = self.broker.runtime.policies.of_queue(self.name, record.name, parsed.type)
         queue = Queue(self, record, parsed, arguments, policies)
         queue.marks = marks or []
         queue.unknown = unknown

@@ -63,7 +63,9 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
     name = resolve_name(channel, method.queue)
     if tag in channel.subscriptions:
         raise NotAllowed(f"attempt to reuse consumer tag '{tag}'")
-    channel.broker.permissions.check(connection.client.access, channel.vhost.name, "queue", name, "read")
+    channel.broker.access.permissions.check(
+        connection.client.access, channel.vhost.name, "queue", name, "read"
+    )
     if len(channel.subscriptions) >= connection.config.consumers_per_channel_max:
         raise NotAllowed(f"{len(channel.subscriptions)} consumers on this channel, no more are allowed")
     queue = channel.vhost.queues.get(name)
@@ -236,7 +238,7 @@ def cancel(channel: Channel, method: commands.Basic.Cancel) -> None:
 def get(channel: Channel, method: commands.Basic.Get) -> None:
     name = resolve_name(channel, method.queue)
     access = channel.connection.client.access
-    channel.broker.permissions.check(access, channel.vhost.name, "queue", name, "read")
+    channel.broker.access.permissions.check(access, channel.vhost.name, "queue", name, "read")
     queue = find(channel, name)
     if queue.type.is_stream:
         raise NotImplemented_(f"basic.get not supported by stream queues {place_of(queue)}")

@@ -107,7 +107,7 @@ def _declared(channel: Channel, method: commands.Exchange.Declare) -> None:
 
 def _declare(channel: Channel, method: commands.Exchange.Declare, name: str) -> None:
     vhost, user = channel.vhost, channel.connection.client.access
-    permissions = channel.broker.permissions
+    permissions = channel.broker.access.permissions
     arguments = dict(method.arguments or {})
     received = Declaration(
         durable=bool(method.durable),
@@ -190,14 +190,14 @@ def delete(channel: Channel, method: commands.Exchange.Delete) -> None:
         raise AccessRefused(DEFAULT_REFUSED)
     if name.startswith("amq."):
         raise AccessRefused(f"deletion of system exchange '{name}' in vhost '{vhost.name}' not allowed")
-    channel.broker.permissions.check(
+    channel.broker.access.permissions.check(
         channel.connection.client.access, vhost.name, "exchange", name, "configure"
     )
 
     exchange = vhost.router.get(name)
     if exchange is not None and has_partitions(exchange):
         for partition in partitions_of(vhost, exchange) or ():
-            channel.broker.permissions.check(
+            channel.broker.access.permissions.check(
                 channel.connection.client.access, vhost.name, "queue", partition, "configure"
             )
 
@@ -244,7 +244,7 @@ def _change(
 def change_binding(channel: Channel, binding: Binding, answer: base.Frame | None, *, add: bool) -> None:
     """Bind or unbind, for queues and exchanges alike (rabbit_channel's binding_action), and answer."""
     vhost, connection = channel.vhost, channel.connection
-    permissions = channel.broker.permissions
+    permissions = channel.broker.access.permissions
     if binding.source == "" or (binding.kind == "exchange" and binding.destination == ""):
         raise AccessRefused(DEFAULT_REFUSED)
     permissions.check(connection.client.access, vhost.name, binding.kind, binding.destination, "write")

@@ -62,11 +62,13 @@ def make_route(channel: Channel, key: bytes, method: commands.Basic.Publish) -> 
     route.counted = declared
     if declared is None:
         raise NotFound(f"no exchange '{exchange}' in vhost '{vhost.name}'")
-    broker.permissions.check(connection.client.access, vhost.name, "exchange", exchange, "write")
+    broker.access.permissions.check(connection.client.access, vhost.name, "exchange", exchange, "write")
     if declared.internal:
         raise AccessRefused(f"cannot publish to internal exchange '{exchange}' in vhost '{vhost.name}'")
     if exchange and declared is not None and declared.type == "topic":
-        broker.permissions.check_topic(connection.client.access, vhost.name, exchange, routing_key, "write")
+        broker.access.permissions.check_topic(
+            connection.client.access, vhost.name, exchange, routing_key, "write"
+        )
     if not exchange:
         named = vhost.queues.get(routing_key)
         if named is not None and named.type.is_group:

@@ -180,7 +180,7 @@ def _passive(channel: Channel, name: str) -> Queue:
 
 def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
     vhost, connection, broker = channel.vhost, channel.connection, channel.broker
-    permissions = broker.permissions
+    permissions = broker.access.permissions
     name = check_name("queue", method.queue)
     if not name:
         # Kept while it is asked whether the user may declare a queue of this name.
@@ -204,7 +204,7 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
     if name in vhost.queues:
         declared()
         return
-    broker.limits.check_queue(vhost.name, name, len(vhost.queues))
+    broker.runtime.limits.check_queue(vhost.name, name, len(vhost.queues))
     parsed = vhost.check_arguments(
         name,
         arguments,
@@ -312,7 +312,7 @@ def _change(
 def purge(channel: Channel, method: commands.Queue.Purge) -> None:
     name = resolve_name(channel, method.queue)
     access = channel.connection.client.access
-    channel.broker.permissions.check(access, channel.vhost.name, "queue", name, "read")
+    channel.broker.access.permissions.check(access, channel.vhost.name, "queue", name, "read")
     queue = find(channel, name)
     if queue.type.is_stream:
         raise NotImplemented_(f"queue.purge not supported by stream queues {place_of(queue)}")
@@ -330,7 +330,7 @@ def purge(channel: Channel, method: commands.Queue.Purge) -> None:
 def delete(channel: Channel, method: commands.Queue.Delete) -> None:
     vhost, connection = channel.vhost, channel.connection
     name = resolve_name(channel, method.queue)
-    channel.broker.permissions.check(connection.client.access, vhost.name, "queue", name, "configure")
+    channel.broker.access.permissions.check(connection.client.access, vhost.name, "queue", name, "configure")
     queue = vhost.queues.get(name)
 
     def answer(count: int) -> None:

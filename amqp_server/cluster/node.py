@@ -68,7 +68,7 @@ class ClusterNode:
         self.replication = parts.replication
         self.hosts = hosts
         # A node that has stood alone brings its data.
-        brings = config.data_dir if len(broker.users) else ""
+        brings = config.data_dir if len(broker.access.users) else ""
         self._founding = Founding(
             parts.directory, self.node, list(config.peer_addresses), brings, self.incarnation, self
         )
@@ -107,7 +107,7 @@ class ClusterNode:
         self._broken_at: dict[str, int] = {}
         self._joined = trio.Event()
         self._queue_time = broker.services.queue_time
-        self.client_counts = ClientCounts(self.mesh, self._turn, broker.sessions, broker.limits)
+        self.client_counts = ClientCounts(self.mesh, self._turn, broker.sessions, broker.runtime.limits)
         self._incoming = Incoming(
             self._turn,
             broker.clock,

@@ -42,7 +42,7 @@ def server_properties(session: Session) -> dict[str, object]:
     config = session.config
     return {
         "capabilities": dict(CAPABILITIES),
-        "cluster_name": session.broker.parameters.cluster_name or f"mqd@{config.node}",
+        "cluster_name": session.broker.runtime.parameters.cluster_name or f"mqd@{config.node}",
         "copyright": "The mqd authors",
         "information": "An AMQP 0-9-1 broker in Python",
         "platform": f"Python {platform.python_version()}",
@@ -128,8 +128,8 @@ def open_vhost(session: Session, method: commands.Connection.Open) -> None:
     """Raises NotAllowed for a vhost that isn't there or that the user may not open."""
     broker = session.broker
     broker.vhost_records.check_open(method.virtual_host)
-    broker.limits.check_connection(session.client.username, method.virtual_host)
-    broker.permissions.check_open(session.client.access, method.virtual_host)
+    broker.runtime.limits.check_connection(session.client.username, method.virtual_host)
+    broker.access.permissions.check_open(session.client.access, method.virtual_host)
     session.vhost = broker.vhost(method.virtual_host)
     broker.sessions.opened(session)
     session.send(commands.Connection.OpenOk())

@@ -155,7 +155,7 @@ class HttpBackend:
     # -- permissions -----------------------------------------------------------------------------------------------
 
     def _ask(self, question: Question, done: Callable[[bool], None]) -> None:
-        """Call `done` when the answer is there. See broker.answers.Ask."""
+        """Call `done` when the answer is there. See broker.access.answers.Ask."""
         assert self._nursery is not None
         asked = self._asked.get(question)
         if asked is None:

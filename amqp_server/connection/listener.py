@@ -97,7 +97,7 @@ class Server:
         self.backpressure = backpressure
         self.password_checks = password_checks
         self.authentication = authentication or Authentication(
-            broker.users, broker.config, password_checks, None
+            broker.access.users, broker.config, password_checks, None
         )
         self.transports: dict[Transport, None] = {}
         #: Accepted, whether they have their TLS yet or not.
@@ -322,7 +322,7 @@ class Server:
 
     def _log_in_as(self, user: str) -> tuple[Outcome, str]:
         """A client within this process acts as this user."""
-        if self.broker.users.get(user) is None:
+        if self.broker.access.users.get(user) is None:
             return Outcome.REFUSED, "the user does not exist"
         return Outcome.ACCEPTED, ""
 

@@ -312,7 +312,7 @@ class Session:
                 f"{self.broker.counts.channels} channels are open, no more are allowed (channels_max)"
             )
         assert self.vhost is not None
-        self.broker.limits.check_channel(self.client.username)
+        self.broker.runtime.limits.check_channel(self.client.username)
         self.channels[number] = channel = Channel(self, self.vhost, number)
         self.broker.counts.channels += 1
         self.broker.sessions.channel_opened(self.client.username)
@@ -501,7 +501,7 @@ class Session:
             return
         if self.state is not State.AUTHENTICATING:
             return
-        if accepted and not self.broker.users.may_connect_from(user, self.client.peer):
+        if accepted and not self.broker.access.users.may_connect_from(user, self.client.peer):
             accepted, reason = False, "user can only connect via localhost"
         if accepted:
             self.broker.ended.logins_accepted += 1
@@ -530,7 +530,7 @@ class Session:
 
     def _take(self, token: Token) -> None:
         """From here on the client may do what this token grants, until it expires, or what the HTTP backend says."""
-        permissions, client = self.broker.permissions, self.client
+        permissions, client = self.broker.access.permissions, self.client
         permissions.drop_grant(client.access)
         client.grant = permissions.grant_of(client.username, token.scopes)
         client.access = permissions.add_grant(client.username, client.grant)
@@ -705,7 +705,7 @@ class Session:
         # too.
         self.broker.sessions.remove(self)
         if self.client.grant is not None:
-            self.broker.permissions.drop_grant(self.client.access)
+            self.broker.access.permissions.drop_grant(self.client.access)
         self._add_up()
         queues, self.exclusive_queues = self.exclusive_queues, {}
         self.broker.deletions.add(queues)

@@ -56,6 +56,8 @@ Run = Callable[..., Awaitable[Any]]
 class Tokens:
     def __init__(self, config: Config) -> None:
         self._config = config
+        #: The time by which keys and what was checked grow old, s.
+        self.now: Callable[[], float] = trio.current_time
         #: By their ids.
         self._keys: dict[str, Any] = {}
         self._fetched_at = self._tried_at = -1e9
@@ -93,10 +95,10 @@ class Tokens:
 
     def _recall(self, secret: str) -> Token | None:
         token, until = self._checked.get(_digest(secret), (None, 0.0))
-        return token if trio.current_time() < until and token and time.time() < token.expires_at_s else None
+        return token if self.now() < until and token and time.time() < token.expires_at_s else None
 
     def _remember(self, secret: str, token: Token) -> None:
-        self._checked[_digest(secret)] = token, trio.current_time() + self._config.login_memory_s
+        self._checked[_digest(secret)] = token, self.now() + self._config.login_memory_s
         while len(self._checked) > self._config.login_memory_entries_max:
             self._checked.popitem(last=False)
 
@@ -113,14 +115,14 @@ class Tokens:
         return token_of(claims, self._config)
 
     async def _key(self, kid: str) -> Any:
-        now, config = trio.current_time(), self._config
+        now, config = self.now(), self._config
         stale, known = now - self._fetched_at > config.oauth_keys_age_s, self._find(kid) is not None
         # One waits for fresh keys, and the others go on with those that are known.
         if not known or (stale and not self._fetching.locked()):
             async with self._fetching:
                 # Another one may have fetched them meanwhile.
-                stale = trio.current_time() - self._fetched_at > config.oauth_keys_age_s
-                soon = trio.current_time() - self._tried_at < config.oauth_keys_pause_s
+                stale = self.now() - self._fetched_at > config.oauth_keys_age_s
+                soon = self.now() - self._tried_at < config.oauth_keys_pause_s
                 if (stale or self._find(kid) is None) and not soon:
                     await self._fetch()
         key = self._find(kid)
@@ -136,14 +138,14 @@ class Tokens:
         return self._keys.get(kid)
 
     async def _fetch(self) -> None:
-        self._tried_at = trio.current_time()
+        self._tried_at = self.now()
         try:
             self._keys = await trio.to_thread.run_sync(fetch_keys, self._config, abandon_on_cancel=True)
         except KeysUnavailable as failure:
             # Those that are known go on: a server that is away for a while locks nobody out.
             logger.error("the keys of the authorization server were not fetched: %s", failure)
             return
-        self._fetched_at = trio.current_time()
+        self._fetched_at = self.now()
         logger.info("the authorization server has %d keys", len(self._keys))
 
 

@@ -100,12 +100,12 @@ class ManagedBroker:
         #: What clients are told that it is.
         self.announced_version = broker.config.announce_version
         self.build = BUILD
-        self.users = broker.users
-        self.permissions = broker.permissions
+        self.users = broker.access.users
+        self.permissions = broker.access.permissions
         self.vhosts = broker.vhost_records
-        self.parameters = broker.parameters
-        self.policies = broker.policies
-        self.limits = broker.limits
+        self.parameters = broker.runtime.parameters
+        self.policies = broker.runtime.policies
+        self.limits = broker.runtime.limits
         self.password_checks = node.password_checks
         self.authentication = node.authentication
         self.tokens = node.tokens
@@ -393,7 +393,7 @@ class ManagedBroker:
         return None if exchange is None else self._exchange(vhost, exchange, stats)
 
     def _exchange(self, vhost: str, exchange: Exchange, stats: Stats | None = None) -> ExchangeView:
-        policies = self._broker.policies.of_exchange(vhost, exchange.name)
+        policies = self._broker.runtime.policies.of_exchange(vhost, exchange.name)
         return ExchangeView(
             name=exchange.name,
             vhost=vhost,
@@ -660,7 +660,7 @@ class ManagedBroker:
         if result.error:
             raise NotFound(result.error)
         applied = trio.Event()
-        self._broker.turn.run(self._broker.policies.when_applied, applied.set)
+        self._broker.turn.run(self._broker.runtime.policies.when_applied, applied.set)
         await applied.wait()
         return result.changed
 

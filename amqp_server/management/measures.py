@@ -83,7 +83,7 @@ class Measures:
     def cluster_name(self) -> str:
         """Return what an operator has called it, or the name of its first node, which is the same on all nodes."""
         nodes = () if self._cluster is None else self._cluster.roster.nodes
-        return self._broker.parameters.cluster_name or min(nodes, default=self.node)
+        return self._broker.runtime.parameters.cluster_name or min(nodes, default=self.node)
 
     def cluster_id(self) -> str:
         identity = self._node.environment.node_id

@@ -53,7 +53,7 @@ class Shovels:
         self.local = local
         self.log_limit = broker.log_limit
         self.cluster_name = cluster_name
-        self._parameters = broker.parameters
+        self._parameters = broker.runtime.parameters
         self._keeper = keeper
         self._clear = clear
         self._running: dict[Key, _Running] = {}
@@ -62,7 +62,7 @@ class Shovels:
         self._changed = trio.Event()
         self._stale = True
         self._records: list[ParameterRecord] = []
-        broker.shovels_changed = self._look_soon
+        broker.runtime.shovels_changed = self._look_soon
 
     def _look_soon(self) -> None:
         self._stale = True

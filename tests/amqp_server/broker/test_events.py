@@ -128,7 +128,7 @@ def _declare(name: str) -> bytes:
 
 
 def test_users_and_alarms(node: MemoryNode, tap: Peer) -> None:
-    users, broker = node.broker.users, node.broker
+    users, broker = node.broker.access.users, node.broker
     from amqp_server.broker import operations
 
     node.turn.run(broker.propose, operations.PutUser(users.prepare("ann", "hash", ("monitoring",))))

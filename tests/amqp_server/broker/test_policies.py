@@ -31,7 +31,7 @@ def put(
     priority: int = 0,
     apply_to: str = "all",
 ) -> None:
-    record = broker.policies.prepare(
+    record = broker.runtime.policies.prepare(
         "/",
         name,
         pattern=pattern,
@@ -131,7 +131,7 @@ def test_a_policy_is_for_types_of_queues_that_know_all_of_it(node: MemoryNode) -
     put(broker, "exchange", {"alternate-exchange": "amq.fanout"}, priority=9, apply_to="exchanges")
 
     def name(type: Any) -> str:
-        policy = broker.policies.of_queue("/", "q", type).policy
+        policy = broker.runtime.policies.of_queue("/", "q", type).policy
         return policy.name if policy is not None else ""
 
     assert [name(type) for type in (CLASSIC, QUORUM, STREAM)] == ["classic", "few", "log"]
@@ -139,7 +139,7 @@ def test_a_policy_is_for_types_of_queues_that_know_all_of_it(node: MemoryNode) -
     clear(broker, "few")
     clear(broker, "log")
     assert [name(type) for type in (CLASSIC, QUORUM, STREAM)] == ["bytes"] * 3
-    found = broker.policies.of_exchange("/", "amq.topic").policy
+    found = broker.runtime.policies.of_exchange("/", "amq.topic").policy
     assert found is not None and found.name == "exchange"
 
 
@@ -147,8 +147,8 @@ def test_a_policy_is_for_types_of_queues_that_know_all_of_it(node: MemoryNode) -
 def test_patterns(node: MemoryNode, pattern: str) -> None:
     """The empty one matches all, unlike that of a permission."""
     put(node.broker, "p", {"max-length": 1}, pattern)
-    assert node.broker.policies.of_queue("/", "q", CLASSIC).policy is not None
-    assert (node.broker.policies.of_queue("/", "x", CLASSIC).policy is None) == bool(pattern)
+    assert node.broker.runtime.policies.of_queue("/", "q", CLASSIC).policy is not None
+    assert (node.broker.runtime.policies.of_queue("/", "x", CLASSIC).policy is None) == bool(pattern)
 
 
 @pytest.mark.parametrize("pattern", ["(", "a{2000}{2000}"])
@@ -256,15 +256,15 @@ def test_policies_come_back(node: MemoryNode, peer: Peer) -> None:
 def test_they_go_with_their_vhost(node: MemoryNode) -> None:
     broker = node.broker
     broker.add_vhost("v")
-    record = broker.policies.prepare(
+    record = broker.runtime.policies.prepare(
         "v", "p", pattern="", definition={"max-length": 1}, priority=0, apply_to="all", operator=False
     )
     broker.propose(PutParameter(record))
-    assert len(broker.parameters) == 1
+    assert len(broker.runtime.parameters) == 1
     broker.propose(DeleteVhost("v"))
-    assert len(broker.parameters) == 0
+    assert len(broker.runtime.parameters) == 0
     broker.propose(PutParameter(record))
-    assert len(broker.parameters) == 0
+    assert len(broker.runtime.parameters) == 0
 
 
 def test_many_queues_follow_in_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +284,7 @@ def test_many_queues_follow_in_several_turns(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(Turn, "overdue", overdue)
     put(node.broker, "p", {"max-length": 3})
-    node.broker.policies.when_applied(lambda: done.append(1))
+    node.broker.runtime.policies.when_applied(lambda: done.append(1))
     assert not done
     assert 0 < sum(queue.settings.max_length == 3 for queue in queues) < 20
     for _ in range(200):
@@ -296,8 +296,8 @@ def test_many_queues_follow_in_several_turns(monkeypatch: pytest.MonkeyPatch) ->
 def test_no_policy_applies_to_a_consumer_group(node: MemoryNode) -> None:
     put(node.broker, "p", {"max-length-bytes": 5, "expires": 7})
     put(node.broker, "o", {"expires": 5}, operator=True, apply_to="queues")
-    assert node.broker.policies.of_queue("/", "q", CLASSIC).definition == {
+    assert node.broker.runtime.policies.of_queue("/", "q", CLASSIC).definition == {
         "max-length-bytes": 5,
         "expires": 5,
     }
-    assert node.broker.policies.of_queue("/", "q", GROUP).definition == {}
+    assert node.broker.runtime.policies.of_queue("/", "q", GROUP).definition == {}

@@ -259,7 +259,7 @@ def declare(broker: Broker) -> None:
         operations += [DeclareQueue(record), Bind(BindingRecord("/", "x", name, "queue", "a.#", encoded({})))]
     for operation in operations:
         broker.propose(operation)
-    broker.permissions.set("ann", "/", ".*", "a", "b")
+    broker.access.permissions.set("ann", "/", ".*", "a", "b")
 
 
 def host_of(broker: Broker, name: str) -> LocalHost:
@@ -459,7 +459,7 @@ def test_the_topology_is_the_first_snapshot() -> None:
     roster = Roster()
     Catalog("n1", 1, own.topology, roster, Deaf()).load(state)
     assert roster.nodes == ADDRESSES
-    assert other.users.get("ann") == User("ann", "hash", ("administrator",))
+    assert other.access.users.get("ann") == User("ann", "hash", ("administrator",))
     assert {queue.name for queue in other.all_queues()} == {*QUEUES}
     _check_places({queue.name: queue for queue in other.all_queues()})
 

@@ -130,7 +130,7 @@ def test_no_parameter_before_all_nodes_know_them() -> None:
     scene.propose("a", policy(max_length=50))
     scene.settle()
     for node in scene.running:
-        assert [record.name for record in node.broker.parameters] == ["p"]
+        assert [record.name for record in node.broker.runtime.parameters] == ["p"]
     scene.finish()
 
 

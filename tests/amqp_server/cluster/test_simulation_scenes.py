@@ -182,7 +182,7 @@ def test_what_is_in_the_records_of_a_snapshot_that_is_behind_them_is_answered_as
     # As if it had been on its way all the time.
     group.take(flight.payload)
     scene.nodes["c"].end_turn()
-    scene.wait(lambda: scene.nodes["c"].broker.users.get("ann") is not None)
+    scene.wait(lambda: scene.nodes["c"].broker.access.users.get("ann") is not None)
     scene.work_off()
     assert group.snapshot_index < group.applied == scene.nodes["c"].topology.applied
     for other in "bc":
@@ -859,7 +859,7 @@ def test_of_two_administrators_deleted_at_once_one_stays() -> None:
     answers: list[Result | Refused] = []
     first.broker.propose(operations.PutUser(User("ann", "hash", ("administrator",))), answers.append)
     first.end_turn()
-    scene.wait(lambda: bool(answers) and other.broker.users.get("ann") is not None)
+    scene.wait(lambda: bool(answers) and other.broker.access.users.get("ann") is not None)
     answers.clear()
     # Neither node knows of the other's deletion.
     first.broker.propose(operations.DeleteUser("ann"), answers.append)
@@ -872,10 +872,10 @@ def test_of_two_administrators_deleted_at_once_one_stays() -> None:
     assert sorted(result.changed for result in results) == [False, True]
     assert "last administrator" in "".join(result.error for result in results)
     for node in scene.nodes.values():
-        assert len([user for user in node.broker.users if user.administers]) == 1
+        assert len([user for user in node.broker.access.users if user.administers]) == 1
     # One who means it may.
-    (left,) = [user.name for user in first.broker.users if user.administers]
+    (left,) = [user.name for user in first.broker.access.users if user.administers]
     first.broker.propose(operations.PutUser(User(left, "hash"), forced=True), answers.append)
     first.end_turn()
     scene.wait(lambda: len(answers) == 3)
-    assert not [user for user in first.broker.users if user.administers]
+    assert not [user for user in first.broker.access.users if user.administers]

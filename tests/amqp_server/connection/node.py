@@ -134,7 +134,7 @@ class MemoryNode:
         self.turn = broker.turn
         broker.add_vhost("/")
         for user in ("guest", "other"):
-            broker.permissions.set(user, "/", ".*", ".*", ".*")
+            broker.access.permissions.set(user, "/", ".*", ".*", ".*")
         self.peers: list[Peer] = []
 
     def _commits(self) -> Any:

@@ -222,7 +222,7 @@ def test_a_virtual_host() -> None:
         node.turn.run(node.broker.add_vhost, "v")
         peer = node.peer()
         peer.session.vhost = node.broker.vhost("v")
-        node.broker.permissions.set("guest", "v", ".*", ".*", ".*")
+        node.broker.access.permissions.set("guest", "v", ".*", ".*", ".*")
         peer.call(1, commands.Channel.Open())
         for kind, declared in KINDS.items():
             peer.call(1, commands.Queue.Declare(queue=kind, **declared))

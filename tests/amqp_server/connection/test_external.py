@@ -96,8 +96,8 @@ async def test_the_certificate_is_the_login(
         return made
 
     async with served(tmp_path, tls_login_from="common_name", **options) as node:
-        node.broker.users.put("app", "")
-        node.broker.permissions.set("app", "/", ".*", ".*", ".*")
+        node.broker.access.users.put("app", "")
+        node.broker.access.permissions.set("app", "/", ".*", ".*", ".*")
         client = await connect_tls(node, context("app"))
         # What the client claims beside it means nothing.
         assert await start(client, response="guest") == "AMQPLAIN PLAIN EXTERNAL"
@@ -140,7 +140,7 @@ async def test_off_unless_it_is_chosen(tmp_path: Path, authority: Authority) -> 
 async def test_from_the_alternative_name(tmp_path: Path, authority: Authority) -> None:
     chosen = {"tls_login_from": "subject_alternative_name", "tls_login_san_type": "email"}
     async with served(tmp_path, **chosen, **authority.options) as node:
-        node.broker.users.put("client@example.org", "")
+        node.broker.access.users.put("client@example.org", "")
         client = await connect_tls(node, authority.with_certificate)
         await start(client)
         await client.wait_for(commands.Connection.Tune)

@@ -137,7 +137,7 @@ async def test_methods_wait_for_their_permission_and_others_go_on(tmp_path: Path
             ("amq.topic", "write"),
             ("q", "read"),
         ]
-    assert not node.broker.permissions._grants
+    assert not node.broker.access.permissions._grants
 
 
 @contextmanager
@@ -436,7 +436,7 @@ async def test_the_management_api(tmp_path: Path, backend: Backend) -> None:
             assert who.json()["name"] == "anna"
             backend.tags = "administrator"
             assert (await api.get("whoami", auth=("anna", "coffee"))).status_code == 401
-        assert not node.broker.permissions._grants
+        assert not node.broker.access.permissions._grants
 
 
 async def test_a_client_that_goes_meanwhile(tmp_path: Path, backend: Backend) -> None:
@@ -458,7 +458,7 @@ async def test_a_client_that_goes_meanwhile(tmp_path: Path, backend: Backend) ->
         asked = node.http_backend._asked
         await until(lambda: not asked)
         assert "q" not in node.broker.vhost("/").queues
-        assert not node.broker.permissions._grants
+        assert not node.broker.access.permissions._grants
 
 
 async def test_limits(tmp_path: Path, backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
@@ -469,7 +469,7 @@ async def test_limits(tmp_path: Path, backend: Backend, caplog: pytest.LogCaptur
     async with served(tmp_path, **options) as node, logged_in(node, channels=8) as anna:
         for number in range(40):
             await anna.ask(1, commands.Queue.Declare(queue=f"q{number}"), commands.Queue.DeclareOk)
-        assert node.broker.answers is not None and len(node.broker.answers) == 16
+        assert node.broker.access.answers is not None and len(node.broker.access.answers) == 16
         backend.awake.clear()
         async with trio.open_nursery() as nursery:
             for number in range(6):

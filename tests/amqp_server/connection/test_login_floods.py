@@ -136,7 +136,7 @@ async def test_address_that_guesses_waits_longer_and_longer(tmp_path: Path) -> N
             # More than may wait are refused without a check.
             await until(lambda: len(refused) == 12)
             assert await try_password(node, "127.0.0.2", "guest")
-            node.broker.users.add("ann", "secret")
+            node.broker.access.users.add("ann", "secret")
             assert await try_password(node, "127.0.0.1", "secret", "ann")
             nursery.cancel_scope.cancel()
         assert refused == [True] * 12

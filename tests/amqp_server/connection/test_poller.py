@@ -143,7 +143,7 @@ class PolledNode(MemoryNode):
         self.broker = make_broker(self.config, environment, self.clock, self.commits, turn=turn)
         self.turn = turn
         self.broker.add_vhost("/")
-        self.broker.permissions.set("guest", "/", ".*", ".*", ".*")
+        self.broker.access.permissions.set("guest", "/", ".*", ".*", ".*")
         self.peers = []
         self.poller = Poller(turn, LOOKS, self.config.receive_bytes)
         self.half_opens = HalfOpens(self.config)

@@ -38,7 +38,7 @@ class SlicedNode(MemoryNode):
         self.broker = make_broker(Config(**options), environment, self.clock, commits, turn=turn)
         self.turn = turn
         self.broker.add_vhost("/")
-        self.broker.permissions.set("guest", "/", ".*", ".*", ".*")
+        self.broker.access.permissions.set("guest", "/", ".*", ".*", ".*")
         self.peers: list[Peer] = []
         #: Instructions of each turn of `drive`.
         self.turns: list[int] = []
@@ -877,7 +877,7 @@ def test_a_vhost_is_deleted_in_parts(sliced: SlicedNode) -> None:
     publish = bystander(sliced)
     broker = sliced.broker
     broker.add_vhost("v")
-    broker.permissions.set("guest", "v", ".*", ".*", ".*")
+    broker.access.permissions.set("guest", "v", ".*", ".*", ".*")
     peer = sliced.peer()
     peer.session.vhost = broker.vhost("v")
     called(peer, commands.Channel.Open())

@@ -42,8 +42,8 @@ class ManagedNode(MemoryNode):
         broker.add_vhost("other")
         for user, tags in PASSWORDS.items():
             # SHA-256 as RabbitMQ has it: these tests make hundreds of logins.
-            broker.users.put(user, sha256(user), tags)
-            broker.permissions.set(user, "/", ".*", ".*", ".*")
+            broker.access.users.put(user, sha256(user), tags)
+            broker.access.permissions.set(user, "/", ".*", ".*", ".*")
         self.began = time.monotonic()
         self.amqp_address, self.amqps_address, self.http_address = "127.0.0.1:5672", "127.0.0.1:5671", ""
         self.metrics_address = ""
@@ -51,8 +51,8 @@ class ManagedNode(MemoryNode):
         self.cluster: Any = None
         self.syncs = Syncs()
         self.backpressure = SimpleNamespace(waiting_bytes=0, high_bytes=1 << 20)
-        self.password_checks = PasswordChecks(broker.users, broker.config)
-        self.authentication = Authentication(broker.users, broker.config, self.password_checks, None)
+        self.password_checks = PasswordChecks(broker.access.users, broker.config)
+        self.authentication = Authentication(broker.access.users, broker.config, self.password_checks, None)
         self.tokens = None
         self.shovels: Any = None
         self.commits = self

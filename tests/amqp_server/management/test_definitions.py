@@ -36,7 +36,7 @@ def queue(name: str, vhost: str = "/", **arguments: Any) -> dict[str, Any]:
 async def test_export_import_export(connect: Connect, node: ManagedNode, tmp_path: Path) -> None:
     client = connect("admin")
     # There is no such user.
-    node.broker.permissions.clear_user("other")
+    node.broker.access.permissions.clear_user("other")
     for path, body in (
         ("vhosts/v", {"description": "d", "tags": "a,b", "default_queue_type": "quorum"}),
         ("users/ann", {"password": "secret", "tags": "monitoring"}),
@@ -79,7 +79,7 @@ async def test_export_import_export(connect: Connect, node: ManagedNode, tmp_pat
 
     (tmp_path / "other").mkdir()
     other = ManagedNode(tmp_path / "other")
-    other.broker.permissions.clear_user("other")
+    other.broker.access.permissions.clear_user("other")
     managed = ManagedBroker(other)  # type: ignore[arg-type]
     file = tmp_path / "definitions.json"
     file.write_text(json.dumps(before))
@@ -87,8 +87,8 @@ async def test_export_import_export(connect: Connect, node: ManagedNode, tmp_pat
     # Twice is as good as once.
     await load_definitions(managed, str(file))
     for user, password in (("ann", "secret"), ("bob", "bob")):
-        assert other.broker.users.verify(user, password)
-    assert not other.broker.users.verify("nobody", "")
+        assert other.broker.access.users.verify(user, password)
+    assert not other.broker.access.users.verify("nobody", "")
     assert other.broker.vhost("v").queues["by-default"].type.name == "quorum"
     assert other.broker.vhost("v").queues["by-default"].settings.max_length == 3
 
@@ -110,7 +110,7 @@ async def test_export_import_export(connect: Connect, node: ManagedNode, tmp_pat
 async def test_a_password_gets_a_hash_of_our_own_at_the_next_login(
     connect: Connect, node: ManagedNode
 ) -> None:
-    users = node.broker.users
+    users = node.broker.access.users
     checks = PasswordChecks(users, node.broker.config, node.broker.replace_hash)
     for digest in ("sha256", "sha512", "md5"):
         told = {
@@ -133,10 +133,10 @@ async def test_a_password_gets_a_hash_of_our_own_at_the_next_login(
 
 
 async def test_a_hash_that_was_changed_meanwhile_stays(node: ManagedNode) -> None:
-    before = node.broker.users.require("guest").password_hash
-    node.broker.users.put("guest", "other", ["administrator"])
+    before = node.broker.access.users.require("guest").password_hash
+    node.broker.access.users.put("guest", "other", ["administrator"])
     node.broker.replace_hash("guest", before, "new")
-    assert node.broker.users.require("guest").password_hash == "other"
+    assert node.broker.access.users.require("guest").password_hash == "other"
 
 
 async def test_hashes_go_there_and_back() -> None:
@@ -163,7 +163,7 @@ async def test_old_definitions_do_not_name_the_algorithm(
 ) -> None:
     users = [{"name": "old", "password_hash": rabbitmq("secret", digest), "tags": ""}]
     assert (await connect("admin").post("definitions", json=told | {"users": users})).status_code == 204
-    assert node.broker.users.verify("old", "secret")
+    assert node.broker.access.users.verify("old", "secret")
 
 
 async def test_what_has_no_counterpart_is_told(connect: Connect, node: ManagedNode) -> None:
@@ -215,7 +215,7 @@ async def test_what_has_no_counterpart_is_told(connect: Connect, node: ManagedNo
         ("bindings", "/", "late"): "there is no exchange 'late'",
     }
     assert set(node.broker.vhost("/").queues) == {"good"}
-    assert [record.name for record in node.broker.parameters] == ["both"]
+    assert [record.name for record in node.broker.runtime.parameters] == ["both"]
     answer = await client.post("definitions/other", json={"queues": [queue("q")], "users": [{"name": "x"}]})
     assert answer.json() == {
         "skipped": [
@@ -266,7 +266,7 @@ async def test_what_is_wrong_is_named(connect: Connect, told: Any, reason: str |
 
 async def test_the_last_administrator_stays(connect: Connect, node: ManagedNode) -> None:
     for user in ("guest",):
-        node.broker.users.delete(user)
+        node.broker.access.users.delete(user)
     answer = await connect("admin").post(
         "definitions", json={"users": [{"name": "admin", "password_hash": "", "tags": ""}]}
     )

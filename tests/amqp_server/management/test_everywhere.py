@@ -163,7 +163,7 @@ async def test_the_other_node_has_not_seen_the_token(two: Two) -> None:
             "vhosts/%2F/connections", headers={"authorization": "Bearer tag:management"}
         )
         assert refused.status_code == 401
-    assert not any(node.broker.permissions._grants for node in two.nodes.values())
+    assert not any(node.broker.access.permissions._grants for node in two.nodes.values())
 
 
 async def test_overview_adds_up(two: Two, ask: Ask) -> None:

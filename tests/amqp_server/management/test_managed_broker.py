@@ -65,7 +65,7 @@ async def test_a_change_returns_when_it_is_applied(
         await change(managed)
         returned.set()
 
-    node.broker.users.put("guest", "")
+    node.broker.access.users.put("guest", "")
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run)

@@ -369,7 +369,7 @@ async def test_a_session_may_what_its_user_may_now(browser: Browser, node: Manag
     client = browser()
     await log_in(client, "watcher")
     assert (await client.get("/api/users")).status_code == 401
-    users = node.broker.users
+    users = node.broker.access.users
     users.put("watcher", users.require("watcher").password_hash, ["administrator"])
     assert (await client.get("/api/users")).status_code == 200
     users.put("watcher", users.require("watcher").password_hash, [])
@@ -381,18 +381,18 @@ async def test_a_new_password_ends_the_sessions_of_the_old_one(browser: Browser,
     client, other = browser(), browser()
     await log_in(client, "watcher")
     await log_in(other, "admin")
-    node.broker.users.put("watcher", sha256("new"), ["monitoring"])
+    node.broker.access.users.put("watcher", sha256("new"), ["monitoring"])
     assert (await client.get("/api/whoami")).json()["reason"] == "Login failed"
     assert (await other.get("/api/whoami")).status_code == 200
     await log_in(client, "watcher", "new")
-    node.broker.users.delete("watcher")
+    node.broker.access.users.delete("watcher")
     assert (await client.get("/api/whoami")).status_code == 401
 
 
 async def test_a_better_hash_of_the_same_password_ends_none(browser: Browser, node: ManagedNode) -> None:
     client = browser()
     await log_in(client, "watcher")
-    users = node.broker.users
+    users = node.broker.access.users
     before = users.require("watcher").password_hash
     assert users.replace_hash("watcher", before, sha256("watcher") + "better")
     assert (await client.get("/api/whoami")).status_code == 200
@@ -450,7 +450,7 @@ async def test_a_session_of_a_token(browser: Browser, broker: ManagedBroker) -> 
 
 def test_sessions_end_and_are_bounded(node: ManagedNode) -> None:
     clock = Clock()
-    users = node.broker.users
+    users = node.broker.access.users
     admin, watcher = Caller(users.require("admin")), Caller(users.require("watcher"))
     limits = SessionLimits(sessions_max=4, per_user_max=2, idle_s=10, age_s=25)
     sessions = PageSessions(users, limits, now=clock, wall_clock=clock)
@@ -480,7 +480,7 @@ def test_sessions_end_and_are_bounded(node: ManagedNode) -> None:
 
 def test_sessions_are_bounded_in_bytes(node: ManagedNode) -> None:
     limits = SessionLimits(bytes_max=1 << 20)
-    sessions = PageSessions(node.broker.users, limits)
+    sessions = PageSessions(node.broker.access.users, limits)
     scopes = tuple(f"read:{number:05}/*" for number in range(2_000))
     ids = [
         sessions.begin(Caller(User(f"u{number}", "", ("management",)), scopes, 1e12))[0]
@@ -492,15 +492,15 @@ def test_sessions_are_bounded_in_bytes(node: ManagedNode) -> None:
     for id_ in ids:
         sessions.end(id_)
     assert len(sessions) == 0
-    first = sessions.begin(Caller(node.broker.users.require("admin")))[0]
+    first = sessions.begin(Caller(node.broker.access.users.require("admin")))[0]
     for _ in range(3):
         sessions.begin(Caller(User("ann", "", ()), scopes, 1e12))
     assert sessions.find(first)
 
 
 def test_ids_are_not_kept(node: ManagedNode) -> None:
-    sessions = PageSessions(node.broker.users, SessionLimits())
-    ids = {sessions.begin(Caller(node.broker.users.require("admin")))[0] for _ in range(5)}
+    sessions = PageSessions(node.broker.access.users, SessionLimits())
+    ids = {sessions.begin(Caller(node.broker.access.users.require("admin")))[0] for _ in range(5)}
     assert len(ids) == 5 and all(len(each) == 43 for each in ids)
     assert not any(each in repr(vars(sessions)) for each in ids)
 

@@ -67,7 +67,7 @@ class StreamNode(MemoryNode):
         self._begin()
         self.broker.add_vhost("/")
         for user in ("guest", "other"):
-            self.broker.permissions.set(user, "/", ".*", ".*", ".*")
+            self.broker.access.permissions.set(user, "/", ".*", ".*", ".*")
 
     def _begin(self) -> None:
         self.store = Store(self.files)

@@ -628,7 +628,7 @@ def test_what_a_member_cannot_ask_for(node: StreamNode, peer: Peer, more: dict[s
 
 def test_who_may_not_read_the_stream_has_no_group_over_it(node: StreamNode, peer: Peer) -> None:
     declare_stream(peer)
-    node.broker.permissions.set("other", "/", ".*", ".*", "g")
+    node.broker.access.permissions.set("other", "/", ".*", ".*", "g")
     assert "'s'" in refused(declare(opened(node, "other")), 403)
 
 

@@ -326,12 +326,12 @@ def test_one_as_the_tools_of_rabbitmq_make_it(node: StreamNode, peer: Peer) -> N
 
 def test_permissions(node: StreamNode, peer: Peer) -> None:
     other = opened(node, "other")
-    set_permission = node.broker.permissions.set
+    set_permission = node.broker.access.permissions.set
     set_permission("other", "/", "^s$", "^s$", "")
     assert "access to queue 's-0' in vhost '/' refused for user 'other'" in refused(declare(other), 403)
     assert_nothing_made(node)
     other = opened(node, "other")
-    node.broker.permissions.set("other", "/", "^s(-[0-9]+)?$", "^s$", "")
+    node.broker.access.permissions.set("other", "/", "^s(-[0-9]+)?$", "^s$", "")
     declare(other)
     # Whoever may write to the exchange need not be able to write to its partitions.
     publish(other, ("hello4", b"x"))
@@ -340,7 +340,7 @@ def test_permissions(node: StreamNode, peer: Peer) -> None:
         other.call(1, commands.Basic.Qos(prefetch_count=1), commands.Basic.Consume(queue="s-2"))[1:], 403
     )
     assert "access to queue 's-2' in vhost '/' refused for user 'other'" in why
-    node.broker.permissions.set("other", "/", "^s$", "", "")
+    node.broker.access.permissions.set("other", "/", "^s$", "", "")
     assert "access to queue 's-0' in vhost '/' refused for user 'other'" in refused(
         delete(opened(node, "other")), 403
     )

@@ -123,14 +123,14 @@ def test_exchange_of_another_type(node: MemoryNode, peer: Peer) -> None:
 
 @pytest.mark.parametrize("write", ["^$", "other"])
 def test_permission_taken_away(node: MemoryNode, peer: Peer, write: str) -> None:
-    node.broker.permissions.set("guest", "/", ".*", write, ".*")
+    node.broker.access.permissions.set("guest", "/", ".*", write, ".*")
     peer.send(PUBLISH)
     assert closes(peer) == [403]
     assert counted(node) == {"a": 1, "b": 0}
 
 
 def test_permissions_cleared(node: MemoryNode, peer: Peer) -> None:
-    node.broker.permissions.clear("guest", "/")
+    node.broker.access.permissions.clear("guest", "/")
     peer.send(PUBLISH)
     assert closes(peer) == [403]
 
@@ -143,13 +143,13 @@ def reopened(peer: Peer) -> None:
 @pytest.mark.parametrize("generation_stays", [True, False])
 def test_a_refusal_is_not_remembered(node: MemoryNode, peer: Peer, generation_stays: bool) -> None:
     """Were one kept, it would be answered even where nothing that the memo knows of has changed."""
-    node.broker.permissions.set("guest", "/", ".*", "^$", ".*")
+    node.broker.access.permissions.set("guest", "/", ".*", "^$", ".*")
     for _ in range(2):
         peer.send(PUBLISH)
         assert closes(peer) == [403]
         reopened(peer)
     before = node.broker.generation
-    node.broker.permissions.set("guest", "/", ".*", ".*", ".*")
+    node.broker.access.permissions.set("guest", "/", ".*", ".*", ".*")
     if generation_stays:
         node.broker.generation = before
     peer.send(PUBLISH)

@@ -266,13 +266,15 @@ def state_of(broker: Broker) -> dict[str, Any]:
     vhosts = [vhost for vhost in broker.vhosts.values() if vhost.name in broker.vhost_records]
     return {
         "vhosts": {record.name: record for record in broker.vhost_records},
-        "users": {user.name: user for user in broker.users},
-        "permissions": {(each.user, each.vhost): each for each in broker.permissions.all()},
+        "users": {user.name: user for user in broker.access.users},
+        "permissions": {(each.user, each.vhost): each for each in broker.access.permissions.all()},
         "exchanges": {(each.vhost, each.name): each for vhost in vhosts for each in vhost.exchange_records()},
         "queues": {(each.vhost, each.name): each for vhost in vhosts for each in vhost.queue_records()},
         "bindings": {bound(each) for vhost in vhosts for each in vhost.binding_records()},
-        "parameters": {record.key: record for record in broker.parameters},
-        "topics": {(each.user, each.vhost, each.exchange): each for each in broker.permissions.topics()},
+        "parameters": {record.key: record for record in broker.runtime.parameters},
+        "topics": {
+            (each.user, each.vhost, each.exchange): each for each in broker.access.permissions.topics()
+        },
     }
 
 

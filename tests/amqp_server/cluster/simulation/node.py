@@ -316,7 +316,7 @@ class SimulatedNode:
         if not cluster.roster.nodes:
             raise Violation(f"{self.name} serves before it knows what nodes there are")
         proposed = False
-        while broker.permissions.get(USER, "/") is None:
+        while broker.access.permissions.get(USER, "/") is None:
             if cluster.leads_topology and not proposed:
                 proposed = True
                 self.turn.run(self._propose_first)

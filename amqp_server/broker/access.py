@@ -1,0 +1,41 @@
+"""Who may log in to this broker, and what they may do there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from amqp_server.broker.answers import Answers
+from amqp_server.broker.metadata import Metadata
+from amqp_server.broker.permissions import Permissions
+from amqp_server.broker.users import Users
+from amqp_server.config import HTTP_BACKEND, Config
+from quorum_queue.clock import Clock
+
+
+class Access:
+    """The users, their permissions, and what the HTTP backend has said of both."""
+
+    __slots__ = ("answers", "permissions", "users")
+
+    def __init__(self, config: Config, metadata: Metadata, clock: Clock, changed: Callable[[], None]) -> None:
+        """`changed` is told when somebody's permissions are others now."""
+        self.users = Users(
+            metadata,
+            loopback_users=config.loopback_users,
+            users_max=config.users_max,
+            login_memory_s=config.login_memory_s,
+            login_memory_entries_max=config.login_memory_entries_max,
+        )
+        #: Of the HTTP backend, which is asked by who makes the connections' edge.
+        self.answers: Answers | None = None
+        if HTTP_BACKEND in config.auth_backends:
+            cache_ms = int(1000 * config.auth_http_cache_s)
+            self.answers = Answers(clock.monotonic_ms, cache_ms, config.auth_http_cache_entries_max)
+        self.permissions = Permissions(
+            metadata,
+            changed=changed,
+            pattern_bytes_max=config.permission_pattern_bytes_max,
+            match_ms=config.permission_match_ms,
+            match_total_ms=config.permission_match_total_ms,
+            answers=self.answers,
+        )

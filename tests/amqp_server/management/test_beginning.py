@@ -1,0 +1,52 @@
+"""The management waits for a quiet second, and no longer than ten, unless somebody asks."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+import trio
+
+from amqp_server.management.beginning import quiet_or_asked
+
+
+@pytest.fixture
+def listening() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        yield sock
+
+
+def _used(*shares: float) -> Callable[[], float]:
+    """The process' CPU so far: between the two looks of each second it has used that share of it."""
+    readings = [0.0]
+    for share in shares:
+        readings += [readings[-1] + share] * 2
+    return iter(readings).__next__
+
+
+async def test_a_quiet_second_is_enough(
+    listening: socket.socket, autojump_clock: trio.testing.MockClock
+) -> None:
+    await quiet_or_asked(listening, _used(0.05))
+    assert trio.current_time() == pytest.approx(1)
+
+
+async def test_clients_that_are_busy_go_first(
+    listening: socket.socket, autojump_clock: trio.testing.MockClock
+) -> None:
+    await quiet_or_asked(listening, _used(0.9, 0.5, 0.2, 0.05))
+    assert trio.current_time() == pytest.approx(4)
+
+
+async def test_it_begins_though_they_are_busy_for_long(
+    listening: socket.socket, autojump_clock: trio.testing.MockClock
+) -> None:
+    await quiet_or_asked(listening, _used(*[0.9] * 20))
+    assert trio.current_time() == pytest.approx(10)
+
+
+async def test_a_request_is_not_kept_waiting(listening: socket.socket) -> None:
+    with socket.create_connection(listening.getsockname()):
+        with trio.fail_after(5):
+            await quiet_or_asked(listening, _used(0.9))
