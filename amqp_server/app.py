@@ -107,7 +107,12 @@ class Node:
         boundary = Boundary()
         timers = Timers(changed=self._driver.timer_changed, boundary=boundary)
         self.marks = DeliveredMarks(environment.directory / MARKS_FILE)
-        self.commits = Commit(environment, self.marks, on_full=lambda full: alarms.set("disk", full))
+        self.commits = Commit(
+            environment,
+            self.marks,
+            on_full=lambda full: alarms.set("disk", full),
+            ack_wait_s=config.ack_wait_us / 1e6,
+        )
         self._spill_commits = Commit(environment.spill)
         self._journal = Journal(environment)
         spill = SpillJournal(environment.spill, self._spill_commits.request)
@@ -122,7 +127,7 @@ class Node:
             lasts_s=config.turn_ms / 1000,
             tidy=partial(gc.collect, YOUNG),
         )
-        self.poller = Poller(turn, config.turn_ms / 1000, config.receive_bytes)
+        self.poller = Poller(turn, config.turn_ms / 1000, config.receive_bytes, self.commits)
         services = NodeServices(
             clock=clock,
             queue_time=time_notes.restore(environment, clock),

@@ -584,6 +584,14 @@ class Config:
         low=0,
         high=GIB,
     )
+    ack_wait_us: int = option(
+        300,
+        "A commit of nothing but messages that came alone and are with consumers waits so long for their acks, which"
+        " make it needless; tried seldom where they come later; 0: it never waits.",
+        unit="µs",
+        low=0,
+        high=5_000,
+    )
     log_commit_bytes_max: int = option(
         64 * KIB,
         "Commits above this size go to the data file at once.",

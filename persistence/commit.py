@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import trio
 from outcome import Error, Outcome, Value, capture
 
+from persistence.anticipation import Anticipation
 from persistence.errors import StorageFull
 from persistence.holds import Holds
 from persistence.layer import Layer
@@ -75,8 +76,18 @@ class Commit:
         marks: DeliveredMarks | None = None,
         *,
         on_full: Callable[[bool], None] = lambda full: None,
+        ack_wait_s: float = 0.0,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`ack_wait_s` is for how long a commit may wait for acks that make it needless, by the clock `now`."""
         self._on_full = on_full
+        self._anticipation = Anticipation(ack_wait_s, now)
+        #: Somebody looks for acks after this turn, and calls `begin_put_off` then.
+        self.may_wait = False
+        #: The wanted commit waits for acks.
+        self.put_off = False
+        #: More was requested than commits of messages that came alone.
+        self._urgent = False
         #: Runs its first argument as one turn of the node, with all its consequences.
         self._in_turn: Callable[..., None] = self._own_turn
         self._store = store
@@ -106,13 +117,20 @@ class Commit:
         self.syncs = Syncs()
         self._sync_began = 0.0
 
-    def request(self, done: Callable[[], None] | None = None, *, to_store: bool = False) -> None:
+    def request(
+        self, done: Callable[[], None] | None = None, *, to_store: bool = False, alone: bool = False
+    ) -> None:
         """Commit all submissions so far.
 
-        `done` is called once they are durable; with `to_store`, once what reads only the store finds them.
+        `done` is called once they are durable; with `to_store`, once what reads only the store finds them. `alone` is
+        for one message that is with a consumer: see Anticipation, and `Journal.withdraw`.
         """
-        if done is not None:
-            self._pending.open.done.append(done)
+        if alone and done is not None:
+            self._pending.open.alone[done] = None
+        else:
+            self._urgent = True
+            if done is not None:
+                self._pending.open.done.append(done)
         if to_store:
             self._pending.open.to_store = True
         self._wanted = True
@@ -147,11 +165,41 @@ class Commit:
         self._turning = False
         if not self._wanted or self._loop is None:
             return
-        if self._by_task or self._begun is not None or self._logging is not None:
+        if self._is_busy:
             if self._full or self._pending.is_large:
                 self._pending.close_layer()
+        elif self._is_put_off():
+            self.put_off = True
         else:
             self._begin_wanted()
+
+    def _is_put_off(self) -> bool:
+        """Return whether acks may make the commit needless, for which somebody looks (`begin_put_off`)."""
+        if self._urgent:
+            return False
+        if self._pending.open.alone:
+            return self.may_wait and self._anticipation.worth_it()
+        if self._pending.unsynced:
+            return False
+        # All were acked.
+        self._wanted = False
+        self._anticipation.over(in_vain=False)
+        return True
+
+    def put_off_s(self) -> float:
+        """How long to look for acks before `begin_put_off`, in seconds; 0 or less: no longer."""
+        return self._anticipation.left_s() if self.put_off and self._wanted else 0.0
+
+    def begin_put_off(self) -> None:
+        """Begin the commit that was put off, if anything is left of it. Between turns only."""
+        self.put_off = False
+        if self._wanted and self._loop is not None and not self._is_busy:
+            self._begin_wanted()
+
+    @property
+    def _is_busy(self) -> bool:
+        """True if a commit is under way."""
+        return self._by_task or self._begun is not None or self._logging is not None
 
     def _own_turn(self, call: Callable[..., object], *arguments: Any) -> None:
         self.turn_begins()
@@ -185,7 +233,9 @@ class Commit:
     def _begin_oldest(self) -> None:
         layer = self._pending.take()
         # The layers before the open one come first.
-        self._wanted = self._pending.waiting > 1
+        self._wanted = self._pending.waiting > 1 or bool(self._pending.open)
+        self._urgent = self._urgent and self._wanted
+        self._anticipation.over(in_vain=bool(layer.alone))
         made = capture(record_of, self._store, layer)
         if isinstance(made, Error):
             self._leave(Begun(layer, None, iter(())), made)
@@ -272,7 +322,7 @@ class Commit:
 
     def _logged(self, layer: Layer) -> None:
         """The log has the layer."""
-        waiting = layer.done
+        waiting = layer.told()
         self._pending.note_logged(layer)
         self._in_turn(_tell, waiting)
 
@@ -287,7 +337,7 @@ class Commit:
 
     def _durable(self, layer: Layer) -> None:
         self._pending.remove(layer)
-        self._in_turn(_tell, layer.done)
+        self._in_turn(_tell, layer.told())
 
     # --- the commit task
 
@@ -357,9 +407,10 @@ class Commit:
 
     async def _commit_all(self) -> None:
         """Commit the present layers to the store; later ones wait for the next round."""
-        self._wanted = False
+        self._wanted = self._urgent = False
         pending = self._pending
         last = pending.open
+        self._anticipation.over(in_vain=bool(last.alone))
         if self._logging is not None:
             layer, self._logging = self._logging, None
             await self._work_done()
@@ -378,7 +429,7 @@ class Commit:
         while (
             last in pending.layers
             and not pending.is_held_back
-            and (last or last.done or pending.unsynced or more)
+            and (last or last.told() or pending.unsynced or more)
         ):
             if not (pending.oldest or more or self._store.has_erasures()):
                 self._durable(pending.take())

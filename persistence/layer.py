@@ -55,6 +55,9 @@ class QueueChanges:
             self.ordered = True
         return self.appends
 
+    def is_empty(self) -> bool:
+        return not (self.appends or self.starts or self.annotations or self.dropped) and self.state is None
+
     def drop(self) -> None:
         self.clear()
         self.dropped = True
@@ -85,7 +88,7 @@ class QueueChanges:
 
 
 class Layer:
-    __slots__ = ("appended", "bytes", "done", "groups", "metadata", "queues", "sequence", "to_store")
+    __slots__ = ("alone", "appended", "bytes", "done", "groups", "metadata", "queues", "sequence", "to_store")
 
     def __init__(self) -> None:
         self.queues: dict[int, QueueChanges] = {}
@@ -94,6 +97,8 @@ class Layer:
             bytes, tuple[str, bytes | None]
         ] = {}  # stored key → key, value or None if deleted
         self.done: list[Callable[[], None]] = []
+        #: The same for messages that came alone: taken out again if they are acked before anything is written.
+        self.alone: dict[Callable[[], None], None] = {}
         #: Appended, and not durable yet.
         self.bytes = 0
         self.appended = 0
@@ -117,6 +122,10 @@ class Layer:
             changes = self.groups[group] = GroupChanges()
         return changes
 
+    def told(self) -> list[Callable[[], None]]:
+        """All that are to be called when it is durable."""
+        return [*self.done, *self.alone] if self.alone else self.done
+
     def only_erases(self) -> bool:
         """Return whether this layer only settles and drops."""
         return (
@@ -135,6 +144,7 @@ class Layer:
             self.group(group).absorb(group_changes)
         self.metadata.update(later.metadata)
         self.done += later.done
+        self.alone |= later.alone
         self.bytes += later.bytes
         self.appended += later.appended
         self.sequence = max(self.sequence, later.sequence)
@@ -163,6 +173,25 @@ class Pending:
         self.bytes += size
         layer.bytes += size
         layer.appended += 1
+
+    def withdraw(self, queue_id: int, seq: int, done: Callable[[], None]) -> bool:
+        """Take the queue's last append back, if it is this one message and still in the open layer."""
+        layer = self.open
+        changes = layer.queues.get(queue_id)
+        if changes is None or done not in layer.alone or not changes.appends:
+            return False
+        first, count, payload, _ = changes.appends[-1]
+        if first != seq or count != 1 or seq in changes.annotations:
+            return False
+        changes.appends.pop()
+        if changes.is_empty():
+            del layer.queues[queue_id]
+        del layer.alone[done]
+        size = ENTRY_BYTES + (len(payload) if isinstance(payload, bytes) else sum(map(len, payload)))
+        self.bytes -= size
+        layer.bytes -= size
+        layer.appended -= 1
+        return True
 
     @property
     def is_large(self) -> bool:
@@ -219,7 +248,7 @@ class Pending:
         assert layer is self.oldest and layer is not self.open
         self.bytes -= layer.bytes
         layer.bytes = layer.appended = 0
-        layer.done = []
+        layer.done, layer.alone = [], {}
         if self.logged is None:
             self.logged = layer
         else:

@@ -35,8 +35,12 @@ class SteppedCommit:
     def running(self) -> bool:
         return self._running is not None or self._logging is not None
 
-    def request(self, done: Callable[[], None] | None = None, *, to_store: bool = False) -> None:
-        if done is not None:
+    def request(
+        self, done: Callable[[], None] | None = None, *, to_store: bool = False, alone: bool = False
+    ) -> None:
+        if alone and done is not None:
+            self._pending.open.alone[done] = None
+        elif done is not None:
             self._pending.open.done.append(done)
         if to_store:
             self._pending.open.to_store = True
@@ -62,7 +66,10 @@ class SteppedCommit:
         """Return whether there is a commit to begin."""
         pending = self._pending
         return not pending.is_held_back and bool(
-            pending.unsynced or pending.open.done or pending.logged is not None or self._store.has_erasures()
+            pending.unsynced
+            or pending.open.told()
+            or pending.logged is not None
+            or self._store.has_erasures()
         )
 
     def begin(self) -> bool:
@@ -106,13 +113,13 @@ class SteppedCommit:
             raise
         transaction.finish()
         self._pending.remove(layer)
-        for done in layer.done:
+        for done in layer.told():
             done()
 
     def _end_logging(self, layer: Layer, write: Callable[[], None]) -> None:
         self._logging = None
         write()
-        waiting = layer.done
+        waiting = layer.told()
         self._pending.note_logged(layer)
         for done in waiting:
             done()

@@ -40,6 +40,8 @@ from quorum_queue.ports import (
 EXPIRES_MAX: Final = 100
 #: Deliveries of one batch, which are as many runs: consumers of one channel get messages one by one.
 HANDS_MAX: Final = 512
+#: Whom to confirm a message that came alone, and what its commit was requested with.
+Lone = tuple[list[tuple[Any, int, int]], Callable[[], None]]
 
 
 class NodeServices:
@@ -127,7 +129,7 @@ class LocalHost(DeadLettering):
         #: The batch that is being applied, as long as nobody was answered for its messages.
         self._unanswered: list[Command] = NO_LIST
         #: Messages that came alone and are not on disk yet, by position, and whom to tell: see `_confirm_acked`.
-        self._lone: dict[int, list[tuple[Any, int, int]]] = NO_DICT
+        self._lone: dict[int, Lone] = NO_DICT
         #: Batches whose publishers wait for the disk.
         self._batches_waiting = 0
         self._letters_sent = NO_DICT
@@ -341,9 +343,8 @@ class LocalHost(DeadLettering):
         if effects.dead_letters:
             self._send_dead_letters(effects)
         if effects.settled:
-            wrote = self._forget(effects.settled) or wrote
-            if effects.acked:
-                self._confirm_acked(effects.acked)
+            withdrawn = self._confirm_acked(effects.acked) if effects.acked else -1
+            wrote = self._forget(effects.settled, withdrawn) or wrote
         self._unanswered = NO_LIST
         # What is there already may still wait for the sync that it came with.
         self._confirm(effects, wrote or bool(effects.duplicates))
@@ -447,6 +448,7 @@ class LocalHost(DeadLettering):
             return
         durable_seq = self.machine.next_seq - 1
         alone = -1
+        lone: dict[int, Lone] = NO_DICT
         if (
             # Behind others its confirm would be out of order, and a frame of its own.
             not self._batches_waiting
@@ -460,13 +462,13 @@ class LocalHost(DeadLettering):
                 alone = run.seqs.start
                 if self._lone is NO_DICT:
                     self._lone = {}
-                self._lone[alone] = waiting
+                lone = self._lone
         if waiting:
             self._batches_waiting += 1
 
         def done() -> None:
             if alone >= 0:
-                self._lone.pop(alone, None)
+                lone.pop(alone, None)
             self._durable_seq = max(self._durable_seq, durable_seq)
             if waiting:
                 self._batches_waiting -= 1
@@ -475,24 +477,35 @@ class LocalHost(DeadLettering):
             if self.services.memory.used > self.services.memory.budget_bytes:
                 self.services.memory.relieve()
 
-        self.services.commits.request(done)
+        if alone >= 0:
+            lone[alone] = waiting, done
+        # With a consumer, it may be acked before the disk has begun.
+        self.services.commits.request(done, alone=alone >= 0 and bool(effects.deliveries))
 
-    def _confirm_acked(self, acked: list[Run]) -> None:
+    def _confirm_acked(self, acked: list[Run]) -> int:
         """Confirm messages that came alone and were acked before they were on disk: nobody needs the disk's copy.
 
-        So a publisher that waits for each confirm does not wait for a sync where the consumer is faster.
+        So a publisher that waits for each confirm does not wait for a sync where the consumer is faster. Return the
+        position of one that is out of the journal again, or -1.
         """
+        withdrawn = -1
         for run in acked:
             for seq in [each for each in self._lone if each in run.seqs]:
-                waiting = self._lone.pop(seq)
+                waiting, done = self._lone.pop(seq)
                 for origin, first, last in waiting:
                     origin.confirmed(first, last)
                 # `done` of the commit finds the list empty.
                 waiting.clear()
                 self._batches_waiting -= 1
+                if len(run.seqs) == 1 and self.services.journal.withdraw(self.queue_id, seq, done):
+                    withdrawn = seq
+        return withdrawn
 
-    def _forget(self, settled: list[Run]) -> bool:
-        """Delete the entries of settled messages and give their memory back; say whether the journal was written."""
+    def _forget(self, settled: list[Run], withdrawn: int = -1) -> bool:
+        """Delete the entries of settled messages and give their memory back; say whether the journal was written.
+
+        The message at the position `withdrawn` is in the journal no more.
+        """
         services = self.services
         wrote = False
         if self.ended:
@@ -503,8 +516,9 @@ class LocalHost(DeadLettering):
                 self.resident_bytes -= run.size
                 services.memory.used -= run.size
             if self.journalled and run.attributes.persistent:
-                services.journal.settle(self.queue_id, run.seqs)
-                wrote = True
+                if withdrawn < 0 or run.seqs.start != withdrawn or len(run.seqs) > 1:
+                    services.journal.settle(self.queue_id, run.seqs)
+                    wrote = True
             elif run.seqs.start <= self._spilled_to:
                 services.spill.settle(self.queue_id, run.seqs)
         return wrote

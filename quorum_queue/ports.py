@@ -77,6 +77,9 @@ class Journal(Protocol):
 
     def settle(self, queue_id: int, seqs: range) -> None: ...
 
+    def withdraw(self, queue_id: int, seq: int, done: Callable[[], None]) -> bool:
+        """Take a message back that nothing was written of yet; `done` is what its commit was requested with."""
+
     def annotate(self, queue_id: int, seq: int, value: bytes) -> None: ...
 
     def state(self, queue_id: int, value: bytes) -> None: ...
@@ -102,7 +105,9 @@ class Commits(Protocol):
     def unsynced(self) -> bool:
         """True if anything that was submitted is not on the disk yet."""
 
-    def request(self, done: Callable[[], None] | None = None, *, to_store: bool = False) -> None: ...
+    def request(
+        self, done: Callable[[], None] | None = None, *, to_store: bool = False, alone: bool = False
+    ) -> None: ...
 
     def hold(self, granted: Callable[[], None]) -> None:
         """Call `granted`, now or in a later turn: what is submitted from then on until `release` reaches the disk at

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from threading import Lock
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from amqp_server.turn import Scheduled, Turn
 
@@ -35,8 +35,21 @@ WRITE: Final = select.EPOLLOUT
 #: Sockets that one look at the set returns. It hands the others out next time: it goes round.
 EVENTS_MAX: Final = 1024
 LITTLE_BYTES: Final = 32 * 1024
+#: FD_SETSIZE: `select` takes files of lower numbers.
+SELECT_FILES: Final = 1024
 #: Part of a turn that a light connection may take for one read.
 LIGHT_SHARE: Final = 8
+
+
+class PutOffCommits(Protocol):
+    """See persistence.commit."""
+
+    may_wait: bool
+    put_off: bool
+
+    def put_off_s(self) -> float: ...
+
+    def begin_put_off(self) -> None: ...
 
 
 class Poller:
@@ -46,6 +59,7 @@ class Poller:
         "_by_fd",
         "_closed",
         "_closing",
+        "_commits",
         "_epoll",
         "_heavy",
         "_light",
@@ -66,7 +80,9 @@ class Poller:
         "now",
     )
 
-    def __init__(self, turn: Turn, turn_s: float, receive_bytes: int) -> None:
+    def __init__(
+        self, turn: Turn, turn_s: float, receive_bytes: int, commits: PutOffCommits | None = None
+    ) -> None:
         self._turn = turn
         #: Shared by all connections: a read is copied out of it before the next one.
         self.buffer = memoryview(bytearray(receive_bytes))
@@ -76,6 +92,8 @@ class Poller:
         self.now = monotonic()
         self._light_s = turn_s / LIGHT_SHARE
         self._epoll = select.epoll()
+        #: None: no commit is ever put off.
+        self._commits = commits if self._epoll.fileno() < SELECT_FILES else None
         # Wakes the task that waits for the set, for what no socket begins.
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake_fd, READ)
@@ -200,12 +218,29 @@ class Poller:
         """Serve the sockets that are ready. True if some are left for when others have had their turn."""
         if self._closed:
             return False
+        commits = self._commits
+        if commits is not None:
+            commits.may_wait = True
         self._serve_light()
+        if commits is not None:
+            if commits.put_off:
+                self._look_for_acks(commits)
+            commits.may_wait = False
         if self._heavy:
             self._polling = True
             self._turn.run(self._read_heavy)
             self._polling = False
         return bool(self._light or self._heavy or self._over or self._links)
+
+    def _look_for_acks(self, commits: PutOffCommits) -> None:
+        """Serve what comes within the fraction of a millisecond that a commit is put off for."""
+        ready = [self._epoll]
+        # Only `select` waits for less than a millisecond.
+        while (wait_s := commits.put_off_s()) > 0 and (
+            self._light or select.select(ready, (), (), wait_s)[0]
+        ):
+            self._serve_light()
+        commits.begin_put_off()
 
     def serve_light(self) -> None:
         """Serve the light connections that are ready, in one turn: another task has more to do than one."""

@@ -90,8 +90,12 @@ class Requests:
     def release(self) -> None:
         self._holds.release(self.request)
 
-    def request(self, done: Callable[[], None] | None = None, *, to_store: bool = False) -> None:
-        if done is not None:
+    def request(
+        self, done: Callable[[], None] | None = None, *, to_store: bool = False, alone: bool = False
+    ) -> None:
+        if alone and done is not None:
+            self._environment.pending.open.alone[done] = None
+        elif done is not None:
             self._environment.pending.open.done.append(done)
 
 

@@ -84,10 +84,28 @@ def test_a_lone_message_that_is_acked_before_the_commit_is_confirmed_then() -> N
         assert number not in publisher.confirms
         host.submit(("settle", "c", number - 1, number - 1))
         assert publisher.confirms == set(range(1, number + 1))
+        # Nothing is left to write.
+        assert not node.environment.pending.unsynced
     node.commit()
     assert publisher.confirms == {1, 2}
     assert not host._lone
     assert not host._batches_waiting
+    assert records(node) == []
+
+
+def test_a_lone_message_that_is_acked_while_it_is_written_is_settled() -> None:
+    node = QueueNode()
+    host = node.host(Settings(), journalled=True)
+    publisher = Publisher()
+    attach(host)
+    publish(host, numbered(1, 1), publisher)
+    node.environment.pending.close_layer()
+    host.submit(("settle", "c", 0, 0))
+    assert publisher.confirms == {1}
+    assert node.environment.pending.unsynced
+    node.commit()
+    assert records(node) == []
+    assert list(Journal(node.environment).recover()) == []
 
 
 def test_confirms_come_in_the_order_of_the_messages() -> None:

@@ -80,8 +80,12 @@ class Commits:
     def release(self) -> None:
         self._holds.release(self.request)
 
-    def request(self, done: Callable[[], None] | None = None, *, to_store: bool = False) -> None:
-        if done is not None:
+    def request(
+        self, done: Callable[[], None] | None = None, *, to_store: bool = False, alone: bool = False
+    ) -> None:
+        if alone and done is not None:
+            self._pending.open.alone[done] = None
+        elif done is not None:
             self._pending.open.done.append(done)
 
 

@@ -22,6 +22,7 @@ from amqp_server.connection.poller import LITTLE_BYTES, Poller
 from amqp_server.connection.state import State
 from amqp_server.connection.transport import Backpressure, Transport
 from amqp_server.turn import NoPeers, Turn
+from conformance_tests.patience import PATIENCE_S
 from persistence.memory import MemoryEnvironment
 from quorum_queue.local import LocalHost
 from tests.clocks import ManualClock
@@ -402,3 +403,57 @@ def test_a_connection_that_ends_leaves_nothing(node: PolledNode, end: Callable[[
     assert list(node.transports) == [other.transport]
     assert "q" not in node.broker.vhost("/").queues
     assert len(node.poller._by_fd) == 1
+
+
+class PutOff:
+    """Commits that are put off: see persistence.commit."""
+
+    def __init__(self) -> None:
+        self.may_wait, self.put_off = False, True
+        #: Called when the poller asks how long to look.
+        self.asked: list[Callable[[], float]] = []
+        self.begun: list[bool] = []
+
+    def put_off_s(self) -> float:
+        return self.asked.pop(0)() if self.asked else 0.0
+
+    def begin_put_off(self) -> None:
+        self.begun.append(self.may_wait)
+
+
+def test_clients_are_served_while_a_commit_is_put_off(node: PolledNode) -> None:
+    """What comes meanwhile is served before it begins."""
+    commits = PutOff()
+    node.poller._commits = commits
+    client = node.client()
+    client.call(commands.Queue.Declare(queue="q"))
+    seen: list[int] = []
+
+    def queued() -> int:
+        return node.broker.vhost("/").queues["q"].host.ready_count
+
+    def published() -> float:
+        seen.append(queued())
+        client.send(publish("q"))
+        return PATIENCE_S
+
+    commits.begun.clear()
+
+    def enough() -> float:
+        seen.append(queued())
+        return 0.0
+
+    commits.asked = [published, published, enough]
+    assert not node.poller.serve()
+    assert seen == [0, 1, 2]
+    assert commits.begun == [True]
+    assert not commits.may_wait
+
+
+def test_nobody_waits_longer_than_a_commit_is_put_off(node: PolledNode) -> None:
+    commits = PutOff()
+    node.poller._commits = commits
+    commits.asked = [lambda: 0.0001, lambda: PATIENCE_S]
+    assert not node.poller.serve()
+    assert len(commits.asked) == 1
+    assert commits.begun == [True]
