@@ -58,7 +58,7 @@ SECTIONS = (
     "bindings",
 )
 #: Declared at a time.
-AT_ONCE = 32
+AT_ONCE = 128
 SHA256, MD5 = "rabbit_password_hashing_sha256", "rabbit_password_hashing_md5"
 #: From this version of RabbitMQ on a hash without an algorithm is one of SHA-256.
 SHA256_SINCE = (3, 6)
