@@ -82,6 +82,7 @@ COMPILED = (
     "amqp_server/cluster/hosts.py",
     "amqp_server/cluster/incoming.py",
     "amqp_server/cluster/peers.py",
+    "amqp_server/cluster/placed.py",
     "amqp_server/cluster/replication.py",
     "amqp_server/cluster/store.py",
     "amqp_server/cluster/topology_progress.py",

@@ -42,7 +42,7 @@ async def load_definitions(broker: ManagedBroker, path: str) -> None:
         await importing.run(decoded(body))
     except Refusal as refusal:
         raise DefinitionsError(f"load_definitions: {path}: {refusal}") from None
-    await broker.settled()
+    await broker.node.settled()
     for skipped in importing.skipped:
         place = f" in vhost '{skipped['vhost']}'" if skipped["vhost"] else ""
         what = f"{skipped['section']} '{skipped['name']}'{place}"

@@ -40,12 +40,13 @@ REQUESTS = {
 
 
 class Mqd:
-    def __init__(self) -> None:
+    def __init__(self, *options: str) -> None:
         self._home = tempfile.TemporaryDirectory(prefix="mqd-management-")
         self.amqp, self.http, self.metrics = free_ports(3)
         command = [str(programs.directory() / "mqd"), "--data-dir", f"{self._home.name}/data"]
         for name in ("amqp", "http", "metrics"):
             command += [f"--{name}", f"127.0.0.1:{getattr(self, name)}"]
+        command += options
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert self.process.stdout is not None
         select.select([self.process.stdout], [], [], 30)
@@ -59,21 +60,25 @@ class Mqd:
 
     def ask(self, path: str) -> tuple[float, int]:
         """Return the milliseconds that an answer takes, and its bytes."""
-        port = self.metrics if path.startswith("/metrics") else self.http
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        began = time.perf_counter()
-        connection.request("GET", path, headers={"authorization": LOGIN})
-        answer = connection.getresponse()
-        body = answer.read()
-        assert answer.status == 200, body
-        took = (time.perf_counter() - began) * 1000
-        connection.close()
-        return took, len(body)
+        return ask(self.metrics if path.startswith("/metrics") else self.http, path)
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(30)
         self._home.cleanup()
+
+
+def ask(port: int, path: str) -> tuple[float, int]:
+    """See Mqd.ask."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    began = time.perf_counter()
+    connection.request("GET", path, headers={"authorization": LOGIN})
+    answer = connection.getresponse()
+    body = answer.read()
+    assert answer.status == 200, body
+    took = (time.perf_counter() - began) * 1000
+    connection.close()
+    return took, len(body)
 
 
 class Bystander:

@@ -13,6 +13,7 @@ from amqp_server.broker.metadata import Metadata
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.reply import home_of
 from amqp_server.cluster.catalog import GROUP
+from amqp_server.cluster.placed import Placed
 from amqp_server.cluster.replies import RemoteReply
 from amqp_server.cluster.roster import Roster
 from amqp_server.cluster.topology_progress import TopologyProgress
@@ -74,9 +75,11 @@ class ClusterHosts:
         self.stopped: dict[int, Queue] = {}
         #: Queues that guests may use.
         self.queues: dict[int, Queue] = {}
+        self._placed = Placed()
 
     def make(self, queue: Queue, machine: Machine | None) -> Host:
         self.queues[queue.queue_id] = queue
+        self._placed.put(queue)
         node = self._groups.replicas.node
         if queue.members:
             if node in queue.members:
@@ -115,6 +118,7 @@ class ClusterHosts:
         queue_id = queue.queue_id
         self._groups.replicas.unopened.expected.pop(queue_id, None)
         self.queues.pop(queue_id, None)
+        self._placed.remove(queue_id)
         self.remote.pop(queue_id, None)
         self.leaving.pop(queue_id, None)
         group_host = self.grouped.pop(queue_id, None)
@@ -294,12 +298,7 @@ class ClusterHosts:
     def _place(self, parsed: QueueArguments, count: int, locator: str) -> list[tuple[str, ...]]:
         if not parsed.type.replicated:
             return [()] * count
-        leaders: dict[str, int] = {}
-        members: dict[str, int] = {}
-        for queue in self.queues.values():
-            for node in queue.members:
-                members[node] = members.get(node, 0) + 1
-            leaders[queue.record.leader] = leaders.get(queue.record.leader, 0) + 1
+        leaders, members = dict(self._placed.leaders), dict(self._placed.members)
         size = parsed.initial_group_size or self._config.group_size
         found: list[tuple[str, ...]] = []
         for _ in range(count):
@@ -345,6 +344,7 @@ class ClusterHosts:
     def changed(self, queue: Queue) -> None:
         """The members have changed: this node may have become one, or may no longer be one."""
         queue_id = queue.queue_id
+        self._placed.put(queue)
         if self._groups.replicas.node not in queue.members:
             if queue_id in self.grouped:
                 self.leaving[queue_id] = queue

@@ -35,30 +35,30 @@ def _shown(binding: BindingView) -> dict[str, Any]:
 
 async def bindings(call: Call) -> Any:
     return await listing(
-        call, (binding for vhost in call.vhosts() for binding in call.broker.bindings(vhost)), _shown
+        call, (binding for vhost in call.vhosts() for binding in call.broker.bindings.views(vhost)), _shown
     )
 
 
 async def bindings_of_queue(call: Call) -> Any:
     vhost, name = call.vhost(), call.path["name"]
-    if call.broker.queue(vhost, name) is None:
+    if call.broker.queues.find(vhost, name) is None:
         raise not_found()
-    return await listing(call, call.broker.bindings_to(vhost, "queue", name), _shown)
+    return await listing(call, call.broker.bindings.to_destination(vhost, "queue", name), _shown)
 
 
 async def bindings_from_exchange(call: Call) -> Any:
     vhost, name = _exchange(call)
-    return await listing(call, call.broker.bindings_from(vhost, name), _shown)
+    return await listing(call, call.broker.bindings.from_exchange(vhost, name), _shown)
 
 
 async def bindings_to_exchange(call: Call) -> Any:
     vhost, name = _exchange(call)
-    return await listing(call, call.broker.bindings_to(vhost, "exchange", name), _shown)
+    return await listing(call, call.broker.bindings.to_destination(vhost, "exchange", name), _shown)
 
 
 def _exchange(call: Call) -> tuple[str, str]:
     vhost, name = call.vhost(), call.exchange_name()
-    if call.broker.exchange(vhost, name) is None:
+    if call.broker.exchanges.find(vhost, name) is None:
         raise not_found()
     return vhost, name
 
@@ -85,7 +85,7 @@ async def post_binding(call: Call) -> Answer:
     source, type_, destination = _ends(call)
     _require_ends(call, vhost)
     _require_topic(call, vhost, asked.routing_key)
-    await call.broker.bind(
+    await call.broker.bindings.add(
         vhost,
         BindingView(
             source=source,
@@ -106,7 +106,7 @@ async def delete_binding(call: Call) -> Answer:
     _require_ends(call, vhost)
     binding = await _binding(call, vhost)
     _require_topic(call, vhost, binding.routing_key)
-    await call.broker.unbind(vhost, binding)
+    await call.broker.bindings.remove(vhost, binding)
     return NO_CONTENT
 
 
@@ -126,14 +126,18 @@ def _require_ends(call: Call, vhost: str) -> None:
 
 def _require_topic(call: Call, vhost: str, routing_key: str) -> None:
     source, _, _ = _ends(call)
-    exchange = call.broker.exchange(vhost, source)
+    exchange = call.broker.exchanges.find(vhost, source)
     if exchange is not None and exchange.type == "topic":
         call.require_topic(vhost, source, routing_key, "read")
 
 
 def _between(call: Call, vhost: str) -> Iterator[BindingView]:
     source, type_, destination = _ends(call)
-    return (found for found in call.broker.bindings_to(vhost, type_, destination) if found.source == source)
+    return (
+        found
+        for found in call.broker.bindings.to_destination(vhost, type_, destination)
+        if found.source == source
+    )
 
 
 async def _binding(call: Call, vhost: str) -> BindingView:

@@ -113,7 +113,7 @@ class Call:
     def stats(self) -> Stats:
         """Counters and rates as the query wants them."""
         if self._stats is None:
-            self._stats = Stats(self.broker.sampler, self.query)
+            self._stats = Stats(self.broker.node.sampler, self.query)
         return self._stats
 
     def may(self, who: str) -> bool:

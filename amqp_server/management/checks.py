@@ -27,7 +27,7 @@ def _failed(reason: str, **more: Any) -> Answer:
 
 
 async def alarms(call: Call) -> Any:
-    told = call.broker.node()
+    told = call.broker.node.view()
     raised = [name for name, is_on in (("memory", told.mem_alarm), ("disk", told.disk_free_alarm)) if is_on]
     if not raised:
         return {"status": "ok"}
@@ -42,7 +42,7 @@ async def port_listener(call: Call) -> Any:
     asked = call.path["port"]
     if not (asked.isascii() and asked.isdigit() and len(asked) <= 5):
         raise bad_request("port must be a number")
-    ports = [listener.port for listener in call.broker.listeners()]
+    ports = [listener.port for listener in call.broker.node.listeners()]
     if int(asked) in ports:
         return {"status": "ok", "port": int(asked)}
     return _failed("No active listener", missing=int(asked), ports=ports)
@@ -51,7 +51,7 @@ async def port_listener(call: Call) -> Any:
 async def protocol_listener(call: Call) -> Any:
     asked = call.path["protocol"]
     protocol = PROTOCOLS.get(asked, asked)
-    protocols = [listener.protocol for listener in call.broker.listeners()]
+    protocols = [listener.protocol for listener in call.broker.node.listeners()]
     if protocol in protocols:
         return {"status": "ok", "protocol": protocol}
     return _failed("No active listener", missing=protocol, protocols=protocols)
@@ -67,7 +67,7 @@ async def certificate_expiration(call: Call) -> Any:
     until = time.time() + int(within) * UNITS_S[unit]
     expired = [
         {"file": file, "cert_expires_on": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(ends))}
-        for file in call.broker.certificates()
+        for file in call.broker.node.certificates()
         if (ends := await trio.to_thread.run_sync(_ends, file)) < until
     ]
     if expired:
@@ -87,7 +87,7 @@ async def mirror_sync_critical(call: Call) -> Any:
 
 
 async def below_connection_limit(call: Call) -> Any:
-    limit, open_ = call.broker.connections_max, call.broker.connection_count
+    limit, open_ = call.broker.connections.count_max, call.broker.connections.count
     if open_ < limit:
         return {"status": "ok", "limit": limit, "connections": open_}
     return _failed("Connection limit reached", limit=limit, connections=open_)
@@ -106,9 +106,11 @@ async def aliveness(call: Call) -> Any:
     for access in accesses:
         call.require_own(vhost, "queue", ALIVENESS_QUEUE, access)
     try:
-        await broker.declare_queue(vhost, ALIVENESS_QUEUE, durable=False, auto_delete=False, arguments={})
-        await broker.publish(vhost, "", ALIVENESS_QUEUE, {}, b"test_message", call.user.name, call.access)
-        got = await broker.get(vhost, ALIVENESS_QUEUE, 1, "ack")
+        await broker.queues.declare(vhost, ALIVENESS_QUEUE, durable=False, auto_delete=False, arguments={})
+        await broker.messages.publish(
+            vhost, "", ALIVENESS_QUEUE, {}, b"test_message", call.user.name, call.access
+        )
+        got = await broker.messages.get(vhost, ALIVENESS_QUEUE, 1, "ack")
     except AMQPError as error:
         raise refusal_of(error) from None
     return {"status": "ok"} if got else _failed("the message did not come back")

@@ -21,11 +21,11 @@ REASON_CHARACTERS_MAX = 200
 
 
 def visible_connections(call: Call) -> Iterator[ConnectionView]:
-    return call.broker.connections(_whose(call), call.stats)
+    return call.broker.connections.views(_whose(call), call.stats)
 
 
 def visible_channels(call: Call) -> Iterator[ChannelView]:
-    return call.broker.channels(_whose(call), call.stats)
+    return call.broker.connections.channels(_whose(call), call.stats)
 
 
 def _whose(call: Call) -> str | None:
@@ -91,7 +91,7 @@ async def _elsewhere(call: Call) -> Any:
 
 def _connection(call: Call) -> ConnectionView | None:
     """Return the path's connection, None if this node has none that the user may see."""
-    found = call.broker.connection(call.path["name"], call.stats)
+    found = call.broker.connections.find(call.path["name"], call.stats)
     if found is None or (not call.may(MONITORING) and found.user != call.user.name):
         return None
     return found
@@ -105,7 +105,7 @@ async def close_connection(call: Call) -> Answer:
         return NO_CONTENT
     if found.user != call.user.name and not call.may(ADMINISTRATOR):
         raise not_authorised("Not administrator user")
-    call.broker.close_connection(found.name, _reason(call))
+    call.broker.connections.close(found.name, _reason(call))
     return NO_CONTENT
 
 
@@ -113,9 +113,9 @@ async def close_connections_of_user(call: Call) -> Answer:
     name = call.path["user"]
     if name != call.user.name and not call.may(ADMINISTRATOR):
         raise not_authorised("Not administrator user")
-    for each in list(call.broker.connections(name)):
+    for each in list(call.broker.connections.views(name)):
         await call.slices.rest()
-        call.broker.close_connection(each.name, _reason(call))
+        call.broker.connections.close(each.name, _reason(call))
     await ask_others(call)
     return NO_CONTENT
 
@@ -138,7 +138,7 @@ async def channels_of_vhost(call: Call) -> Any:
 async def channels_of_connection(call: Call) -> Any:
     found = _connection(call)
     if found is not None:
-        return await listing(call, call.broker.channels_of(found.name, call.stats), channel_row)
+        return await listing(call, call.broker.connections.channels_of(found.name, call.stats), channel_row)
     if call.local:
         raise not_found()
     answers = await ask_others(call)
@@ -150,9 +150,9 @@ async def channels_of_connection(call: Call) -> Any:
 
 async def channel(call: Call) -> Any:
     connection, _, _ = call.path["name"].rpartition(" (")
-    for each in call.broker.channels_of(connection, call.stats):
+    for each in call.broker.connections.channels_of(connection, call.stats):
         if each.name == call.path["name"] and _whose(call) in (None, each.user):
-            consumers = await consumer_rows(call, call.broker.consumers_on(each.name))
+            consumers = await consumer_rows(call, call.broker.consumers.of_channel(each.name))
             return channel_row(each) | {"consumer_details": consumers, "deliveries": [], "publishes": []}
     return await _elsewhere(call)
 
@@ -184,7 +184,7 @@ async def consumers(call: Call) -> Any:
 
     def own() -> Iterator[ConsumerView | None]:
         for vhost in vhosts:
-            for consumer in call.broker.consumers(vhost):
+            for consumer in call.broker.consumers.views(vhost):
                 if consumer is None:
                     yield None
                 elif (

@@ -24,7 +24,7 @@ async def count_messages(call: Call, vhosts: Iterable[str], *, own: bool = False
     """Count queues and what is in them; only those that this node tells of, if it is to be its `own` part."""
     counts = Counts()
     for vhost in vhosts:
-        for queue in call.broker.queue_hosts(vhost, own=own):
+        for queue in call.broker.queues.hosts(vhost, own=own):
             await call.slices.rest()
             counts.queues += 1
             counts.consumers += queue.consumer_count

@@ -55,13 +55,13 @@ async def definitions(call: Call) -> Any:
     }
     for vhost in own:
         default = broker.default_queue_type(vhost)
-        rows = await _rows(call, broker.queues(vhost), partial(_queue, default))
+        rows = await _rows(call, broker.queues.views(vhost), partial(_queue, default))
         names = {row["name"] for row in rows}
         told["queues"] += rows
-        told["exchanges"] += await _rows(call, broker.exchanges(vhost), _exchange)
+        told["exchanges"] += await _rows(call, broker.exchanges.views(vhost), _exchange)
         bindings = (
             binding
-            for binding in broker.bindings(vhost)
+            for binding in broker.bindings.views(vhost)
             if binding.source and (binding.destination_type != "queue" or binding.destination in names)
         )
         told["bindings"] += await _rows(call, bindings, _binding)

@@ -34,7 +34,7 @@ def _shown(exchange: ExchangeView) -> dict[str, Any]:
 
 async def exchanges(call: Call) -> Any:
     stats = None if call.flag("disable_stats") else call.stats
-    found = (exchange for vhost in call.vhosts() for exchange in call.broker.exchanges(vhost, stats))
+    found = (exchange for vhost in call.vhosts() for exchange in call.broker.exchanges.views(vhost, stats))
     if stats is None:
         return await listing(call, found, _shown)
     if call.local:
@@ -69,7 +69,7 @@ async def exchange(call: Call) -> Any:
 
 
 def _exchange(call: Call, vhost: str, stats: Stats | None = None) -> ExchangeView:
-    found = call.broker.exchange(vhost, call.exchange_name(), stats)
+    found = call.broker.exchanges.find(vhost, call.exchange_name(), stats)
     if found is None:
         raise not_found()
     return found
@@ -96,7 +96,7 @@ async def put_exchange(call: Call) -> Answer:
         _require_partitions(
             call, vhost, [partition_name(name, number) for number in range(min(count, PLACES_MAX))]
         )
-    new = await call.broker.declare_exchange(
+    new = await call.broker.exchanges.declare(
         vhost,
         name,
         asked.type,
@@ -125,7 +125,7 @@ async def add_partitions(call: Call) -> Answer:
     present = len(_exchange(call, vhost).partitions or [])
     new = range(present, present + min(asked.add, PLACES_MAX))
     _require_partitions(call, vhost, [partition_name(name, number) for number in new])
-    await call.broker.add_partitions(vhost, name, asked.add)
+    await call.broker.exchanges.add_partitions(vhost, name, asked.add)
     return NO_CONTENT
 
 
@@ -135,7 +135,7 @@ async def delete_exchange(call: Call) -> Answer:
     found = _exchange(call, vhost)
     if PARTITIONS in found.arguments:
         _require_partitions(call, vhost, found.partitions or [])
-    await call.broker.delete_exchange(vhost, name, if_unused=call.switch("if-unused"))
+    await call.broker.exchanges.delete(vhost, name, if_unused=call.switch("if-unused"))
     return NO_CONTENT
 
 
@@ -150,7 +150,7 @@ async def explain(call: Call) -> Any:
     vhost = call.vhost()
     found = _exchange(call, vhost)
     asked = call.read(ExplainRequest)
-    told = call.broker.explain(
+    told = call.broker.exchanges.explain(
         vhost, found.name, checked_routing_key(asked.routing_key), checked_properties(asked.properties)
     )
     return {

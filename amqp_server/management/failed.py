@@ -9,11 +9,11 @@ from amqp_server.management.call import Call
 
 
 async def failed(call: Call) -> Any:
-    return [each for vhost in call.vhosts() for each in call.broker.failed_queues(vhost)]
+    return [each for vhost in call.vhosts() for each in call.broker.queues.failed(vhost)]
 
 
 async def retry(call: Call) -> Answer:
-    if not call.broker.retry_failed(call.own_vhost(), call.path["name"]):
+    if not call.broker.queues.retry(call.own_vhost(), call.path["name"]):
         raise not_found()
     return NO_CONTENT
 
@@ -23,7 +23,7 @@ async def check(call: Call) -> Any:
     stopped = [
         f"queue '{each['name']}' in vhost '{each['vhost']}': {each['reason']}"
         for vhost in call.vhosts()
-        for each in call.broker.failed_queues(vhost)
+        for each in call.broker.queues.failed(vhost)
     ]
     if not stopped:
         return {"status": "ok"}

@@ -245,7 +245,7 @@ class Api:
         finally:
             # What was answered stays true: the change is on disk before anybody hears of it. So is the part
             # of a change that was refused in its middle.
-            await self._broker.settled()
+            await self._broker.node.settled()
 
     def answer(self, question: bytes) -> AsyncGenerator[bytes, None]:
         """Yield this node's part of what another node was asked. See everywhere.ask_others."""

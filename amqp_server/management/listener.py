@@ -42,7 +42,7 @@ async def answer_others(broker: ManagedBroker, config: Config) -> None:
     api, slices = _api(broker, config)
     assert broker.cluster is not None
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(broker.sample(slices).run)
+        nursery.start_soon(broker.node.sample(slices).run)
         nursery.start_soon(broker.cluster.answer, api.answer)
 
 
@@ -120,7 +120,7 @@ async def _serve(
     from amqp_server.management.server import Limits, Server
 
     api, slices = _api(broker, config)
-    sampler = broker.sample(slices)
+    sampler = broker.node.sample(slices)
     proxies = Proxies(config.proxy_sources)
     server = Server(api.app(config.http_requests_max), Limits.of(config), slices, proxies)
     async with trio.open_nursery() as nursery:

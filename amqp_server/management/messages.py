@@ -47,7 +47,7 @@ class PublishRequest(msgspec.Struct):
 async def publish(call: Call) -> Any:
     vhost, name = call.own_vhost(), call.exchange_name()
     asked = call.read(PublishRequest)
-    if call.broker.exchange(vhost, name) is None:
+    if call.broker.exchanges.find(vhost, name) is None:
         raise with_code(NotFound(f"no exchange '{name}' in vhost '{vhost}'"))
     call.require_own(vhost, "exchange", name, "write")
     routing_key = checked_routing_key(asked.routing_key)
@@ -59,7 +59,7 @@ async def publish(call: Call) -> Any:
         )
     payload = _payload(asked)
     try:
-        routed = await call.broker.publish(
+        routed = await call.broker.messages.publish(
             vhost, name, routing_key, properties, payload, call.user.name, call.access
         )
     except AMQPError as error:
@@ -118,14 +118,14 @@ async def get(call: Call) -> Any:
     vhost, name = call.own_vhost(), call.path["name"]
     asked = call.read(GetRequest)
     call.require_own(vhost, "queue", name, "read")
-    if call.broker.queue(vhost, name) is None:
+    if call.broker.queues.find(vhost, name) is None:
         raise Refusal(404, "not_found", f"NOT_FOUND - no queue '{name}' in vhost '{vhost}'")
     if not 1 <= asked.count <= COUNT_MAX:
         raise bad_request(f"count must be 1 to {COUNT_MAX}")
     if asked.truncate is not None and asked.truncate < 0:
         raise bad_request("truncate must not be negative")
     try:
-        got = await call.broker.get(vhost, name, asked.count, FATES[asked.ackmode])
+        got = await call.broker.messages.get(vhost, name, asked.count, FATES[asked.ackmode])
     except AMQPError as error:
         raise with_code(error) from None
     return [_shown(message, asked) for message in got]
@@ -174,7 +174,7 @@ async def read(call: Call) -> Any:
     if asked.filter is not None:
         arguments["x-stream-filter"] = asked.filter
     told = GetRequest(asked.count, "ack_requeue_true", asked.encoding, asked.truncate)
-    found = await call.broker.read(vhost, name, arguments, asked.count)
+    found = await call.broker.messages.read(vhost, name, arguments, asked.count)
     rows: list[dict[str, Any]] = []
     for offset, message in found:
         await call.slices.rest()
@@ -202,7 +202,7 @@ async def move(call: Call) -> Any:
     # As a client that consumes here and publishes there by the default exchange.
     call.require_own(vhost, "queue", name, "read")
     call.require_own(vhost, "exchange", "", "write")
-    queue = call.broker.queue(vhost, name)
+    queue = call.broker.queues.find(vhost, name)
     if queue is None:
         raise not_found()
     if asked.destination == name:
@@ -210,5 +210,5 @@ async def move(call: Call) -> Any:
     if asked.count is not None and not 1 <= asked.count <= MOVE_MAX:
         raise bad_request(f"count must be 1 to {MOVE_MAX}")
     count = min(queue.messages_ready, MOVE_MAX if asked.count is None else asked.count)
-    moved, refused = await call.broker.move(vhost, name, asked.destination, count)
+    moved, refused = await call.broker.messages.move(vhost, name, asked.destination, count)
     return {"moved": moved, "refused": refused}

@@ -58,13 +58,13 @@ async def overview(call: Call) -> Any:
         "disable_stats": False,
         "enable_queue_totals": False,
         "message_stats": {},
-        "exchange_types": broker.exchange_types(),
+        "exchange_types": broker.node.exchange_types(),
         "queue_totals": lengths,
         "object_totals": {
             "channels": channels,
             "connections": connections,
             "consumers": counts.consumers,
-            "exchanges": sum(broker.exchange_count(vhost) for vhost in vhosts),
+            "exchanges": sum(broker.exchanges.count(vhost) for vhost in vhosts),
             "queues": counts.queues,
         },
         "node": broker.name,
@@ -73,9 +73,9 @@ async def overview(call: Call) -> Any:
     if call.may(MONITORING):
         told["queue_totals"] = stats.queue_totals(lengths)
         told["message_stats"] = stats.message_stats(traffic)
-        told["churn_rates"] = stats.churn(broker.churn())
-        told["listeners"] = [_listener(listener) for listener in broker.listeners()]
-        told["contexts"] = [context | {"node": broker.name} for context in broker.contexts()]
+        told["churn_rates"] = stats.churn(broker.node.churn())
+        told["listeners"] = [_listener(listener) for listener in broker.node.listeners()]
+        told["contexts"] = [context | {"node": broker.name} for context in broker.node.contexts()]
     else:
         # Of the vhosts that the user may see.
         seen = merged(stats.vhost(vhost) for vhost in vhosts)
@@ -105,15 +105,15 @@ def _everywhere(call: Call, told: dict[str, Any], answers: Answers) -> dict[str,
     if answers.missing:
         told["missing_nodes"] = answers.missing
         # Queues of nodes that are down are there all the same.
-        totals["queues"] = max(totals["queues"], sum(map(call.broker.queue_count, call.vhosts())))
+        totals["queues"] = max(totals["queues"], sum(map(call.broker.queues.count, call.vhosts())))
     return told
 
 
 async def _look_at_clients(call: Call) -> tuple[int, int, Traffic]:
     """Return the channels and connections that the user may see, and what they and those before them have done."""
     channels = connections = 0
-    traffic = call.broker.ended_traffic()
-    for opened in call.broker.clients(None if call.may(MONITORING) else call.user.name):
+    traffic = call.broker.connections.ended_traffic()
+    for opened in call.broker.connections.clients(None if call.may(MONITORING) else call.user.name):
         await call.slices.rest()
         connections += 1
         channels += len(opened)
@@ -138,7 +138,7 @@ async def whoami(call: Call) -> Any:
 
 
 async def nodes(call: Call) -> Any:
-    own = _node_row(call.broker.node(call.stats))
+    own = _node_row(call.broker.node.view(call.stats))
     if call.local:
         return own
     answers = await ask_others(call)
@@ -162,7 +162,7 @@ def _node_row(node: NodeView) -> dict[str, Any]:
 async def node(call: Call) -> Any:
     name = call.path["node"]
     if name == call.broker.name:
-        return _node_row(call.broker.node(call.stats))
+        return _node_row(call.broker.node.view(call.stats))
     return await _of_other(call, name, _down(name))
 
 
@@ -211,7 +211,7 @@ async def memory(call: Call) -> Any:
     name = call.path["node"]
     if name != call.broker.name:
         return await _of_other(call, name, {"memory": "not_available"})
-    used, bodies = call.broker.memory()
+    used, bodies = call.broker.node.memory()
     total = {"rss": used, "allocated": used, "erlang": used}
     parts = dict.fromkeys(MEMORY_PARTS, 0) | {"queue_procs": bodies, "other_system": max(0, used - bodies)}
     return {"memory": parts | {"strategy": "rss", "total": total}}
@@ -222,7 +222,7 @@ async def memory_relative(call: Call) -> Any:
     name = call.path["node"]
     if name != call.broker.name:
         return await _of_other(call, name, {"memory": "not_available"})
-    used, bodies = call.broker.memory()
+    used, bodies = call.broker.node.memory()
     share = min(100, -(-100 * bodies // max(1, used)))
     parts = dict.fromkeys(MEMORY_PARTS, 0) | {"queue_procs": share, "other_system": 100 - share}
     return {"memory": parts | {"total": 100}}
@@ -235,7 +235,7 @@ class MemoryLimit(msgspec.Struct):
 async def set_memory_limit(call: Call) -> Answer:
     _require_node(call)
     try:
-        call.broker.set_memory_limit(call.read(MemoryLimit).limit)
+        call.broker.node.set_memory_limit(call.read(MemoryLimit).limit)
     except InvalidOption as wrong:
         raise bad_request(str(wrong)) from None
     return NO_CONTENT
@@ -243,7 +243,7 @@ async def set_memory_limit(call: Call) -> Answer:
 
 async def stop(call: Call) -> Answer:
     _require_node(call)
-    return Answer(202, after=call.broker.stop)
+    return Answer(202, after=call.broker.node.stop)
 
 
 async def auth(call: Call) -> Any:

@@ -75,8 +75,8 @@ def _basic(call: Call) -> Callable[[QueueView], dict[str, Any]]:
 
 
 async def queues(call: Call) -> Any:
-    vhosts, stats, view = call.vhosts(), call.stats, call.broker.view
-    found = (queue for vhost in vhosts for queue in call.broker.each_queue(vhost))
+    vhosts, stats, view = call.vhosts(), call.stats, call.broker.queues.view
+    found = (queue for vhost in vhosts for queue in call.broker.queues.each(vhost))
     if call.flag("disable_stats"):
         basic = _basic(call)
         return await listing(call, found, lambda queue: basic(view(queue)), _brief)
@@ -109,7 +109,7 @@ def _brief(queue: Queue) -> dict[str, Any]:
 def _of_this_node(call: Call, vhosts: Iterable[str]) -> Iterator[dict[str, Any] | None]:
     """Yield what only this node knows: of its queues all, of others what its clients have done with them."""
     for vhost in vhosts:
-        for queue in call.broker.queues(vhost, call.stats):
+        for queue in call.broker.queues.views(vhost, call.stats):
             if queue.node == call.broker.name:
                 yield _shown(queue)
             elif "message_stats" in queue.stats:
@@ -139,7 +139,7 @@ async def queue(call: Call) -> Any:
     found = _queue(call, vhost, call.stats)
     answers = await ask_others(call)
     row = _everywhere(call, found, [body for body in answers.bodies.values() if body is not None])
-    own = await consumer_rows(call, call.broker.consumers_of(vhost, found.name))
+    own = await consumer_rows(call, call.broker.consumers.of_queue(vhost, found.name))
     here = [each for each in own if each["channel_details"]["node"] == call.broker.name]
     if call.local:
         # Of a queue of another node only what is known here.
@@ -160,7 +160,7 @@ async def queue(call: Call) -> Any:
 
 
 def _queue(call: Call, vhost: str, stats: Stats | None = None) -> QueueView:
-    found = call.broker.queue(vhost, call.path["name"], stats)
+    found = call.broker.queues.find(vhost, call.path["name"], stats)
     if found is None:
         raise not_found()
     return found
@@ -184,7 +184,7 @@ async def put_queue(call: Call) -> Answer:
     if isinstance(stream, str):
         for each in call.broker.groups.streams_of(vhost, stream):
             call.require(vhost, "queue", each, "read")
-    new = await call.broker.declare_queue(
+    new = await call.broker.queues.declare(
         vhost, name, durable=asked.durable, auto_delete=asked.auto_delete, arguments=asked.arguments
     )
     return created(new)
@@ -194,7 +194,7 @@ async def delete_queue(call: Call) -> Answer:
     vhost, name = call.own_vhost(), call.path["name"]
     call.require(vhost, "queue", name, "configure")
     _queue(call, vhost)
-    await call.broker.delete_queue(
+    await call.broker.queues.delete(
         vhost, name, if_unused=call.switch("if-unused"), if_empty=call.switch("if-empty")
     )
     return NO_CONTENT
@@ -204,7 +204,7 @@ async def purge_queue(call: Call) -> Answer:
     vhost, name = call.own_vhost(), call.path["name"]
     call.require(vhost, "queue", name, "read")
     _queue(call, vhost)
-    await call.broker.purge_queue(vhost, name)
+    await call.broker.queues.purge(vhost, name)
     return NO_CONTENT
 
 

@@ -3,14 +3,14 @@
 import {svg} from "./dom.js";
 import {href} from "./route.js";
 
-const BOX_WIDTH = 170;
 const BOX_HEIGHT = 30;
-const COLUMN = 300;
 const ROW = 44;
 const MARGIN = 12;
-const LETTERS = 21;
+/** Two columns fit a phone. */
+const NARROW = {box: 116, column: 212, letters: 13, label: 11};
+const WIDE = {box: 170, column: 300, letters: 21, label: 18};
 
-function cut(text, letters = LETTERS) {
+function cut(text, letters) {
   const line = text.replace(/\s+/g, " ");
   return line.length > letters ? `${line.slice(0, letters - 1)}…` : line;
 }
@@ -39,6 +39,7 @@ function depths(center, edges) {
  * the exchange that it is about.
  */
 export function graph(center, nodes, edges, title) {
+  const size = matchMedia("(max-width: 50rem)").matches ? NARROW : WIDE;
   const depth = depths(center, edges);
   const columns = new Map();
   for (const key of nodes.keys()) {
@@ -52,9 +53,9 @@ export function graph(center, nodes, edges, title) {
   order.forEach((at, index) => {
     const keys = columns.get(at);
     const top = MARGIN + ((tallest - keys.length) * ROW) / 2;
-    keys.forEach((key, row) => places.set(key, {x: MARGIN + index * COLUMN, y: top + row * ROW}));
+    keys.forEach((key, row) => places.set(key, {x: MARGIN + index * size.column, y: top + row * ROW}));
   });
-  const width = MARGIN * 2 + (order.length - 1) * COLUMN + BOX_WIDTH;
+  const width = MARGIN * 2 + (order.length - 1) * size.column + size.box;
   const height = MARGIN * 2 + tallest * ROW;
   return svg(
     "svg",
@@ -68,13 +69,13 @@ export function graph(center, nodes, edges, title) {
         svg("path", {class: "arrow", d: "M0 0L8 4L0 8z"}),
       ),
     ),
-    bundled(edges).map((bundle) => line(bundle, places)),
-    [...nodes].map(([key, node]) => box(key === center, node, places.get(key))),
+    lines(bundled(edges, size), places, size),
+    [...nodes].map(([key, node]) => box(key === center, node, places.get(key), size)),
   );
 }
 
 /** One line for all bindings between two of them: those that a message takes come first. */
-function bundled(edges) {
+function bundled(edges, size) {
   const bundles = new Map();
   for (const edge of edges) {
     const key = JSON.stringify([edge.from, edge.to, Boolean(edge.dashed)]);
@@ -85,38 +86,45 @@ function bundled(edges) {
     const inOrder = [...bundle.filter((edge) => edge.hit), ...bundle.filter((edge) => !edge.hit)];
     const labels = inOrder.map((edge) => edge.label);
     const more = labels.length > 1 ? ` +${labels.length - 1}` : "";
-    return {...inOrder[0], labels, short: cut(labels[0], 18 - more.length) + more};
+    return {...inOrder[0], labels, short: cut(labels[0], size.label - more.length) + more};
   });
 }
 
-function line(edge, places) {
+/** Labels come after all lines, so that none is drawn over. */
+function lines(bundles, places, size) {
+  const drawn = bundles.map((edge) => line(edge, places, size));
+  return [...drawn.map(([path]) => path), ...drawn.map(([, label]) => label)];
+}
+
+function line(edge, places, size) {
   const from = places.get(edge.from);
   const to = places.get(edge.to);
   const onward = to.x > from.x;
-  const x1 = onward ? from.x + BOX_WIDTH : from.x + BOX_WIDTH / 2;
+  const x1 = onward ? from.x + size.box : from.x + size.box / 2;
   const y1 = onward ? from.y + BOX_HEIGHT / 2 : from.y + BOX_HEIGHT;
-  const x2 = onward ? to.x : to.x + BOX_WIDTH / 2;
+  const x2 = onward ? to.x : to.x + size.box / 2;
   const y2 = onward ? to.y + BOX_HEIGHT / 2 : to.y + BOX_HEIGHT;
+  const bend = (size.column - size.box) / 2;
   const path = onward
-    ? `M${x1} ${y1}C${x1 + 60} ${y1} ${x2 - 60} ${y2} ${x2} ${y2}`
+    ? `M${x1} ${y1}C${x1 + bend} ${y1} ${x2 - bend} ${y2} ${x2} ${y2}`
     : `M${x1} ${y1}C${x1} ${y1 + ROW} ${x2} ${y2 + ROW} ${x2} ${y2}`;
-  const kind = `edge${edge.hit ? " hit" : ""}${edge.dashed ? " dashed" : ""}`;
-  return svg(
-    "g",
-    {class: kind},
-    svg("path", {d: path, "marker-end": "url(#arrow)"}, svg("title", {}, edge.labels.join("\n"))),
-    onward && svg("text", {x: x2 - 12, y: y2 - 6, "text-anchor": "end"}, edge.short),
-  );
+  const hit = edge.hit ? " hit" : "";
+  const kind = `edge${hit}${edge.dashed ? " dashed" : ""}`;
+  return [
+    svg("g", {class: kind}, svg("path", {d: path, "marker-end": "url(#arrow)"}, svg("title", {}, edge.labels.join("\n")))),
+    onward &&
+      svg("g", {class: `edge-label${hit}`}, svg("text", {x: x2 - 12, y: y2 - 6, "text-anchor": "end"}, edge.short)),
+  ];
 }
 
-function box(isCenter, node, {x, y}) {
+function box(isCenter, node, {x, y}, size) {
   const shown = node.name || "(default)";
   const target = node.kind === "more" ? undefined : href([node.kind, node.vhost, node.name]);
   return svg(
     target ? "a" : "g",
     {class: `node ${node.kind}${isCenter ? " center" : ""}`, href: target},
     svg("title", {}, `${node.kind} ${shown}`),
-    svg("rect", {x, y, width: BOX_WIDTH, height: BOX_HEIGHT, rx: node.kind === "queue" ? 3 : 15}),
-    svg("text", {x: x + BOX_WIDTH / 2, y: y + BOX_HEIGHT / 2 + 4, "text-anchor": "middle"}, cut(shown)),
+    svg("rect", {x, y, width: size.box, height: BOX_HEIGHT, rx: node.kind === "queue" ? 3 : 15}),
+    svg("text", {x: x + size.box / 2, y: y + BOX_HEIGHT / 2 + 4, "text-anchor": "middle"}, cut(shown, size.letters)),
   );
 }

@@ -1,6 +1,7 @@
 // Tables. Rows stay the same elements from one refresh to the next, so that nothing loses the focus.
 
 import {button, fill, h, say} from "./dom.js";
+import {count} from "./format.js";
 import {keep} from "./route.js";
 
 const PAGE_SIZE = 50;
@@ -70,9 +71,10 @@ export class Table {
       const inner = line.cells[index];
       if (inner === null) return;
       const text = column.text(line.row);
-      say(inner, text === "" && column.href ? "(empty name)" : text);
+      // Where there is nothing to lead to, there is no name either.
+      const target = column.href?.(line.row) ?? undefined;
+      say(inner, text === "" && target !== undefined ? "(empty name)" : text);
       if (!column.href) return;
-      const target = column.href(line.row);
       if (target === undefined) inner.removeAttribute("href");
       else if (inner.getAttribute("href") !== target) inner.setAttribute("href", target);
     });
@@ -165,8 +167,8 @@ export class PagedTable extends Table {
       told = await this.load({...query, page: 1});
     }
     this.show(told.items);
-    const of = told.filtered_count === told.total_count ? "" : ` of ${told.total_count}`;
-    say(this.counted, `${told.filtered_count}${of}, page ${told.page} of ${told.page_count}`);
+    const of = told.filtered_count === told.total_count ? "" : ` of ${count(told.total_count)}`;
+    say(this.counted, `${count(told.filtered_count)}${of}, page ${count(told.page)} of ${count(told.page_count)}`);
     this.back.disabled = told.page <= 1;
     this.next.disabled = told.page >= told.page_count;
   }

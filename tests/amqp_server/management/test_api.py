@@ -225,7 +225,7 @@ async def test_vhosts_of_others_stay_shut(connect: Connect, broker: ManagedBroke
         assert (await manager.delete(path)).status_code == 401
         # Who may look into all vhosts may change none of them.
         assert (await connect("watcher").delete(path)).status_code == 401
-    assert broker.queue("other", "hidden") is not None
+    assert broker.queues.find("other", "hidden") is not None
 
 
 async def test_queues(connect: Connect, node: ManagedNode, broker: ManagedBroker) -> None:
@@ -243,7 +243,7 @@ async def test_queues(connect: Connect, node: ManagedNode, broker: ManagedBroker
     assert answer.status_code == 400
     assert answer.json()["reason"].startswith("inequivalent arg 'durable'")
     assert (await client.get("queues/%2F/q")).json()["arguments"] == {"x-max-length": 5}
-    await broker.publish("/", "", "q", {}, b"x", "manager")
+    await broker.messages.publish("/", "", "q", {}, b"x", "manager")
     assert node.ready("q") == 1
     assert (await client.delete("queues/%2F/q?if-empty=true")).status_code == 400
     assert (await client.delete("queues/%2F/q?if-empty=perhaps")).status_code == 400
@@ -293,8 +293,8 @@ CHANGES: list[tuple[str, str, dict[str, Any], Needed]] = [
 
 async def test_permissions_hold_as_over_amqp(connect: Connect, broker: ManagedBroker) -> None:
     """Every change by every permission: the one that AMQP asks for is asked for here."""
-    await broker.declare_queue("/", "q", durable=True, auto_delete=False, arguments={})
-    await broker.declare_exchange(
+    await broker.queues.declare("/", "q", durable=True, auto_delete=False, arguments={})
+    await broker.exchanges.declare(
         "/", "x", "topic", durable=True, auto_delete=False, internal=False, arguments={}
     )
     client = connect("manager")
@@ -384,7 +384,7 @@ async def test_bindings(connect: Connect, broker: ManagedBroker) -> None:
         assert (await client.get(path)).json()["properties_key"] == key
         assert (await client.delete(path)).status_code == 204
         assert (await client.delete(path)).status_code == 404
-    assert [row.destination_type for row in broker.bindings("/")] == ["queue", "exchange"]
+    assert [row.destination_type for row in broker.bindings.views("/")] == ["queue", "exchange"]
 
 
 async def test_messages(connect: Connect) -> None:
@@ -500,7 +500,7 @@ async def test_bad_gets(connect: Connect, wrong: dict[str, object]) -> None:
 
 
 async def test_connections(connect: Connect, node: ManagedNode, broker: ManagedBroker) -> None:
-    await broker.declare_queue("/", "q", durable=True, auto_delete=False, arguments={})
+    await broker.queues.declare("/", "q", durable=True, auto_delete=False, arguments={})
     one, other = node.peer(user="manager", name="a -> b"), node.peer(user="admin", name="c -> d")
     for peer in (one, other):
         peer.session.client.properties = {"product": "p", "blob": b"\xff"}
@@ -531,7 +531,7 @@ async def test_connections(connect: Connect, node: ManagedNode, broker: ManagedB
 
 
 async def test_what_a_channel_waits_for(connect: Connect, node: ManagedNode, broker: ManagedBroker) -> None:
-    await broker.declare_queue("/", "q", durable=True, auto_delete=False, arguments={})
+    await broker.queues.declare("/", "q", durable=True, auto_delete=False, arguments={})
     confirming, transactional = node.peer(name="a -> b"), node.peer(name="c -> d")
     confirming.call(1, commands.Channel.Open(), commands.Confirm.Select())
     body = message(routing_key="q", body=b"x", delivery_mode=b"\x02")
@@ -559,7 +559,7 @@ async def test_a_failed_queue_is_shown_as_crashed(
 ) -> None:
     client = connect("admin")
     for name in ("q", "other"):
-        await broker.declare_queue("/", name, durable=True, auto_delete=False, arguments={})
+        await broker.queues.declare("/", name, durable=True, auto_delete=False, arguments={})
     host = node.broker.vhost("/").queues["q"].host
     node.turn.run(node.turn.failed, host, RuntimeError("planted"))
     assert {row["name"]: row["state"] for row in (await client.get("queues")).json()} == {
@@ -572,7 +572,7 @@ async def test_node(connect: Connect, node: ManagedNode, broker: ManagedBroker) 
     client = connect("admin")
     overview = (await client.get("overview")).json()
     assert overview["object_totals"]["exchanges"] == sum(
-        len(list(broker.exchanges(vhost))) for vhost in ("/", "other")
+        len(list(broker.exchanges.views(vhost))) for vhost in ("/", "other")
     )
     assert [(row["protocol"], row["port"]) for row in overview["listeners"]] == [
         ("amqp", 5672),
@@ -605,9 +605,9 @@ async def test_stop_comes_after_the_answer(connect: Connect, node: ManagedNode) 
 async def test_listing(connect: Connect, broker: ManagedBroker) -> None:
     client = connect("admin")
     for number in range(25):
-        await broker.declare_queue("/", f"q{number:02}", durable=True, auto_delete=False, arguments={})
+        await broker.queues.declare("/", f"q{number:02}", durable=True, auto_delete=False, arguments={})
         for _ in range(number):
-            await broker.publish("/", "", f"q{number:02}", {}, b"", "admin")
+            await broker.messages.publish("/", "", f"q{number:02}", {}, b"", "admin")
     rows = (
         await client.get(
             "queues?sort=messages&sort_reverse=true&columns=name,messages,owner_pid_details.name"
@@ -631,7 +631,7 @@ HOSTILE = ["(a|aa)+$", "(a+)+$", "(a*)*b", "(.*a){25}$", "((a{1,10}){1,10}){1,9}
 async def test_hostile_filter_ends_in_time(connect: Connect, broker: ManagedBroker, pattern: str) -> None:
     """A backtracking engine takes years for one name, or its time limit for each of them."""
     for number in range(100):
-        await broker.declare_queue("/", f"{number}{LONG}", durable=False, auto_delete=False, arguments={})
+        await broker.queues.declare("/", f"{number}{LONG}", durable=False, auto_delete=False, arguments={})
     started = time.process_time()
     query = {"name": pattern, "use_regex": "true"}
     answer = await connect("admin").get("queues", params=query)
@@ -646,7 +646,7 @@ async def test_a_filter_has_a_budget(
     broker: ManagedBroker, connect_with: Callable[..., httpx.AsyncClient]
 ) -> None:
     for number in range(100):
-        await broker.declare_queue("/", f"{number}{LONG}", durable=False, auto_delete=False, arguments={})
+        await broker.queues.declare("/", f"{number}{LONG}", durable=False, auto_delete=False, arguments={})
     client = connect_with(filter_ms=1)
     query = {"name": HOSTILE[-1], "use_regex": "true"}
     answer = await client.get("queues", params=query)
@@ -724,7 +724,7 @@ async def test_many_long_lists_at_a_time_are_one_after_the_other(
 
 async def declare_many(broker: ManagedBroker, count: int) -> None:
     for number in range(count):
-        await broker.declare_queue("/", f"many-{number}", durable=False, auto_delete=False, arguments={})
+        await broker.queues.declare("/", f"many-{number}", durable=False, auto_delete=False, arguments={})
 
 
 async def bystander(waits: list[float]) -> None:
@@ -749,11 +749,11 @@ async def test_a_list_is_whole_though_it_comes_in_parts(connect: Connect, broker
 
 async def test_queues_may_go_while_they_are_listed(connect: Connect, broker: ManagedBroker) -> None:
     await declare_many(broker, 500)
-    listed = broker.queues("/")
+    listed = broker.queues.views("/")
     first = next(listed).name
-    await broker.delete_queue("/", "many-1", if_unused=False, if_empty=False)
-    await broker.declare_queue("/", "many-2", durable=False, auto_delete=False, arguments={})
-    await broker.declare_queue("/", "new", durable=False, auto_delete=False, arguments={})
+    await broker.queues.delete("/", "many-1", if_unused=False, if_empty=False)
+    await broker.queues.declare("/", "many-2", durable=False, auto_delete=False, arguments={})
+    await broker.queues.declare("/", "new", durable=False, auto_delete=False, arguments={})
     names = [first, *(view.name for view in listed)]
     assert names == ["many-0", *(f"many-{number}" for number in range(2, 500))]
 

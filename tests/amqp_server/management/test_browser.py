@@ -206,6 +206,7 @@ def test_names_are_texts(visit: Visit, broker: Broker) -> None:
     expect(page.locator(".answer")).to_contain_text("It would go to one queue")
     expect(page.locator(".answer")).to_contain_text(HOSTILE[0])
     expect(page.locator(".graph .edge.hit")).to_have_count(1)
+    expect(page.locator(".graph .edge-label.hit")).to_have_text([re.compile(".+")])
 
 
 def test_messages_are_published_found_moved_and_purged(visit: Visit, broker: Broker) -> None:
@@ -449,6 +450,12 @@ def test_groups_come_a_page_at_a_time(visit: Visit, broker: Broker) -> None:
     expect(table.get_by_role("link", name="many.51")).to_have_count(0)
     of_groups = [url for url in asked if "/api/groups" in url]
     assert of_groups and all("page=" in url for url in of_groups)
+    # Nobody has the partition: there is nothing to lead to.
+    visit.go("group", "/", "many.07")
+    partition = page.get_by_role("row").filter(has=page.get_by_role("link", name="many.stream"))
+    expect(partition).to_be_visible()
+    expect(partition.get_by_role("link")).to_have_count(1)
+    expect(partition).not_to_contain_text("(empty name)")
     for number in range(52):
         broker.api("DELETE", f"/api/queues/%2F/many.{number:02}")
     broker.api("DELETE", "/api/queues/%2F/many.stream")

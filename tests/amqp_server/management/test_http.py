@@ -198,7 +198,7 @@ async def test_our_own_faults_are_logged_and_not_shown(
     def fails(vhost: str) -> Any:
         raise RuntimeError("inner canary")
 
-    monkeypatch.setattr(broker, "each_queue", fails)
+    monkeypatch.setattr(broker.queues, "each", fails)
     with caplog.at_level(logging.ERROR):
         answer = await connect("admin").get("queues")
     assert answer.status_code == 500

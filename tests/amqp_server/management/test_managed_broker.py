@@ -38,7 +38,7 @@ BINDING = BindingView(
 
 
 def declare(managed: ManagedBroker) -> Awaitable[bool]:
-    return managed.declare_queue("/", "q", durable=True, auto_delete=False, arguments={})
+    return managed.queues.declare("/", "q", durable=True, auto_delete=False, arguments={})
 
 
 CHANGES: list[Callable[[ManagedBroker], Awaitable[object]]] = [
@@ -47,7 +47,7 @@ CHANGES: list[Callable[[ManagedBroker], Awaitable[object]]] = [
     lambda managed: managed.set_permission("guest", "/", "", "", ""),
     lambda managed: managed.clear_permission("guest", "/"),
     declare,
-    lambda managed: managed.declare_exchange(
+    lambda managed: managed.exchanges.declare(
         "/", "x", "topic", durable=True, auto_delete=False, internal=False, arguments={}
     ),
     lambda managed: managed.delete_vhost("/"),
@@ -132,11 +132,11 @@ async def test_what_lives_elsewhere_is_waited_for(node: Cluster, managed: Manage
         return found[0]
 
     assert await through(declare(managed)) is True
-    assert await through(managed.bind("/", BINDING)) is True
-    assert await through(managed.publish("/", "amq.topic", "k", {}, b"body", "guest")) is True
+    assert await through(managed.bindings.add("/", BINDING)) is True
+    assert await through(managed.messages.publish("/", "amq.topic", "k", {}, b"body", "guest")) is True
     node.turn.end()
-    (message,) = await through(managed.get("/", "q", 5, "requeue"))
+    (message,) = await through(managed.messages.get("/", "q", 5, "requeue"))
     assert message.body == b"body"
-    assert await through(managed.purge_queue("/", "q")) == 1
-    await through(managed.delete_queue("/", "q", if_unused=True, if_empty=True))
+    assert await through(managed.queues.purge("/", "q")) == 1
+    await through(managed.queues.delete("/", "q", if_unused=True, if_empty=True))
     assert not node.broker.vhost("/").queues

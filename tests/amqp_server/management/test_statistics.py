@@ -45,7 +45,7 @@ def sampler(broker: ManagedBroker, monkeypatch: pytest.MonkeyPatch) -> Sampler:
         return now[0]
 
     monkeypatch.setattr("amqp_server.management.sampler.time.time", tick)
-    return broker.sample(Slices(1_000))
+    return broker.node.sample(Slices(1_000))
 
 
 def publish(peer: Peer, count: int, exchange: str = "", key: str = "q", **options: Any) -> None:
@@ -241,7 +241,7 @@ async def test_looking_at_a_thousand_of_everything_is_cheap(node: ManagedNode, b
         peer.call(1, commands.Queue.Declare(queue=f"q{number}"))
         peer.send(published(1, "", f"q{number}", b"x"))
         peer.call(1, commands.Basic.Consume(queue=f"q{number}"))
-    sampler = broker.sample(Slices(2))
+    sampler = broker.node.sample(Slices(2))
     await sampler.sample()
     await sampler.sample()
     api = Api(broker, BODY_BYTES_MAX, slices=Slices(2)).app(8)

@@ -1,61 +1,28 @@
-"""Requests by chance to every path of the management API, on a broker of its own: `make fuzz-api`, in two minutes.
-
-    python -m tests.fuzz_api [--seconds 120] [--seed N]
-
-schemathesis makes them from docs/openapi.json, right ones and wrong ones; names are those of things that there are, every
-other time. A defect is an answer with 500, one whose status, headers or body are not as described, a request that ends
-the node, and a traceback in its log. A finding ends with a curl command that does it again.
-"""
+"""What requests are made of: docs/openapi.json, with names of what there is, bodies that get far, and what a tag is refused."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from amqp_server.management.call import MAY
+from amqp_server.management.endpoints import ANYBODY, ENDPOINTS
 from amqp_server.reference.arguments import QUEUES
-from tests.reliability.node import Node
 
-ROOT = Path(__file__).parents[1]
-DESCRIPTION = ROOT / "docs" / "openapi.json"
-CONFIGURATION = Path(__file__).with_name("fuzz_api.toml")
-PROGRAM = ROOT / "build" / "fuzz-api" / "bin" / "schemathesis"
-#: Beyond the time that it is given, s: it ends what it has begun.
-GRACE_S = 240
-USER, PASSWORD = "fuzzer", "fuzzer"
-#: They would end the run: the node stops, or blocks its publishers.
-LEFT_OUT = (("post", "/api/nodes/{node}/stop"), ("put", "/api/nodes/{node}/memory-limit"))
-#: What there is at the beginning.
-PREPARED = (
-    ("add_user", USER, PASSWORD),
-    ("set_user_tags", USER, "administrator"),
-    ("set_permissions", USER, ".*", ".*", ".*"),
-    ("add_user", "app", "app"),
-    ("set_permissions", "app", ".*", ".*", ".*"),
-    ("add_vhost", "other"),
-    ("set_permissions", "-p", "other", USER, ".*", ".*", ".*"),
-    ("declare_queue", "q"),
-    ("declare_queue", "s", "-a", "x-queue-type=stream"),
-    ("declare_queue", "g", "-a", "x-queue-type=stream-group", "-a", "x-stream=s"),
-    ("declare_queue", "u", "-a", "x-queue-type=quorum"),
-    ("declare_exchange", "x", "topic"),
-    ("declare_exchange", "p", "x-super-stream", "-a", "x-partitions=2"),
-    ("declare_binding", "x", "q", "#"),
-    ("declare_binding", "x", "s", "#"),
-    ("publish", "x", "a.b", "body"),
-    ("publish", "amq.default", "u", "body"),
-    ("set_policy", "l", "^q", '{"max-length": 100}'),
+DESCRIPTION = Path(__file__).parents[2] / "docs" / "openapi.json"
+#: They would end the run: the node stops, leaves the others, or blocks its publishers.
+LEFT_OUT = (
+    ("post", "/api/nodes/{node}/stop"),
+    ("put", "/api/nodes/{node}/memory-limit"),
+    ("delete", "/api/cluster/nodes/{node}"),
 )
 NAMES = {
     "vhost": ["/", "other"],
     "name": ["q", "s", "g", "u", "x", "p", "l", "new"],
     "user": ["app"],
-    "node": ["n1"],
+    "node": ["n1", "n2"],
     "exchange": ["x"],
     "source": ["x"],
     "destination": ["q", "s"],
@@ -64,6 +31,12 @@ NAMES = {
     "unit": ["days"],
     "properties": ["~"],
 }
+#: What takes everything away with it is tried on what nobody needs.
+LOSING = (("delete", "/api/vhosts/{vhost}"), ("delete", "/api/users/{user}"))
+PASSING = {"vhost": ["passing"], "user": ["passing"]}
+UNHEALTHY = {"$ref": "#/components/responses/Unhealthy"}
+#: What a user may be told who lacks the tag for a path.
+FORBIDDEN = ("401", "413", "414", "415", "429", "503")
 LIMITS = ["max-connections", "max-queues", "max-channels"]
 #: Values that get further than most: fields of bodies, by the name of the schema.
 TYPES = ["direct", "fanout", "topic", "headers", "x-consistent-hash", "x-super-stream"]
@@ -126,20 +99,45 @@ DEFINITIONS: dict[str, Any] = {
 }
 
 
-def described() -> dict[str, Any]:
-    """The description, with names of what there is."""
+def described(tag: str, seed: int, *, alone: bool) -> dict[str, Any]:
+    """The description for a user with this tag, "" for none; in an order of chance, because the time may be up early.
+
+    A node that stands `alone` has no other one to wait for: nothing is unavailable there but health.
+    """
     told: dict[str, Any] = json.loads(DESCRIPTION.read_text())
     for method, path in LEFT_OUT:
         del told["paths"][path][method]
-    for operations in told["paths"].values():
-        for operation in operations.values():
-            for parameter in operation.get("parameters", ()):
-                known = NAMES.get(parameter.get("name", ""))
-                if known is not None and parameter["in"] == "path":
-                    parameter["schema"] = {"anyOf": [{"enum": known}, parameter["schema"]]}
+    for path, operations in told["paths"].items():
+        for method, operation in operations.items():
+            _name(operation, PASSING if (method, path) in LOSING else NAMES)
     _deepen(told)
-    told["paths"] = {path: operations for path, operations in told["paths"].items() if operations}
+    _forbid(told, tag)
+    if alone:
+        for operations in told["paths"].values():
+            for operation in operations.values():
+                if operation["responses"].get("503") != UNHEALTHY:
+                    operation["responses"].pop("503", None)
+    paths = [(path, operations) for path, operations in told["paths"].items() if operations]
+    random.Random(seed).shuffle(paths)
+    told["paths"] = dict(paths)
     return told
+
+
+def _name(operation: dict[str, Any], names: dict[str, list[str]]) -> None:
+    for parameter in operation.get("parameters", ()):
+        known = names.get(parameter.get("name", ""))
+        if known is not None and parameter["in"] == "path":
+            parameter["schema"] = {"anyOf": [{"enum": known}, parameter["schema"]]}
+
+
+def _forbid(told: dict[str, Any], tag: str) -> None:
+    """Who lacks the tag is refused, and learns nothing: neither what there is, nor what is wrong with a body."""
+    for endpoint in ENDPOINTS:
+        operation = told["paths"][endpoint.path].get(endpoint.method.lower())
+        if operation is None or endpoint.who == ANYBODY or tag in MAY[endpoint.who]:
+            continue
+        refusals = {status: told for status, told in operation["responses"].items() if status in FORBIDDEN}
+        operation["responses"] = refusals
 
 
 def _deepen(told: dict[str, Any]) -> None:
@@ -164,51 +162,3 @@ def _deepen(told: dict[str, Any]) -> None:
 def _body(operation: dict[str, Any]) -> dict[str, Any]:
     schema: dict[str, Any] = operation["requestBody"]["content"]["application/json"]["schema"]
     return schema
-
-
-def run(seconds: int, seed: int, directory: Path, rest: list[str]) -> int:
-    """Return 0 if nothing was found."""
-    description = directory / "openapi.json"
-    description.write_text(json.dumps(described()))
-    # A shovel that is made by chance connects to nobody.
-    options = ["--disk-free-min-bytes", "0", "--log-level", "warning", "--shovel-hosts", "127.0.0.1"]
-    # Wrong logins are tried on purpose, and nobody is to wait for that.
-    options += ["--login-failures-free", "1000000"]
-    with Node(directory, *options) as node:
-        for words in PREPARED:
-            node.mqctl(*words)
-        command = [str(PROGRAM), "--config-file", str(CONFIGURATION), "run", str(description)]
-        command += ["--url", f"http://127.0.0.1:{node.http}", "--auth", f"{USER}:{PASSWORD}"]
-        command += ["--max-time", str(seconds), "--seed", str(seed), "--phases", "coverage,fuzzing", *rest]
-        print(f"seed {seed}", flush=True)
-        try:
-            code = subprocess.run(command, cwd=directory, timeout=seconds + GRACE_S, check=False).returncode
-        except subprocess.TimeoutExpired:
-            code = _failed(f"not done after {seconds + GRACE_S} s")
-        if not node.running:
-            code = _failed("the node has ended")
-        elif node.stop() != 0:
-            code = _failed("the node did not stop as it should")
-        log = node.log()
-    if any(mark in log for mark in ("Traceback", " CRITICAL ")):
-        code = _failed("\n".join(line for line in log.splitlines() if "access denied" not in line)[-20_000:])
-    return code
-
-
-def _failed(text: str) -> int:
-    print(text, file=sys.stderr)
-    return 1
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Requests by chance to the management API.")
-    parser.add_argument("--seconds", type=int, default=120, help="for so long")
-    parser.add_argument("--seed", type=int, default=None, help="the same requests again")
-    options, rest = parser.parse_known_args()
-    seed = random.randrange(1 << 31) if options.seed is None else options.seed
-    with tempfile.TemporaryDirectory() as directory:
-        return run(options.seconds, seed, Path(directory), rest)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

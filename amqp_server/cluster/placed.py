@@ -1,0 +1,32 @@
+"""How many queues each node was given to lead, and is a member of: where new ones go depends on it."""
+
+from __future__ import annotations
+
+from amqp_server.broker.queue import Queue
+from amqp_server.broker.records import QueueRecord
+
+
+class Placed:
+    """Kept with each change, because to count ten thousand queues for each new one takes longer than to declare it."""
+
+    def __init__(self) -> None:
+        self.leaders: dict[str, int] = {}
+        self.members: dict[str, int] = {}
+        #: As they were counted.
+        self._records: dict[int, QueueRecord] = {}
+
+    def put(self, queue: Queue) -> None:
+        """A queue is new, or its nodes have changed."""
+        self.remove(queue.queue_id)
+        self._records[queue.queue_id] = queue.record
+        self._count(queue.record, 1)
+
+    def remove(self, queue_id: int) -> None:
+        record = self._records.pop(queue_id, None)
+        if record is not None:
+            self._count(record, -1)
+
+    def _count(self, record: QueueRecord, by: int) -> None:
+        self.leaders[record.leader] = self.leaders.get(record.leader, 0) + by
+        for node in record.members:
+            self.members[node] = self.members.get(node, 0) + by

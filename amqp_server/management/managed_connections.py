@@ -1,0 +1,146 @@
+"""What management sees of connections and channels, and does with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from amqp_server.broker.traffic import Traffic
+from amqp_server.channel.channel import Channel
+from amqp_server.connection.session import Session, State
+from amqp_server.management.stats import Stats
+from amqp_server.management.views import (
+    ChannelView,
+    ConnectionView,
+)
+
+if TYPE_CHECKING:
+    from amqp_server.app import Node
+
+
+class ManagedConnections:
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._broker = node.broker
+        self._name = node.broker.config.node
+
+    def sessions(self, user: str | None = None) -> Iterator[Session]:
+        """Yield connections that are logged in, those of one user only if it is given."""
+        states = (State.OPENING, State.RUNNING, State.CLOSING)
+        for session in list(self._broker.sessions):
+            if not isinstance(session, Session) or session.state not in states:
+                continue
+            if user is None or session.client.username == user:
+                yield session
+
+    @property
+    def count_max(self) -> int:
+        return self._broker.config.connections_max
+
+    @property
+    def count(self) -> int:
+        return len(self._broker.sessions)
+
+    def views(self, user: str | None = None, stats: Stats | None = None) -> Iterator[ConnectionView]:
+        return (self._connection(session, stats) for session in self.sessions(user))
+
+    def find(self, name: str, stats: Stats | None = None) -> ConnectionView | None:
+        found = (session for session in self.sessions() if session.client.name == name)
+        session = next(found, None)
+        return None if session is None else self._connection(session, stats)
+
+    def _connection(self, session: Session, stats: Stats | None = None) -> ConnectionView:
+        client, limits, incoming = session.client, session.limits, session.incoming
+        peer, _, here = client.name.partition(" -> ")
+        blocked = incoming.blocked and session.state is State.RUNNING
+        return ConnectionView(
+            name=client.name,
+            user=client.username,
+            vhost=session.vhost.name if session.vhost else "",
+            peer_host=peer.rpartition(":")[0],
+            peer_port=port_of(peer),
+            host=here.rpartition(":")[0],
+            port=port_of(here),
+            node=self._name,
+            state="blocked" if blocked else session.state.value,
+            auth_mechanism=client.mechanism,
+            channels=len(session.channels),
+            channel_max=limits.channel_max,
+            frame_max=limits.frame_max,
+            timeout=limits.heartbeat_s,
+            connected_at=client.connected_at_ms,
+            client_properties=client.properties,
+            ssl=port_of(here) == port_of(self._node.amqps_address) != 0,
+            user_provided_name=client.given_name or None,
+            user_who_performed_action=client.username,
+            recv_cnt=incoming.received_count,
+            send_cnt=session.outbox.sent_count,
+            stats={} if stats is None else stats.connection(session),
+            recv_oct=incoming.received_bytes,
+            send_oct=session.outbox.sent_bytes,
+            send_pend=session.outbox.size,
+        )
+
+    def close(self, name: str, reason: str) -> bool:
+        """Return True if there was one of this name."""
+        found = [session for session in self.sessions() if session.client.name == name]
+        for session in found:
+            self._broker.turn.run(session.force_close, reason)
+        return bool(found)
+
+    def clients(self, user: str | None = None) -> Iterator[list[Channel]]:
+        """Yield the channels of each connection, those of one user only if it is given."""
+        return (list(session.channels.values()) for session in self.sessions(user))
+
+    def ended_traffic(self) -> Traffic:
+        """Return what channels of this node have done that are closed, in counters of its own."""
+        total = Traffic()
+        total.add(self._broker.ended.traffic)
+        return total
+
+    def channels(self, user: str | None = None, stats: Stats | None = None) -> Iterator[ChannelView]:
+        return (
+            self._channel(session, channel, stats)
+            for session in self.sessions(user)
+            for channel in list(session.channels.values())
+        )
+
+    def channels_of(self, connection: str, stats: Stats | None = None) -> Iterator[ChannelView]:
+        return (
+            self._channel(session, channel, stats)
+            for session in self.sessions()
+            if session.client.name == connection
+            for channel in list(session.channels.values())
+        )
+
+    def _channel(self, session: Session, channel: Channel, stats: Stats | None = None) -> ChannelView:
+        peer = session.client.name.partition(" -> ")[0]
+        return ChannelView(
+            name=f"{session.client.name} ({channel.number})",
+            number=channel.number,
+            user=session.client.username,
+            vhost=channel.vhost.name,
+            connection_details={
+                "name": session.client.name,
+                "peer_host": peer.rpartition(":")[0],
+                "peer_port": port_of(peer),
+            },
+            user_who_performed_action=session.client.username,
+            stats={} if stats is None else stats.channel(channel),
+            node=self._name,
+            state="closing" if channel.closing else "running",
+            confirm=channel.confirms is not None,
+            transactional=channel.tx is not None,
+            consumer_count=len(channel.subscriptions),
+            messages_unacknowledged=channel.unacked.count,
+            messages_unconfirmed=0 if channel.confirms is None else channel.confirms.unconfirmed_count,
+            messages_uncommitted=0 if channel.tx is None else channel.tx.published_count,
+            acks_uncommitted=0 if channel.tx is None else channel.tx.settled_count,
+            prefetch_count=channel.prefetch,
+            global_prefetch_count=channel.window.limit,
+        )
+
+
+def port_of(address: str) -> int:
+    port = address.rpartition(":")[2]
+    return int(port) if port.isdigit() else 0

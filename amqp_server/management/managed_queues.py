@@ -1,0 +1,177 @@
+"""What management sees of queues, and does with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pamqp import commands
+
+from amqp_server.broker.broker import Broker
+from amqp_server.broker.failures import describe
+from amqp_server.broker.permissions import ITSELF
+from amqp_server.broker.queue import Queue
+from amqp_server.management.direct import Direct
+from amqp_server.management.stats import Stats
+from amqp_server.management.views import QueueView
+from amqp_server.streams.host import StreamHost
+from amqp_server.wire import methods
+from quorum_queue.ports import Host
+
+if TYPE_CHECKING:
+    from amqp_server.cluster.administration import Administration
+
+
+class ManagedQueues:
+    def __init__(self, broker: Broker, cluster: Administration | None) -> None:
+        self._broker = broker
+        #: None for a node that stands alone.
+        self.cluster = cluster
+        self._name = broker.config.node
+
+    # What is iterated over here is as it was when the iteration began, without what has gone meanwhile: the
+    # broker goes on between two items. An item costs what it takes to show it.
+
+    def each(self, vhost: str) -> Iterator[Queue]:
+        """Yield queues that `view` makes rows of, later and only where they are wanted."""
+        topology = self._broker.vhost(vhost)
+        for queue in list(topology.queues.values()):
+            if topology.queues.get(queue.name) is queue:
+                yield queue
+
+    def views(self, vhost: str, stats: Stats | None = None) -> Iterator[QueueView]:
+        return (self.view(queue, stats) for queue in self.each(vhost))
+
+    def view(self, queue: Queue, stats: Stats | None = None) -> QueueView:
+        host, record = self._broker.host_parts.begun(queue), queue.record
+        leader = self._broker.hosts.leader(queue)
+        members = list(queue.members)
+        if not members and self.cluster is None and queue.type.replicated:
+            members = [self._name]
+        ready, unacked = host.ready_count, host.unacked_count
+        owner: dict[str, Any] = {}
+        if queue.exclusive:
+            here = (record.node, record.incarnation) == self._home
+            session = self._broker.sessions.get(record.owner) if here else None
+            owner = {"name": session.client.name} if session is not None else {"node": record.node}
+        keeps_up = 1.0 if host.consumer_count and not ready else 0.0
+        return QueueView(
+            name=queue.name,
+            vhost=queue.vhost.name,
+            type=queue.type.name,
+            durable=queue.durable,
+            auto_delete=queue.auto_delete,
+            exclusive=queue.exclusive,
+            arguments=dict(queue.arguments),
+            node=self._home_of(queue),
+            leader=leader or (self._name if members == [self._name] else ""),
+            members=members,
+            online=self._online(members),
+            state="running" if self._broker.failures.find(queue) is None else "crashed",
+            policy=None if queue.policies.policy is None else queue.policies.policy.name,
+            operator_policy=(
+                None if queue.policies.operator_policy is None else queue.policies.operator_policy.name
+            ),
+            effective_policy_definition=dict(queue.policies.definition),
+            consumers=host.consumer_count,
+            consumer_capacity=keeps_up,
+            consumer_utilisation=keeps_up,
+            messages=ready + unacked,
+            messages_ready=ready,
+            messages_unacknowledged=unacked,
+            message_bytes=host.ready_bytes,
+            message_bytes_ready=host.ready_bytes,
+            message_bytes_ram=host.resident_bytes,
+            memory=host.resident_bytes,
+            owner_pid_details=owner,
+            single_active_consumer_tag=_single_active(queue),
+            exclusive_consumer_tag=next(
+                (subscription.tag for subscription in queue.subscriptions.values() if subscription.exclusive),
+                None,
+            ),
+            stats={} if stats is None else stats.queue(queue),
+            stream=_stream(host) if isinstance(host, StreamHost) else {},
+        )
+
+    def hosts(self, vhost: str, *, own: bool = False) -> Iterator[Host]:
+        """Yield what counts the messages and consumers of each queue; of this node's `own` only, if wanted."""
+        return (queue.host for queue in self.each(vhost) if not own or self._home_of(queue) == self._name)
+
+    def count(self, vhost: str) -> int:
+        return len(self._broker.vhost(vhost).queues)
+
+    def _home_of(self, queue: Queue) -> str:
+        """Return the node that tells of a queue: its leader, or the one that it is on."""
+        return self._broker.hosts.leader(queue) or queue.node or queue.record.leader or self._name
+
+    def find(self, vhost: str, name: str, stats: Stats | None = None) -> QueueView | None:
+        queue = self._broker.vhost(vhost).queues.get(name)
+        return None if queue is None else self.view(queue, stats)
+
+    def failed(self, vhost: str) -> list[dict[str, Any]]:
+        stopped = self._broker.failures.stopped()
+        return [describe(failure) for failure in stopped if failure.queue.vhost.name == vhost]
+
+    def retry(self, vhost: str, name: str) -> bool:
+        queue = self._broker.vhost(vhost).queues.get(name)
+        if queue is None or self._broker.failures.find(queue) is None:
+            return False
+        self._broker.turn.run(self._broker.failures.retry, queue)
+        return True
+
+    def _online(self, members: list[str]) -> list[str]:
+        return members if self.cluster is None else self.cluster.online(members)
+
+    @property
+    def _home(self) -> tuple[str, int]:
+        return self._broker.replication.node, self._broker.replication.incarnation
+
+    async def declare(
+        self, vhost: str, name: str, *, durable: bool, auto_delete: bool, arguments: Mapping[str, object]
+    ) -> bool:
+        """Return True if it is new."""
+        new = name not in self._broker.vhost(vhost).queues
+        with Direct(self._broker, vhost, ITSELF) as direct:
+            await direct.ask(
+                methods.make(
+                    commands.Queue.Declare,
+                    queue=name,
+                    durable=durable,
+                    auto_delete=auto_delete,
+                    arguments=dict(arguments),
+                )
+            )
+        return new
+
+    async def delete(self, vhost: str, name: str, *, if_unused: bool, if_empty: bool) -> None:
+        with Direct(self._broker, vhost, ITSELF) as direct:
+            await direct.ask(
+                methods.make(commands.Queue.Delete, queue=name, if_unused=if_unused, if_empty=if_empty)
+            )
+
+    async def purge(self, vhost: str, name: str) -> int:
+        with Direct(self._broker, vhost, ITSELF) as direct:
+            for answer in await direct.ask(methods.make(commands.Queue.Purge, queue=name)):
+                if isinstance(answer, commands.Queue.PurgeOk):
+                    return answer.message_count or 0
+        return 0
+
+
+def _stream(host: StreamHost) -> dict[str, Any]:
+    host.look()
+    return {
+        "first_offset": host.first_offset,
+        "next_offset": host.next_offset,
+        "segments": host.segment_count,
+        "oldest_timestamp": host.first_ms,
+        "lost_messages": host.lost_count,
+        "compression": host.codec,
+        "compacted_offset": None if host.compacting is None else host.compacting.stop,
+    }
+
+
+def _single_active(queue: Queue) -> str | None:
+    """Tag of the consumer that has a queue for itself for as long as it stays."""
+    if not queue.parsed.single_active_consumer:
+        return None
+    return next((consumer.key[-2] for consumer in queue.host.consumers() if consumer.active), None)
