@@ -691,33 +691,41 @@ class StreamLog:
 
     def read_raw(self, offset: int) -> Raw:
         """Return whole batches from the one with this offset on, within one segment; nothing at the end of the log."""
-        segment = self._segment_of(offset)
-        if segment is None:
-            return Raw(b"", offset)
-        if segment.base > offset:
-            return Raw(b"", segment.base, Lost(offset, segment.base, "no segment has them"))
+        while True:
+            segment = self._segment_of(offset)
+            if segment is None:
+                return Raw(b"", offset)
+            if segment.base > offset:
+                return Raw(b"", segment.base, Lost(offset, segment.base, "no segment has them"))
+            try:
+                return self._raw(segment, offset)
+            except FileNotFoundError:
+                if segment in self.segments:
+                    path = self._path(segment.where, _SEGMENT)
+                    return Raw(b"", offset, Lost(offset, segment.stop, f"{path} is missing"))
+                # It was deleted by its age or size meanwhile, or compacted.
+
+    def _raw(self, segment: Segment, offset: int) -> Raw:
+        """Raises FileNotFoundError."""
         path = self._path(segment.where, _SEGMENT)
         start = self._position(segment, offset)
-        try:
-            window = _Window(self._files, path, segment.size)
-            parts: list[bytes] = []
-            size, expected = 0, offset
-            for at, head, sound in self._heads(segment.where, start, segment.base, segment.size, whole=True):
-                if head.stop <= offset:
-                    continue
-                hole = head.base > expected
-                if hole or not sound:
-                    low, high = (expected, head.base) if hole else (max(head.base, offset), head.stop)
-                    return Raw(
-                        b"".join(parts), expected, None if parts else Lost(low, high, f"{path} is damaged")
-                    )
-                if size and size + head.size > READ_BYTES:
-                    break
-                parts.append(bytes(window.take(at, head.size)))
-                size += head.size
-                expected = head.stop
-        except FileNotFoundError:
-            return Raw(b"", offset, Lost(offset, segment.stop, f"{path} is missing"))
+        window = _Window(self._files, path, segment.size)
+        parts: list[bytes] = []
+        size, expected = 0, offset
+        for at, head, sound in self._heads(segment.where, start, segment.base, segment.size, whole=True):
+            if head.stop <= offset:
+                continue
+            hole = head.base > expected
+            if hole or not sound:
+                low, high = (expected, head.base) if hole else (max(head.base, offset), head.stop)
+                return Raw(
+                    b"".join(parts), expected, None if parts else Lost(low, high, f"{path} is damaged")
+                )
+            if size and size + head.size > READ_BYTES:
+                break
+            parts.append(bytes(window.take(at, head.size)))
+            size += head.size
+            expected = head.stop
         if not parts:
             return Raw(b"", offset, Lost(offset, segment.stop, f"{path} is damaged to its end"))
         return Raw(b"".join(parts), expected)
@@ -831,14 +839,26 @@ class StreamLog:
         return segment.stop
 
     def find(self, time_ms: int) -> int:
-        """Return the offset of the first batch at or after this time; the end of the log if there is none."""
-        for segment in self.segments:
-            if segment.size and segment.last_ms >= time_ms:
-                break
-        else:
-            return self.stop
-        if segment.first_ms >= time_ms:
-            return segment.base
+        """Return the offset of the first batch at or after this time; the end of the log if there is none.
+
+        Where the segment is missing that is its first offset: who reads there finds the damage.
+        """
+        while True:
+            for segment in self.segments:
+                if segment.size and segment.last_ms >= time_ms:
+                    break
+            else:
+                return self.stop
+            if segment.first_ms >= time_ms:
+                return segment.base
+            try:
+                return self._find_in(segment, time_ms)
+            except FileNotFoundError:
+                if segment in self.segments:
+                    return segment.base
+
+    def _find_in(self, segment: Segment, time_ms: int) -> int:
+        """Raises FileNotFoundError."""
         position = self._search(segment.where, lambda entries: index.position_before(entries, time_ms))
         for _, head, _ in self._heads(segment.where, position, segment.base, segment.size, whole=False):
             if head.time_ms >= time_ms:
@@ -858,18 +878,25 @@ class StreamLog:
         return self._search(segment.where, lambda entries: index.time_at(entries, offset)) or segment.first_ms
 
     def last(self) -> int:
-        """Return the offset of the last batch; the end of the log if there is none."""
-        for segment in reversed(self.segments):
-            if segment.size:
-                position = self._search(segment.where, index.last_position)
-                found = segment.base
-                for _, head, _ in self._heads(
-                    segment.where, position, segment.base, segment.size, whole=False
-                ):
-                    if head.shapes:
-                        found = head.base
-                return found
-        return self.stop
+        """Return the offset of the last batch; the end of the log if there is none. See `find`."""
+        while True:
+            segment = next((each for each in reversed(self.segments) if each.size), None)
+            if segment is None:
+                return self.stop
+            try:
+                return self._last_in(segment)
+            except FileNotFoundError:
+                if segment in self.segments:
+                    return segment.base
+
+    def _last_in(self, segment: Segment) -> int:
+        """Raises FileNotFoundError."""
+        position = self._search(segment.where, index.last_position)
+        found = segment.base
+        for _, head, _ in self._heads(segment.where, position, segment.base, segment.size, whole=False):
+            if head.shapes:
+                found = head.base
+        return found
 
     def _position(self, segment: Segment, offset: int) -> int:
         if offset == segment.base:
