@@ -49,7 +49,7 @@ def trim(log: StreamLog) -> None:
 
 def disappear(log: StreamLog) -> None:
     """The disk has lost one."""
-    log._files.remove(log._path(log.segments[1].base, ".segment"))
+    log.files.remove(log.path(log.segments[1].base, ".segment"))
 
 
 @pytest.mark.parametrize("reads", READS)
