@@ -213,20 +213,25 @@ class Queue:
         """A host could not be made for it. See amqp_server.turn.Unit."""
         self.host_failed(error)
 
-    def barrier(self, done: Callable[..., None]) -> None:
+    def barrier(self, done: Callable[..., None], *, again: bool = True) -> None:
         """Call back when all that was submitted before is visible here, also if the queue moves or fails meanwhile.
 
-        Then nobody knows what became of it: who must know asks the host itself.
+        Then nobody knows what became of it: who must know asks the host itself. `again`: ask once more where the node
+        that was asked is gone, or has the queue no longer; another one may serve it.
         """
         host = self.host
 
         def answered(refused: Refused | None = None) -> None:
             if refused is None:
                 done()
-            elif self.deleted or self.host is host:
+            elif self.deleted:
                 done(refused)
-            else:
+            elif self.host is not host:
                 self.barrier(done)
+            elif again:
+                self.barrier(done, again=False)
+            else:
+                done(refused)
 
         host.barrier(answered)
 

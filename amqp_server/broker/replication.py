@@ -1,11 +1,12 @@
 """How a change of the topology comes about: proposed here, applied by every node of the cluster.
 
-A node that is alone applies it at once.
+A node that is alone applies it at once, or as soon as it has made ready what is much (see partitions.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from amqp_server.broker.events import INTERNAL
@@ -75,6 +76,12 @@ class LocalReplication:
     def propose(self, operation: Operation, done: Done | None = None) -> None:
         declares = isinstance(operation, (DeclareQueue, DeclareSuperStream))
         index = self._topology.next_queue_id() if declares else 0
-        result = self._topology.apply(index, operation, self.user)
+        if isinstance(operation, DeclareSuperStream):
+            self._topology.prepare(index, operation, partial(self._apply, index, operation, done, self.user))
+        else:
+            self._apply(index, operation, done, self.user)
+
+    def _apply(self, index: int, operation: Operation, done: Done | None, user: str) -> None:
+        result = self._topology.apply(index, operation, user)
         if done is not None:
             done(result)

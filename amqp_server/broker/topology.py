@@ -17,6 +17,7 @@ from amqp_server.broker.event_headers import of_parameter
 from amqp_server.broker.metadata import Metadata, decode, encode
 from amqp_server.broker.operations import Operation
 from amqp_server.broker.parameters import GLOBAL, TRACING, USER_LIMITS, ParameterRecord
+from amqp_server.broker.partitions import Partitions, Preparation
 from amqp_server.broker.permissions import Permission, TopicPermission
 from amqp_server.broker.records import DEDUPLICATION_PRODUCERS, BindingRecord, ExchangeRecord, QueueRecord
 from amqp_server.broker.users import User, last_administrator
@@ -24,7 +25,7 @@ from amqp_server.broker.vhosts import VhostRecord
 from exchanges.router import InvalidArgument, UnknownExchangeType
 from quorum_queue.boundary import Fatal
 from quorum_queue.machine import versions
-from quorum_queue.queue_ids import index_of, is_partition, partition_id
+from quorum_queue.queue_ids import index_of, is_partition
 
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
@@ -83,6 +84,8 @@ class Topology:
         self.lacks = 0
         self._queue_ids = count(1)
         self._version = versions.NEWEST
+        #: Partitions that are made ready, by the index of the operation that is to make them.
+        self._ready: dict[int, Partitions] = {}
 
     def queue_ids_from(self, first: int) -> None:
         """Queues that are declared on a node alone have these ids from now on.
@@ -114,6 +117,17 @@ class Topology:
             ) from error
         self._note(max(self.applied, index))
         return result
+
+    def prepare(
+        self, index: int, operation: operations.DeclareSuperStream, then: Callable[[], object]
+    ) -> None:
+        """Do in parts what nobody sees of an operation that is to have this index; then call `then`, which applies it."""
+        vhost = self._vhost(operation.exchange.vhost)
+        if vhost is None:
+            then()
+            return
+        partitions = self._ready[index] = Partitions(vhost, index, operation)
+        Preparation(self._broker.turn, partitions, then).go_on()
 
     def lack(self, index: int) -> None:
         """The operation with this index is given up, and the records do not have it."""
@@ -285,6 +299,7 @@ class Topology:
     def _declare_super_stream(self, index: int, operation: operations.DeclareSuperStream) -> Result:
         exchange, first, partitions = operation.exchange, operation.first, operation.partitions
         vhost = self._vhost(exchange.vhost)
+        ready = self._ready.pop(index, None)
         if vhost is None:
             return Result(False)
         name = exchange.name
@@ -304,10 +319,7 @@ class Topology:
             vhost.put_exchange(exchange)
         except (InvalidArgument, UnknownExchangeType) as error:
             return Result(False, str(error))
-        for place, record in enumerate(partitions):
-            queue_id = partition_id(index, place)
-            vhost.put_queue(msgspec.structs.replace(record, queue_id=queue_id), of_many=True)
-            vhost.put_binding(super_streams.binding_record(record, name, first + place))
+        vhost.put_partitions(Partitions(vhost, index, operation) if ready is None else ready)
         return Result(True)
 
     def _delete_exchange(self, index: int, operation: operations.DeleteExchange) -> Result:

@@ -45,6 +45,7 @@ from quorum_queue.ports import Host
 
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
+    from amqp_server.broker.partitions import Partitions
 
 #: Words # that a topic binding key may have at most on any node, however it is configured.
 TOPIC_HASHES_MAX = 64
@@ -364,22 +365,8 @@ class VHost:
         of_many: bool = False,
     ) -> Queue:
         """Make a queue that has its record, with its messages where it has any."""
-        record = shared(record)
-        arguments = arguments_of(record)
-        # Not checked: an earlier version, or another node, took what this one would refuse.
-        parsed = parse_queue_arguments(
-            record.name,
-            self.name,
-            arguments,
-            durable=record.durable,
-            exclusive=record.exclusive,
-            auto_delete=record.auto_delete,
-            default_type=record.type,
-        )
-        policies = self.broker.runtime.policies.of_queue(self.name, record.name, parsed.type)
-        queue = Queue(self, record, parsed, arguments, policies)
+        queue = self.new_queue(record, unknown=unknown)
         queue.marks = marks or []
-        queue.unknown = unknown
         self.queues[queue.name] = queue
         if queue.type.is_group:
             self.groups[queue.name] = queue
@@ -391,6 +378,54 @@ class VHost:
             self.broker.turn.contain(queue, self._make_host, queue, machine)
         self._streams_changed(queue)
         return queue
+
+    def new_queue(self, record: QueueRecord, *, unknown: bool, parsed: QueueArguments | None = None) -> Queue:
+        """Return a queue that has its record, and is not there yet. `parsed`: what its arguments mean, if that is known."""
+        record = shared(record)
+        arguments = arguments_of(record)
+        if parsed is None:
+            # Not checked: an earlier version, or another node, took what this one would refuse.
+            parsed = parse_queue_arguments(
+                record.name,
+                self.name,
+                arguments,
+                durable=record.durable,
+                exclusive=record.exclusive,
+                auto_delete=record.auto_delete,
+                default_type=record.type,
+            )
+        policies = self.broker.runtime.policies.of_queue(self.name, record.name, parsed.type)
+        queue = Queue(self, record, parsed, arguments, policies)
+        queue.unknown = unknown
+        return queue
+
+    def put_partitions(self, partitions: Partitions) -> None:
+        """Make the partitions of a super stream and bind them; their hosts are made in parts."""
+        broker, ready, queues = self.broker, partitions.finish(), list[Queue]()
+        again = broker.generation != partitions.generation
+        for each in ready:
+            queue = each.queue
+            if again:
+                # There may be other policies since, or the vhost may be another one of that name.
+                queue = self.new_queue(queue.record, unknown=True, parsed=queue.parsed)
+            queues.append(queue)
+            self.queues[queue.name] = queue
+            if self._begins_here(queue.record):
+                broker.ended.queues_created += 1
+            broker.metadata.put(QUEUES, each.queue_key, each.queue_stored)
+            broker.hosts.expect(queue)
+            self.router.bind(each.binding)
+            broker.metadata.put(BINDINGS, each.binding_key, each.binding_stored)
+        broker.counts.queues += len(ready)
+        broker.counts.bindings += len(ready)
+        for queue in queues:
+            broker.host_parts.begin(queue, partial(self._make_host, queue, None))
+        self._streams_changed()
+        broker.changed()
+        if broker.events is not None:
+            for queue, each in zip(queues, ready, strict=True):
+                self._changed("queue.created", of_queue(queue))
+                self._changed("binding.created", of_binding(each.binding))
 
     def _streams_changed(self, queue: Queue | None = None) -> None:
         """A queue has come or gone, or a binding: groups may have other partitions."""

@@ -8,7 +8,7 @@ from .closed_loop import ClosedLoop
 from .cluster import CLUSTER_SCENARIOS
 from .connections import Churn, IdleConnections
 from .group import GROUP_SCENARIOS
-from .latency import Latency
+from .latency import Latency, StreamLatency
 from .perf_test import PerfTest
 from .queues import Backlog, ManyQueues
 from .scenario import Scenario, at_least
@@ -98,6 +98,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     Backlog(),
     Replay(),
     SuperStream(),
+    StreamLatency(),
     *GROUP_SCENARIOS,
     Startup(),
     *CLUSTER_SCENARIOS,

@@ -21,6 +21,7 @@ from ..pump import READ_BYTES, Pace, pump
 from ..settled import Settled
 from ..streams import OpenStream, Route, Terms, Topology, properties
 from .scenario import CPU_US, RSS_MIB, Bar, Figure, Figures, Scenario, at_least, at_most, mqd_at_most
+from .stream import BLOCK, STREAM, WARM_MESSAGES, append
 
 BODY_BYTES = 128
 CONFIRM_WINDOW = 1_000
@@ -40,6 +41,9 @@ RESTART_MAX_S = 300.0
 FILL_WINDOW = 4_000
 FILL_BLOCK = 200
 FILL_MAX_S = 600.0
+
+#: Half as many as on one node: three share this machine.
+STREAM_MESSAGES = 200_000
 
 FAILOVER_RATE = 1_000
 FAILOVER_BEFORE_S = 1.5
@@ -104,6 +108,32 @@ class ClusterThroughput(ClusterScenario):
             leader, follower = by_node[0], by_node[2]
             figures |= {"leader_us": leader, "follower_us": follower, "follower_share": follower / leader}
         return figures
+
+
+class ClusterStream(ClusterScenario):
+    """Appended to at the node that leads it."""
+
+    name = "cluster-stream"
+    title = "three nodes: one stream, 128 B, appended with confirms"
+    figures = (Figure("append", "append msg/s", at_least(4)),)
+    fresh = True
+    quick = False
+
+    def measure(self, cluster: Cluster, pace: Pace) -> Figures:
+        count = max(int(STREAM_MESSAGES * pace.share) // BLOCK, 10) * BLOCK
+        with Connection(cluster.ports[0]) as connection:
+            connection.queue(
+                STREAM, durable=True, **{"x-queue-type": "stream", "x-queue-leader-locator": "client-local"}
+            )
+            connection.confirms()
+            settled = Settled(count + WARM_MESSAGES)
+            append(connection, settled, WARM_MESSAGES)
+            cpu = cluster.cpu_seconds()
+            seconds = append(connection, settled, WARM_MESSAGES + count)
+            cpu = cluster.cpu_seconds() - cpu
+            rss = _rss_mib(cluster)
+            connection.delete_queue(STREAM)
+        return {"append": count / seconds, CPU_US: cpu / count * 1e6, RSS_MIB: rss}
 
 
 class _CpuByNode:
@@ -345,6 +375,7 @@ CLUSTER_SCENARIOS: tuple[Scenario, ...] = (
     ClusterThroughput(
         "cluster-ten-queues", "three nodes: ten quorum queues, clients spread over the nodes", 10, at_least(4)
     ),
+    ClusterStream(),
     ClusterLatency(),
     Failover(),
     IdleQuorumQueues(),

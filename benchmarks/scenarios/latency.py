@@ -7,7 +7,9 @@ from ..client import Connection
 from ..clock import QUEUE, WIRE, Clock, percentiles
 from ..pump import Pace
 from ..streams import Topology
-from .scenario import CPU_US, RSS_MIB, Bar, Figure, Figures, Scenario, at_most
+from .scenario import CPU_US, RSS_MIB, Bar, Figure, Figures, Scenario, at_most, mqd_at_most
+
+STREAM_RATE = 5_000
 
 
 class Latency(Scenario):
@@ -43,3 +45,44 @@ class Latency(Scenario):
         )
         lag = percentiles("lag", clock.lag[warm:])
         return figures | lag | {CPU_US: cpu / total * 1e6, RSS_MIB: rss / (1 << 20)}
+
+
+class StreamLatency(Scenario):
+    """A stream, and then a quorum queue: what is delivered is committed in both."""
+
+    name = "stream-latency"
+    title = f"latency at {STREAM_RATE:,} msg/s, 128 B, confirms: a stream, and a quorum queue"
+    figures = (
+        Figure("stream_p50_ms", "stream p50 ms", at_most(1)),
+        Figure("stream_p99_ms", "stream p99 ms", at_most(1)),
+        Figure("quorum_p99_ms", "quorum queue p99 ms"),
+        Figure("share", "stream/quorum queue p99", mqd_at_most(1)),
+        Figure("lag_p99_ms", "sent late p99 ms"),
+    )
+    quick = False
+
+    def run(self, broker: Broker, pace: Pace) -> Figures:
+        warm = int(STREAM_RATE * max(pace.warm_s, 0.5))
+        total = warm + int(STREAM_RATE * pace.run_s * 1.5)
+        clocks: dict[str, Clock] = {}
+        for kind in ("stream", "quorum"):
+            with Topology(broker.port) as topology:
+                topology.queue(QUEUE, durable=True, **{"x-queue-type": kind})
+                with Connection(broker.port) as publisher, Connection(broker.port) as consumer:
+                    # Room for all of them: a stream has no auto-ack, and acks would be in the way of the clock.
+                    consumer.consume(QUEUE, total + 1)
+                    publisher.sock.sendall(WIRE)
+                    delivery_bytes = consumer.delivery().wire_bytes
+                    publisher.confirms()
+                    clock = clocks[kind] = Clock(
+                        publisher.sock, consumer.sock, delivery_bytes, STREAM_RATE, total
+                    )
+                    cpu = broker.cpu_seconds()
+                    clock.run()
+                    cpu = broker.cpu_seconds() - cpu
+                    if kind == "stream":
+                        used = {CPU_US: cpu / total * 1e6, RSS_MIB: broker.rss_bytes() / (1 << 20)}
+        figures = used | percentiles("lag", clocks["stream"].lag[warm:])
+        for kind, clock in clocks.items():
+            figures |= percentiles(kind, clock.delivered[warm:])
+        return figures | {"share": figures["stream_p99_ms"] / figures["quorum_p99_ms"]}

@@ -283,8 +283,9 @@ class DeferredHost(QueueHost):
         answer_publishes(pending, confirm=self.ended == "deleted")
 
     def _refuse_askers(self, why: Refused) -> None:
-        super()._refuse_askers(why)
+        # First, because who is refused may ask again.
         barriers, self._pending_barriers = self._pending_barriers, []
+        super()._refuse_askers(why)
         for done in barriers:
             done(why)
 

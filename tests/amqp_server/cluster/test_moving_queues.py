@@ -220,3 +220,21 @@ def test_a_member_comes_back_before_it_was_let_go(how: str) -> None:
         world.begin()
         found.append(world.finish())
     assert found[0] == COUNT
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_a_question_goes_to_another_member_when_the_link_to_the_first_one_breaks(sent: bool) -> None:
+    """Nothing was done to the client's own node: its channel must not be closed."""
+    scene = Scene()
+    scene.place(scene.client("c"), QUEUE, "ac")
+    client = scene.client("b")
+    host = client.node.cluster.hosts.remote[client.queue_id(QUEUE)]
+    scene.publish(client, QUEUE)
+    assert isinstance(host, RemoteHost) and host._session == "a"
+    client.declare(QUEUE)
+    if sent:
+        client.node.end_turn()
+    client.node.turn.run(host.link_down, "a")
+    scene.settle()
+    assert client.refusals == [] and client.asked is None
+    scene.finish()

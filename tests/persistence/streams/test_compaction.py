@@ -214,7 +214,7 @@ def test_a_segment_of_which_nothing_is_left_is_no_hole() -> None:
     for offset in range(41):
         read(log, offset)
         log.find(offset * 1000)
-    assert opened(log._files, 40, 60).segments == log.segments  # type: ignore[arg-type]
+    assert opened(log.files, 40, 60).segments == log.segments  # type: ignore[arg-type]
     compact(log)
     assert read(log) == expected(messages, sealed)
 
@@ -294,7 +294,7 @@ def test_a_log_that_is_gone_is_not_written() -> None:
     log.delete()
     with pytest.raises(compaction.Ended):
         compaction.rewrite(log, plan.groups[0], plan.latest, Keys(), -1, "none", throttle)
-    assert not log._files.now  # type: ignore[attr-defined]
+    assert not log.files.now  # type: ignore[attr-defined]
 
 
 def test_what_is_damaged_stays_as_it_is() -> None:

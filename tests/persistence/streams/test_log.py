@@ -146,7 +146,7 @@ def test_only_batches_that_match_are_read() -> None:
 
 
 def test_a_filter_that_nothing_matches_comes_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persistence.streams.log.PASSED_MAX", 2)
+    monkeypatch.setattr("persistence.streams.reading.PASSED_MAX", 2)
     log = filled(CrashingFiles())
     log.append([stored(60, 3, names=[b"a"] * 3)])
     assert read_all(log, wanted=Wanted(frozenset({b"a"}), unfiltered=False)) == ([60, 61, 62], [])

@@ -1,0 +1,121 @@
+"""The partitions of a super stream that is being declared: made ready in parts, and there all at once.
+
+One operation makes a thousand queues and as many bindings. Most of that is work that nobody sees: arguments are parsed,
+objects are made, records are encoded. On a node that stands alone it is done in parts before the operation is applied,
+some in each turn, and other clients have their turns in between. In a cluster every node does it when it applies the
+operation: what an entry does is one step. In both cases nobody ever sees some of the partitions without the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from amqp_server.broker.arguments import QueueArguments
+from amqp_server.broker.metadata import encode
+from amqp_server.broker.operations import DeclareSuperStream
+from amqp_server.broker.queue import Queue
+from amqp_server.broker.records import QueueRecord, key
+from amqp_server.broker.super_streams import ORDER, binding_record
+from exchanges.binding import Binding
+from quorum_queue.boundary import Fatal
+from quorum_queue.queue_ids import partition_id
+
+if TYPE_CHECKING:
+    from amqp_server.broker.vhost import VHost
+    from amqp_server.turn import Turn
+
+
+class Partition(NamedTuple):
+    """One that is ready. What is stored is a key of a table and a value."""
+
+    queue: Queue
+    queue_key: str
+    queue_stored: bytes
+    binding: Binding
+    binding_key: str
+    binding_stored: bytes
+
+
+class Partitions:
+    """Those of one operation, which has or will have this index."""
+
+    def __init__(self, vhost: VHost, index: int, operation: DeclareSuperStream) -> None:
+        self._vhost = vhost
+        self._index = index
+        self._exchange = operation.exchange.name
+        self._first = operation.first
+        self._records = operation.partitions
+        #: Those that are ready, in their order.
+        self.ready: list[Partition] = []
+        #: The topology's generation when the first one was made ready: policies may be others later, and the vhost.
+        self.generation = vhost.broker.generation
+        #: What the arguments of the last one were, and what they mean: those of the next one are the same.
+        self._arguments = b""
+        self._parsed: QueueArguments | None = None
+
+    @property
+    def left(self) -> int:
+        """How many are not ready."""
+        return len(self._records) - len(self.ready)
+
+    def go_on(self, overdue: Callable[[], bool]) -> None:
+        """Make some ready, one at least, until the turn is overdue or all are."""
+        while self.left:
+            self.ready.append(self._made(len(self.ready)))
+            if overdue():
+                return
+
+    def finish(self) -> list[Partition]:
+        """Make the others ready now; return all."""
+        while self.left:
+            self.ready.append(self._made(len(self.ready)))
+        return self.ready
+
+    def _made(self, place: int) -> Partition:
+        vhost, number = self._vhost, self._first + place
+        record = msgspec.structs.replace(self._records[place], queue_id=partition_id(self._index, place))
+        queue = vhost.new_queue(record, unknown=True, parsed=self._parsed_of(record))
+        self._arguments, self._parsed = record.arguments, queue.parsed
+        binding = Binding(self._exchange, record.name, "queue", str(number), {ORDER: number})
+        bound = binding_record(record, self._exchange, number)
+        return Partition(
+            queue,
+            key(vhost.name, record.name),
+            encode(queue.record),
+            binding,
+            # The same as `bound.key`, which brings the fields of the table into an order: here it has one.
+            key(vhost.name, self._exchange, record.name, "queue", str(number), bound.arguments.hex()),
+            encode(bound),
+        )
+
+    def _parsed_of(self, record: QueueRecord) -> QueueArguments | None:
+        return self._parsed if record.arguments == self._arguments else None
+
+
+class Preparation:
+    """Makes the partitions of one operation ready in parts, and then has it applied."""
+
+    def __init__(self, turn: Turn, partitions: Partitions, then: Callable[[], object]) -> None:
+        self._turn = turn
+        self._partitions = partitions
+        self._then = then
+
+    def go_on(self) -> None:
+        partitions, turn = self._partitions, self._turn
+        if partitions.left:
+            partitions.go_on(turn.overdue)
+            if partitions.left or turn.overdue():
+                # What makes them visible is one step: it gets a turn of its own.
+                turn.later(self, self.go_on)
+                return
+        self._then()
+
+    def failed(self, error: Exception) -> None:
+        """See amqp_server.turn.Unit."""
+        raise Fatal(f"a super stream could not be declared: {error!r}") from error
+
+
+__all__ = ["Partition", "Partitions", "Preparation"]

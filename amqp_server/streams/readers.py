@@ -1,0 +1,419 @@
+"""Those who read a stream on this node: what there is for them, where they begin, and what they get.
+
+What is not in segments yet they get out of memory. Those that are behind have segments read in threads, each at its own
+place.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import attrgetter
+
+from outcome import Error, Outcome
+
+from amqp_server.streams.deliver import BatchReader
+from amqp_server.streams.encode import Encoded
+from amqp_server.streams.headed import below, cut, offsets_of
+from amqp_server.streams.named import Progress
+from amqp_server.streams.services import StreamServices
+from amqp_server.streams.start import Start
+from amqp_server.streams.stream_consumer import StreamConsumer
+from persistence.streams.batch import Batch
+from persistence.streams.log import Lost, Read, StreamLog, Wanted
+from quorum_queue.host import Key, QueueHost
+from quorum_queue.ports import ConsumerState, Hosted
+
+logger = logging.getLogger("mqd.streams")
+
+#: Credit of those who say themselves how much they take.
+BOUNDLESS = 1 << 40
+
+
+class StreamReaders(QueueHost):
+    """The part of a stream's host that looks after them. See StreamHost."""
+
+    def __init__(self, queue: Hosted, services: StreamServices, log: StreamLog) -> None:
+        super().__init__(queue, services.turn)
+        self._services = services
+        self._log = log
+        #: Batches that are not in a segment yet, in order.
+        self._tail: list[Encoded] = []
+        self._tail_bytes = 0
+        #: The offset of the next message that is published, and that up to which all are synced.
+        self.next_offset = self._synced = 0
+        self._consumers: dict[Key, StreamConsumer] = {}
+        #: How many of them read for groups.
+        self._group_count = 0
+        #: Consumers that may be able to get more.
+        self._to_serve: dict[StreamConsumer, None] = {}
+        #: What consumers with a name have acked, also those that are cancelled and may still ack.
+        self._progress: dict[Key, Progress] = {}
+        #: Messages that the disk has damaged, by their first offset.
+        self._lost: dict[int, int] = {}
+
+    def _keep(self, key: Key, progress: Progress) -> None:
+        """Have noted where a name goes on."""
+        raise NotImplementedError
+
+    def _note_lost(self, lost: Lost) -> None:
+        if lost.low not in self._lost and lost.stop > lost.low:
+            self._lost[lost.low] = lost.stop - lost.low
+            logger.error(
+                "stream '%s' in vhost '%s' lost messages %d to %d: %s",
+                *(self.queue.name, self.queue.vhost.name, lost.low, lost.stop - 1, lost.why),
+            )
+
+    # -- what it holds ---------------------------------------------------------------------------------------------
+
+    @property
+    def first_offset(self) -> int:
+        """The offset of the oldest message; that of the next one if there is none."""
+        segments = self._log.segments
+        if segments and segments[0].size:
+            return segments[0].base
+        return self._tail[0].batch.base if self._tail else self.next_offset
+
+    def offsets(self, done: Callable[[range | None], None]) -> None:
+        """Tell which offsets a consumer can have now; None if that is not known here."""
+        first = self.first_offset
+        done(range(first, max(first, self._synced)))
+
+    @property
+    def first_ms(self) -> int | None:
+        """The time of the oldest message."""
+        segments = self._log.segments
+        if segments and segments[0].size:
+            return segments[0].first_ms
+        return self._tail[0].batch.time_ms if self._tail else None
+
+    @property
+    def segment_count(self) -> int:
+        return len(self._log.segments)
+
+    @property
+    def lost_count(self) -> int:
+        """Messages that the disk has damaged, as far as somebody came by."""
+        return sum(self._lost.values())
+
+    @property
+    def ready_count(self) -> int:
+        return self.next_offset - self.first_offset
+
+    @property
+    def ready_bytes(self) -> int:
+        return self._log.size + self._tail_bytes
+
+    @property
+    def unacked_count(self) -> int:
+        return sum([each.prefetch - each.credit for each in self._consumers.values() if not each.for_group])
+
+    @property
+    def consumer_count(self) -> int:
+        return len(self._consumers) - self._group_count
+
+    @property
+    def end_offset(self) -> int:
+        """The offset of the next message that consumers cannot have yet."""
+        return self._synced
+
+    @property
+    def resident_bytes(self) -> int:
+        return self._tail_bytes + sum([each.held_bytes for each in self._consumers.values()])
+
+    def consumers(self) -> list[ConsumerState]:
+        return [
+            ConsumerState(each.key, False, False, each.prefetch, 0, True)
+            for each in self._consumers.values()
+            if not each.for_group
+        ]
+
+    def offset_of(self, key: Key) -> int | None:
+        """Return the offset that a consumer gets next; None if that is not known yet."""
+        consumer = self._consumers.get(key)
+        return None if consumer is None or consumer.next_offset < 0 else consumer.next_offset
+
+    # -- readers ---------------------------------------------------------------------------------------------------
+
+    def _detach(self, key: Key) -> None:
+        consumer = self._consumers.pop(key, None)
+        if consumer is not None:
+            consumer.detached = True
+            consumer.let_go()
+            self._group_count -= consumer.for_group
+            self.queue.consumer_gone(self.consumer_count)
+
+    def _begin(self, consumer: StreamConsumer, start: Start) -> None:
+        """Find out where the consumer begins."""
+        consumer.reading = True
+
+        def found(offset: int) -> None:
+            consumer.reading = False
+            if offset >= 0 and not (self.ended or consumer.detached):
+                self._begins(consumer, offset)
+
+        self.look_up(start, found)
+
+    def look_up(self, start: Start, found: Callable[[int], None]) -> None:
+        """Find out which offset is meant; what is in segments is looked up by a thread. Below zero: the stream has failed."""
+        if start.offset is not None:
+            found(start.offset)
+        elif start.name == "first":
+            found(0)
+        elif start.name == "last":
+            synced = [each.batch.base for each in self._tail if each.batch.stop <= self._synced]
+            if synced:
+                found(synced[-1])
+            else:
+                self._look_up(self._log.last, found)
+        elif start.name == "next":
+            found(self._synced)
+        else:
+            self._look_up_time(self._time_of(start), found)
+
+    def _time_of(self, start: Start) -> int:
+        """Return the time by the clock of the messages, which is near wall time; see quorum_queue.clock."""
+        if start.time_ms is not None:
+            return start.time_ms
+        assert start.ago_ms is not None
+        return self._services.queue_time.now_ms() - start.ago_ms
+
+    def _look_up_time(self, time_ms: int, found: Callable[[int], None]) -> None:
+        segments = self._log.segments
+        if segments and segments[-1].size and segments[-1].last_ms >= time_ms:
+            self._look_up(partial(self._log.find, time_ms), found)
+            return
+        later = [each.batch.base for each in self._tail if each.batch.time_ms >= time_ms]
+        found(later[0] if later else self._synced)
+
+    def _look_up(self, find: Callable[[], int], found: Callable[[int], None]) -> None:
+        def looked(outcome: Outcome[int]) -> None:
+            if isinstance(outcome, Error):
+                found(-1)
+                self._turn.contain(self, outcome.unwrap)
+            else:
+                found(outcome.unwrap())
+
+        self._services.store.read(find, looked)
+
+    def _begins(self, consumer: StreamConsumer, offset: int) -> None:
+        consumer.next_offset = offset
+        progress = consumer.progress = self._progress.get(consumer.key) if self._progress else None
+        if progress is not None:
+            progress.begin(offset)
+            self._keep(consumer.key, progress)
+        if consumer.for_group:
+            self._turn.contain(consumer.sink, consumer.sink.began, offset)
+        self._serve(consumer)
+
+    def _serve_all(self) -> None:
+        """Serve consumers, as many as the turn has time for."""
+        to_serve = self._to_serve
+        while to_serve:
+            consumer = next(iter(to_serve))
+            del to_serve[consumer]
+            self._serve(consumer)
+            if to_serve and self._turn.overdue():
+                self._turn.later(self, self._serve_all)
+                return
+
+    # -- groups ----------------------------------------------------------------------------------------------------
+
+    def go_on(self, key: Key, offset: int) -> None:
+        """Have who reads for a group go on at this offset; it says itself how much it takes."""
+        consumer = self._consumers.get(key)
+        if consumer is None:
+            return
+        if consumer.next_offset != offset:
+            reader = consumer.reader
+            if reader is not None and reader.batch.base <= offset < reader.batch.stop:
+                consumer.reader = BatchReader(reader.batch)
+                consumer.reader.skip_to(offset)
+            else:
+                consumer.let_go()
+            consumer.next_offset = offset
+        consumer.credit = BOUNDLESS
+        self.submit(("pause", key, False))
+
+    def fetch(self, low: int, stop: int, most: int, done: Callable[[list[Batch]], None]) -> None:
+        """Look for messages from one offset up to another; `done` is told of them, each a batch of its own."""
+        self._fetch(low, stop, most, done, [])
+
+    def _fetch(
+        self, low: int, stop: int, most: int, done: Callable[[list[Batch]], None], found: list[Batch]
+    ) -> None:
+        stop = min(stop, self._synced)
+        tail = self._tail
+        if tail and low >= tail[0].batch.base:
+            for encoded in tail[max(bisect_right(tail, low, key=_base_of) - 1, 0) :]:
+                _cut_out(encoded.batch, low, stop, most, found)
+            done(found)
+        elif self.ended or low >= stop or len(found) >= most:
+            done(found)
+        else:
+
+            def has_read(outcome: Outcome[Read]) -> None:
+                if isinstance(outcome, Error):
+                    done(found)
+                    self._turn.contain(self, outcome.unwrap)
+                    return
+                read = outcome.unwrap()
+                for lost in read.lost:
+                    self._note_lost(lost)
+                for batch in read.batches:
+                    _cut_out(batch, low, stop, most, found)
+                following = read.place.offset
+                if read.place.base < 0:
+                    # The segments end here.
+                    following = self._tail[0].batch.base if self._tail else self._synced
+                self._fetch(max(following, low), stop, most, done, found)
+
+            self._services.store.read(partial(self._log.read, low), has_read)
+
+    def time_of(self, offset: int) -> int | None:
+        """Return the time of the first message at or behind an offset; None if there is none."""
+        tail = self._tail
+        if tail and offset >= tail[0].batch.base:
+            for encoded in tail[max(bisect_right(tail, offset, key=_base_of) - 1, 0) :]:
+                if encoded.batch.stop > offset:
+                    return encoded.batch.time_ms if encoded.batch.stop <= self._synced else None
+            return None
+        found = self._log.time_of(offset)
+        return found if found is not None or not tail else tail[0].batch.time_ms
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def _serve(self, consumer: StreamConsumer) -> None:
+        """Hand out what the consumer may have and what is at hand; have more read if need be."""
+        while consumer.credit > 0 and not (consumer.paused or consumer.detached):
+            reader = consumer.reader
+            if reader is None or not reader.left:
+                batch = self._next_batch(consumer)
+                if batch is None:
+                    return
+                reader = consumer.reader = BatchReader(batch)
+                if batch.base < consumer.next_offset:
+                    reader.skip_to(consumer.next_offset)
+            wanted = consumer.wanted
+            count = min(consumer.credit, reader.left)
+            if wanted is not None:
+                count = _next_wanted(reader, wanted, count)
+            if count:
+                self._hand(consumer, reader, count)
+            consumer.next_offset = reader.offset
+            if not reader.left:
+                self._used_up(consumer, reader.batch)
+
+    def _hand(self, consumer: StreamConsumer, reader: BatchReader, count: int) -> None:
+        first_id = consumer.next_id
+        consumer.next_id = first_id + count
+        consumer.credit -= count
+        if consumer.progress is not None:
+            consumer.progress.handed(offsets_of(reader, count), first_id)
+        sink = consumer.sink
+        # If that raises, the sink has failed and not the stream.
+        self._turn.contain(sink, sink.deliver_batch, consumer, reader, count, first_id)
+
+    def _used_up(self, consumer: StreamConsumer, batch: Batch) -> None:
+        consumer.reader = None
+        if consumer.held_bytes:
+            self._services.hold(consumer, -min(batch.size, consumer.held_bytes))
+
+    def _next_batch(self, consumer: StreamConsumer) -> Batch | None:
+        """Return the batch with the consumer's next message, or the first one behind it; None if it has to wait."""
+        ahead, place = consumer.ahead, consumer.place
+        if ahead:
+            batch = ahead.popleft()
+            if not ahead and place is not None and place.offset < self._log.stop:
+                self._read(consumer, place.offset)
+            return batch
+        if consumer.reading or consumer.next_offset < 0:
+            return None
+        if place is not None and place.offset > consumer.next_offset:
+            # The filter passed over the rest.
+            consumer.next_offset = place.offset
+        offset = consumer.next_offset
+        if offset >= self._synced:
+            return None
+        tail = self._tail
+        if not tail or offset < tail[0].batch.base:
+            self._read(consumer, offset)
+            return None
+        if consumer.held_bytes or place is not None:
+            consumer.let_go()
+        index = max(bisect_right(tail, offset, key=_base_of) - 1, 0)
+        if tail[index].batch.stop <= offset:
+            # Behind a hole.
+            index += 1
+        batch = tail[index].batch
+        return batch if batch.stop <= self._synced else None
+
+    def _read(self, consumer: StreamConsumer, offset: int) -> None:
+        """Have batches read from this offset on."""
+        if consumer.reading:
+            return
+        consumer.reading = True
+        self._services.store.read(
+            partial(self._log.read, offset, consumer.place, consumer.wanted),
+            partial(self._has_read, consumer, consumer.reads),
+        )
+
+    def _has_read(self, consumer: StreamConsumer, reads: int, outcome: Outcome[Read]) -> None:
+        consumer.reading = False
+        if self.ended or consumer.detached:
+            return
+        if isinstance(outcome, Error):
+            # A defect, or a disk that does not read: the stream stops on this node.
+            self._turn.contain(self, outcome.unwrap)
+            return
+        read = outcome.unwrap()
+        for lost in read.lost:
+            self._note_lost(lost)
+        if reads == consumer.reads:
+            consumer.place = read.place
+            consumer.ahead.extend(read.batches)
+            self._services.hold(consumer, sum([batch.size for batch in read.batches]))
+            if read.place.base < 0:
+                # The segments end here. What comes next is in memory, or is still to come.
+                consumer.place = None
+                if consumer.reader is None and not consumer.ahead:
+                    first = self._tail[0].batch.base if self._tail else self._synced
+                    consumer.next_offset = max(consumer.next_offset, min(first, self._synced))
+        self._serve(consumer)
+
+
+def _cut_out(batch: Batch, low: int, stop: int, most: int, found: list[Batch]) -> None:
+    """Add the messages from one offset up to another, each as a batch of its own."""
+    if not batch.count:
+        return
+    reader = BatchReader(batch)
+    reader.skip(below(reader, low))
+    for _ in range(min(below(reader, stop), most - len(found))):
+        found.append(cut(reader, 1))
+
+
+def _next_wanted(reader: BatchReader, wanted: Wanted, most: int) -> int:
+    """Pass over messages that are not wanted; return how many come then that are, at most so many."""
+    batch = reader.batch
+    takes = [wanted.unfiltered if value is None else value in wanted.values for value in batch.values]
+    filters: Sequence[int] = batch.filters
+    if not filters:
+        if takes[0]:
+            return min(most, reader.left)
+        reader.skip(reader.left)
+        return 0
+    start, stop = reader.index, batch.count
+    while start < stop and not takes[filters[start]]:
+        start += 1
+    reader.skip(start - reader.index)
+    end, limit = start, min(stop, start + most)
+    while end < limit and takes[filters[end]]:
+        end += 1
+    return end - start
+
+
+_base_of: Callable[[Encoded], int] = attrgetter("batch.base")
+
+__all__ = ["BOUNDLESS", "StreamReaders"]

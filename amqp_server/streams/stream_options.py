@@ -1,0 +1,63 @@
+"""What the streams of a node are set to."""
+
+from __future__ import annotations
+
+from amqp_server.streams.compacting import Compaction
+from persistence.streams.compression import NONE
+from persistence.streams.retention import Limits
+
+
+class StreamOptions:
+    """What the streams of a node are set to; see the fields of amqp_server.config of the same names."""
+
+    __slots__ = (
+        "codec",
+        "compaction_dirty_percent",
+        "compaction_memory_bytes",
+        "flush_bytes",
+        "flush_ms",
+        "limits",
+        "names_max",
+        "read_bytes_max",
+        "segment_bytes",
+        "tombstone_age_ms",
+    )
+
+    def __init__(
+        self,
+        *,
+        segment_bytes: int = 500_000_000,
+        limits: Limits | None = None,
+        flush_bytes: int = 1 << 20,
+        flush_ms: int = 5_000,
+        read_bytes_max: int = 256 << 20,
+        codec: str = NONE,
+        compaction_dirty_percent: int = 50,
+        compaction_memory_bytes: int = 64 << 20,
+        tombstone_age_ms: int = 86_400_000,
+        names_max: int = 1_000,
+    ) -> None:
+        self.names_max = names_max
+        self.compaction_dirty_percent = compaction_dirty_percent
+        self.compaction_memory_bytes = compaction_memory_bytes
+        #: Of streams declared without x-stream-tombstone-age.
+        self.tombstone_age_ms = tombstone_age_ms
+        #: Of streams declared without x-stream-compression.
+        self.codec = codec
+        self.segment_bytes = segment_bytes
+        #: Of streams declared without limits.
+        self.limits = limits or Limits()
+        self.flush_bytes = flush_bytes
+        self.flush_ms = flush_ms
+        self.read_bytes_max = read_bytes_max
+
+    def compaction(self, by: str | None, tombstone_age_ms: int | None) -> Compaction | None:
+        """Return what is set for a stream that was declared so."""
+        if by is None:
+            return None
+        return Compaction(
+            by,
+            self.tombstone_age_ms if tombstone_age_ms is None else tombstone_age_ms,
+            self.compaction_memory_bytes,
+            self.compaction_dirty_percent,
+        )

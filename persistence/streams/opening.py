@@ -1,0 +1,162 @@
+"""What a start finds of a stream's segments. Indexes are read, and the end of the last segment.
+
+What is damaged behind the offset up to which the journal says that all is stored was torn by a crash, and is cut off.
+What is damaged before it was damaged by the disk.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from persistence.streams import batch as batches
+from persistence.streams import index
+from persistence.streams.batch import HEAD_BYTES, Damaged, Head
+from persistence.streams.files import Files
+from persistence.streams.index import Entry
+from persistence.streams.segment import INDEX, NEW, SEGMENT, Lost, Segment, Writing, spaced
+from persistence.streams.segment_files import SegmentFiles
+
+logger = logging.getLogger("mqd.streams")
+
+
+class Opening(SegmentFiles):
+    """One start. `first`: what is before this offset was about to be removed."""
+
+    def __init__(
+        self, files: Files, directory: Path, first: int, stored_stop: int, *, mendable: bool
+    ) -> None:
+        super().__init__(files, directory)
+        self.lost: list[Lost] = []
+        #: The newest compaction.
+        self.generation = 0
+        self.writing = Writing()
+        names = files.names(directory)
+        found = self._found(names, first)
+        self._remove_remains(names, found)
+        self.segments = [self._sealed(base, stem) for base, stem in found[:-1]]
+        if found:
+            last, self.writing = self._open_last(*found[-1], stored_stop, mendable=mendable)
+            self.segments.append(last)
+
+    def _found(self, names: list[str], first: int) -> list[tuple[int, str]]:
+        """Return the bases of the segments that are there, and their names if compaction has made them."""
+        plain: list[int] = []
+        compacted: list[tuple[int, int, int, str]] = []
+        for name in names:
+            if name.endswith(SEGMENT):
+                stem = name.removesuffix(SEGMENT)
+                base, *more = map(int, stem.split("-"))
+                if more:
+                    compacted.append((more[1], base, more[0], stem))
+                else:
+                    plain.append(base)
+        found: list[tuple[int, str]] = []
+        replaced: list[range] = []
+        for generation, base, stop, stem in sorted(compacted, reverse=True):
+            self.generation = max(self.generation, generation)
+            if not any(base in each for each in replaced):
+                replaced.append(range(base, stop))
+                found.append((base, stem))
+        found += [(base, "") for base in plain if not any(base in each for each in replaced)]
+        return sorted(each for each in found if each[0] >= first)
+
+    def _remove_remains(self, names: list[str], found: list[tuple[int, str]]) -> None:
+        """Remove what a crash has left: segments that were being trimmed or had been compacted, those that compaction had
+        not finished, and indexes whose segment never came to be.
+
+        None may come back when `first`, or a segment of that name, is written again.
+        """
+        known = {self.path(stem or base, suffix).name for base, stem in found for suffix in (SEGMENT, INDEX)}
+        remains = [name for name in names if name.endswith((SEGMENT, INDEX, NEW)) and name not in known]
+        for name in remains:
+            self.files.remove(self.directory / name)
+        if remains:
+            self.files.sync_names(self.directory)
+
+    def _sealed(self, base: int, stem: str = "") -> Segment:
+        where = stem or base
+        path = self.path(where, INDEX)
+        try:
+            entries = index.decode(self.files.read(path, 0, index.ENTRY_BYTES))
+            entries += index.decode(
+                self.files.read(path, self.files.size(path) - index.ENTRY_BYTES, index.ENTRY_BYTES)
+            )
+        except (OSError, ValueError):
+            entries = []
+        if len(entries) == 2 and entries[1].kind == index.SEAL:
+            seal = entries[1]
+            return Segment(base, seal.position, seal.offset, entries[0].time_ms, seal.time_ms, stem)
+        logger.warning("the index of %s is damaged, and made anew", self.path(where, SEGMENT))
+        return self._index_anew(base, stem)
+
+    def _index_anew(self, base: int, stem: str) -> Segment:
+        """Of a sealed segment. Heads are enough for that."""
+        where = stem or base
+        size = self.files.size(self.path(where, SEGMENT))
+        found = list(self.heads(where, 0, base, size, whole=False))
+        entries = spaced([(position, head) for position, head, _ in found], -1)
+        last = found[-1][1] if found else None
+        stop, last_ms = (last.stop, last.time_ms) if last is not None else (base, 0)
+        entries.append(Entry(stop, last_ms, size, index.SEAL))
+        self.write_index(where, entries)
+        return Segment(base, size, stop, found[0][1].time_ms if found else 0, last_ms, stem)
+
+    def _open_last(
+        self, base: int, stem: str, stored_stop: int, *, mendable: bool
+    ) -> tuple[Segment, Writing]:
+        if stem:
+            # What came behind it is missing.
+            return self._sealed(base, stem), Writing()
+        path = self.path(base, SEGMENT)
+        size = self.files.size(path)
+        entries = self.entries(base)
+        if entries and entries[-1].kind == index.SEAL and entries[-1].position == size:
+            seal = entries[-1]
+            return Segment(base, size, seal.offset, entries[0].time_ms, seal.time_ms), Writing()
+        entries = self._believable(base, [entry for entry in entries if entry.kind == index.BATCH], size)
+        position, expected, last_ms = 0, base, 0
+        if entries:
+            position, expected, last_ms = entries[-1].position, entries[-1].offset, entries[-1].time_ms
+        found: list[tuple[int, Head]] = []
+        end = position
+        for at, head, sound in self.heads(base, position, expected, size, whole=True):
+            if (not sound or at > end) and expected >= stored_stop:
+                break
+            if at > end or head.base > expected:
+                self.lost.append(Lost(expected, head.base, f"{path} is damaged at {end}"))
+            if not sound:
+                self.lost.append(Lost(head.base, head.stop, f"{path} is damaged at {at}"))
+            found.append((at, head))
+            end, expected, last_ms = at + head.size, head.stop, head.time_ms
+        sealed = False
+        if expected >= stored_stop or mendable:
+            if end < size:
+                why = "were not synced" if expected >= stored_stop else "are damaged"
+                logger.info("%s: %d bytes that %s are cut off", path, size - end, why)
+                self.files.cut(path, end)
+        else:
+            self.lost.append(Lost(expected, stored_stop, f"{path} is damaged from {end} on"))
+            end, sealed = size, True
+        # What is sound but was not known to be synced counts as stored from now on.
+        self.files.sync(path)
+        entries += spaced(found, entries[-1].position if entries else -1)
+        self.write_index(base, entries)
+        first_ms = entries[0].time_ms if entries else 0
+        indexed = entries[-1].position if entries else -1
+        writing = Writing(len(entries) * index.ENTRY_BYTES, indexed, sealed)
+        return Segment(base, end, expected, first_ms, last_ms), writing
+
+    def _believable(self, base: int, entries: list[Entry], size: int) -> list[Entry]:
+        """Leave out entries at the end that point past the segment, or at something else than their batch."""
+        while entries:
+            last = entries[-1]
+            if last.position < size:
+                try:
+                    data = self.files.read(self.path(base, SEGMENT), last.position, HEAD_BYTES)
+                    if batches.decode_head(data).base == last.offset:
+                        break
+                except Damaged:
+                    pass
+            entries.pop()
+        return entries

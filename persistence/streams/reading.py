@@ -1,0 +1,260 @@
+"""Reads a stream's segments, while another thread writes them: batches from an offset on, and where a time is."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
+from pathlib import Path
+
+from persistence.streams import batch as batches
+from persistence.streams import index
+from persistence.streams.batch import HEAD_BYTES, Batch, Damaged, Head
+from persistence.streams.files import Files
+from persistence.streams.segment import READ_BYTES, SEGMENT, Lost, Place, Raw, Read, Segment, Wanted
+from persistence.streams.segment_files import SegmentFiles, Window
+
+logger = logging.getLogger("mqd.streams")
+
+#: Heads that one read looks at which no filter matches: others wait for the thread.
+PASSED_MAX = 256
+
+
+class SegmentReader(SegmentFiles):
+    """What `segments` says is on the disk. It is replaced as a whole by the thread that writes."""
+
+    def __init__(self, files: Files, directory: Path) -> None:
+        super().__init__(files, directory)
+        self.segments: tuple[Segment, ...] = ()
+        #: The offset after the last message that is on the disk here.
+        self.stop = 0
+
+    def read(self, offset: int, place: Place | None = None, wanted: Wanted | None = None) -> Read:
+        """Read some batches from the one with this offset on, or from the first one behind it that is there.
+
+        Nothing is returned where the log ends, and where no filter matched for long; `place` says where to go on.
+        """
+        lost: list[Lost] = []
+        while True:
+            segment = self.segment_of(offset)
+            if segment is None:
+                return Read([], Place(-1, 0, offset), lost)
+            if offset < segment.base:
+                offset, place = segment.base, None
+            if place is None or (place.base, place.stem, place.offset) != (
+                segment.base,
+                segment.stem,
+                offset,
+            ):
+                place = Place(segment.base, self.position(segment, offset), offset, segment.stem)
+            path = self.path(segment.where, SEGMENT)
+            try:
+                reading = _Reading(self.files, path, segment, place, wanted)
+                found = reading.run(partial(self._after, segment))
+            except FileNotFoundError:
+                if segment not in self.segments:
+                    # It was deleted by its age or size meanwhile, or compacted.
+                    place = None
+                    continue
+                stop = self.behind(segment)
+                lost.append(Lost(offset, stop, f"{path} is missing"))
+                offset = stop
+                continue
+            lost += found.lost
+            if found.batches or found.place.position < segment.size:
+                return Read(found.batches, found.place, lost)
+            offset = max(segment.stop, self.behind(segment))
+            if found.place.offset < offset:
+                why = f"{path} is damaged to its end"
+                lost.append(Lost(found.place.offset, offset, why))
+
+    def segment_of(self, offset: int) -> Segment | None:
+        """Return the segment with this offset or else the next one; None at the end."""
+        segments = self.segments
+        at = max(bisect_right(segments, offset, key=attrgetter("base")) - 1, 0)
+        for segment in segments[at:]:
+            if segment.stop > offset:
+                return segment
+        return None
+
+    def behind(self, segment: Segment) -> int:
+        """Return the offset at which the next segment begins."""
+        for each in self.segments:
+            if each.base > segment.base:
+                return each.base
+        return segment.stop
+
+    def find(self, time_ms: int) -> int:
+        """Return the offset of the first batch at or after this time; the end of the log if there is none.
+
+        Where the segment is missing that is its first offset: who reads there finds the damage.
+        """
+        while True:
+            for segment in self.segments:
+                if segment.size and segment.last_ms >= time_ms:
+                    break
+            else:
+                return self.stop
+            if segment.first_ms >= time_ms:
+                return segment.base
+            try:
+                return self._find_in(segment, time_ms)
+            except FileNotFoundError:
+                if segment in self.segments:
+                    return segment.base
+
+    def _find_in(self, segment: Segment, time_ms: int) -> int:
+        """Raises FileNotFoundError."""
+        position = self.search(segment.where, lambda entries: index.position_before(entries, time_ms))
+        for _, head, _ in self.heads(segment.where, position, segment.base, segment.size, whole=False):
+            if head.time_ms >= time_ms:
+                return head.base
+        return self.behind(segment)
+
+    def time_of(self, offset: int) -> int | None:
+        """Return about when the message with this offset came, or the first one behind it; None behind the end.
+
+        It came when this says or, in a large segment, a little later: not every batch is in the index.
+        """
+        segment = self.segment_of(offset)
+        if segment is None or not segment.size:
+            return None
+        if offset <= segment.base:
+            return segment.first_ms
+        return self.search(segment.where, lambda entries: index.time_at(entries, offset)) or segment.first_ms
+
+    def last(self) -> int:
+        """Return the offset of the last batch; the end of the log if there is none. See `find`."""
+        while True:
+            segment = next((each for each in reversed(self.segments) if each.size), None)
+            if segment is None:
+                return self.stop
+            try:
+                return self._last_in(segment)
+            except FileNotFoundError:
+                if segment in self.segments:
+                    return segment.base
+
+    def _last_in(self, segment: Segment) -> int:
+        """Raises FileNotFoundError."""
+        position = self.search(segment.where, index.last_position)
+        found = segment.base
+        for _, head, _ in self.heads(segment.where, position, segment.base, segment.size, whole=False):
+            if head.shapes:
+                found = head.base
+        return found
+
+    def _after(self, segment: Segment, position: int) -> int | None:
+        return index.position_after(self.entries(segment.where), position)
+
+    # -- for other nodes -------------------------------------------------------------------------------------------
+
+    def read_raw(self, offset: int) -> Raw:
+        """Return whole batches from the one with this offset on, within one segment; nothing at the end of the log."""
+        while True:
+            segment = self.segment_of(offset)
+            if segment is None:
+                return Raw(b"", offset)
+            if segment.base > offset:
+                return Raw(b"", segment.base, Lost(offset, segment.base, "no segment has them"))
+            try:
+                return self._raw(segment, offset)
+            except FileNotFoundError:
+                if segment in self.segments:
+                    path = self.path(segment.where, SEGMENT)
+                    return Raw(b"", offset, Lost(offset, segment.stop, f"{path} is missing"))
+                # It was deleted by its age or size meanwhile, or compacted.
+
+    def _raw(self, segment: Segment, offset: int) -> Raw:
+        """Raises FileNotFoundError."""
+        path = self.path(segment.where, SEGMENT)
+        start = self.position(segment, offset)
+        window = Window(self.files, path, segment.size)
+        parts: list[bytes] = []
+        size, expected = 0, offset
+        for at, head, sound in self.heads(segment.where, start, segment.base, segment.size, whole=True):
+            if head.stop <= offset:
+                continue
+            hole = head.base > expected
+            if hole or not sound:
+                low, high = (expected, head.base) if hole else (max(head.base, offset), head.stop)
+                return Raw(
+                    b"".join(parts), expected, None if parts else Lost(low, high, f"{path} is damaged")
+                )
+            if size and size + head.size > READ_BYTES:
+                break
+            parts.append(bytes(window.take(at, head.size)))
+            size += head.size
+            expected = head.stop
+        if not parts:
+            return Raw(b"", offset, Lost(offset, segment.stop, f"{path} is damaged to its end"))
+        return Raw(b"".join(parts), expected)
+
+
+class _Reading:
+    """One read within one segment."""
+
+    def __init__(
+        self, files: Files, path: Path, segment: Segment, place: Place, wanted: Wanted | None
+    ) -> None:
+        self._path = path
+        self._window = Window(files, path, segment.size)
+        self._segment = segment
+        self._position, self._offset = place.position, place.offset
+        self._wanted = wanted
+        self._found: list[Batch] = []
+        self._lost: list[Lost] = []
+
+    def run(self, after: Callable[[int], int | None]) -> Read:
+        """`after` returns where a batch begins behind a position at which there should be one."""
+        size = passed = 0
+        # What no filter matches need not be read.
+        ahead = READ_BYTES if self._wanted is None else batches.HEAD_BYTES + 4096
+        while self._position < self._segment.size and size < READ_BYTES and passed < PASSED_MAX:
+            try:
+                head = batches.decode_head(self._window.take(self._position, HEAD_BYTES, ahead))
+                if head.stop > self._segment.stop:
+                    raise Damaged("a batch reaches behind its segment")
+            except Damaged as error:
+                if not self._jump(after(self._position), str(error)):
+                    break
+                continue
+            if head.base > self._offset:
+                self._lost.append(Lost(self._offset, head.base, f"{self._path} has a hole"))
+            if head.stop > self._offset:
+                if size and size + head.size > READ_BYTES:
+                    break
+                taken = self._take(head)
+                size += taken
+                passed += not taken
+                self._offset = head.stop
+            self._position += head.size
+        segment = self._segment
+        return Read(self._found, Place(segment.base, self._position, self._offset, segment.stem), self._lost)
+
+    def _jump(self, position: int | None, why: str) -> bool:
+        """Go on behind a damage; the hole is told with the next batch that is there."""
+        logger.debug("%s at %d: %s", self._path, self._position, why)
+        self._position = self._segment.size if position is None else position
+        return position is not None
+
+    def _take(self, head: Head) -> int:
+        """Return how much memory the batch takes; 0 if it is not wanted."""
+        start = self._position + HEAD_BYTES
+        if not head.shapes:
+            # All of it was compacted away.
+            return 0
+        try:
+            wanted = self._wanted
+            if wanted is not None:
+                values = batches.decode_values(head, self._window.take(start, head.meta_bytes, 0))
+                if not batches.matches(values, wanted.values, unfiltered=wanted.unfiltered):
+                    return 0
+            batch = batches.decode(head, self._window.take(self._position, head.size))
+        except Damaged as error:
+            self._lost.append(Lost(max(head.base, self._offset), head.stop, f"{self._path}: {error}"))
+            return 0
+        self._found.append(batch)
+        return batch.size
