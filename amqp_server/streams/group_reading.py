@@ -18,6 +18,7 @@ from amqp_server.streams.start import NEXT, Start
 from persistence.streams.log import Wanted
 from quorum_queue.boundary import Unit
 from quorum_queue.consumer_groups.partition import UNKNOWN
+from quorum_queue.host import Key
 from quorum_queue.machine.consumers import Consumer
 
 #: Where a reader begins does not matter: it is told where to go on.
@@ -56,10 +57,14 @@ class Host(Unit, Protocol):
 class Taker:
     """Who takes messages."""
 
-    __slots__ = ("paused",)
+    __slots__ = ("key", "paused", "sent")
 
-    def __init__(self) -> None:
+    def __init__(self, key: Key = ()) -> None:
+        #: Of a consumer or getter, on this node.
+        self.key = key
         self.paused = False
+        #: By streams: it was sent all of this stream below this id. Streams are read each by itself, not in the order of ids.
+        self.sent: dict[int, int] = {}
 
     def take(self, due: Due, headers: Headers, reader: BatchReader, count: int) -> None:
         """Take the next messages, and move the reader on."""

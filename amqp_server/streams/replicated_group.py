@@ -75,21 +75,20 @@ _ASKED = frozenset(
 class _Client(Taker):
     """A consumer of this node, or of a node that uses this one."""
 
-    __slots__ = ("_host", "_told", "key", "no_ack", "sink")
+    __slots__ = ("_host", "_told", "no_ack", "sink")
 
     def __init__(self, host: ReplicatedGroupHost, consumer: Consumer) -> None:
-        super().__init__()
+        super().__init__(consumer.key)
         self._host = host
-        self.key: Key = consumer.key
         self.sink: Any = consumer.sink
         self.no_ack = consumer.no_ack
         self.paused = consumer.paused
-        #: The group knows that it was sent all below this id.
+        #: The group knows that it was sent all below this id, but for what it is told to be unsent when it leaves.
         self._told = consumer.next_id
 
     def take(self, due: Due, headers: Headers, reader: BatchReader, count: int) -> None:
         host, sink, again = self._host, self.sink, due.attempts > 0
-        host.sent(self.key, due.first + count)
+        host.sent(self, due, count)
         if again or isinstance(sink, Guest):
             batch = headers.batch(cut(reader, count, redelivered=again), due.attempts)
             if isinstance(sink, Guest):
@@ -104,7 +103,7 @@ class _Client(Taker):
         self._taken(due, count)
 
     def absent(self, due: Due, count: int) -> None:
-        self._host.sent(self.key, due.first + count)
+        self._host.sent(self, due, count)
         self._host.submit(("settle", self.key, due.first, due.first + count - 1))
 
     def _taken(self, due: Due, count: int) -> None:
@@ -120,26 +119,28 @@ class _Client(Taker):
 class _Getter(Taker):
     """A client that gets messages one by one."""
 
-    __slots__ = ("_consumer", "_host", "key")
+    __slots__ = ("_consumer", "_host")
 
-    def __init__(self, host: ReplicatedGroupHost, consumer: Consumer) -> None:
-        super().__init__()
+    def __init__(self, host: ReplicatedGroupHost, consumer: Consumer, before: Taker | None) -> None:
+        """`before`: as what it got messages until now."""
+        super().__init__(consumer.key)
         self._host = host
         self._consumer = consumer
-        self.key: Key = consumer.key
+        if before is not None:
+            self.sent = before.sent
 
     def take(self, due: Due, headers: Headers, reader: BatchReader, count: int) -> None:
         batch = headers.batch(cut(reader, 1, redelivered=due.attempts > 0), due.attempts)
         run = run_of(batch)
         run.redelivered = due.attempts > 0
-        self._host.sent(self.key, due.first + 1)
+        self._host.sent(self, due, 1)
         if self._consumer.no_ack:
             self._host.submit(("settle", self.key, due.first, due.first))
         self._host.got(self.key, Got(run, due.first))
 
     def absent(self, due: Due, count: int) -> None:
         """There may be another one."""
-        self._host.sent(self.key, due.first + count)
+        self._host.sent(self, due, count)
         self._consumer.next_id = due.first + count
         self._host.submit(("settle", self.key, due.first, due.first + count - 1), ("get", self._consumer))
 
@@ -223,6 +224,8 @@ class ReplicatedGroupHost(DeferredHost):
         self._planned_gets: dict[Key, int] = {}
         self._planning: list[tuple[int, Key, int]] = []
         self._planning_gets: list[Key] = []
+        #: Members whose room was promised to one partition when another had something for them.
+        self._turned_away: dict[Key, None] = {}
         #: Streams that were served last come last.
         self._served: dict[int, int] = {}
         self._serves = 0
@@ -360,7 +363,7 @@ class ReplicatedGroupHost(DeferredHost):
             return [("attach", consumer.key, _prefetch(consumer), consumer.next_id)]
         if verb == "get":
             consumer = command[1]
-            self._takers[consumer.key] = _Getter(self, consumer)
+            self._takers[consumer.key] = _Getter(self, consumer, self._takers.get(consumer.key))
             return [("get", consumer.key, consumer.next_id)]
         if verb in ("window", "prefetch"):
             consumer = self._consumers.get(command[1])
@@ -393,13 +396,27 @@ class ReplicatedGroupHost(DeferredHost):
 
     def _detach(self, key: Key, *, gone: bool) -> list[Command]:
         """From now on it is sent nothing: what it was not sent goes to others as it is."""
-        taker = self._takers.pop(key, None)
-        self._drop(lambda due: due.taker is taker)
+        self._takers.pop(key, None)
         next_id = self._next_ids.get(key)
+        commands: list[Command] = []
+        if next_id is not None:
+            commands = [("unsent", key, low, high - 1) for low, high in self._unsent(key) if low < next_id]
+            commands.append(("sent", key, next_id))
+        self._drop(lambda due: due.taker.key == key)
         if gone:
             self._next_ids.pop(key, None)
-        stop: Command = ("detach", key, gone)
-        return [stop] if next_id is None else [("sent", key, next_id), stop]
+        commands.append(("detach", key, gone))
+        return commands
+
+    def _unsent(self, key: Key) -> list[tuple[int, int]]:
+        """Return what a consumer was given and not sent yet: from an id up to another one."""
+        handed = [
+            (each.first, each.first + each.stop - each.low) for each in self._handed if each.key[2:] == key
+        ]
+        for reading in self._readings.values():
+            dues = [each for each in reading.dues if each.taker.key == key]
+            handed += [(each.first, each.first + each.stop - each.low) for each in dues]
+        return handed
 
     def _outgoing(self) -> list[Command]:
         # The base forgets the ids of those who go, which are told first.
@@ -409,9 +426,11 @@ class ReplicatedGroupHost(DeferredHost):
             self._next_ids.setdefault(key, next_id)
         return commands
 
-    def sent(self, key: Key, next_id: int) -> None:
-        """A client was sent all below this id."""
-        self._next_ids[key] = next_id
+    def sent(self, taker: Taker, due: Due, count: int) -> None:
+        """A client was sent so many messages of a due."""
+        taker.sent[due.stream_id] = next_id = due.first + count
+        if next_id > self._next_ids.get(taker.key, 0):
+            self._next_ids[taker.key] = next_id
 
     def got(self, key: Key, got: Got) -> None:
         self._got(key, got)
@@ -578,13 +597,13 @@ class ReplicatedGroupHost(DeferredHost):
         for key, consumer in list(self._consumers.items()):
             if (*own, *key) not in group.members and key not in on_the_way:
                 self._attach_again(key, consumer)
-        for key in self._takers:
+        for key, taker in self._takers.items():
             member = group.find((*own, *key))
             for first, portion in member.portions() if member is not None else ():
-                known = max(self._next_ids.get(key, 0), first)
+                stream_id = portion.partition.stream_id
+                known = max(taker.sent.get(stream_id, 0), first)
                 low = portion.low + known - first
                 if low < portion.stop:
-                    stream_id = portion.partition.stream_id
                     self._handed.append(
                         Handed((*own, *key), stream_id, known, low, portion.stop, portion.attempts)
                     )
@@ -647,9 +666,18 @@ class ReplicatedGroupHost(DeferredHost):
             if planned[0] <= number:
                 del self._planned[stream_id]
                 self._ready[stream_id] = None
+                if planned[1] in self._turned_away:
+                    self._ask_again(planned[1])
         for key, batch in list(self._planned_gets.items()):
             if batch <= number:
                 del self._planned_gets[key]
+
+    def _ask_again(self, key: Key) -> None:
+        """What was promised to a member was handed out, or came too late: then its other partitions may have the room."""
+        del self._turned_away[key]
+        member = self.replica.group.members.get(key)
+        if member is not None:
+            self._ready.update(dict.fromkeys([each.stream_id for each in member.owned]))
 
     def _missed(self, batches: range) -> None:
         """What this node's clients did in these batches is lost: answer them, or attach consumers again."""
@@ -685,8 +713,7 @@ class ReplicatedGroupHost(DeferredHost):
     def _not_sent(self, key: Key) -> None:
         """A consumer does not hold any more what it was given and not sent."""
         self._handed = [each for each in self._handed if each.key[2:] != key]
-        taker = self._takers.get(key)
-        self._drop(lambda due: due.taker is taker)
+        self._drop(lambda due: due.taker.key == key)
 
     def _consumer_gone(self, key: Key) -> None:
         """The group took this node for down: the consumer is attached again, with nothing."""
@@ -790,7 +817,7 @@ class ReplicatedGroupHost(DeferredHost):
 
     def leader_changed(self) -> None:
         self._planned, self._planned_gets = {}, {}
-        self._planning, self._planning_gets = [], []
+        self._planning, self._planning_gets, self._turned_away = [], [], {}
         self._ready = dict.fromkeys(self.replica.group.partitions)
         self._buried = {}
         for reading in self._letters.values():
@@ -912,6 +939,8 @@ class ReplicatedGroupHost(DeferredHost):
             return
         room = self._room(member)
         if room <= 0:
+            if member.room() > 0:
+                self._turned_away[member.key] = None
             return
         stop = min(span.stop, offsets.stop, span.low + room)
         self.pending.append(("hand", stream_id, member.key, span.low, stop))
