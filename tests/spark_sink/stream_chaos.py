@@ -27,15 +27,20 @@ from tests.spark_sink.peer import Peer
 from tests.spark_sink.source_chaos import ThreeNodes, peer_of
 from tests.spark_sink.standalone import Standalone
 from tests.spark_sink.stream_driver import StreamDriver
+from tests.spark_sink.test_worker_kill import readers
 
 ROWS, TRIGGER = 3_000, 200
 STREAM = "chaos"
+#: A task reads its part of these, so many at a time, for long enough to be disturbed.
+MANY_ROWS = 40_000
+PREFETCH = "10"
+COMMIT = 10_000
 #: Rows of one transaction beside a query, and the time between two.
 PART, PAUSE_S = 20, 0.1
 KINDS = ("stream", "super-stream")
 
 
-def fill(url: str, kind: str, **arguments: bool) -> None:
+def fill(url: str, kind: str, rows: int = ROWS, **arguments: bool) -> None:
     with peer_of(url) as peer:
         if kind == "stream":
             peer.channel.queue_declare(
@@ -46,9 +51,11 @@ def fill(url: str, kind: str, **arguments: bool) -> None:
                 STREAM, "x-super-stream", durable=True, arguments={"x-partitions": 2, **arguments}
             )
         peer.channel.tx_select()
-        for number in range(ROWS):
+        for number in range(rows):
             address = ("", STREAM) if kind == "stream" else (STREAM, f"k{number % 50}")
             peer.channel.basic_publish(*address, str(number).encode())
+            if number % COMMIT == COMMIT - 1:
+                peer.channel.tx_commit()
         peer.channel.tx_commit()
 
 
@@ -110,10 +117,11 @@ class Publisher(threading.Thread):
     A commit without an answer may have taken place, so its rows carry numbers that the broker knows them by.
     """
 
-    def __init__(self, url: str, kind: str) -> None:
+    def __init__(self, url: str, kind: str, rows: int) -> None:
+        """`rows` are there already."""
         super().__init__(daemon=True)
         self.ends = threading.Event()
-        self.rows = ROWS
+        self.rows = rows
         self._url = url
         self._kind = kind
 
@@ -136,23 +144,37 @@ class Publisher(threading.Thread):
             self.rows += PART
 
 
+def kill_while_read(nodes: ThreeNodes, driver: StreamDriver, partitions: list[str]) -> None:
+    """Kill the node that leads all partitions while a task is connected to it, and start it again."""
+    leader = nodes.names[0]
+    for partition in partitions:
+        nodes.transfer(partition, leader)
+
+    def is_read() -> bool:
+        assert driver.process.poll() is None, "the driver ended before it was disturbed"
+        return bool(readers(nodes.port(leader)))
+
+    until("a task reads", is_read)
+    nodes.kill_leader(partitions[0])
+
+
 def leader_kills(directory: Path, kind: str) -> None:
-    """Of three nodes the one that leads what is read is killed and started again, for each partition in turn."""
+    """Of three nodes the one that leads what is read, and that tasks ask first, while others publish."""
     partitions = [STREAM] if kind == "stream" else [f"{STREAM}-{number}" for number in range(2)]
     with ThreeNodes() as nodes:
-        fill(nodes.url, kind, **{"x-deduplication": True})
-        publisher = Publisher(nodes.url, kind)
+        fill(nodes.url, kind, MANY_ROWS, **{"x-deduplication": True})
+        publisher = Publisher(nodes.url, kind, MANY_ROWS)
         publisher.start()
-        with StreamDriver(directory, nodes.url, STREAM, TRIGGER) as driver:
-            for place in range(2):
-                driver.reach(2 + 5 * place)
-                nodes.kill_leader(partitions[place % len(partitions)])
+        with StreamDriver(directory, nodes.url, STREAM, MANY_ROWS // 10, prefetch=PREFETCH) as driver:
+            for batch in (0, 4):
+                driver.reach(batch)
+                kill_while_read(nodes, driver, partitions)
             driver.finish()
         publisher.ends.set()
         publisher.join()
-        assert publisher.rows > ROWS, "nothing was published in the kills"
+        assert publisher.rows > MANY_ROWS, "nothing was published in the kills"
         # What came after the query had found its end.
-        with StreamDriver(directory, nodes.url, STREAM, TRIGGER) as driver:
+        with StreamDriver(directory, nodes.url, STREAM, MANY_ROWS // 10) as driver:
             driver.finish()
         judge(directory, f"{kind}, leader kill -9 x2, three nodes", publisher.rows)
 
