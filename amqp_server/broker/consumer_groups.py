@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from amqp_server.broker.arguments import QueueArguments
 from amqp_server.broker.super_streams import partitions_of
 from amqp_server.errors import NotFound, NotImplemented_, PreconditionFailed
-from amqp_server.streams.consumer_group import GroupOptions
+from amqp_server.streams.group_options import GroupOptions
 
 if TYPE_CHECKING:
     from amqp_server.broker.queue import Queue

@@ -8,21 +8,20 @@ docs/adr/0028-consumer-groups.md.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
+from amqp_server.streams.dead_messages import DeadMessages
 from amqp_server.streams.deliver import BatchReader
-from amqp_server.streams.headed import Headers, below, cut, offsets_of
-from amqp_server.streams.host import BOUNDLESS, StreamConsumer, StreamHost
+from amqp_server.streams.group_gets import Gets
+from amqp_server.streams.group_options import RETRY_MS, GroupOptions
+from amqp_server.streams.group_reader import Reader
+from amqp_server.streams.group_reading import Stream
+from amqp_server.streams.host import StreamHost
 from amqp_server.streams.places import VERSION, Place, PlaceError, decode, encode
-from amqp_server.streams.runs import run_of
 from amqp_server.streams.start import Start
-from persistence.streams.batch import Batch
-from persistence.streams.log import Wanted
-from quorum_queue.consumer_groups.group import Dead, Group, Key, Member
-from quorum_queue.consumer_groups.partition import ENDLESS, UNKNOWN, Partition, Span
+from quorum_queue.consumer_groups.group import Group, Key, Member
+from quorum_queue.consumer_groups.partition import Partition, Span
 from quorum_queue.host import DELETED, QueueHost, answer_publishes
 from quorum_queue.local import NodeServices
 from quorum_queue.machine.consumers import Consumer
@@ -32,183 +31,7 @@ from quorum_queue.ports import ConsumerState, Got, Hosted, Refused
 
 logger = logging.getLogger("mqd.groups")
 
-#: A stream that could not be read is tried again after this time.
-RETRY_MS = 1_000
-#: Dead letters of a group that are on their way at once.
-LETTERS_MAX = 16
 FIRST = Start("first")
-
-
-class Stream(Protocol):
-    """A queue that is a stream; see amqp_server.broker.queue."""
-
-    name: str
-    queue_id: int
-    deleted: bool
-    host: Any
-    subscriptions: dict[Any, Any]
-
-    def subscribe(self, key: Any, subscription: Any) -> None: ...
-
-
-class GroupOptions:
-    """What a group was declared with."""
-
-    __slots__ = (
-        "commit_ms",
-        "consumer_timeout_ms",
-        "dead_letters",
-        "delivery_limit",
-        "spans_max",
-        "start",
-        "stream",
-    )
-
-    def __init__(
-        self,
-        stream: str,
-        start: Start,
-        *,
-        delivery_limit: int | None,
-        dead_letters: bool,
-        consumer_timeout_ms: int,
-        spans_max: int,
-        commit_ms: int,
-    ) -> None:
-        #: Name of the stream or super stream.
-        self.stream = stream
-        self.start = start
-        self.delivery_limit = delivery_limit
-        self.dead_letters = dead_letters
-        self.consumer_timeout_ms = consumer_timeout_ms
-        #: Gaps that are remembered of a partition, and how long commits may wait for others; see amqp_server.config.
-        self.spans_max = spans_max
-        self.commit_ms = commit_ms
-
-
-class Reader:
-    """Reads one partition for the group. See amqp_server.streams.host.Sink."""
-
-    for_group = True
-    # As a subscription of the stream's queue.
-    exclusive = False
-    tag = ""
-
-    def __init__(self, host: ConsumerGroupHost, partition: Partition, stream: Stream, start: Start) -> None:
-        self._host = host
-        self.partition = partition
-        self.stream = stream
-        self.start = start
-        self.wanted: Wanted | None = None
-        self.key: Key = ("group", host.queue_id, stream.queue_id)
-        #: The stream has taken it; and has been asked to.
-        self.attached = self.attaching = False
-        self.closed = False
-        #: What the stream hands out next; below zero until that is known.
-        self.position = UNKNOWN
-        #: It has stopped until it is told to go on.
-        self.stalled = True
-        #: Somebody gets a single message of the partition.
-        self.getting = False
-        self._headers = Headers(stream.name)
-
-    @property
-    def unread(self) -> int:
-        """How many messages of the partition are to be handed out."""
-        host = self.stream.host
-        if not isinstance(host, StreamHost):
-            return 0
-        return self.partition.unread(host.first_offset, host.end_offset)
-
-    def began(self, offset: int) -> None:
-        self.position = offset
-        self.stalled = True
-        self._host.began(self, offset)
-
-    def queue_gone(self) -> None:
-        """The stream was deleted, or has failed on this node."""
-        self.attached = self.attaching = False
-        self.position = UNKNOWN
-        self._headers.forget()
-        self._host.lost(self)
-
-    def failed(self, error: Exception) -> None:
-        self._host.failed(error)
-
-    def close(self) -> None:
-        stream = self.stream
-        self.closed = True
-        stream.subscriptions.pop(self.key, None)
-        if self.attached or self.attaching:
-            stream.host.submit(("detach", self.key, True))
-        self.attached = self.attaching = False
-        self._headers.forget()
-
-    def go_on(self) -> None:
-        """Have the stream hand out what is wanted next."""
-        wanted = self.partition.upcoming().low
-        if self.stalled or self.position != wanted:
-            self.stalled = False
-            self.position = wanted
-            self.stream.host.go_on(self.key, wanted)
-
-    def deliver_batch(self, consumer: StreamConsumer, reader: BatchReader, count: int, first_id: int) -> None:
-        """Hand on what the member with the partition may have. The rest stays with the stream's reader."""
-        host, partition = self._host, self.partition
-        group = host.group
-        member = None if self.getting else partition.active()
-        consumer.credit = BOUNDLESS
-        while reader.left:
-            if member is None or member.room() <= 0 or partition.span_count > host.options.spans_max:
-                self._stall(consumer)
-                return
-            offset = reader.offset
-            if self.position < offset:
-                if partition.passed(self.position, offset):
-                    group.changed[partition] = None
-                self.position = offset
-            span = partition.upcoming()
-            if not span.low <= offset < span.stop:
-                if offset < span.low < reader.batch.stop:
-                    reader.skip_to(span.low)
-                    self.position = reader.offset
-                    continue
-                # It comes from somewhere else.
-                self._stall(consumer)
-                group.freed[partition] = None
-                host.schedule()
-                return
-            self._hand(member, reader, span)
-        self._headers.forget()
-
-    def _stall(self, consumer: StreamConsumer) -> None:
-        consumer.credit = 0
-        self.stalled = True
-
-    def _hand(self, member: Member, reader: BatchReader, span: Span) -> None:
-        host, partition = self._host, self.partition
-        count = min(below(reader, span.stop), member.room())
-        offsets = offsets_of(reader, count)
-        again = span.stop != ENDLESS
-        part: Batch | None = None
-        if again:
-            part = cut(reader, count, redelivered=True)
-        else:
-            source = self._headers.reader(reader)
-            reader.skip(count)
-        stop = min(reader.offset, span.stop)
-        first = host.hand(partition, member, offsets, stop, span.attempts)
-        self.position = reader.offset
-        if part is not None:
-            source = BatchReader(self.dressed(part, span.attempts))
-        # The next one is that which was served longest ago.
-        member.owned.pop(partition, None)
-        member.owned[partition] = None
-        host.deliver(member, source, count, first, again=again)
-
-    def dressed(self, batch: Batch, attempts: int) -> Batch:
-        """Return a message as members get it."""
-        return self._headers.batch(batch, attempts)
 
 
 class ConsumerGroupHost(QueueHost):
@@ -248,10 +71,8 @@ class ConsumerGroupHost(QueueHost):
         self._handed = False
         #: When members are looked after, a stream is tried again, and what was acked is committed; below zero if not.
         self._watch_at = self._retry_at = self._commit_at = -1
-        self._letters: deque[Dead] = deque()
-        self._letters_left = 0
-        #: Number of the partition that a message was got from last.
-        self._last_got = -1
+        self._dead = DeadMessages(services, self._turn)
+        self._gets = Gets()
         #: What was stored, by the ids of the streams, with the numbers.
         self._stored: dict[int, tuple[int, Place]] = {}
         #: The group is not new: what comes from now on is read from its first message on.
@@ -296,6 +117,10 @@ class ConsumerGroupHost(QueueHost):
     @property
     def readers(self) -> list[Reader]:
         return list(self._readers.values())
+
+    def reader(self, stream_id: int) -> Reader | None:
+        """Return the reader of a stream."""
+        return self._readers.get(stream_id)
 
     @property
     def ready_count(self) -> int:
@@ -361,7 +186,7 @@ class ConsumerGroupHost(QueueHost):
                 # A channel's window has room.
                 group.roomy.update(dict.fromkeys(group.members.values()))
             elif verb == "get":
-                self._get(command[1])
+                self._gets.get(self, command[1])
             elif verb == "purge":
                 self._purge(command[1])
             elif verb in ENQUEUES:
@@ -376,9 +201,9 @@ class ConsumerGroupHost(QueueHost):
             self._look_for_partitions()
         group.rebalance()
         if group.dead:
-            self._bury()
-        if self._letters:
-            self._send_next_letters()
+            self._dead.bury(self)
+        if self._dead:
+            self._dead.send_next(self)
         while group.freed or group.roomy:
             freed, group.freed = group.freed, {}
             roomy, group.roomy = group.roomy, {}
@@ -427,7 +252,7 @@ class ConsumerGroupHost(QueueHost):
             # It gives back what it has of its channel's window.
             member.take_all()
         self.group = Group()
-        self._letters.clear()
+        self._dead.clear()
 
     def _refuse_pending(self) -> None:
         commands, self.pending = self.pending, []
@@ -491,6 +316,10 @@ class ConsumerGroupHost(QueueHost):
         if member.no_ack:
             self.schedule()
         return first
+
+    def got(self, key: Key, got: Got | None) -> None:
+        """A client that gets messages one by one has its answer; None if there is none."""
+        self._got(key, got)
 
     def deliver(self, member: Member, reader: BatchReader, count: int, first: int, *, again: bool) -> None:
         """Send these messages to a member; if that raises, its connection has failed and not the group."""
@@ -650,116 +479,6 @@ class ConsumerGroupHost(QueueHost):
             self._commit_at = self._services.clock.monotonic_ms() + self.options.commit_ms
             self._services.timers.wake(self, self._commit_at)
 
-    # -- dead letters ----------------------------------------------------------------------------------------------
-
-    def _bury(self) -> None:
-        dead, self.group.dead = self.group.dead, []
-        if self.options.dead_letters:
-            self._letters.extend(dead)
-        else:
-            for partition, span, _ in dead:
-                self.group.buried(partition, span.low, span.stop)
-
-    def _send_next_letters(self) -> None:
-        """Read and send some of those that have died, one after the other."""
-        while self._letters and not self._letters_left:
-            if self._turn.overdue():
-                self._turn.later(self, self.apply_pending)
-                return
-            dead = self._letters[0]
-            reader = self._readers.get(dead.partition.stream_id)
-            host = None if reader is None else reader.stream.host
-            if reader is None or reader.partition is not dead.partition or not isinstance(host, StreamHost):
-                # They come again when the stream serves.
-                self._letters.popleft()
-                continue
-            self._letters_left = 1
-            host.fetch(dead.span.low, dead.span.stop, LETTERS_MAX, partial(self._send_letters, reader, dead))
-
-    def _send_letters(self, reader: Reader, dead: Dead, found: list[Batch]) -> None:
-        if self.ended:
-            return
-        self._letters.popleft()
-        partition, span = dead.partition, dead.span
-        stop = found[-1].base + 1 if len(found) == LETTERS_MAX else span.stop
-        if stop < span.stop:
-            self._letters.appendleft(dead._replace(span=span._replace(low=stop)))
-        lows = [span.low, *[batch.base + 1 for batch in found]]
-        self._letters_left = len(found) + 1
-        for batch, low in zip(found, lows, strict=False):
-            run = run_of(reader.dressed(batch, 0))
-            letter = partial(self._letter_sent, partition, low, batch.base + 1)
-            parts = self._services.dead_letters.dead_letter(self.queue, run, dead.reason, letter)
-            for _ in parts or ():
-                pass
-        self._letter_sent(partition, lows[-1], stop, taken=True)
-
-    def _letter_sent(self, partition: Partition, low: int, stop: int, taken: bool) -> None:
-        """All targets have a dead letter, or will not take it."""
-        if self.ended:
-            return
-        if low < stop:
-            self.group.buried(partition, low, stop)
-        self._letters_left -= 1
-        self.schedule()
-
-    # -- one by one ------------------------------------------------------------------------------------------------
-
-    def _get(self, given: Consumer) -> None:
-        getter = self.group.getters.get(given.key)
-        if getter is None:
-            getter = Member(given.key, no_ack=given.no_ack, sink=given.sink)
-            getter.next_id = given.next_id
-        readers = sorted(self._readers.values(), key=lambda each: each.partition.number)
-        after = [each for each in readers if each.partition.number > self._last_got]
-        self._get_from(getter, deque([*after, *readers[: len(readers) - len(after)]]))
-
-    def _get_from(self, getter: Member, readers: deque[Reader]) -> None:
-        """Look for a message in the first of these partitions that has one."""
-        while readers:
-            reader = readers.popleft()
-            partition, host = reader.partition, reader.stream.host
-            if not isinstance(host, StreamHost) or partition.cursor < 0 or reader.getting:
-                continue
-            low = partition.upcoming().low
-            if partition.is_open_to(getter) and low < host.end_offset:
-                reader.getting = True
-                host.fetch(low, host.end_offset, 1, partial(self._fetched, getter, reader, readers, low))
-                return
-        self._got(getter.key, None)
-
-    def _fetched(
-        self, getter: Member, reader: Reader, readers: deque[Reader], low: int, found: list[Batch]
-    ) -> None:
-        reader.getting = False
-        partition = reader.partition
-        if self.ended or self.group.partitions.get(partition.stream_id) is not partition:
-            self._got(getter.key, None)
-            return
-        self.group.freed[partition] = None
-        self.schedule()
-        if getter.key not in self.asking.getting:
-            return
-        if partition.upcoming().low != low or not partition.is_open_to(getter):
-            # Somebody else was faster, or it is read from another place now.
-            readers.appendleft(reader)
-            self._get_from(getter, readers)
-            return
-        if not found:
-            self._get_from(getter, readers)
-            return
-        offset = found[0].base
-        if partition.passed(low, offset):
-            self.group.changed[partition] = None
-        span = partition.upcoming()
-        again = span.stop != ENDLESS
-        first = self.hand(partition, getter, range(offset, offset + 1), offset + 1, span.attempts)
-        self.group.getters[getter.key] = getter
-        self._last_got = partition.number
-        run = run_of(reader.dressed(found[0], span.attempts))
-        run.redelivered = again
-        self._got(getter.key, Got(run, first))
-
     # -- where it is -----------------------------------------------------------------------------------------------
 
     def _purge(self, token: int) -> None:
@@ -781,4 +500,4 @@ class ConsumerGroupHost(QueueHost):
         self.schedule()
 
 
-__all__ = ["ConsumerGroupHost", "GroupOptions", "Reader"]
+__all__ = ["ConsumerGroupHost"]

@@ -18,6 +18,7 @@ from amqp_server.streams.start import NEXT, Start
 from persistence.streams.log import Wanted
 from quorum_queue.boundary import Unit
 from quorum_queue.consumer_groups.partition import UNKNOWN
+from quorum_queue.host import Key
 from quorum_queue.machine.consumers import Consumer
 
 #: Where a reader begins does not matter: it is told where to go on.
@@ -46,6 +47,13 @@ class Host(Unit, Protocol):
     def retry(self) -> None:
         """A stream does not serve now."""
 
+    def stream(self, stream_id: int) -> Stream | None:
+        """Return a stream of the group; None if this node does not know of it."""
+
+
+class Watcher(Protocol):
+    """Who wants to know how far streams are."""
+
     def began(self, watching: Watching, offset: int) -> None:
         """It is known where the group is to begin in a stream."""
 
@@ -56,10 +64,14 @@ class Host(Unit, Protocol):
 class Taker:
     """Who takes messages."""
 
-    __slots__ = ("paused",)
+    __slots__ = ("key", "paused", "sent")
 
-    def __init__(self) -> None:
+    def __init__(self, key: Key = ()) -> None:
+        #: Of a consumer or getter, on this node.
+        self.key = key
         self.paused = False
+        #: By streams: it was sent all of this stream below this id. Streams are read each by itself, not in the order of ids.
+        self.sent: dict[int, int] = {}
 
     def take(self, due: Due, headers: Headers, reader: BatchReader, count: int) -> None:
         """Take the next messages, and move the reader on."""
@@ -149,10 +161,11 @@ class Attached:
 class Watching(Attached):
     """Watches how far a stream is, and finds out where a group begins there."""
 
-    def __init__(self, host: Host, stream: Stream, start: Start | None) -> None:
+    def __init__(self, host: Host, watcher: Watcher, stream: Stream, start: Start | None) -> None:
         """`start` is None if it is known where the group is."""
         looked_up = start if start is not None and start.offset is None else NEXT
         super().__init__(host, stream, "group watch", looked_up)
+        self._watcher = watcher
         #: Where the group begins, if that is still to be told.
         self._begins: Start | None = start
 
@@ -168,15 +181,15 @@ class Watching(Attached):
         self.position = offset
         begins, self._begins = self._begins, None
         if begins is not None:
-            self.host.began(self, offset if begins.offset is None else begins.offset)
+            self._watcher.began(self, offset if begins.offset is None else begins.offset)
         # It follows the end, and reads nothing on the way there.
         self.stream.host.go_on(self.key, end_of(self.stream.host))
-        self.host.grew(self.stream.queue_id)
+        self._watcher.grew(self.stream.queue_id)
 
     def deliver_batch(self, consumer: StreamConsumer, reader: BatchReader, count: int, first_id: int) -> None:
         consumer.credit = BOUNDLESS
         reader.skip(reader.left)
-        self.host.grew(self.stream.queue_id)
+        self._watcher.grew(self.stream.queue_id)
 
 
 def end_of(host: StreamHost) -> int:
@@ -281,6 +294,60 @@ class Reading(Attached):
             self.dues.popleft()
 
 
+class Readings:
+    """What is read of the streams for one purpose, by the ids of the streams."""
+
+    #: For mypyc; see `let_go`.
+    __deletable__ = ("_host",)
+
+    def __init__(self, host: Host, kind: str) -> None:
+        """`kind` tells the readers of one host apart."""
+        self._host = host
+        self._kind = kind
+        self._by_stream: dict[int, Reading] = {}
+
+    def of(self, stream_id: int) -> Reading | None:
+        """Return what reads a stream; None if this node is to hear of it yet, or it is deleted."""
+        found = self._by_stream.get(stream_id)
+        if found is None:
+            stream = self._host.stream(stream_id)
+            if stream is None:
+                return None
+            found = self._by_stream[stream_id] = Reading(self._host, stream, self._kind)
+        return found
+
+    def go_on(self) -> None:
+        for stream_id, reading in list(self._by_stream.items()):
+            if reading.stream.deleted:
+                reading.close()
+                del self._by_stream[stream_id]
+                continue
+            reading.go_on()
+
+    def dues(self, key: Key) -> list[Due]:
+        """Return what a consumer was given and has not got yet."""
+        return [due for reading in self._by_stream.values() for due in reading.dues if due.taker.key == key]
+
+    def drop(self, unwanted: Callable[[Due], bool]) -> None:
+        for reading in self._by_stream.values():
+            reading.drop(unwanted)
+
+    def forget(self, stream_id: int) -> None:
+        """Nobody holds what was handed out of a stream before."""
+        reading = self._by_stream.get(stream_id)
+        if reading is not None:
+            reading.drop(lambda due: True)
+
+    def close(self) -> None:
+        for reading in self._by_stream.values():
+            reading.close()
+        self._by_stream = {}
+
+    def let_go(self) -> None:
+        """The host is closed: they refer to each other."""
+        del self._host
+
+
 def _unbroken(offsets: range | list[int]) -> int:
     """Return how many of these, from the first one on, have none missing between them."""
     if isinstance(offsets, range):
@@ -291,4 +358,4 @@ def _unbroken(offsets: range | list[int]) -> int:
     return count
 
 
-__all__ = ["Attached", "Due", "Reading", "Stream", "Taker", "Watching", "end_of"]
+__all__ = ["Attached", "Due", "Reading", "Readings", "Stream", "Taker", "Watcher", "Watching", "end_of"]

@@ -11,17 +11,17 @@ the next one as new, and all else comes flagged.
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
-from amqp_server.streams.consumer_group import LETTERS_MAX, RETRY_MS, GroupOptions
-from amqp_server.streams.deliver import BatchReader
-from amqp_server.streams.group_reading import Due, Reading, Stream, Taker, Watching, end_of
-from amqp_server.streams.headed import Headers, cut
+from amqp_server.streams.group_coordinator import Coordinator
+from amqp_server.streams.group_deliveries import Deliveries
+from amqp_server.streams.group_letters import Letters
+from amqp_server.streams.group_options import RETRY_MS, GroupOptions
+from amqp_server.streams.group_reading import Due, Stream, Taker, end_of
+from amqp_server.streams.group_requests import Requests
+from amqp_server.streams.group_takers import Client, Getter
 from amqp_server.streams.host import StreamHost
-from amqp_server.streams.runs import run_of
 from quorum_queue.cluster import events
 from quorum_queue.cluster.deferred_host import DeferredHost
 from quorum_queue.cluster.group import Group
@@ -34,16 +34,13 @@ from quorum_queue.consumer_groups.entries import (
     encode_batch,
     encode_entry,
 )
-from quorum_queue.consumer_groups.group import Member
-from quorum_queue.consumer_groups.partition import UNKNOWN, Partition
-from quorum_queue.consumer_groups.replica import AHEAD_MAX, Applied, Death, Handed, Replica
+from quorum_queue.consumer_groups.partition import UNKNOWN
+from quorum_queue.consumer_groups.replica import Applied, Replica
 from quorum_queue.errors import Unreadable
 from quorum_queue.host import Key, answer_publishes
 from quorum_queue.local import NodeServices
 from quorum_queue.machine.consumers import Consumer
-from quorum_queue.machine.letters import Letter
 from quorum_queue.machine.machine import ENQUEUES
-from quorum_queue.machine.run import Run
 from quorum_queue.machine.settings import Settings
 from quorum_queue.ports import ConsumerState, Got, Hosted, Refused
 from quorum_queue.raft.members import Members
@@ -70,97 +67,6 @@ _ASKED = frozenset(
         "window",
     }
 )
-
-
-class _Client(Taker):
-    """A consumer of this node, or of a node that uses this one."""
-
-    __slots__ = ("_host", "_told", "key", "no_ack", "sink")
-
-    def __init__(self, host: ReplicatedGroupHost, consumer: Consumer) -> None:
-        super().__init__()
-        self._host = host
-        self.key: Key = consumer.key
-        self.sink: Any = consumer.sink
-        self.no_ack = consumer.no_ack
-        self.paused = consumer.paused
-        #: The group knows that it was sent all below this id.
-        self._told = consumer.next_id
-
-    def take(self, due: Due, headers: Headers, reader: BatchReader, count: int) -> None:
-        host, sink, again = self._host, self.sink, due.attempts > 0
-        host.sent(self.key, due.first + count)
-        if again or isinstance(sink, Guest):
-            batch = headers.batch(cut(reader, count, redelivered=again), due.attempts)
-            if isinstance(sink, Guest):
-                host.contain(sink, sink.deliver, self, run_of(batch), due.first)
-            else:
-                source = BatchReader(batch)
-                host.contain(sink, sink.deliver_batch, self, source, count, due.first, again)
-        else:
-            source = headers.reader(reader)
-            reader.skip(count)
-            host.contain(sink, sink.deliver_batch, self, source, count, due.first, again)
-        self._taken(due, count)
-
-    def absent(self, due: Due, count: int) -> None:
-        self._host.sent(self.key, due.first + count)
-        self._host.submit(("settle", self.key, due.first, due.first + count - 1))
-
-    def _taken(self, due: Due, count: int) -> None:
-        stop = due.first + count
-        if self.no_ack:
-            # Whoever needs no ack has it when it is sent.
-            self._host.submit(("settle", self.key, due.first, stop - 1))
-        if stop - self._told >= AHEAD_MAX // 2:
-            self._told = stop
-            self._host.submit(("sent", self.key, stop))
-
-
-class _Getter(Taker):
-    """A client that gets messages one by one."""
-
-    __slots__ = ("_consumer", "_host", "key")
-
-    def __init__(self, host: ReplicatedGroupHost, consumer: Consumer) -> None:
-        super().__init__()
-        self._host = host
-        self._consumer = consumer
-        self.key: Key = consumer.key
-
-    def take(self, due: Due, headers: Headers, reader: BatchReader, count: int) -> None:
-        batch = headers.batch(cut(reader, 1, redelivered=due.attempts > 0), due.attempts)
-        run = run_of(batch)
-        run.redelivered = due.attempts > 0
-        self._host.sent(self.key, due.first + 1)
-        if self._consumer.no_ack:
-            self._host.submit(("settle", self.key, due.first, due.first))
-        self._host.got(self.key, Got(run, due.first))
-
-    def absent(self, due: Due, count: int) -> None:
-        """There may be another one."""
-        self._host.sent(self.key, due.first + count)
-        self._consumer.next_id = due.first + count
-        self._host.submit(("settle", self.key, due.first, due.first + count - 1), ("get", self._consumer))
-
-
-class _Undertaker(Taker):
-    """Sends dead letters of one stream; for the leader."""
-
-    __slots__ = ("_dead", "_host")
-
-    def __init__(self, host: ReplicatedGroupHost, dead: Death) -> None:
-        super().__init__()
-        self._host = host
-        self._dead = dead
-
-    def take(self, due: Due, headers: Headers, reader: BatchReader, count: int) -> None:
-        for number in range(count):
-            run = run_of(headers.batch(cut(reader, 1), 0))
-            self._host.send_letter(due.first + number, run, self._dead)
-
-    def absent(self, due: Due, count: int) -> None:
-        self._host.submit(("buried", due.first, count))
 
 
 class ReplicatedGroupHost(DeferredHost):
@@ -197,38 +103,19 @@ class ReplicatedGroupHost(DeferredHost):
         self._services = services
         self._settings = settings
         self._streams = streams
-        self._has_heard_of = has_heard_of
         self._own = replicas.own_in(queue_id)
         self._ahead_ms = -(1 << 62)
-        #: Attaches, gets, purges and moves on their way: batch, verb, key or token.
-        self._asked: list[tuple[int, str, Any]] = []
-        self._moving: dict[int, Callable[[Refused | None], None]] = {}
+        self._requests = Requests(self)
         #: Barriers of those who declared the group, and wait until it is known where it begins.
         self._beginning: list[Callable[..., None]] = []
-        #: Who takes messages, by their keys on this node.
-        self._takers: dict[Key, Taker] = {}
-        self._handed: list[Handed] = []
-        self._readings: dict[int, Reading] = {}
+        self._deliveries = Deliveries(self)
         #: When a stream is tried again, and members are looked after; below zero if not.
         self._retry_at = self._watch_at = -1
         #: The leader looks for consumers of nodes that are gone once it has applied this entry.
         self._gone_after = 0
         # What only the leader has.
-        self._watching: dict[int, Watching] = {}
-        self._stale = True
-        #: Streams of which there may be something to hand out.
-        self._ready: dict[int, None] = {}
-        #: What was proposed and is not applied: the batch, and how much of whose room it takes; and streams of this turn.
-        self._planned: dict[int, tuple[int, Key, int]] = {}
-        self._planned_gets: dict[Key, int] = {}
-        self._planning: list[tuple[int, Key, int]] = []
-        self._planning_gets: list[Key] = []
-        #: Streams that were served last come last.
-        self._served: dict[int, int] = {}
-        self._serves = 0
-        self._letters: dict[int, Reading] = {}
-        #: Numbers of dead letters that are on their way.
-        self._buried: dict[int, None] = {}
+        self._coordinator = Coordinator(self, streams, has_heard_of)
+        self._letters = Letters(self, services)
 
     @property
     def title(self) -> str:
@@ -279,11 +166,11 @@ class ReplicatedGroupHost(DeferredHost):
 
     def consumers(self) -> list[ConsumerState]:
         # Only its own node knows whether a consumer needs acks.
-        takers, own = self._takers, self._own
+        takers, own = self._deliveries.takers, self._own
         found: list[ConsumerState] = []
         for each in self.replica.group.members.values():
             taker = takers.get(each.key[2:]) if each.key[:2] == own else None
-            no_ack = isinstance(taker, _Client) and taker.no_ack
+            no_ack = isinstance(taker, Client) and taker.no_ack
             found.append(ConsumerState(each.key, no_ack, False, each.prefetch, 0, bool(each.owned)))
         return found
 
@@ -301,9 +188,14 @@ class ReplicatedGroupHost(DeferredHost):
         if self.ended:
             self._refuse_pending()
             return
-        self._read_on()
+        self._deliveries.read_on()
+        self._letters.go_on()
         if self.group.is_leader:
-            self._coordinate()
+            self._coordinator.coordinate()
+            if self.replica.dead:
+                self._letters.bury()
+            if self._watch_at < 0:
+                self._watch_members()
         if self.pending or self._pending_barriers:
             self._send_pending()
 
@@ -331,16 +223,10 @@ class ReplicatedGroupHost(DeferredHost):
         for start in range(0, len(commands), _COMMANDS_MAX):
             part = commands[start : start + _COMMANDS_MAX]
             number = group.next_number
-            for each in part:
-                if each[0] in ("attach", "get", "purge", "move"):
-                    self._asked.append((number, each[0], each[1]))
+            self._requests.sent(number, part)
             group.submit(encode_batch(node, incarnation, number, part))
         last = group.next_number - 1
-        for stream_id, key, count in self._planning:
-            self._planned[stream_id] = last, key, count
-        for key in self._planning_gets:
-            self._planned_gets[key] = last
-        self._planning, self._planning_gets = [], []
+        self._coordinator.sent(last)
         self._sent(last, applied=not group.flights)
 
     def _in_log(self, command: Command) -> list[Command]:
@@ -356,11 +242,12 @@ class ReplicatedGroupHost(DeferredHost):
             return []
         if verb == "attach":
             consumer = command[1]
-            self._takers[consumer.key] = _Client(self, consumer)
+            self._deliveries.takers[consumer.key] = Client(self, consumer)
             return [("attach", consumer.key, _prefetch(consumer), consumer.next_id)]
         if verb == "get":
             consumer = command[1]
-            self._takers[consumer.key] = _Getter(self, consumer)
+            takers = self._deliveries.takers
+            takers[consumer.key] = Getter(self, consumer, takers.get(consumer.key))
             return [("get", consumer.key, consumer.next_id)]
         if verb in ("window", "prefetch"):
             consumer = self._consumers.get(command[1])
@@ -373,33 +260,32 @@ class ReplicatedGroupHost(DeferredHost):
                 consumer.limit(command[2], consumer.window_limit)
             return [("limit", consumer.key, _prefetch(consumer))]
         if verb == "pause":
-            self._pause(command[1], paused=command[2])
+            self._deliveries.pause(command[1], paused=command[2])
             return []
         if verb == "detach":
             return self._detach(command[1], gone=command[2])
         if verb in ("tick", "touch"):
             return []
         if verb == "purge" and len(command) == 2:
-            self._look_for_ends(command[1])
+            self._requests.look_for_ends(command[1])
             return []
         return [command]
 
-    def _pause(self, key: Key, *, paused: bool) -> None:
-        taker = self._takers.get(key)
-        if taker is not None:
-            taker.paused = paused
-            if not paused:
-                self.schedule()
-
     def _detach(self, key: Key, *, gone: bool) -> list[Command]:
         """From now on it is sent nothing: what it was not sent goes to others as it is."""
-        taker = self._takers.pop(key, None)
-        self._drop(lambda due: due.taker is taker)
+        deliveries = self._deliveries
+        deliveries.takers.pop(key, None)
         next_id = self._next_ids.get(key)
+        commands: list[Command] = []
+        if next_id is not None:
+            unsent = [(low, stop) for low, stop in deliveries.unsent(key) if low < next_id]
+            commands = [("unsent", key, low, stop - 1) for low, stop in unsent]
+            commands.append(("sent", key, next_id))
+        deliveries.drop(key)
         if gone:
             self._next_ids.pop(key, None)
-        stop: Command = ("detach", key, gone)
-        return [stop] if next_id is None else [("sent", key, next_id), stop]
+        commands.append(("detach", key, gone))
+        return commands
 
     def _outgoing(self) -> list[Command]:
         # The base forgets the ids of those who go, which are told first.
@@ -409,45 +295,23 @@ class ReplicatedGroupHost(DeferredHost):
             self._next_ids.setdefault(key, next_id)
         return commands
 
-    def sent(self, key: Key, next_id: int) -> None:
-        """A client was sent all below this id."""
-        self._next_ids[key] = next_id
+    def sent(self, taker: Taker, due: Due, count: int) -> None:
+        """A client was sent so many messages of a due."""
+        taker.sent[due.stream_id] = next_id = due.first + count
+        if next_id > self._next_ids.get(taker.key, 0):
+            self._next_ids[taker.key] = next_id
 
     def got(self, key: Key, got: Got) -> None:
         self._got(key, got)
 
     def partitions_changed(self) -> None:
         """A stream was declared or deleted, or a super stream has got partitions."""
-        self._stale = True
+        self._coordinator.stale = True
         self.schedule()
-
-    # -- purge, and going elsewhere --------------------------------------------------------------------------------
-
-    def _look_for_ends(self, token: int) -> None:
-        """Ask how far the streams are, for a purge."""
-        hosts = self.stream_hosts()
-        wanted = [each for each in self.replica.group.partitions if each in hosts]
-        found: list[list[int]] = []
-        left = len(wanted)
-
-        def told(stream_id: int, offsets: range | None) -> None:
-            nonlocal left
-            left -= 1
-            if offsets is not None:
-                found.append([stream_id, offsets.start, offsets.stop])
-            if not left and not self.ended:
-                self.submit(("purge", token, found))
-
-        if not wanted:
-            self.submit(("purge", token, found))
-        for stream_id in wanted:
-            hosts[stream_id].offsets(partial(told, stream_id))
 
     def move(self, places: Iterable[tuple[int, int]], done: Callable[[Refused | None], None]) -> None:
         """Go on at these offsets of streams. What members hold of these is forgotten."""
-        token = self._token()
-        self._moving[token] = done
-        self.submit(("move", token, [list(each) for each in places]))
+        self._requests.move(self._token(), places, done)
 
     # -- the state machine of the group ----------------------------------------------------------------------------
 
@@ -505,7 +369,8 @@ class ReplicatedGroupHost(DeferredHost):
         if not self.group.is_leader:
             group.freed.clear()
             group.roomy.clear()
-        if self._handed or self.pending or (self.group.is_leader and self._has_to_lead()):
+        leads = self.group.is_leader and self._coordinator.has_to_lead()
+        if self._deliveries.handed or self.pending or leads:
             self.schedule()
 
     def covered(self, applied: int) -> int:
@@ -559,12 +424,11 @@ class ReplicatedGroupHost(DeferredHost):
         """Jump to a snapshot of the leader's, and hand out what the group gave this node's consumers meanwhile."""
         self.replica = self._restored(state)
         self._keep_time()
-        self._handed = []
-        self._drop(lambda due: not isinstance(due.taker, _Undertaker))
+        self._deliveries.forget_all()
         last_own = self.last_own_batch()
         group, own = self.replica.group, self._own
-        asked = self._asked_until(last_own)
-        on_the_way = [key for _, verb, key in self._asked if verb == "attach"]
+        asked = self._requests.until(last_own)
+        on_the_way = self._requests.keys("attach")
         on_the_way += [each[1].key for each in self.pending if each[0] == "attach"]
         for verb, key in asked:
             if verb == "attach" and (*own, *key) in group.members:
@@ -574,20 +438,11 @@ class ReplicatedGroupHost(DeferredHost):
             elif verb == "purge":
                 self._purged(key, 0)
             elif verb == "move":
-                self._has_moved(key)
+                self._requests.has_moved(key)
         for key, consumer in list(self._consumers.items()):
             if (*own, *key) not in group.members and key not in on_the_way:
                 self._attach_again(key, consumer)
-        for key in self._takers:
-            member = group.find((*own, *key))
-            for first, portion in member.portions() if member is not None else ():
-                known = max(self._next_ids.get(key, 0), first)
-                low = portion.low + known - first
-                if low < portion.stop:
-                    stream_id = portion.partition.stream_id
-                    self._handed.append(
-                        Handed((*own, *key), stream_id, known, low, portion.stop, portion.attempts)
-                    )
+        self._deliveries.restore(own)
         self._answer_getters()
         self._passed(last_own)
         self.schedule()
@@ -597,19 +452,12 @@ class ReplicatedGroupHost(DeferredHost):
         own = self._own
         for key in list(self.asking.getting):
             whole = (*own, *key)
-            coming = sum(each[1:] == ("get", key) for each in self._asked)
-            coming += sum(each.key == whole for each in self._handed)
+            coming = self._requests.keys("get").count(key)
+            coming += sum(each.key == whole for each in self._deliveries.handed)
             coming += self.replica.getting.get(whole, (0, 0))[1]
             coming += sum(each[0] == "get" and each[1].key == key for each in self.pending)
             while len(self.asking.getting.get(key, ())) > coming:
                 self._got(key, None)
-
-    def _asked_until(self, last_own: int) -> list[tuple[str, Any]]:
-        """Take the requests of batches up to this one."""
-        found: list[tuple[str, Any]] = []
-        while self._asked and self._asked[0][0] <= last_own:
-            found.append(self._asked.pop(0)[1:])
-        return found
 
     # -- effects ---------------------------------------------------------------------------------------------------
 
@@ -625,39 +473,35 @@ class ReplicatedGroupHost(DeferredHost):
             self._consumer_gone(key[2:])
         for key in applied.lost:
             self._consumer_lost(key[2:])
-        self._handed += applied.handed
+        self._deliveries.handed += applied.handed
         for key in applied.got_nothing:
             self._got(key[2:], None)
         for token, count in applied.purged:
             self._purged(token, count)
         for token in applied.moved:
-            self._has_moved(token)
+            self._requests.has_moved(token)
         if number:
             self._passed(number)
 
     def _answer(self, applied: Applied, number: int) -> None:
         """Own batches up to this one were applied."""
         refused = {key[2:]: reason for key, reason in applied.attached}
-        for verb, key in self._asked_until(number):
+        for verb, key in self._requests.until(number):
             if verb == "attach":
                 if refused.get(key) is not None:
-                    self._takers.pop(key, None)
+                    self._deliveries.takers.pop(key, None)
                 self._attached(key, refused.get(key))
-        for stream_id, planned in list(self._planned.items()):
-            if planned[0] <= number:
-                del self._planned[stream_id]
-                self._ready[stream_id] = None
-        for key, batch in list(self._planned_gets.items()):
-            if batch <= number:
-                del self._planned_gets[key]
+        self._coordinator.applied(number)
 
     def _missed(self, batches: range) -> None:
         """What this node's clients did in these batches is lost: answer them, or attach consumers again."""
-        for verb, key in self._asked_until(batches[-1]):
+        for verb, key in self._requests.until(batches[-1]):
             if verb == "purge":
                 self._purged(key, 0)
             elif verb == "move":
-                self._has_moved(key, Refused("it is not known whether the group was moved; try again"))
+                self._requests.has_moved(
+                    key, Refused("it is not known whether the group was moved; try again")
+                )
             elif verb == "get":
                 self._got(key, None)
             elif key in self._consumers:
@@ -665,32 +509,14 @@ class ReplicatedGroupHost(DeferredHost):
             else:
                 self._attached(key, "the consumer is gone")
 
-    def _has_moved(self, token: int, refused: Refused | None = None) -> None:
-        done = self._moving.pop(token, None)
-        if done is not None:
-            done(refused)
-
-    def _drop(self, unwanted: Callable[[Due], bool]) -> None:
-        for reading in self._readings.values():
-            reading.drop(unwanted)
-
     def _forget(self, stream_id: int) -> None:
         """Nobody holds what was handed out of a stream before."""
-        self._handed = [each for each in self._handed if each.stream_id != stream_id]
-        for readings in (self._readings, self._letters):
-            reading = readings.get(stream_id)
-            if reading is not None:
-                reading.drop(lambda due: True)
-
-    def _not_sent(self, key: Key) -> None:
-        """A consumer does not hold any more what it was given and not sent."""
-        self._handed = [each for each in self._handed if each.key[2:] != key]
-        taker = self._takers.get(key)
-        self._drop(lambda due: due.taker is taker)
+        self._deliveries.forget(stream_id)
+        self._letters.forget(stream_id)
 
     def _consumer_gone(self, key: Key) -> None:
         """The group took this node for down: the consumer is attached again, with nothing."""
-        self._not_sent(key)
+        self._deliveries.not_sent(key)
         self._returned[key] = self._next_ids.get(key, 0)
         for _ in range(len(self.asking.getting.get(key, ()))):
             self._got(key, None)
@@ -708,8 +534,8 @@ class ReplicatedGroupHost(DeferredHost):
             "%s: consumer '%s' has not acked for %d ms, or the stream is gone: it is cancelled",
             *(self.title, key[-2], self.options.consumer_timeout_ms),
         )
-        self._not_sent(key)
-        self._takers.pop(key, None)
+        self._deliveries.not_sent(key)
+        self._deliveries.takers.pop(key, None)
         consumer = self._consumers.pop(key, None)
         if consumer is None:
             return
@@ -719,47 +545,10 @@ class ReplicatedGroupHost(DeferredHost):
         else:
             self.queue.consumer_lost(key)
 
-    # -- reading ---------------------------------------------------------------------------------------------------
+    # -- streams, and time -----------------------------------------------------------------------------------------
 
-    def _read_on(self) -> None:
-        """Have read what this node's consumers were given."""
-        if self._handed and not self.group.behind:
-            # Before that it is not known whether they have still got it.
-            handed, self._handed = self._handed, []
-            for each in handed:
-                self._take(each)
-        for readings in (self._readings, self._letters):
-            for stream_id, reading in list(readings.items()):
-                if reading.stream.deleted:
-                    reading.close()
-                    del readings[stream_id]
-                    continue
-                reading.go_on()
-
-    def _take(self, handed: Handed) -> None:
-        key, stream_id = handed.key[2:], handed.stream_id
-        taker = self._takers.get(key)
-        if taker is None:
-            # It is on its way out.
-            return
-        reading = self._reading(self._readings, stream_id, "group")
-        if reading is None:
-            # This node is to hear of the stream yet, or it is deleted.
-            self._handed.append(handed)
-            self.retry()
-            return
-        reading.dues.append(Due(taker, stream_id, handed.low, handed.stop, handed.first, handed.attempts))
-
-    def _reading(self, readings: dict[int, Reading], stream_id: int, kind: str) -> Reading | None:
-        found = readings.get(stream_id)
-        if found is None:
-            stream = self._stream(stream_id)
-            if stream is None:
-                return None
-            found = readings[stream_id] = Reading(self, stream, kind)
-        return found
-
-    def _stream(self, stream_id: int) -> Stream | None:
+    def stream(self, stream_id: int) -> Stream | None:
+        """Return a stream of the group; None if this node does not know of it."""
         return next((each for each in self._streams() if each.queue_id == stream_id), None)
 
     def retry(self) -> None:
@@ -773,7 +562,7 @@ class ReplicatedGroupHost(DeferredHost):
         now, timers = self._services.clock.monotonic_ms(), self._services.timers
         if 0 <= self._retry_at <= now:
             self._retry_at = -1
-            self._stale = True
+            self._coordinator.stale = True
             self.schedule()
         if 0 <= self._watch_at <= now:
             self._watch_at = -1
@@ -786,24 +575,24 @@ class ReplicatedGroupHost(DeferredHost):
             if at_ms >= 0:
                 timers.wake(self, at_ms)
 
-    # -- the leader ------------------------------------------------------------------------------------------------
+    def _watch_members(self) -> None:
+        """Be woken when the first member may be stuck."""
+        due = self.replica.group.due_ms()
+        if due is not None:
+            self._watch_at = due + self.options.consumer_timeout_ms - self._time_ahead_ms + 1
+            self._services.timers.wake(self, self._watch_at)
+
+    # -- leaders and members ---------------------------------------------------------------------------------------
 
     def leader_changed(self) -> None:
-        self._planned, self._planned_gets = {}, {}
-        self._planning, self._planning_gets = [], []
-        self._ready = dict.fromkeys(self.replica.group.partitions)
-        self._buried = {}
-        for reading in self._letters.values():
-            reading.close()
-        self._letters = {}
+        self._coordinator.begin_anew()
+        self._letters.close()
         if self.group.is_leader:
-            self._stale = True
+            self._coordinator.stale = True
             self.gone_members()
             self.schedule()
         else:
-            for watching in self._watching.values():
-                watching.close()
-            self._watching = {}
+            self._coordinator.close()
 
     def members_changed(self, members: Members) -> None:
         if self.group.is_leader:
@@ -812,194 +601,6 @@ class ReplicatedGroupHost(DeferredHost):
             # This node may have been no member for a while, in which the leader took nothing from it.
             self.group.sent_to = ("", 0)
             self.replicas.touch(self.group)
-
-    def _has_to_lead(self) -> bool:
-        replica = self.replica
-        group = replica.group
-        return bool(
-            self._stale
-            or self._ready
-            or group.freed
-            or group.roomy
-            or replica.getting
-            or replica.dead
-            or len(group.partitions) != len(self._watching)
-        )
-
-    def _coordinate(self) -> None:
-        """Propose what is to be done."""
-        if self._stale:
-            self._stale = False
-            self._look_for_streams()
-        self._watch_streams()
-        group, ready = self.replica.group, self._ready
-        freed, group.freed = group.freed, {}
-        roomy, group.roomy = group.roomy, {}
-        ready.update(dict.fromkeys([each.stream_id for each in freed]))
-        for member in roomy:
-            ready.update(dict.fromkeys([each.stream_id for each in member.owned]))
-        if self.replica.getting:
-            self._serve_getters()
-        self._ready = {}
-        order = sorted(ready, key=lambda each: self._served.get(each, 0)) if len(ready) > 1 else list(ready)
-        taken = [*self._planned, *[stream_id for stream_id, _, _ in self._planning]]
-        for stream_id in order:
-            partition = group.partitions.get(stream_id)
-            if partition is not None and stream_id not in taken:
-                self._plan(partition)
-        if self.replica.dead:
-            self._bury()
-        if self._watch_at < 0:
-            self._watch_members()
-
-    def _look_for_streams(self) -> None:
-        known = self.replica.group.partitions
-        streams = {each.queue_id: each.name for each in self._streams()}
-        come = [[stream_id, name] for stream_id, name in streams.items() if stream_id not in known]
-        # A stream that this node has not heard of yet is not gone.
-        gone = [each for each in known if each not in streams and self._has_heard_of(each)]
-        if come or gone or not self.replica.known:
-            self.pending.append(("streams", come, gone))
-
-    def _watch_streams(self) -> None:
-        partitions, watching = self.replica.group.partitions, self._watching
-        for stream_id in [each for each in watching if each not in partitions]:
-            watching.pop(stream_id).close()
-        for stream_id, partition in partitions.items():
-            found = watching.get(stream_id)
-            if found is None:
-                stream = self._stream(stream_id)
-                if stream is None:
-                    continue
-                start = self.options.start if partition.cursor == UNKNOWN else None
-                found = watching[stream_id] = Watching(self, stream, start)
-            found.attach()
-
-    def began(self, watching: Watching, offset: int) -> None:
-        if self.group.is_leader:
-            self.submit(("begin", watching.stream.queue_id, offset))
-
-    def grew(self, stream_id: int) -> None:
-        if stream_id not in self._ready:
-            self._ready[stream_id] = None
-            self.schedule()
-
-    def _room(self, member: Member) -> int:
-        """Return how much room a member has beside what is promised to it."""
-        room = member.room()
-        for _, key, count in self._planned.values():
-            if key == member.key:
-                room -= count
-        for _, key, count in self._planning:
-            if key == member.key:
-                room -= count
-        return room
-
-    def _plan(self, partition: Partition) -> None:
-        """Propose to hand out what is next of a partition."""
-        stream_id = partition.stream_id
-        watching, member = self._watching.get(stream_id), partition.active()
-        offsets = watching.offsets() if watching is not None else None
-        if offsets is None or partition.cursor == UNKNOWN:
-            return
-        span = partition.upcoming()
-        if span.low < offsets.start:
-            # It is gone.
-            self.pending.append(("passed", stream_id, span.low, offsets.start))
-            self._planning.append((stream_id, (), 0))
-            return
-        if member is None or span.low >= offsets.stop or partition.span_count > self.options.spans_max:
-            return
-        room = self._room(member)
-        if room <= 0:
-            return
-        stop = min(span.stop, offsets.stop, span.low + room)
-        self.pending.append(("hand", stream_id, member.key, span.low, stop))
-        self._planning.append((stream_id, member.key, stop - span.low))
-        self._serves += 1
-        self._served[stream_id] = self._serves
-
-    def _serve_getters(self) -> None:
-        """Propose what those get who wait for single messages."""
-        group = self.replica.group
-        taken = {stream_id for stream_id, _, _ in self._planning}
-        for key in self.replica.getting:
-            if key in self._planned_gets or key in self._planning_gets:
-                continue
-            getter = group.getters.get(key) or Member(key, channel=key[:-2])
-            waits = not self.group.informed
-            for partition in sorted(
-                group.partitions.values(), key=lambda each: self._served.get(each.stream_id, 0)
-            ):
-                stream_id = partition.stream_id
-                watching = self._watching.get(stream_id)
-                offsets = watching.offsets() if watching is not None else None
-                if offsets is None or stream_id in self._planned or stream_id in taken:
-                    waits = True
-                    continue
-                low = partition.upcoming().low
-                if partition.cursor == UNKNOWN or low < offsets.start:
-                    waits = True
-                    continue
-                if low < offsets.stop and partition.is_open_to(getter):
-                    taken.add(stream_id)
-                    self.pending.append(("hand", stream_id, key, low, low + 1))
-                    self._planning.append((stream_id, (), 0))
-                    self._planning_gets.append(key)
-                    self._serves += 1
-                    self._served[stream_id] = self._serves
-                    waits = True
-                    break
-            if not waits:
-                self.pending.append(("nothing", key))
-                self._planning_gets.append(key)
-
-    def _watch_members(self) -> None:
-        """Be woken when the first member may be stuck."""
-        due = self.replica.group.due_ms()
-        if due is not None:
-            self._watch_at = due + self.options.consumer_timeout_ms - self._time_ahead_ms + 1
-            self._services.timers.wake(self, self._watch_at)
-
-    # -- dead letters ----------------------------------------------------------------------------------------------
-
-    def _bury(self) -> None:
-        """Send what has died, some at once."""
-        dead = self.replica.dead
-        firsts = [each.first for each in dead]
-        self._buried = {number: None for number in self._buried if _is_among(number, firsts, dead)}
-        for each in dead:
-            stream_id, (low, stop, _) = each.partition.stream_id, each.span
-            reading = self._reading(self._letters, stream_id, "group letters")
-            if reading is None:
-                self.retry()
-                continue
-            for offset in range(low, stop):
-                if len(self._buried) >= LETTERS_MAX:
-                    break
-                number = each.first + offset - low
-                if number not in self._buried:
-                    self._buried[number] = None
-                    reading.dues.append(
-                        Due(_Undertaker(self, each), stream_id, offset, offset + 1, number, 0)
-                    )
-            reading.go_on()
-            if len(self._buried) >= LETTERS_MAX:
-                return
-
-    def send_letter(self, number: int, run: Run, dead: Death) -> None:
-        """Send a dead letter. Another leader may have sent it before: its number tells the targets."""
-
-        def done(taken: bool) -> None:
-            # Whether targets have it, or will not take it.
-            if not self.ended and self.group.is_leader:
-                self.submit(("buried", number, 1))
-
-        letter = Letter(self.queue_id, number, self.replica.dead[0].first if self.replica.dead else number)
-        for _ in self._services.dead_letters.dead_letter(self.queue, run, dead.reason, done, letter) or ():
-            pass
-
-    # -- nodes -----------------------------------------------------------------------------------------------------
 
     def gone_members(self) -> None:
         """As the leader, propose the end of consumers of nodes that are down or no members, and of earlier starts.
@@ -1037,13 +638,9 @@ class ReplicatedGroupHost(DeferredHost):
         super().hand_over(to, failed=failed)
 
     def _release(self) -> None:
-        for reading in [*self._readings.values(), *self._letters.values()]:
-            reading.close()
-        for watching in self._watching.values():
-            watching.close()
-        self._readings, self._letters, self._watching = {}, {}, {}
-        self._takers.clear()
-        self._handed = []
+        self._deliveries.close()
+        self._letters.close()
+        self._coordinator.close()
         if self.ended == "failed":
             self.replicas.stop(self.group)
         else:
@@ -1054,9 +651,7 @@ class ReplicatedGroupHost(DeferredHost):
         beginning, self._beginning = self._beginning, []
         for passed in beginning:
             passed(why)
-        moving, self._moving = self._moving, {}
-        for done in moving.values():
-            done(why)
+        self._requests.refuse_moves(why)
 
     def _refuse_pending(self) -> None:
         pending, self.pending = self.pending, []
@@ -1065,15 +660,10 @@ class ReplicatedGroupHost(DeferredHost):
     def closed(self) -> None:
         # They refer to each other.
         del self.group
-
-
-def _is_among(number: int, firsts: list[int], dead: list[Death]) -> bool:
-    """Return whether this letter is one of those that have died; `firsts` are their numbers, in order."""
-    place = bisect_right(firsts, number) - 1
-    if place < 0:
-        return False
-    found = dead[place]
-    return number - found.first < found.span.stop - found.span.low
+        self._deliveries.let_go()
+        self._coordinator.let_go()
+        self._letters.let_go()
+        self._requests.let_go()
 
 
 def _as_asked(command: Command) -> Command:

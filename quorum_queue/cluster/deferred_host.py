@@ -185,7 +185,9 @@ class DeferredHost(QueueHost):
             self._got(key, None)
             return
         count = len(run.seqs)
-        self._next_ids[key] = first_id + count
+        if first_id + count > self._next_ids.get(key, 0):
+            # What a consumer group gives of several streams does not come in the order of ids.
+            self._next_ids[key] = first_id + count
         if key in self.asking.getting:
             self._got(key, Got(run, first_id))
         else:

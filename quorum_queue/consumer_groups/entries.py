@@ -7,7 +7,7 @@ Commands name consumers by a place in the list of keys of their batch. These are
 
     ("attach", key, prefetch, next id)   ("detach", key, gone)            ("limit", key, prefetch)
     ("get", key, next id)                ("sent", key, id)                ("purge", token, [(stream, first, stop)])
-    ("settle" | "return" | "discard", key, low, high)                     ("move", token, [(stream, offset)])
+    ("settle" | "return" | "discard" | "unsent", key, low, high)          ("move", token, [(stream, offset)])
 
 And these are the leader's, with whole keys:
 
@@ -34,7 +34,7 @@ Key = tuple[Any, ...]
 Command = tuple[Any, ...]
 
 #: Commands whose second field is a consumer of the batch's node.
-KEYED = frozenset({"attach", "detach", "limit", "get", "sent", "settle", "return", "discard"})
+KEYED = frozenset({"attach", "detach", "limit", "get", "sent", "settle", "return", "discard", "unsent"})
 
 
 class CodecError(Exception):

@@ -238,6 +238,8 @@ class Replica:
                 group.roomy[member] = None
         elif verb == "return":
             group.give_back(command[1], command[2], command[3])
+        elif verb == "unsent":
+            group.give_back(command[1], command[2], command[3], seen=False)
         elif verb == "discard":
             group.discard(command[1], command[2], command[3])
         elif verb == "attach":
@@ -297,7 +299,10 @@ class Replica:
             self._applied.attached.append((key, refused))
 
     def _leave(self, key: Key, *, gone: bool) -> None:
-        """A consumer leaves. Its node has told how far it was sent what it was given: nobody has seen the rest."""
+        """A consumer leaves. Its node has told how far it was sent what it was given: nobody has seen the rest.
+
+        Partitions are read each by itself, so that some of what is below may not have been sent either: it is back already.
+        """
         member = self.group.find(key)
         if member is not None:
             self.group.give_back(key, member.sent, _ALL_IDS, seen=False)

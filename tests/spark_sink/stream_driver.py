@@ -1,7 +1,8 @@
 """A Spark driver that can be killed: from a stream into files.
 
-`python -m tests.spark_sink.stream_driver DIRECTORY URL STREAM MESSAGES`, with so many messages in a micro-batch; ends when
-the stream is read to the end. Also for spark-submit, where the session is given.
+`python -m tests.spark_sink.stream_driver DIRECTORY URL STREAM MESSAGES [OPTION=VALUE...]`, with so many messages in a
+micro-batch, and more options of the source; ends when the stream is read to the end. Also for spark-submit, where the session
+is given.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ STARTS_MAX = 5
 class StreamDriver(Driver):
     """A process of this module."""
 
-    def __init__(self, directory: Path, url: str, stream: str, most: int = TRIGGER_MESSAGES) -> None:
+    def __init__(
+        self, directory: Path, url: str, stream: str, most: int = TRIGGER_MESSAGES, **options: str
+    ) -> None:
         session.environment()
         self._commits = directory / "checkpoint" / "commits"
         self._output = directory / "driver.log"
         command = [sys.executable, "-m", "tests.spark_sink.stream_driver", str(directory), url, stream]
-        command.append(str(most))
+        command += [str(most), *[f"{name}={value}" for name, value in options.items()]]
         with self._output.open("ab") as output:
             self.process = subprocess.Popen(
                 command, cwd=session.ROOT, stdout=output, stderr=subprocess.STDOUT
@@ -49,11 +52,16 @@ class StreamDriver(Driver):
 
 
 def start(
-    spark: SparkSession, directory: Path, url: str, stream: str, most: int = TRIGGER_MESSAGES
+    spark: SparkSession,
+    directory: Path,
+    url: str,
+    stream: str,
+    most: int = TRIGGER_MESSAGES,
+    **options: str,
 ) -> StreamingQuery:
     rows = (
         spark.readStream.format("amqp")
-        .options(url=url, stream=stream, startingOffsets="earliest", maxOffsetsPerTrigger=most)
+        .options(url=url, stream=stream, startingOffsets="earliest", maxOffsetsPerTrigger=most, **options)
         .load()
     )
     return (
@@ -66,13 +74,20 @@ def start(
     )
 
 
-def run(spark: SparkSession, directory: Path, url: str, stream: str, most: int = TRIGGER_MESSAGES) -> None:
+def run(
+    spark: SparkSession,
+    directory: Path,
+    url: str,
+    stream: str,
+    most: int = TRIGGER_MESSAGES,
+    **options: str,
+) -> None:
     """To the end of the stream. Spark gives the reader's process 10 s to start, which a busy machine may not do."""
     from pyspark.errors import StreamingQueryException
 
     for attempt in range(STARTS_MAX):
         try:
-            start(spark, directory, url, stream, most).awaitTermination()
+            start(spark, directory, url, stream, most, **options).awaitTermination()
             return
         except StreamingQueryException as error:
             if attempt + 1 == STARTS_MAX or NOT_STARTED not in str(error):
@@ -80,14 +95,14 @@ def run(spark: SparkSession, directory: Path, url: str, stream: str, most: int =
 
 
 def main() -> int:
-    directory, url, stream, most = sys.argv[1:]
+    directory, url, stream, most, *options = sys.argv[1:]
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         from pyspark.sql import SparkSession
 
         spark = SparkSession.builder.getOrCreate()
     else:
         spark = session.start(Path(directory))
-    run(spark, Path(directory), url, stream, int(most))
+    run(spark, Path(directory), url, stream, int(most), **dict(each.split("=", 1) for each in options))
     spark.stop()
     return 0
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from amqp_server.broker import operations
+from amqp_server.streams.replicated_group import ReplicatedGroupHost
 from quorum_queue.cluster.group import Group
 from quorum_queue.cluster.group_host import GroupHost
 from quorum_queue.cluster.remote_host import RemoteHost
 from quorum_queue.machine.run import Run
 from quorum_queue.raft.core import Raft
+from tests.amqp_server.cluster.test_group_scenes import GroupScene
 from tests.amqp_server.cluster.test_simulation_scenes import Scene
 from tests.garbage import alive, garbage
 from tests.turns import Planted
@@ -66,4 +68,19 @@ def test_a_queue_that_fails_on_a_node() -> None:
         del before
         scene.settle()
         assert len(alive(GroupHost)) == 3
+    assert not left.found, str(left)
+
+
+def test_a_deleted_consumer_group() -> None:
+    scene = GroupScene()
+    scene.append(3)
+    with garbage() as left:
+        none = len(alive(ReplicatedGroupHost))
+        over = {"x-queue-type": "stream-group", "x-stream": "s", "x-stream-offset": "first"}
+        scene.declare_as("h", **over)
+        assert len(alive(ReplicatedGroupHost)) == none + 3
+        queue_id = scene.host("a", "h").queue_id
+        scene.propose("a", operations.DeleteQueue("/", "h", queue_id))
+        scene.settle()
+        assert len(alive(ReplicatedGroupHost)) == none
     assert not left.found, str(left)

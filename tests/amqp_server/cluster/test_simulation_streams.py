@@ -14,7 +14,8 @@ import pytest
 from amqp_server.broker import operations, topology
 from amqp_server.broker.topology import Topology
 from amqp_server.broker.vhost import VHost
-from amqp_server.streams import group_host, replicated
+from amqp_server.streams import replicated, stable
+from amqp_server.streams.filling import Filling
 from amqp_server.streams.group_host import StreamGroupHost
 from amqp_server.streams.replicated import NodeBatch, Replica
 from amqp_server.streams.taken import Taken
@@ -74,7 +75,7 @@ class Mutation(NamedTuple):
 
 def to_the_end(self: StreamGroupHost, applied: int) -> int:
     """A snapshot says that the segments have what is still in the tail."""
-    self._is_stable(self.replica.applied, self.replica.state(), self._unstable_next)
+    self._stable.reach(self.replica.applied, self.replica.state(), self._stable.next)
     return applied
 
 
@@ -84,7 +85,7 @@ def any_batch(self: Replica, batch: NodeBatch) -> bool:
     return True
 
 
-def as_it_is(self: StreamGroupHost, lost: Lost) -> None:
+def as_it_is(self: Filling, lost: Lost) -> None:
     """What is damaged is passed over."""
 
 
@@ -98,7 +99,7 @@ def own_retention(self: StreamGroupHost) -> None:
         self._services.store.write(lambda: self._log.trim(count), self._has_trimmed)
 
 
-def nothing_is_asked(self: StreamGroupHost, offset: int, stop: int, prefer: str, done: Any) -> None:
+def nothing_is_asked(self: Filling, offset: int, stop: int, prefer: str, done: Any) -> None:
     """What this disk lacks is not fetched."""
 
 
@@ -140,7 +141,7 @@ def forgets_what_it_took(state: Any, taken: Any) -> Any:
 
 def says_too_much(self: StreamGroupHost) -> Any:
     """A snapshot knows names of messages that come behind it: they are taken for duplicates."""
-    return _encode_state(self._stable_state, self.replica.taken)
+    return _encode_state(self._stable.state, self.replica.taken)
 
 
 def cuts_the_wrong_ones(append: Any, kept: list[range]) -> Any:
@@ -175,17 +176,17 @@ def forgets_names(state: Any, taken: Any) -> Any:
 
 MUTATIONS = [
     Mutation("names go back", Replica, "_note", whoever_says_so),
-    Mutation("a snapshot without offsets by name", group_host, "encode_state", forgets_names),
+    Mutation("a snapshot without offsets by name", stable, "encode_state", forgets_names),
     Mutation("all have what a majority has", Leadership, "reached", what_is_committed),
     Mutation("a snapshot beyond the segments", StreamGroupHost, "covered", to_the_end, 14),
     Mutation("a batch is taken twice", Replica, "_is_next", any_batch, 2),
-    Mutation("damages are passed over", StreamGroupHost, "_miss", as_it_is),
+    Mutation("damages are passed over", Filling, "miss", as_it_is),
     Mutation("retention of each member's own", StreamGroupHost, "_retain", own_retention, 5),
-    Mutation("nothing is fetched from others", StreamGroupHost, "_ask", nothing_is_asked),
+    Mutation("nothing is fetched from others", Filling, "_ask", nothing_is_asked),
     Mutation("an entry counts before it is synced", Replicas, "write", unsynced, 5),
     Mutation("deleted partitions go on", VHost, "_close_host", stays_open),
     Mutation("duplicates are taken", Taken, "new_of", all_are_new),
-    Mutation("a snapshot without names", group_host, "encode_state", forgets_what_it_took),
+    Mutation("a snapshot without names", stable, "encode_state", forgets_what_it_took),
     Mutation("a snapshot with later names", StreamGroupHost, "snapshot", says_too_much, 3),
     Mutation("compaction loses the latest of a key", compaction, "_kept", keeps_nothing, 3),
     Mutation("duplicates are cut in the wrong place", replicated, "without", cuts_the_wrong_ones),

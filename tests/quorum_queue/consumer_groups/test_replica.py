@@ -408,6 +408,19 @@ def test_what_a_consumer_that_leaves_was_not_sent_comes_as_new() -> None:
     assert [(each.low, each.stop, each.attempts) for each in found] == [(4, 10, 0)]
 
 
+def test_what_was_not_sent_comes_as_new_though_later_ids_were_sent() -> None:
+    """A node reads each stream by itself, and sends what it has first."""
+    replica = replica_with("a")
+    applied(replica, ("hand", 7, whole("a"), 0, 10))
+    applied(replica, ("attach", key("b", 2), 0, 0))
+    applied(replica, ("unsent", key("a"), 2, 5), ("sent", key("a"), 8), ("detach", key("a"), True))
+    found: list[tuple[int, int, int]] = []
+    for low in (0, 2, 6, 8):
+        handed = applied(replica, ("hand", 7, whole("b", 2), low, 10)).handed
+        found += [(each.low, each.stop, each.attempts) for each in handed]
+    assert found == [(0, 2, 1), (2, 6, 0), (6, 8, 1), (8, 10, 0)]
+
+
 def test_a_single_message_goes_to_who_asked_for_one() -> None:
     replica = replica_with()
     getter = (1, 1, None, False)

@@ -1,0 +1,92 @@
+"""Messages of a group on one node that have died: they are read and sent where dead letters go, some at once."""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING
+
+from amqp_server.streams.group_options import LETTERS_MAX
+from amqp_server.streams.group_reader import Reader
+from amqp_server.streams.host import StreamHost
+from amqp_server.streams.runs import run_of
+from persistence.streams.batch import Batch
+from quorum_queue.consumer_groups.group import Dead
+from quorum_queue.consumer_groups.partition import Partition
+from quorum_queue.local import NodeServices
+from quorum_queue.ports import Turn
+
+if TYPE_CHECKING:
+    from amqp_server.streams.consumer_group import ConsumerGroupHost
+
+
+class DeadMessages:
+    """Those that are not where they go yet, in their order."""
+
+    def __init__(self, services: NodeServices, turn: Turn) -> None:
+        self._services = services
+        self._turn = turn
+        self._waiting: deque[Dead] = deque()
+        #: Answers that the first ones still lack.
+        self._left = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def clear(self) -> None:
+        self._waiting.clear()
+
+    def bury(self, host: ConsumerGroupHost) -> None:
+        """Take what has died."""
+        dead, host.group.dead = host.group.dead, []
+        if host.options.dead_letters:
+            self._waiting.extend(dead)
+        else:
+            for partition, span, _ in dead:
+                host.group.buried(partition, span.low, span.stop)
+
+    def send_next(self, host: ConsumerGroupHost) -> None:
+        """Read and send some of those that have died, one after the other."""
+        while self._waiting and not self._left:
+            if self._turn.overdue():
+                self._turn.later(host, host.apply_pending)
+                return
+            dead = self._waiting[0]
+            reader = host.reader(dead.partition.stream_id)
+            stream = None if reader is None else reader.stream.host
+            if reader is None or reader.partition is not dead.partition or not isinstance(stream, StreamHost):
+                # They come again when the stream serves.
+                self._waiting.popleft()
+                continue
+            self._left = 1
+            stream.fetch(dead.span.low, dead.span.stop, LETTERS_MAX, partial(self._send, host, reader, dead))
+
+    def _send(self, host: ConsumerGroupHost, reader: Reader, dead: Dead, found: list[Batch]) -> None:
+        if host.ended:
+            return
+        self._waiting.popleft()
+        partition, span = dead.partition, dead.span
+        stop = found[-1].base + 1 if len(found) == LETTERS_MAX else span.stop
+        if stop < span.stop:
+            self._waiting.appendleft(dead._replace(span=span._replace(low=stop)))
+        lows = [span.low, *[batch.base + 1 for batch in found]]
+        self._left = len(found) + 1
+        for batch, low in zip(found, lows, strict=False):
+            run = run_of(reader.dressed(batch, 0))
+            letter = partial(self._sent, host, partition, low, batch.base + 1)
+            parts = self._services.dead_letters.dead_letter(host.queue, run, dead.reason, letter)
+            for _ in parts or ():
+                pass
+        self._sent(host, partition, lows[-1], stop, taken=True)
+
+    def _sent(self, host: ConsumerGroupHost, partition: Partition, low: int, stop: int, taken: bool) -> None:
+        """All targets have a dead letter, or will not take it."""
+        if host.ended:
+            return
+        if low < stop:
+            host.group.buried(partition, low, stop)
+        self._left -= 1
+        host.schedule()
+
+
+__all__ = ["DeadMessages"]

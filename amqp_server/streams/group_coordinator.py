@@ -1,0 +1,236 @@
+"""The leader's part of a consumer group in a cluster: it watches the streams, and proposes what to hand to whom.
+
+What it proposes is checked again when it is applied, so it may be late or out of date. For each partition one proposal is
+under way at a time. See quorum_queue.consumer_groups.replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from amqp_server.streams.group_reading import Watching
+from quorum_queue.consumer_groups.group import Member
+from quorum_queue.consumer_groups.partition import UNKNOWN, Partition
+from quorum_queue.host import Key
+
+if TYPE_CHECKING:
+    from amqp_server.streams.replicated_group import ReplicatedGroupHost
+
+
+class Coordinator:
+    """What only the leader has. On other nodes it is empty."""
+
+    #: For mypyc; see `let_go`.
+    __deletable__ = ("_host",)
+
+    def __init__(
+        self,
+        host: ReplicatedGroupHost,
+        streams: Callable[[], list[Any]],
+        has_heard_of: Callable[[int], bool],
+    ) -> None:
+        """See ReplicatedGroupHost."""
+        self._host = host
+        self._streams = streams
+        self._has_heard_of = has_heard_of
+        self._watching: dict[int, Watching] = {}
+        #: The streams may be others than before.
+        self.stale = True
+        #: Streams of which there may be something to hand out.
+        self._ready: dict[int, None] = {}
+        #: What was proposed and is not applied: the batch, and how much of whose room it takes; and streams of this turn.
+        self._planned: dict[int, tuple[int, Key, int]] = {}
+        self._planned_gets: dict[Key, int] = {}
+        self._planning: list[tuple[int, Key, int]] = []
+        self._planning_gets: list[Key] = []
+        #: Members whose room was promised to one partition when another had something for them.
+        self._turned_away: dict[Key, None] = {}
+        #: Streams that were served last come last.
+        self._served: dict[int, int] = {}
+        self._serves = 0
+
+    def begin_anew(self) -> None:
+        """Another node leads, or this one does again: forget what was proposed."""
+        self._planned, self._planned_gets = {}, {}
+        self._planning, self._planning_gets, self._turned_away = [], [], {}
+        self._ready = dict.fromkeys(self._host.replica.group.partitions)
+
+    def close(self) -> None:
+        """Watch no stream any more."""
+        for watching in self._watching.values():
+            watching.close()
+        self._watching = {}
+
+    def sent(self, number: int) -> None:
+        """What was proposed in this turn is in batches up to this one."""
+        for stream_id, key, count in self._planning:
+            self._planned[stream_id] = number, key, count
+        for key in self._planning_gets:
+            self._planned_gets[key] = number
+        self._planning, self._planning_gets = [], []
+
+    def applied(self, number: int) -> None:
+        """Own batches up to this one were applied."""
+        for stream_id, (batch, key, _) in list(self._planned.items()):
+            if batch <= number:
+                del self._planned[stream_id]
+                self._ready[stream_id] = None
+                if key in self._turned_away:
+                    self._ask_again(key)
+        for key, batch in list(self._planned_gets.items()):
+            if batch <= number:
+                del self._planned_gets[key]
+
+    def _ask_again(self, key: Key) -> None:
+        """What was promised to a member was handed out, or came too late: then its other partitions may have the room."""
+        del self._turned_away[key]
+        member = self._host.replica.group.members.get(key)
+        if member is not None:
+            self._ready.update(dict.fromkeys([each.stream_id for each in member.owned]))
+
+    def has_to_lead(self) -> bool:
+        replica = self._host.replica
+        group = replica.group
+        return bool(
+            self.stale
+            or self._ready
+            or group.freed
+            or group.roomy
+            or replica.getting
+            or replica.dead
+            or len(group.partitions) != len(self._watching)
+        )
+
+    def coordinate(self) -> None:
+        """Propose what is to be done."""
+        if self.stale:
+            self.stale = False
+            self._look_for_streams()
+        self._watch_streams()
+        group, ready = self._host.replica.group, self._ready
+        freed, group.freed = group.freed, {}
+        roomy, group.roomy = group.roomy, {}
+        ready.update(dict.fromkeys([each.stream_id for each in freed]))
+        for member in roomy:
+            ready.update(dict.fromkeys([each.stream_id for each in member.owned]))
+        if self._host.replica.getting:
+            self._serve_getters()
+        self._ready = {}
+        order = sorted(ready, key=lambda each: self._served.get(each, 0)) if len(ready) > 1 else list(ready)
+        taken = [*self._planned, *[stream_id for stream_id, _, _ in self._planning]]
+        for stream_id in order:
+            partition = group.partitions.get(stream_id)
+            if partition is not None and stream_id not in taken:
+                self._plan(partition)
+
+    def _look_for_streams(self) -> None:
+        known = self._host.replica.group.partitions
+        streams = {each.queue_id: each.name for each in self._streams()}
+        come = [[stream_id, name] for stream_id, name in streams.items() if stream_id not in known]
+        # A stream that this node has not heard of yet is not gone.
+        gone = [each for each in known if each not in streams and self._has_heard_of(each)]
+        if come or gone or not self._host.replica.known:
+            self._host.pending.append(("streams", come, gone))
+
+    def _watch_streams(self) -> None:
+        partitions, watching = self._host.replica.group.partitions, self._watching
+        for stream_id in [each for each in watching if each not in partitions]:
+            watching.pop(stream_id).close()
+        for stream_id, partition in partitions.items():
+            found = watching.get(stream_id)
+            if found is None:
+                stream = self._host.stream(stream_id)
+                if stream is None:
+                    continue
+                start = self._host.options.start if partition.cursor == UNKNOWN else None
+                found = watching[stream_id] = Watching(self._host, self, stream, start)
+            found.attach()
+
+    def began(self, watching: Watching, offset: int) -> None:
+        if self._host.group.is_leader:
+            self._host.submit(("begin", watching.stream.queue_id, offset))
+
+    def grew(self, stream_id: int) -> None:
+        if stream_id not in self._ready:
+            self._ready[stream_id] = None
+            self._host.schedule()
+
+    def _room(self, member: Member) -> int:
+        """Return how much room a member has beside what is promised to it."""
+        room = member.room()
+        for _, key, count in self._planned.values():
+            if key == member.key:
+                room -= count
+        for _, key, count in self._planning:
+            if key == member.key:
+                room -= count
+        return room
+
+    def _plan(self, partition: Partition) -> None:
+        """Propose to hand out what is next of a partition."""
+        stream_id = partition.stream_id
+        watching, member = self._watching.get(stream_id), partition.active()
+        offsets = watching.offsets() if watching is not None else None
+        if offsets is None or partition.cursor == UNKNOWN:
+            return
+        span = partition.upcoming()
+        if span.low < offsets.start:
+            # It is gone.
+            self._host.pending.append(("passed", stream_id, span.low, offsets.start))
+            self._planning.append((stream_id, (), 0))
+            return
+        if member is None or span.low >= offsets.stop or partition.span_count > self._host.options.spans_max:
+            return
+        room = self._room(member)
+        if room <= 0:
+            if member.room() > 0:
+                self._turned_away[member.key] = None
+            return
+        stop = min(span.stop, offsets.stop, span.low + room)
+        self._host.pending.append(("hand", stream_id, member.key, span.low, stop))
+        self._planning.append((stream_id, member.key, stop - span.low))
+        self._serves += 1
+        self._served[stream_id] = self._serves
+
+    def _serve_getters(self) -> None:
+        """Propose what those get who wait for single messages."""
+        group = self._host.replica.group
+        taken = {stream_id for stream_id, _, _ in self._planning}
+        for key in self._host.replica.getting:
+            if key in self._planned_gets or key in self._planning_gets:
+                continue
+            getter = group.getters.get(key) or Member(key, channel=key[:-2])
+            waits = not self._host.group.informed
+            for partition in sorted(
+                group.partitions.values(), key=lambda each: self._served.get(each.stream_id, 0)
+            ):
+                stream_id = partition.stream_id
+                watching = self._watching.get(stream_id)
+                offsets = watching.offsets() if watching is not None else None
+                if offsets is None or stream_id in self._planned or stream_id in taken:
+                    waits = True
+                    continue
+                low = partition.upcoming().low
+                if partition.cursor == UNKNOWN or low < offsets.start:
+                    waits = True
+                    continue
+                if low < offsets.stop and partition.is_open_to(getter):
+                    taken.add(stream_id)
+                    self._host.pending.append(("hand", stream_id, key, low, low + 1))
+                    self._planning.append((stream_id, (), 0))
+                    self._planning_gets.append(key)
+                    self._serves += 1
+                    self._served[stream_id] = self._serves
+                    waits = True
+                    break
+            if not waits:
+                self._host.pending.append(("nothing", key))
+                self._planning_gets.append(key)
+
+    def let_go(self) -> None:
+        """The host is closed: they refer to each other."""
+        del self._host
+
+
+__all__ = ["Coordinator"]

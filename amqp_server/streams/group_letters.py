@@ -1,0 +1,119 @@
+"""Dead letters of a group in a cluster: the leader reads them and sends them, some at once."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING
+
+from amqp_server.streams.deliver import BatchReader
+from amqp_server.streams.group_options import LETTERS_MAX
+from amqp_server.streams.group_reading import Due, Readings, Taker
+from amqp_server.streams.headed import Headers, cut
+from amqp_server.streams.runs import run_of
+from quorum_queue.consumer_groups.replica import Death
+from quorum_queue.local import NodeServices
+from quorum_queue.machine.letters import Letter
+from quorum_queue.machine.run import Run
+
+if TYPE_CHECKING:
+    from amqp_server.streams.replicated_group import ReplicatedGroupHost
+
+
+class _Undertaker(Taker):
+    """Sends dead letters of one stream."""
+
+    __slots__ = ("_dead", "_letters")
+
+    def __init__(self, letters: Letters, dead: Death) -> None:
+        super().__init__()
+        self._letters = letters
+        self._dead = dead
+
+    def take(self, due: Due, headers: Headers, reader: BatchReader, count: int) -> None:
+        for number in range(count):
+            run = run_of(headers.batch(cut(reader, 1), 0))
+            self._letters.send(due.first + number, run, self._dead)
+
+    def absent(self, due: Due, count: int) -> None:
+        self._letters.host.submit(("buried", due.first, count))
+
+
+class Letters:
+    """What is under way of those that have died; only the leader has any."""
+
+    #: For mypyc; see `let_go`.
+    __deletable__ = ("host",)
+
+    def __init__(self, host: ReplicatedGroupHost, services: NodeServices) -> None:
+        self.host = host
+        self._services = services
+        self._readings = Readings(host, "group letters")
+        #: Numbers of those that are on their way.
+        self._buried: dict[int, None] = {}
+
+    def bury(self) -> None:
+        """Send what has died, some at once."""
+        host = self.host
+        dead = host.replica.dead
+        firsts = [each.first for each in dead]
+        self._buried = {number: None for number in self._buried if _is_among(number, firsts, dead)}
+        for each in dead:
+            stream_id, (low, stop, _) = each.partition.stream_id, each.span
+            reading = self._readings.of(stream_id)
+            if reading is None:
+                host.retry()
+                continue
+            for offset in range(low, stop):
+                if len(self._buried) >= LETTERS_MAX:
+                    break
+                number = each.first + offset - low
+                if number not in self._buried:
+                    self._buried[number] = None
+                    reading.dues.append(
+                        Due(_Undertaker(self, each), stream_id, offset, offset + 1, number, 0)
+                    )
+            reading.go_on()
+            if len(self._buried) >= LETTERS_MAX:
+                return
+
+    def send(self, number: int, run: Run, dead: Death) -> None:
+        """Send a dead letter. Another leader may have sent it before: its number tells the targets."""
+        host = self.host
+
+        def done(taken: bool) -> None:
+            # Whether targets have it, or will not take it.
+            if not host.ended and host.group.is_leader:
+                host.submit(("buried", number, 1))
+
+        oldest = host.replica.dead[0].first if host.replica.dead else number
+        letter = Letter(host.queue_id, number, oldest)
+        parts = self._services.dead_letters.dead_letter(host.queue, run, dead.reason, done, letter)
+        for _ in parts or ():
+            pass
+
+    def go_on(self) -> None:
+        self._readings.go_on()
+
+    def forget(self, stream_id: int) -> None:
+        self._readings.forget(stream_id)
+
+    def close(self) -> None:
+        self._buried = {}
+        self._readings.close()
+
+    def let_go(self) -> None:
+        """The host is closed: they refer to each other."""
+        del self.host
+        self._readings.let_go()
+
+
+def _is_among(number: int, firsts: list[int], dead: list[Death]) -> bool:
+    """Return whether this letter is one of those that have died; `firsts` are their numbers, in order."""
+    place = bisect_right(firsts, number) - 1
+    if place < 0:
+        return False
+    found = dead[place]
+    return number - found.first < found.span.stop - found.span.low
+
+
+__all__ = ["Letters"]

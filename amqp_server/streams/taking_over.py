@@ -1,0 +1,39 @@
+"""Consumers of a stream go on at another host of it, and by their names where those were."""
+
+from __future__ import annotations
+
+from amqp_server.streams.host import StreamHost
+from amqp_server.streams.replicated import NO_OFFSET
+from amqp_server.streams.start import NEXT, Start
+from quorum_queue.host import Key
+
+
+def begin_named(host: StreamHost, key: Key, offset: int) -> None:
+    """A consumer has its name, and goes on where that was."""
+    consumer = host._consumers.get(key)
+    if consumer is not None and consumer.next_offset < 0:
+        otherwise = consumer.sink.start.otherwise or NEXT
+        host._begin(consumer, otherwise if offset == NO_OFFSET else Start(offset=offset))
+
+
+def take_over(before: StreamHost, after: StreamHost) -> None:
+    """Move all consumers to another host, where they go on at the same places."""
+    if before.shares_names and after.shares_names:
+        after._progress.update(before._progress)
+        before._progress.clear()
+        after._node_names.adopt(before._node_names)
+    for key, consumer in list(before._consumers.items()):
+        start = consumer.sink.start if consumer.next_offset < 0 else None
+        del before._consumers[key]
+        consumer.let_go()
+        consumer.reading = False
+        after._consumers[key] = consumer
+        if start is not None and start.group:
+            after._begin_named(consumer, start)
+        elif start is not None:
+            after._begin(consumer, start)
+        else:
+            after._to_serve[consumer] = None
+
+
+__all__ = ["begin_named", "take_over"]

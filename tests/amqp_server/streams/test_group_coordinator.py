@@ -1,0 +1,88 @@
+"""What the leader of a group proposes, without a log, streams or clients."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from amqp_server.streams.group_coordinator import Coordinator
+from quorum_queue.consumer_groups.entries import Command
+from quorum_queue.consumer_groups.replica import Replica
+from tests.quorum_queue.consumer_groups.test_replica import applied, key, whole
+
+STREAMS = {7: "s-0", 8: "s-1"}
+
+
+class Watched:
+    """A stream with so many messages."""
+
+    def __init__(self, stop: int) -> None:
+        self._stop = stop
+
+    def attach(self) -> None: ...
+
+    def offsets(self) -> range:
+        return range(self._stop)
+
+
+class Leader:
+    """The coordinator of a group of two partitions with ten messages each, and its log."""
+
+    def __init__(self, **prefetch: int) -> None:
+        self.replica = Replica(None, dead_letters=False)
+        self.host = SimpleNamespace(
+            replica=self.replica,
+            group=SimpleNamespace(informed=True, is_leader=True),
+            options=SimpleNamespace(spans_max=100, start=None),
+            pending=[],
+        )
+        streams: Any = [SimpleNamespace(queue_id=number, name=name) for number, name in STREAMS.items()]
+        self.coordinator = Coordinator(self.host, lambda: streams, lambda stream_id: True)  # type: ignore[arg-type]
+        self.coordinator._watching = {number: Watched(10) for number in STREAMS}  # type: ignore[misc]
+        self.apply(("streams", [[number, name] for number, name in STREAMS.items()], []))
+        self.apply(*(("begin", number, 0) for number in STREAMS))
+        self.apply(*(("attach", key(name), count, 0) for name, count in prefetch.items()))
+
+    def apply(self, *commands: Command) -> None:
+        applied(self.replica, *commands)
+
+    def propose(self) -> list[Command]:
+        """Return what is proposed in one turn; it is on its way from then on."""
+        self.coordinator.coordinate()
+        proposed: list[Command] = self.host.pending
+        self.host.pending = []
+        self.coordinator.sent(self.replica.batches["n1"][1] + 1)
+        return proposed
+
+    def arrives(self, proposed: list[Command]) -> None:
+        self.apply(*proposed)
+        self.coordinator.applied(self.replica.batches["n1"][1])
+
+
+def test_one_partition_has_the_room_that_a_member_has() -> None:
+    leader = Leader(a=1)
+    proposed = leader.propose()
+    assert proposed == [("hand", 7, whole("a"), 0, 1)]
+    assert leader.propose() == []
+    leader.arrives(proposed)
+    assert leader.propose() == []
+    leader.apply(("settle", key("a"), 0, 0))
+    # The other one was not served yet.
+    assert leader.propose() == [("hand", 8, whole("a"), 0, 1)]
+
+
+def test_room_that_was_promised_in_vain_is_for_the_other_partitions() -> None:
+    leader = Leader(a=1)
+    proposed = leader.propose()
+    assert proposed == [("hand", 7, whole("a"), 0, 1)]
+    # The group goes to the end of that partition before the proposal is applied: nothing comes of it.
+    leader.apply(("move", 1, [[7, 10]]))
+    leader.propose()
+    leader.arrives(proposed)
+    assert leader.replica.group.members[whole("a")].count == 0
+    assert leader.propose() == [("hand", 8, whole("a"), 0, 1)]
+
+
+def test_a_member_without_a_limit_has_all_of_all_partitions() -> None:
+    leader = Leader(a=0)
+    assert leader.propose() == [("hand", 7, whole("a"), 0, 10), ("hand", 8, whole("a"), 0, 10)]
