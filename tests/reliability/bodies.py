@@ -7,11 +7,13 @@ import struct
 
 _HEAD = struct.Struct(">QI")
 HEAD_BYTES = _HEAD.size
+SIZE_MAX = 98_304
 _SPAN = 32_768
-_NOISE = random.Random(20_091).randbytes(4 * _SPAN)
+_NOISE = random.Random(20_091).randbytes(SIZE_MAX + _SPAN)
 
 
 def body(seq: int, size: int) -> bytes:
+    assert size <= SIZE_MAX, f"bodies have {SIZE_MAX} bytes at most"
     start = seq * 61 % _SPAN
     return _HEAD.pack(seq, size) + _NOISE[start : start + size - HEAD_BYTES]
 
