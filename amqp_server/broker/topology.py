@@ -303,7 +303,8 @@ class Topology:
         for place, record in enumerate(partitions):
             queue_id = partition_id(index, place)
             vhost.put_queue(msgspec.structs.replace(record, queue_id=queue_id), of_many=True)
-            vhost.put_binding(super_streams.binding_record(record, name, first + place))
+            vhost.put_binding(super_streams.binding_record(record, name, first + place), of_many=True)
+        vhost.streams_changed(name)
         return Result(True)
 
     def _delete_exchange(self, index: int, operation: operations.DeleteExchange) -> Result:
