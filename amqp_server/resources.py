@@ -24,6 +24,9 @@ TRIM_STEP_BYTES = 32 << 20
 TRIM_NOISE_BYTES = 1 << 20
 #: Between two times, s. What a load takes again at once is given back less and less often.
 TRIM_WAIT_S, TRIM_WAIT_MAX_S = 5.0, 80.0
+#: Between two looks into the heap, s, and how many times longer than a look takes: where it has very many holes, a look
+#: takes some 10 ms, in which no other thread gets memory.
+LOOK_WAIT_S, LOOK_SHARE = 5.0, 1000
 #: Above the memory limit, garbage is looked for among all objects, once in this time: it takes up to a second.
 COLLECT_EVERY_S = 600
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -50,12 +53,23 @@ class ResourceWatch:
         while True:
             await self._pause()
             memory = private_memory_bytes()
-            trim = memory > self.memory_limit_bytes or self._heap.due(memory, trio.current_time())
+            trim = memory > self.memory_limit_bytes or await self._is_due(memory)
             if trim:
                 # It takes some 10 ms where there is much to give back.
                 await trio.to_thread.run_sync(give_back)
-                self._heap.given_back(private_memory_bytes(), trio.current_time())
+                used, _ = await trio.to_thread.run_sync(used_heap)
+                self._heap.given_back(private_memory_bytes(), used, trio.current_time())
             self.look(trimmed=trim)
+
+    async def _is_due(self, memory_bytes: int) -> bool:
+        """True if free heap should be given back now."""
+        heap = self._heap
+        if heap.due(memory_bytes, trio.current_time()):
+            return True
+        if not heap.wants_a_look(memory_bytes, trio.current_time()):
+            return False
+        used, seconds = await trio.to_thread.run_sync(used_heap)
+        return heap.looked(private_memory_bytes(), used, seconds, trio.current_time())
 
     async def _pause(self) -> None:
         """Wait until the next look is due: sooner when memory has run out. A client may send a GB a second."""
@@ -105,7 +119,9 @@ class Heap:
         self._floor_bytes = 0
         #: The most since then: what has been freed leaves holes.
         self._peak_bytes = 0
-        self._next_s = -inf
+        #: The least that was resident and not used, bytes, since the last time: pages that cannot be given back.
+        self._unused_bytes = -1
+        self._next_s = self._look_s = -inf
         self._wait_s = TRIM_WAIT_S
 
     def due(self, memory_bytes: int, now_s: float) -> bool:
@@ -115,17 +131,68 @@ class Heap:
         self._floor_bytes = min(self._floor_bytes or memory_bytes, memory_bytes)
         self._peak_bytes = max(self._peak_bytes, memory_bytes)
         moved = max(memory_bytes - self._floor_bytes, self._peak_bytes - memory_bytes)
-        if grows or moved < TRIM_STEP_BYTES or now_s < self._next_s:
+        return not grows and moved >= TRIM_STEP_BYTES and self._in_time(now_s)
+
+    def _in_time(self, now_s: float) -> bool:
+        """True if the last time was long enough ago; then the next one is planned."""
+        if now_s < self._next_s:
             return False
         # Soon again after a quiet time, seldom under a load that takes again what was given back.
         quiet = now_s > self._next_s + 2 * self._wait_s
         self._wait_s = TRIM_WAIT_S if quiet else min(2 * self._wait_s, TRIM_WAIT_MAX_S)
         return True
 
-    def given_back(self, memory_bytes: int, now_s: float) -> None:
-        """This is left."""
+    def wants_a_look(self, memory_bytes: int, now_s: float) -> bool:
+        """True if `looked` should be told how much of the heap is used. What is freed between things that stay changes
+        nothing of the memory."""
+        return (
+            now_s >= max(self._look_s, self._next_s) and memory_bytes >= self._unused_bytes + TRIM_STEP_BYTES
+        )
+
+    def looked(self, memory_bytes: int, used_bytes: int, seconds: float, now_s: float) -> bool:
+        """So much of the heap is used; True if it is worth while now. The look took `seconds`."""
+        self._look_s = now_s + min(max(LOOK_WAIT_S, LOOK_SHARE * seconds), TRIM_WAIT_MAX_S)
+        unused = memory_bytes - used_bytes
+        if not 0 <= self._unused_bytes <= unused:
+            self._unused_bytes = max(0, unused)
+        return unused - self._unused_bytes >= TRIM_STEP_BYTES and self._in_time(now_s)
+
+    def given_back(self, memory_bytes: int, used_bytes: int, now_s: float) -> None:
+        """This is left, of which so much is used heap."""
         self._last_bytes = self._floor_bytes = self._peak_bytes = memory_bytes
+        self._unused_bytes = max(0, memory_bytes - used_bytes)
         self._next_s = now_s + self._wait_s
+
+
+class _Mallinfo2(ctypes.Structure):
+    """See mallinfo(3); bytes."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
+    ]
+
+
+def used_heap() -> tuple[int, float]:
+    """Return the bytes that the C library has handed out, and how long it took to count them, s; 0 where it does not say."""
+    count = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if count is None:
+        return 0, 0.0
+    count.restype = _Mallinfo2
+    began = time.monotonic()
+    found = count()
+    return int(found.uordblks + found.hblkhd), time.monotonic() - began
 
 
 def give_back() -> None:

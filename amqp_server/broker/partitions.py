@@ -45,7 +45,7 @@ class Partitions:
     def __init__(self, vhost: VHost, index: int, operation: DeclareSuperStream) -> None:
         self._vhost = vhost
         self._index = index
-        self._exchange = operation.exchange.name
+        self.exchange = operation.exchange.name
         self._first = operation.first
         self._records = operation.partitions
         #: Those that are ready, in their order.
@@ -79,15 +79,15 @@ class Partitions:
         record = msgspec.structs.replace(self._records[place], queue_id=partition_id(self._index, place))
         queue = vhost.new_queue(record, unknown=True, parsed=self._parsed_of(record))
         self._arguments, self._parsed = record.arguments, queue.parsed
-        binding = Binding(self._exchange, record.name, "queue", str(number), {ORDER: number})
-        bound = binding_record(record, self._exchange, number)
+        binding = Binding(self.exchange, record.name, "queue", str(number), {ORDER: number})
+        bound = binding_record(record, self.exchange, number)
         return Partition(
             queue,
             key(vhost.name, record.name),
             encode(queue.record),
             binding,
             # The same as `bound.key`, which brings the fields of the table into an order: here it has one.
-            key(vhost.name, self._exchange, record.name, "queue", str(number), bound.arguments.hex()),
+            key(vhost.name, self.exchange, record.name, "queue", str(number), bound.arguments.hex()),
             encode(bound),
         )
 

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 #: Words # that a topic binding key may have at most on any node, however it is configured.
 TOPIC_HASHES_MAX = 64
+_NO_GROUPS: Mapping[str, Queue] = {}
 
 
 class VHost:
@@ -60,6 +61,8 @@ class VHost:
         self.queues: dict[str, Queue] = {}
         #: Those of them that are consumer groups.
         self.groups: dict[str, Queue] = {}
+        #: The same by the stream or super stream that they read, and by their own names.
+        self._groups_over: dict[str, dict[str, Queue]] = {}
         self.router = Router(
             self.queues.__contains__,
             vhost=name,
@@ -230,9 +233,12 @@ class VHost:
             encoded(binding.arguments),
         )
 
-    def put_binding(self, record: BindingRecord) -> bool:
-        """Bind, if both ends are there; whether it is new. Raises InvalidArgument."""
-        binding = self.restore_binding(record)
+    def put_binding(self, record: BindingRecord, *, of_many: bool = False) -> bool:
+        """Bind, if both ends are there; whether it is new. Raises InvalidArgument.
+
+        `of_many`: it is one of many of its source, after which `streams_changed` is called once.
+        """
+        binding = self.restore_binding(record, of_many=of_many)
         if binding is None:
             return False
         if self._kept(durable=self._is_durable(binding)):
@@ -242,7 +248,7 @@ class VHost:
             self._changed("binding.created", of_binding(binding))
         return True
 
-    def restore_binding(self, record: BindingRecord) -> Binding | None:
+    def restore_binding(self, record: BindingRecord, *, of_many: bool = False) -> Binding | None:
         """Make a binding that has its record; None if it is there, or an end of it is not."""
         ends = self.queues if record.kind == "queue" else self.router
         source, found = self.router.get(record.source), ends.get(record.destination)
@@ -254,7 +260,8 @@ class VHost:
         if not self.router.bind(binding):
             return None
         self.broker.counts.bindings += 1
-        self._streams_changed()
+        if not of_many:
+            self.streams_changed(binding.source)
         return binding
 
     def remove_binding(self, record: BindingRecord) -> bool:
@@ -263,7 +270,6 @@ class VHost:
         if removed:
             self._forget_bindings(removed)
             self._exchanges_gone(also)
-            self._streams_changed()
             self.broker.changed()
         return bool(removed)
 
@@ -279,6 +285,8 @@ class VHost:
 
     def _forget_bindings(self, bindings: list[Binding]) -> None:
         self.broker.counts.bindings -= len(bindings)
+        for source in {binding.source for binding in bindings} if self.groups else ():
+            self.streams_changed(source)
         for binding in bindings:
             self.broker.metadata.delete(BINDINGS, self.binding_record(binding).key)
             if self.broker.events is not None:
@@ -370,13 +378,15 @@ class VHost:
         self.queues[queue.name] = queue
         if queue.type.is_group:
             self.groups[queue.name] = queue
+            self._groups_over.setdefault(queue.parsed.stream, {})[queue.name] = queue
         self.broker.counts.queues += 1
         if of_many:
             self.broker.hosts.expect(queue)
             self.broker.host_parts.begin(queue, partial(self._make_host, queue, None))
         else:
             self.broker.turn.contain(queue, self._make_host, queue, machine)
-        self._streams_changed(queue)
+        if queue.type.is_stream:
+            self.streams_changed(queue.name)
         return queue
 
     def new_queue(self, record: QueueRecord, *, unknown: bool, parsed: QueueArguments | None = None) -> Queue:
@@ -420,20 +430,22 @@ class VHost:
         broker.counts.bindings += len(ready)
         for queue in queues:
             broker.host_parts.begin(queue, partial(self._make_host, queue, None))
-        self._streams_changed()
+        self.streams_changed(partitions.exchange)
+        for queue in queues:
+            self.streams_changed(queue.name)
         broker.changed()
         if broker.events is not None:
             for queue, each in zip(queues, ready, strict=True):
                 self._changed("queue.created", of_queue(queue))
                 self._changed("binding.created", of_binding(each.binding))
 
-    def _streams_changed(self, queue: Queue | None = None) -> None:
-        """A queue has come or gone, or a binding: groups may have other partitions."""
-        if queue is None or queue.type.is_stream:
-            for group in self.groups.values():
-                host = group.host
-                if isinstance(host, QueueHost):
-                    host.partitions_changed()
+    def streams_changed(self, name: str) -> None:
+        """A stream of this name has come or gone, or a binding of this exchange: groups over it may have other
+        partitions."""
+        for group in self._groups_over.get(name, _NO_GROUPS).values():
+            host = group.host
+            if isinstance(host, QueueHost):
+                host.partitions_changed()
 
     def _make_host(self, queue: Queue, machine: Machine | None) -> None:
         queue.host = self.broker.hosts.make(queue, machine)
@@ -465,7 +477,11 @@ class VHost:
         if queue.traffic is not None:
             broker.ended.by_type.setdefault(queue.type.name, Traffic()).add(queue.traffic)
         del self.queues[queue.name]
-        self.groups.pop(queue.name, None)
+        if self.groups.pop(queue.name, None) is not None:
+            over = self._groups_over[queue.parsed.stream]
+            del over[queue.name]
+            if not over:
+                del self._groups_over[queue.parsed.stream]
         broker.counts.queues -= 1
         removed, also = self.router.remove_queue(queue.name)
         self._forget_bindings(removed)
@@ -485,7 +501,8 @@ class VHost:
             broker.exclusive_gone(queue)
         # Its host refers to the queue: together they would stay, with all messages, until the collector comes.
         queue.host = broker.deleted_host
-        self._streams_changed(queue)
+        if queue.type.is_stream:
+            self.streams_changed(queue.name)
         broker.changed()
         self._changed("queue.deleted", {"name": queue.name})
 

@@ -133,6 +133,9 @@ class Subscription:
     def began(self, offset: int) -> None:
         """Nobody needs to be told."""
 
+    def let_go(self) -> None:
+        """It keeps nothing of what was read."""
+
     def queue_gone(self) -> None:
         """The queue was deleted: tell the client, if it can be told."""
         channel = self.channel

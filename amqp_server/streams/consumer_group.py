@@ -8,7 +8,7 @@ docs/adr/0028-consumer-groups.md.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from amqp_server.streams.dead_messages import DeadMessages
@@ -73,6 +73,8 @@ class ConsumerGroupHost(QueueHost):
         self._watch_at = self._retry_at = self._commit_at = -1
         self._dead = DeadMessages(services, self._turn)
         self._gets = Gets()
+        #: Partitions have got slots that are not stored yet.
+        self._new_slots = False
         #: What was stored, by the ids of the streams, with the numbers.
         self._stored: dict[int, tuple[int, Place]] = {}
         #: The group is not new: what comes from now on is read from its first message on.
@@ -373,11 +375,15 @@ class ConsumerGroupHost(QueueHost):
             reader = self._readers.pop(stream_id)
             reader.close()
             group.remove(stream_id)
+        numbers = self._free_numbers(len(streams))
         for stream_id, stream in streams.items():
             if stream_id not in group.partitions:
-                self._add(stream)
+                self._add(stream, numbers)
             elif not self._readers[stream_id].attaching and not self._readers[stream_id].attached:
                 self._read(self._readers[stream_id])
+        if self._new_slots:
+            self._new_slots = False
+            self._keep_slots()
         if streams and not self._known:
             self._known = True
             self._services.journal.state(self.queue_id, bytes((VERSION,)))
@@ -388,10 +394,10 @@ class ConsumerGroupHost(QueueHost):
                 group.leave(key, gone=True)
                 self.queue.consumer_lost(key)
 
-    def _add(self, stream: Stream) -> None:
+    def _add(self, stream: Stream, numbers: Iterator[int]) -> None:
         number, place = self._stored.pop(stream.queue_id, (-1, None))
         if number < 0:
-            number = self._new_number()
+            number = self._new_number(numbers)
         partition = Partition(stream.queue_id, stream.name, number)
         self.group.add(partition)
         start = FIRST if self._known else self.options.start
@@ -407,19 +413,23 @@ class ConsumerGroupHost(QueueHost):
         reader = self._readers[stream.queue_id] = Reader(self, partition, stream, start)
         self._read(reader)
 
-    def _new_number(self) -> int:
-        """Return a number that no partition has, with a mark of its own."""
+    def _free_numbers(self, most: int) -> Iterator[int]:
+        """At least so many numbers that no partition has, the lowest first."""
         used = {each.number for each in self.group.partitions.values()}
         used.update([number for number, _ in self._stored.values()])
+        return iter([number for number in range(len(used) + most) if number not in used])
+
+    def _new_number(self, numbers: Iterator[int]) -> int:
+        """Return the next of the free numbers, with a mark of its own."""
         marks, slots = self._services.marks, self._slots
-        number = next((each for each in range(len(slots)) if each not in used), len(slots))
-        slot = marks.allocate()
+        number, slot = next(numbers), marks.allocate()
         if number < len(slots):
             marks.free(slots[number])
             slots[number] = slot
         else:
+            # Without gaps: a number beyond the slots is the first one that is.
             slots.append(slot)
-        self._keep_slots()
+        self._new_slots = True
         return number
 
     def _read(self, reader: Reader) -> None:

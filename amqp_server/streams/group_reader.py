@@ -57,6 +57,9 @@ class Reader:
         self.stalled = True
         self._host.began(self, offset)
 
+    def let_go(self) -> None:
+        self._headers.forget()
+
     def queue_gone(self) -> None:
         """The stream was deleted, or has failed on this node."""
         self.attached = self.attaching = False

@@ -138,6 +138,9 @@ class Attached:
     def began(self, offset: int) -> None:
         self.position = offset
 
+    def let_go(self) -> None:
+        """See amqp_server.streams.host.Sink. It keeps nothing."""
+
     def deliver_batch(self, consumer: StreamConsumer, reader: BatchReader, count: int, first_id: int) -> None:
         raise NotImplementedError
 
@@ -211,6 +214,9 @@ class Reading(Attached):
         self.position = offset
         self.stalled = True
         self.host.schedule()
+
+    def let_go(self) -> None:
+        self._headers.forget()
 
     def queue_gone(self) -> None:
         self._headers.forget()

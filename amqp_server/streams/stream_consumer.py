@@ -30,6 +30,9 @@ class Sink(Protocol):
 
     def began(self, offset: int) -> None: ...
 
+    def let_go(self) -> None:
+        """What was read is forgotten, because others need the memory: for one that reads for a group."""
+
     def failed(self, error: Exception) -> None: ...
 
 
@@ -91,4 +94,6 @@ class StreamConsumer:
         self.ahead.clear()
         self.place = None
         self.reads += 1
+        if self.for_group:
+            self.sink.let_go()
         self._services.hold(self, -self.held_bytes)

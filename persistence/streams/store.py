@@ -27,6 +27,8 @@ from persistence.worker import Worker
 DIRECTORY = "streams"
 #: Between two tries to write on a full disk.
 RETRY_SECONDS = 1.0
+#: What is done is told for so long before other tasks have their turns.
+STEP_S = 0.004
 
 T = TypeVar("T")
 
@@ -161,8 +163,13 @@ class StreamStore:
                     waiting, self._waiting = self._waiting, []
                     for job in waiting:
                         self._writer.give(job)
+                began = trio.current_time()
                 while self._finished:
                     self._finish(self._finished.popleft(), in_turn)
+                    if trio.current_time() - began > STEP_S:
+                        # Others have their turns in between: many reads may be done at once.
+                        await trio.lowlevel.checkpoint()
+                        began = trio.current_time()
         finally:
             self._writer, self._readers, self._compactor = None, [], None
             self._stopping.set()

@@ -82,7 +82,7 @@ def times(heap: Heap, memory: list[int], given_back: int) -> list[int]:
     for look, bytes_ in enumerate(memory):
         if heap.due(bytes_, look * INTERVAL_S):
             found.append(look)
-            heap.given_back(given_back, look * INTERVAL_S)
+            heap.given_back(given_back, 0, look * INTERVAL_S)
     return found
 
 
@@ -95,7 +95,7 @@ def test_after_growth_it_is_given_back_once_and_soon() -> None:
 def test_after_a_part_was_freed_the_rest_is_looked_for_once() -> None:
     """The last time was while all was in use, as under an alarm."""
     heap = Heap()
-    heap.given_back(600 * MIB, 0.0)
+    heap.given_back(600 * MIB, 0, 0.0)
     assert times(heap, [600 * MIB] * 20 + [400 * MIB] + [50 * MIB] * 100, 50 * MIB) == [20]
 
 
@@ -112,7 +112,7 @@ def test_a_load_that_takes_it_again_is_left_alone_more_and_more() -> None:
         # It grows in one look and stays for the next.
         if heap.due(200 * MIB + look % 2, look * INTERVAL_S):
             at.append(look * INTERVAL_S)
-            heap.given_back(60 * MIB, look * INTERVAL_S)
+            heap.given_back(60 * MIB, 0, look * INTERVAL_S)
     most = max(later - earlier for earlier, later in zip(at, at[1:], strict=False))
     assert TRIM_WAIT_MAX_S - 1 <= most <= 2 * TRIM_WAIT_MAX_S
     assert len(at) < 30
@@ -122,3 +122,63 @@ def test_small_changes_are_not_worth_while() -> None:
     heap = Heap()
     step = TRIM_STEP_BYTES // 2
     assert times(heap, [50 * MIB, 50 * MIB + step, 50 * MIB + step] * 100, 50 * MIB) == []
+
+
+def test_what_is_freed_between_things_that_stay_is_given_back() -> None:
+    """The last time was while all was in use. What is freed since makes holes, and the memory stays as it is."""
+    heap = Heap()
+    heap.given_back(200 * MIB, 150 * MIB, 0.0)
+    memory, at = 200 * MIB, []
+    for second in range(100):
+        assert not heap.due(memory, second)
+        if heap.wants_a_look(memory, second):
+            used = 150 * MIB if second < 30 else 20 * MIB
+            if heap.looked(memory, used, 0.001, second):
+                at.append(second)
+                memory = 70 * MIB
+                heap.given_back(memory, used, second)
+    assert len(at) == 1 and 30 <= at[0] <= 36
+
+
+def test_a_look_that_takes_long_is_seldom() -> None:
+    heap = Heap()
+    looks = 0
+    for second in range(1_000):
+        if heap.wants_a_look(500 * MIB, second):
+            looks += 1
+            assert not heap.looked(500 * MIB, 400 * MIB, 0.05, second)
+    assert looks == 20
+
+
+def test_a_small_node_is_not_looked_at() -> None:
+    heap = Heap()
+    assert not heap.looked(50 * MIB, 5 * MIB, 0.0, 0.0)
+    assert not any(heap.wants_a_look(60 * MIB, second) for second in range(1_000))
+
+
+async def test_holes_go_back_to_the_kernel(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A purge changes nothing of the memory until it is given back."""
+    autojump_clock.autojump_threshold = 0.02
+    memory, used = 300 * MIB, 250 * MIB
+    given = trio.Event()
+
+    def give_back() -> None:
+        nonlocal memory
+        memory = used + 50 * MIB
+        if used < 250 * MIB:
+            trio.from_thread.run_sync(given.set)
+
+    monkeypatch.setattr(resources, "private_memory_bytes", lambda: memory)
+    monkeypatch.setattr(resources, "used_heap", lambda: (used, 0.0))
+    monkeypatch.setattr(resources, "give_back", give_back)
+    watch = ResourceWatch(Config(memory_limit="1 GB", disk_free_min_bytes=0), Alarms(), tmp_path)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch.run)
+        await trio.sleep(20.01)
+        used = 10 * MIB
+        # Without a deadline, as above.
+        await given.wait()
+        nursery.cancel_scope.cancel()
+    assert watch.memory_bytes <= 300 * MIB

@@ -14,6 +14,7 @@ import struct
 import sys
 import time
 import urllib.request
+from collections import deque
 from dataclasses import asdict, dataclass, field
 
 from pamqp import commands
@@ -50,29 +51,56 @@ class Bystander:
         self._client.declare(QUEUE, durable=False)
         self._client.call(commands.Basic.Consume(queue=QUEUE, no_ack=True), commands.Basic.ConsumeOk)
         self._address = Address("", QUEUE, persistent=False)
+        #: Messages under way, oldest first: when each was due, and the loop's CPU time before it, ms.
+        self._under_way: deque[tuple[float, float]] = deque()
 
     def run(self) -> None:
         """Until standard input ends."""
         due = seldom = time.monotonic()
-        while not select.select([sys.stdin], [], [], max(0.0, due - time.monotonic()))[0]:
-            self._message(due)
-            if due >= seldom:
+        while not self._ended(due):
+            now = time.monotonic()
+            if now >= seldom:
+                self._take_all()
                 self._seldom()
-                seldom = due + SELDOM_S
+                seldom = now + SELDOM_S
                 # Logins are measured by themselves.
                 due = time.monotonic()
-            due += PERIOD_S
+            elif now >= due:
+                self._publish(due)
+                due += PERIOD_S
+        self._take_all()
 
-    def _message(self, due: float) -> None:
-        used = self._loop_ms()
-        self._client.send(self._address.message(struct.pack(">d", due)))
+    def _ended(self, due: float) -> bool:
+        """Take what comes until `due`; True if standard input has ended."""
         while True:
-            for event in self._client.receive(PATIENCE_S):
-                if isinstance(event, Delivery) and struct.unpack(">d", event.body)[0] == due:
-                    self.seen.messages.append((time.monotonic() - due) * 1e3)
-                    self.seen.loop.append(self._loop_ms() - used)
-                    return
-            if time.monotonic() - due > PATIENCE_S:
+            ready = select.select([sys.stdin, self._client.sock], [], [], max(0.0, due - time.monotonic()))[0]
+            if self._client.sock in ready:
+                self._take(0.0)
+            if sys.stdin in ready or not ready:
+                return bool(ready)
+
+    def _publish(self, due: float) -> None:
+        """Messages are published when they are due, whether those before have come or not: a client that waited for each of
+        them would measure its own queue, too, as soon as one takes longer than PERIOD_S."""
+        if self._under_way and due - self._under_way[0][0] > PATIENCE_S:
+            raise TimeoutError(f"a message did not come within {PATIENCE_S} s")
+        self._under_way.append((due, self._loop_ms()))
+        self._client.send(self._address.message(struct.pack(">d", due)))
+
+    def _take(self, wait_s: float) -> None:
+        for event in self._client.receive(wait_s):
+            if isinstance(event, Delivery):
+                due, used = self._under_way.popleft()
+                assert struct.unpack(">d", event.body)[0] == due
+                self.seen.messages.append((time.monotonic() - due) * 1e3)
+                self.seen.loop.append(self._loop_ms() - used)
+
+    def _take_all(self) -> None:
+        """Wait for the messages that are under way."""
+        while self._under_way:
+            before = len(self._under_way)
+            self._take(PATIENCE_S)
+            if len(self._under_way) == before:
                 raise TimeoutError(f"a message did not come within {PATIENCE_S} s")
 
     def _loop_ms(self) -> float:

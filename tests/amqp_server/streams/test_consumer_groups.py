@@ -7,9 +7,14 @@ from typing import Any, NamedTuple
 import pytest
 from pamqp import base, commands, header
 
+from amqp_server.broker import consumer_groups
+from amqp_server.broker.records import MARKS
 from amqp_server.broker.super_streams import growth
+from amqp_server.broker.vhost import VHost
 from amqp_server.streams.consumer_group import ConsumerGroupHost
+from amqp_server.streams.host import StreamOptions
 from amqp_server.wire import content, frames
+from persistence.metadata import Metadata
 from tests.amqp_server.connection.node import Delivery, Peer
 from tests.amqp_server.streams.node import StreamNode, publish
 from tests.amqp_server.streams.node import declare as declare_stream
@@ -699,3 +704,81 @@ def test_recover_brings_all_back(node: StreamNode, peer: Peer) -> None:
     tell(peer, commands.Basic.Ack(2), commands.Basic.Recover(requeue=True))
     (messages,) = worked(node, peer)
     assert [(each.offset, each.again) for each in messages] == [(0, True), (2, True), (3, True), (4, True)]
+
+
+def test_what_many_groups_have_read_ahead_is_bounded() -> None:
+    """A group whose members take no more for now keeps nothing of a batch that the stream's reader has let go of."""
+    options = StreamOptions(segment_bytes=20_000, flush_bytes=1, read_bytes_max=30_000)
+    node = StreamNode(options)
+    peer = opened(node)
+    declare_stream(peer)
+    for start in range(0, 200, 10):
+        publish(peer, [b"%04d" % number + b"x" * 1000 for number in range(start, start + 10)])
+        node.work()
+    names = [f"g{number}" for number in range(10)]
+    for name in names:
+        declare(peer, name)
+        consume(node, peer, prefetch=3, name=name, tag=name)
+    found = len(worked(node, peer)[0])
+    while found < len(names) * 200:
+        kept = [reader._headers._source for name in names for reader in host(node, name).readers]
+        assert sum([batch.size for batch in kept if batch is not None]) <= 30_000 + 20_000
+        tell(peer, commands.Basic.Ack(0, multiple=True))
+        found += (more := len(worked(node, peer)[0]))
+        assert more
+
+
+def test_a_group_looks_for_partitions_when_its_own_streams_change(
+    node: StreamNode, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every bind of others would have thousands of groups look through thousands of bindings."""
+    filled(node, peer)
+    declare_super_stream(peer, "su", 5)
+    declare(peer, "over", "su")
+    node.work()
+    looked: list[str] = []
+    streams_of = consumer_groups.streams_of
+
+    def noted(vhost: VHost, name: str) -> list[Any]:
+        looked.append(name)
+        return streams_of(vhost, name)
+
+    monkeypatch.setattr(consumer_groups, "streams_of", noted)
+    peer.call(1, commands.Queue.Declare(queue="q"))
+    for method in (commands.Queue.Bind, commands.Queue.Unbind):
+        peer.call(1, method(queue="q", exchange="amq.direct", routing_key="k"))
+    declare_stream(peer, "other")
+    peer.call(1, commands.Queue.Delete(queue="other"))
+    node.work()
+    assert looked == []
+    peer.call(1, commands.Queue.Delete(queue="s"))
+    node.work()
+    assert set(looked) == {"s"}
+    looked.clear()
+    peer.call(1, commands.Exchange.Delete(exchange="su"))
+    node.work()
+    assert set(looked) == {"su"} and host(node, "over").readers == []
+    declare_stream(peer)
+    declare_super_stream(peer, "su", 7)
+    node.work()
+    assert len(host(node, "over").readers) == 7 and len(host(node).readers) == 1
+    peer.call(1, commands.Queue.Delete(queue="over"))
+    assert list(node.broker.vhost("/")._groups_over) == ["s"]
+
+
+def test_the_marks_of_a_groups_partitions_are_stored_once(
+    node: StreamNode, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare_super_stream(peer, "su", 20)
+    stored: list[str] = []
+    put = Metadata.put
+
+    def noted(store: Metadata, table: str, key: str, value: bytes) -> None:
+        stored.append(table)
+        put(store, table, key, value)
+
+    monkeypatch.setattr(Metadata, "put", noted)
+    declare(peer, "g", "su")
+    node.work()
+    assert stored.count(MARKS) == 1
+    assert sorted(each.number for each in host(node).group.partitions.values()) == list(range(20))

@@ -138,3 +138,37 @@ def test_a_log_that_was_deleted_does_not_come_back(tmp_path: Path) -> None:
     log.append([stored(3, 3)])
     log.trim(1)
     assert list((tmp_path / "streams").iterdir()) == []
+
+
+async def test_others_have_their_turns_while_many_reads_are_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each takes too long.
+    monkeypatch.setattr(streams, "STEP_S", -1.0)
+    store = StreamStore(tmp_path)
+    told: list[str] = []
+    done = trio.Event()
+
+    async def other() -> None:
+        while not done.is_set():
+            told.append("other")
+            await trio.lowlevel.checkpoint()
+
+    def read(outcome: Outcome[int]) -> None:
+        told.append("read")
+        if outcome.unwrap() == 9:
+            done.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(store.run, in_turn)
+        await wait_all_tasks_blocked()
+        for number in range(10):
+            job: Any = streams._Job(int, read, writes=False)
+            job.outcome = Value(number)
+            store._report(job)
+        nursery.start_soon(other)
+        with trio.fail_after(5):
+            await done.wait()
+        nursery.cancel_scope.cancel()
+    first, last = told.index("read"), len(told) - 1 - told[::-1].index("read")
+    assert told[first : last + 1].count("other") >= 9

@@ -1,0 +1,84 @@
+"""Attacks by streams and the groups over them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from pamqp import commands
+
+from tests.reliability.client import Client, Delivery, settle
+
+from ..scene import Scene, Target
+from . import frames
+
+#: Members and partitions are given, and messages handed out, for so long, s.
+SECONDS = 3.0
+
+
+def _deliveries(client: Client, count: int, wait_s: float = 30.0) -> None:
+    """Take so many, or what comes in this time."""
+    deadline = time.monotonic() + wait_s
+    while count > 0 and time.monotonic() < deadline:
+        count -= sum(isinstance(event, Delivery) for event in client.receive(1.0))
+
+
+def _group(name: str, stream: str) -> commands.Queue.Declare:
+    arguments: Any = {"x-queue-type": "stream-group", "x-stream": stream, "x-stream-offset": "first"}
+    return commands.Queue.Declare(queue=name, durable=True, arguments=arguments)
+
+
+def many_groups(target: Target) -> None:
+    """2,000 groups over one stream, each with a member that holds 100 messages, and gives them back once; then the stream
+    is deleted."""
+    count = target.many(2_000)
+    with target.client() as client:
+        kind: Any = {"x-queue-type": "stream"}
+        client.declare("read", **kind)
+        one = frames.message("", "read", b"x" * 10)
+        for _ in range(100):
+            client.send(one * 200)
+        frames.flood(client, [_group(f"g{n}", "read") for n in range(count)])
+        client.sync(100)
+        consumers = [commands.Basic.Consume(queue=f"g{n}", consumer_tag=f"m{n}") for n in range(count)]
+        client.send(b"".join(map(frames.method, consumers)))
+        _deliveries(client, 100 * count)
+        client.send(settle(120, 0, 3))
+        _deliveries(client, 100 * count)
+        client.call(commands.Queue.Delete(queue="read"), commands.Queue.DeleteOk)
+
+
+def group_churn(target: Target) -> None:
+    """A group over 1,000 partitions, whose 100 members come together, give back what they got and go together."""
+    with target.client(channel_max=200) as client:
+        arguments: Any = {"x-partitions": target.many(1_000)}
+        client.call(
+            commands.Exchange.Declare(
+                exchange="parts", exchange_type="x-super-stream", durable=True, arguments=arguments
+            ),
+            commands.Exchange.DeclareOk,
+        )
+        for batch in range(20):
+            client.send(b"".join(frames.message("parts", f"{batch}-{n}", b"x") for n in range(500)))
+        client.call(_group("members", "parts"), commands.Queue.DeclareOk)
+        channels = range(2, target.many(100) + 2)
+        for _ in range(3):
+            for channel in channels:
+                client.method(commands.Channel.Open(), channel)
+                client.expect(commands.Channel.OpenOk)
+                client.method(commands.Basic.Qos(prefetch_count=100), channel)
+                client.expect(commands.Basic.QosOk)
+                client.method(commands.Basic.Consume(queue="members", consumer_tag="m"), channel)
+            _deliveries(client, 10_000, SECONDS)
+            for channel in channels:
+                client.method(commands.Basic.Nack(0, True, True), channel)
+            _deliveries(client, 10_000, SECONDS)
+            for channel in channels:
+                client.method(commands.Channel.Close(200, "", 0, 0), channel)
+                client.expect(commands.Channel.CloseOk)
+
+
+SCENES = (
+    Scene("many-groups", "2,000 consumer groups over one stream, which is deleted", many_groups),
+    Scene("group-churn", "100 members of a group over 1,000 partitions come and go together", group_churn),
+)
