@@ -133,7 +133,8 @@ def main() -> None:
     parser.add_argument("--look", type=int, nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.look:
-        look(*options.look, options.looks)
+        http, metrics = options.look
+        look(http, metrics, options.looks)
     if options.flow:
         print(json.dumps(flow(options.flow, options.seconds)))
         return
