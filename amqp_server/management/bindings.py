@@ -41,7 +41,7 @@ async def bindings(call: Call) -> Any:
 
 async def bindings_of_queue(call: Call) -> Any:
     vhost, name = call.vhost(), call.path["name"]
-    if call.broker.queues.find(vhost, name) is None:
+    if not call.broker.queues.has(vhost, name):
         raise not_found()
     return await listing(call, call.broker.bindings.to_destination(vhost, "queue", name), _shown)
 
@@ -58,7 +58,7 @@ async def bindings_to_exchange(call: Call) -> Any:
 
 def _exchange(call: Call) -> tuple[str, str]:
     vhost, name = call.vhost(), call.exchange_name()
-    if call.broker.exchanges.find(vhost, name) is None:
+    if not call.broker.exchanges.has(vhost, name):
         raise not_found()
     return vhost, name
 

@@ -58,7 +58,7 @@ SECTIONS = (
     "bindings",
 )
 #: Declared at a time.
-AT_ONCE = 128
+AT_ONCE = 256
 SHA256, MD5 = "rabbit_password_hashing_sha256", "rabbit_password_hashing_md5"
 #: From this version of RabbitMQ on a hash without an algorithm is one of SHA-256.
 SHA256_SINCE = (3, 6)
@@ -292,7 +292,7 @@ class Import:
 
     def _exchange(self, item: Item) -> base.Frame | None:
         vhost, name, type_ = item["vhost"], _text(item, "name"), _text(item, "type")
-        if not name or name.startswith("amq.") or self._broker.exchanges.find(vhost, name) is not None:
+        if not name or name.startswith("amq.") or self._broker.exchanges.has(vhost, name):
             return None
         if type_ not in [each["name"] for each in self._broker.node.exchange_types()]:
             self._skip("exchanges", item, f"exchange type {type_} is not known here")
@@ -309,7 +309,7 @@ class Import:
 
     def _queue(self, item: Item) -> base.Frame | None:
         vhost, name, arguments = item["vhost"], _text(item, "name"), _table(item)
-        if name.startswith("amq.") or self._broker.queues.find(vhost, name) is not None:
+        if name.startswith("amq.") or self._broker.queues.has(vhost, name):
             return None
         if isinstance(item.get("type"), str) and item["type"] != "classic":
             arguments = {"x-queue-type": item["type"]} | arguments
@@ -321,8 +321,8 @@ class Import:
             stream = arguments.get("x-stream")
             if (
                 isinstance(stream, str)
-                and self._broker.queues.find(vhost, stream) is None
-                and self._broker.exchanges.find(vhost, stream) is None
+                and not self._broker.queues.has(vhost, stream)
+                and not self._broker.exchanges.has(vhost, stream)
             ):
                 # It was left out.
                 self._skip("queues", item, f"there is no stream '{stream}'")
@@ -349,7 +349,7 @@ class Import:
         if not source:
             return None
         for end in (source, destination if kind == "exchange" else source):
-            if self._broker.exchanges.find(vhost, end) is None:
+            if not self._broker.exchanges.has(vhost, end):
                 self._skip("bindings", item, f"there is no exchange '{end}'")
                 return None
         found = self._broker.exchanges.find(vhost, source)
@@ -357,7 +357,7 @@ class Import:
             # They are bound since it was declared.
             return None
         if kind == "queue":
-            if self._broker.queues.find(vhost, destination) is None:
+            if not self._broker.queues.has(vhost, destination):
                 self._skip("bindings", item, f"there is no queue '{destination}'")
                 return None
             return methods.make(

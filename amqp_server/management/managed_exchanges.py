@@ -36,6 +36,9 @@ class ManagedExchanges:
         exchange = self._broker.vhost(vhost).router.get(name)
         return None if exchange is None else self._exchange(vhost, exchange, stats)
 
+    def has(self, vhost: str, name: str) -> bool:
+        return self._broker.vhost(vhost).router.get(name) is not None
+
     def _exchange(self, vhost: str, exchange: Exchange, stats: Stats | None = None) -> ExchangeView:
         policies = self._broker.runtime.policies.of_exchange(vhost, exchange.name)
         return ExchangeView(

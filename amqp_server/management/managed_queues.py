@@ -108,6 +108,9 @@ class ManagedQueues:
         queue = self._broker.vhost(vhost).queues.get(name)
         return None if queue is None else self.view(queue, stats)
 
+    def has(self, vhost: str, name: str) -> bool:
+        return name in self._broker.vhost(vhost).queues
+
     def failed(self, vhost: str) -> list[dict[str, Any]]:
         stopped = self._broker.failures.stopped()
         return [describe(failure) for failure in stopped if failure.queue.vhost.name == vhost]

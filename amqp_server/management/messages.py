@@ -47,7 +47,7 @@ class PublishRequest(msgspec.Struct):
 async def publish(call: Call) -> Any:
     vhost, name = call.own_vhost(), call.exchange_name()
     asked = call.read(PublishRequest)
-    if call.broker.exchanges.find(vhost, name) is None:
+    if not call.broker.exchanges.has(vhost, name):
         raise with_code(NotFound(f"no exchange '{name}' in vhost '{vhost}'"))
     call.require_own(vhost, "exchange", name, "write")
     routing_key = checked_routing_key(asked.routing_key)
@@ -118,7 +118,7 @@ async def get(call: Call) -> Any:
     vhost, name = call.own_vhost(), call.path["name"]
     asked = call.read(GetRequest)
     call.require_own(vhost, "queue", name, "read")
-    if call.broker.queues.find(vhost, name) is None:
+    if not call.broker.queues.has(vhost, name):
         raise Refusal(404, "not_found", f"NOT_FOUND - no queue '{name}' in vhost '{vhost}'")
     if not 1 <= asked.count <= COUNT_MAX:
         raise bad_request(f"count must be 1 to {COUNT_MAX}")
