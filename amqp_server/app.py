@@ -211,6 +211,7 @@ class Node:
                     age_ms(config.stream_max_age) if config.stream_max_age else None,
                     config.stream_max_bytes or None,
                 ),
+                flush_batches=config.stream_flush_batches,
                 flush_bytes=config.stream_flush_bytes,
                 flush_ms=config.stream_flush_ms,
                 read_bytes_max=config.stream_read_bytes_max,

@@ -467,6 +467,13 @@ class Config:
         low=4 * KIB,
         high=GIB,
     )
+    stream_flush_batches: int = option(
+        128,
+        "The same in batches: messages that come one by one are as many batches, and others wait for the thread that"
+        " writes very many of them.",
+        low=1,
+        high=1_000_000,
+    )
     stream_flush_ms: int = option(
         5_000, "Time after which fewer bytes are moved there, too.", unit="ms", low=10, high=3_600_000
     )

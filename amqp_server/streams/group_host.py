@@ -558,7 +558,7 @@ class StreamGroupHost(StreamHost):
             return
         services = self._services
         if self._tail:
-            if self._tail_bytes >= services.options.flush_bytes:
+            if services.options.flushes(len(self._tail), self._tail_bytes):
                 self._flush()
             else:
                 services.timers.wake(self, services.clock.monotonic_ms() + services.options.flush_ms)

@@ -14,6 +14,7 @@ class StreamOptions:
         "codec",
         "compaction_dirty_percent",
         "compaction_memory_bytes",
+        "flush_batches",
         "flush_bytes",
         "flush_ms",
         "limits",
@@ -28,6 +29,7 @@ class StreamOptions:
         *,
         segment_bytes: int = 500_000_000,
         limits: Limits | None = None,
+        flush_batches: int = 128,
         flush_bytes: int = 1 << 20,
         flush_ms: int = 5_000,
         read_bytes_max: int = 256 << 20,
@@ -47,9 +49,14 @@ class StreamOptions:
         self.segment_bytes = segment_bytes
         #: Of streams declared without limits.
         self.limits = limits or Limits()
+        self.flush_batches = flush_batches
         self.flush_bytes = flush_bytes
         self.flush_ms = flush_ms
         self.read_bytes_max = read_bytes_max
+
+    def flushes(self, batches: int, size: int) -> bool:
+        """Return whether a stream has enough in the journal to be moved to its segment: batches, and bytes."""
+        return size >= self.flush_bytes or batches >= self.flush_batches
 
     def compaction(self, by: str | None, tombstone_age_ms: int | None) -> Compaction | None:
         """Return what is set for a stream that was declared so."""

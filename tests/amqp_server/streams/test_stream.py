@@ -621,3 +621,27 @@ def test_a_transaction_is_one_batch(node: StreamNode, peer: Peer) -> None:
     node.work()
     assert commands.Tx.CommitOk in [type(each) for _, each in answers + peer.answers()]
     assert node.host().next_offset == 5
+
+
+# -- segments ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [StreamOptions(flush_batches=10), StreamOptions(flush_bytes=2_500)],
+    ids=["batches", "bytes"],
+)
+def test_what_comes_one_by_one_is_moved_to_the_segments_early(options: StreamOptions) -> None:
+    """A thread that writes very many batches at once would have others wait for the interpreter."""
+    node = StreamNode(options)
+    peer = opened(node)
+    declare(peer)
+    for number in range(1, 10):
+        publish(peer, [b"%02d" % number])
+        node.sync()
+        assert not node.store.writes, number
+    publish(peer, [b"10" + b"x" * 2_000])
+    node.sync()
+    assert len(node.store.writes) == 1
+    node.work()
+    assert node.host()._log.stop == 10
