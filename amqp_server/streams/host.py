@@ -15,6 +15,7 @@ from typing import Any
 
 from amqp_server.streams.compacting import Compacting, Compaction
 from amqp_server.streams.encode import Encoded, Encoder
+from amqp_server.streams.leftover import Leftover
 from amqp_server.streams.named import Names, Progress
 from amqp_server.streams.node_names import NodeNames
 from amqp_server.streams.readers import BOUNDLESS, StreamReaders
@@ -250,9 +251,7 @@ class StreamHost(StreamReaders):
         services.memory.used -= self._tail_bytes
         services.tail_bytes -= self._tail_bytes
         self._tail, self._tail_bytes = [], 0
-        for consumer in list(self._consumers.values()):
-            consumer.detached = True
-            consumer.let_go()
+        Leftover(list(self._consumers.values()), self._turn).free()
         self._consumers, self._group_count = {}, 0
         self._progress.clear()
         self._to_serve.clear()

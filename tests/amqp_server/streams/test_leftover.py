@@ -1,0 +1,47 @@
+"""What thousands of consumers had read of a stream that is deleted is freed in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from amqp_server.streams.leftover import FREED_MAX, Leftover
+from amqp_server.streams.stream_consumer import StreamConsumer
+from quorum_queue.ports import Turn
+
+
+class Reader:
+    def __init__(self) -> None:
+        self.detached = False
+        self.let_go_of = 0
+
+    def let_go(self) -> None:
+        assert self.detached
+        self.let_go_of += 1
+
+
+class ShortTurn:
+    """Over after each part."""
+
+    def __init__(self) -> None:
+        self.left: list[Callable[[], None]] = []
+
+    def overdue(self) -> bool:
+        return True
+
+    def later(self, unit: Any, go_on: Callable[[], None]) -> None:
+        self.left.append(go_on)
+
+
+def test_consumers_are_freed_some_in_each_turn() -> None:
+    turn = ShortTurn()
+    readers = [Reader() for _ in range(3 * FREED_MAX - 1)]
+    Leftover(cast(list[StreamConsumer], list(readers)), cast(Turn, turn)).free()
+    # None of them is handed anything from now on.
+    assert all(reader.detached for reader in readers)
+    parts = [sum(reader.let_go_of for reader in readers)]
+    while turn.left:
+        turn.left.pop()()
+        parts.append(sum(reader.let_go_of for reader in readers))
+    assert parts == [FREED_MAX, 2 * FREED_MAX, len(readers)]
+    assert all(reader.let_go_of == 1 for reader in readers)
