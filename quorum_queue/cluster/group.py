@@ -129,7 +129,7 @@ class Unreached(NamedTuple):
         answer(self.first, self.last)
 
 
-class Early(NamedTuple):
+class EarlyConfirm(NamedTuple):
     """A batch in a leader's inbox whose node wants to know when it is on this disk."""
 
     position: int
@@ -188,7 +188,7 @@ class Group:
         #: Batches of this turn, of all nodes, that go into the next entry. All empty lists share one object:
         #: there may be thousands of idle groups.
         self.inbox: list[bytes] | tuple[()] = ()
-        self.early: list[Early] | tuple[()] = ()
+        self.early: list[EarlyConfirm] | tuple[()] = ()
         self.unsynced: list[Unsynced] | tuple[()] = ()
         #: By their index.
         self.unreached: list[Unreached] | tuple[()] = ()
@@ -276,7 +276,7 @@ class Group:
     def take(self, payload: bytes, early: str = "", ticket: int = 0) -> None:
         """A batch has reached the leader. A node named by `early` wants to know when it is on the disk here."""
         if early:
-            self.early = _grown(self.early, [Early(len(self.inbox), early, ticket)])
+            self.early = _grown(self.early, [EarlyConfirm(len(self.inbox), early, ticket)])
         self.inbox = _grown(self.inbox, [payload])
         self.replicas.touch(self)
 
