@@ -32,6 +32,7 @@ MARK = b"0123456789"
 LATENCY_RATE = 2_000
 IDLE_QUEUES = 1_000
 IDLE_WATCH_S = 10.0
+QUIET_S = 3.0
 
 RESTART_QUEUES = 1_000
 RESTART_MESSAGES = 1_000_000
@@ -205,6 +206,8 @@ class IdleQuorumQueues(ClusterScenario):
     def measure(self, cluster: Cluster, pace: Pace) -> Figures:
         count = int(IDLE_QUEUES * pace.share)
         _declare(cluster, "warm", len(NAMES), QUORUM)
+        # What a node does once when it has become quiet, as the imports of mqd's management, is not what queues cost.
+        time.sleep(QUIET_S)
         cluster.settle()
         pids = [cluster.node_pids(place) for place in range(len(NAMES))]
         empty = [processes.anonymous_bytes(each) for each in pids]
