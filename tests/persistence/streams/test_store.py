@@ -170,5 +170,6 @@ async def test_others_have_their_turns_while_many_reads_are_told_of(
         with trio.fail_after(5):
             await done.wait()
         nursery.cancel_scope.cancel()
-    first, last = told.index("read"), len(told) - 1 - told[::-1].index("read")
-    assert told[first : last + 1].count("other") >= 9
+    # Trio runs what is ready in either order: (other, read) and then (read, other) has two reads side by side, never three.
+    assert max(len(reads) for reads in "".join("r" if it == "read" else "." for it in told).split(".")) <= 2
+    assert told.count("other") >= 9
