@@ -29,7 +29,7 @@ from outcome import Error, Outcome, Value, capture
 from persistence.anticipation import Anticipation
 from persistence.errors import StorageFull
 from persistence.holds import Holds
-from persistence.layer import Layer
+from persistence.layer import Layer, Lone
 from persistence.marks import DeliveredMarks
 from persistence.ports import Job, Store, Transaction, record_of
 from persistence.worker import Report, Worker
@@ -118,19 +118,16 @@ class Commit:
         self._sync_began = 0.0
 
     def request(
-        self, done: Callable[[], None] | None = None, *, to_store: bool = False, alone: bool = False
+        self, done: Callable[[], None] | None = None, *, to_store: bool = False, alone: Lone | None = None
     ) -> None:
         """Commit all submissions so far.
 
         `done` is called once they are durable; with `to_store`, once what reads only the store finds them. `alone` is
-        for one message that is with a consumer: see Anticipation, and `Journal.withdraw`.
+        the one message that was submitted, which is with a consumer: see Anticipation, and `Journal.withdraw`.
         """
-        if alone and done is not None:
-            self._pending.open.alone[done] = None
-        else:
-            self._urgent = True
-            if done is not None:
-                self._pending.open.done.append(done)
+        if done is not None:
+            self._pending.open.when_durable(done, alone)
+        self._urgent = self._urgent or alone is None
         if to_store:
             self._pending.open.to_store = True
         self._wanted = True

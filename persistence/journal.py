@@ -46,12 +46,13 @@ class Journal:
         if seqs:
             self._pending.open.changes(queue_id).settle(seqs if seqs.step > 0 else seqs[::-1])
 
-    def withdraw(self, queue_id: int, seq: int, done: Callable[[], None]) -> bool:
-        """Take a message back that nothing was written of yet, and `done` with it; False if that is too late.
+    def withdraw(self, queue_id: int, seq: int) -> bool:
+        """Take a message back that nothing was written of yet; False if that is too late.
 
-        It has to be the last one that was appended to the queue, and its commit requested as `alone`.
+        It has to be the last one that was appended to the queue, and its commit requested as `alone`, whose `done` is
+        not called then.
         """
-        return self._pending.withdraw(queue_id, seq, done)
+        return self._pending.withdraw(queue_id, seq)
 
     def annotate(self, queue_id: int, seq: int, value: bytes) -> None:
         """Replace what is noted of a message. It goes when the message is settled."""

@@ -25,6 +25,8 @@ LAYER_APPENDS_MAX: Final = 50_000
 ENTRY_BYTES: Final = 64
 
 Append = tuple[int, int, Payload, int]  # first_seq, count, payload, parts of it that are its head
+#: A message that came alone: its queue and its sequence number.
+Lone = tuple[int, int]
 
 
 class QueueChanges:
@@ -98,7 +100,7 @@ class Layer:
         ] = {}  # stored key → key, value or None if deleted
         self.done: list[Callable[[], None]] = []
         #: The same for messages that came alone: taken out again if they are acked before anything is written.
-        self.alone: dict[Callable[[], None], None] = {}
+        self.alone: dict[Lone, Callable[[], None]] = {}
         #: Appended, and not durable yet.
         self.bytes = 0
         self.appended = 0
@@ -122,9 +124,16 @@ class Layer:
             changes = self.groups[group] = GroupChanges()
         return changes
 
+    def when_durable(self, done: Callable[[], None], alone: Lone | None = None) -> None:
+        """Call `done` when it is durable; unless the message `alone`, which it is about, is withdrawn before."""
+        if alone is not None:
+            self.alone[alone] = done
+        else:
+            self.done.append(done)
+
     def told(self) -> list[Callable[[], None]]:
         """All that are to be called when it is durable."""
-        return [*self.done, *self.alone] if self.alone else self.done
+        return [*self.done, *self.alone.values()] if self.alone else self.done
 
     def only_erases(self) -> bool:
         """Return whether this layer only settles and drops."""
@@ -174,11 +183,11 @@ class Pending:
         layer.bytes += size
         layer.appended += 1
 
-    def withdraw(self, queue_id: int, seq: int, done: Callable[[], None]) -> bool:
-        """Take the queue's last append back, if it is this one message and still in the open layer."""
+    def withdraw(self, queue_id: int, seq: int) -> bool:
+        """Take the queue's last append back, if it is this one message, which came alone, and still in the open layer."""
         layer = self.open
         changes = layer.queues.get(queue_id)
-        if changes is None or done not in layer.alone or not changes.appends:
+        if changes is None or (queue_id, seq) not in layer.alone or not changes.appends:
             return False
         first, count, payload, _ = changes.appends[-1]
         if first != seq or count != 1 or seq in changes.annotations:
@@ -186,7 +195,7 @@ class Pending:
         changes.appends.pop()
         if changes.is_empty():
             del layer.queues[queue_id]
-        del layer.alone[done]
+        del layer.alone[queue_id, seq]
         size = ENTRY_BYTES + (len(payload) if isinstance(payload, bytes) else sum(map(len, payload)))
         self.bytes -= size
         layer.bytes -= size

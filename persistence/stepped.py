@@ -14,7 +14,7 @@ For simulations, which have no Trio, and for `flush`:
 from collections.abc import Callable
 
 from persistence.holds import Holds
-from persistence.layer import Layer
+from persistence.layer import Layer, Lone
 from persistence.ports import Store, Transaction, record_of
 
 
@@ -36,12 +36,10 @@ class SteppedCommit:
         return self._running is not None or self._logging is not None
 
     def request(
-        self, done: Callable[[], None] | None = None, *, to_store: bool = False, alone: bool = False
+        self, done: Callable[[], None] | None = None, *, to_store: bool = False, alone: Lone | None = None
     ) -> None:
-        if alone and done is not None:
-            self._pending.open.alone[done] = None
-        elif done is not None:
-            self._pending.open.done.append(done)
+        if done is not None:
+            self._pending.open.when_durable(done, alone)
         if to_store:
             self._pending.open.to_store = True
 

@@ -40,8 +40,8 @@ from quorum_queue.ports import (
 EXPIRES_MAX: Final = 100
 #: Deliveries of one batch, which are as many runs: consumers of one channel get messages one by one.
 HANDS_MAX: Final = 512
-#: Whom to confirm a message that came alone, and what its commit was requested with.
-Lone = tuple[list[tuple[Any, int, int]], Callable[[], None]]
+#: Whom to confirm which messages: their channel, first and last.
+Waiting = list[tuple[Any, int, int]]
 
 
 class NodeServices:
@@ -129,7 +129,7 @@ class LocalHost(DeadLettering):
         #: The batch that is being applied, as long as nobody was answered for its messages.
         self._unanswered: list[Command] = NO_LIST
         #: Messages that came alone and are not on disk yet, by position, and whom to tell: see `_confirm_acked`.
-        self._lone: dict[int, Lone] = NO_DICT
+        self._lone: dict[int, Waiting] = NO_DICT
         #: Batches whose publishers wait for the disk.
         self._batches_waiting = 0
         self._letters_sent = NO_DICT
@@ -433,7 +433,7 @@ class LocalHost(DeadLettering):
 
     def _confirm(self, effects: Effects, wrote: bool) -> None:
         """Confirm at once what is not durable anyway, and the rest after the sync."""
-        waiting: list[tuple[Any, int, int]] = []
+        waiting: Waiting = []
         for origin, first, last, persistent in effects.confirmed:
             if origin is None:
                 continue
@@ -447,28 +447,17 @@ class LocalHost(DeadLettering):
             self.services.commits.request()
             return
         durable_seq = self.machine.next_seq - 1
-        alone = -1
-        lone: dict[int, Lone] = NO_DICT
-        if (
-            # Behind others its confirm would be out of order, and a frame of its own.
-            not self._batches_waiting
-            and len(waiting) == 1
-            and len(effects.enqueued) == 1
-            and waiting[0][1] == waiting[0][2]
-        ):
-            # What deduplication remembers of it has to be on disk, whatever becomes of the message.
-            [run] = effects.enqueued
-            if len(run.seqs) == 1 and self._names is None:
-                alone = run.seqs.start
-                if self._lone is NO_DICT:
-                    self._lone = {}
-                lone = self._lone
+        lone = self._seq_of_lone(effects.enqueued, waiting)
+        if lone >= 0:
+            if self._lone is NO_DICT:
+                self._lone = {}
+            self._lone[lone] = waiting
         if waiting:
             self._batches_waiting += 1
 
         def done() -> None:
-            if alone >= 0:
-                lone.pop(alone, None)
+            if lone >= 0:
+                self._lone.pop(lone, None)
             self._durable_seq = max(self._durable_seq, durable_seq)
             if waiting:
                 self._batches_waiting -= 1
@@ -477,10 +466,24 @@ class LocalHost(DeadLettering):
             if self.services.memory.used > self.services.memory.budget_bytes:
                 self.services.memory.relieve()
 
-        if alone >= 0:
-            lone[alone] = waiting, done
         # With a consumer, it may be acked before the disk has begun.
-        self.services.commits.request(done, alone=alone >= 0 and bool(effects.deliveries))
+        alone = (self.queue_id, lone) if lone >= 0 and effects.deliveries else None
+        self.services.commits.request(done, alone=alone)
+
+    def _seq_of_lone(self, enqueued: list[Run], waiting: Waiting) -> int:
+        """The position of a message that came alone and waits for the disk as the only one of its queue, or -1."""
+        if (
+            # Behind others its confirm would be out of order, and a frame of its own.
+            self._batches_waiting
+            # What deduplication remembers of it has to be on disk, whatever becomes of the message.
+            or self._names is not None
+            or len(waiting) != 1
+            or waiting[0][1] != waiting[0][2]
+            or len(enqueued) != 1
+            or len(enqueued[0].seqs) != 1
+        ):
+            return -1
+        return enqueued[0].seqs.start
 
     def _confirm_acked(self, acked: list[Run]) -> int:
         """Confirm messages that came alone and were acked before they were on disk: nobody needs the disk's copy.
@@ -491,13 +494,13 @@ class LocalHost(DeadLettering):
         withdrawn = -1
         for run in acked:
             for seq in [each for each in self._lone if each in run.seqs]:
-                waiting, done = self._lone.pop(seq)
+                waiting = self._lone.pop(seq)
                 for origin, first, last in waiting:
                     origin.confirmed(first, last)
                 # `done` of the commit finds the list empty.
                 waiting.clear()
                 self._batches_waiting -= 1
-                if len(run.seqs) == 1 and self.services.journal.withdraw(self.queue_id, seq, done):
+                if len(run.seqs) == 1 and self.services.journal.withdraw(self.queue_id, seq):
                     withdrawn = seq
         return withdrawn
 

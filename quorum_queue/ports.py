@@ -77,8 +77,8 @@ class Journal(Protocol):
 
     def settle(self, queue_id: int, seqs: range) -> None: ...
 
-    def withdraw(self, queue_id: int, seq: int, done: Callable[[], None]) -> bool:
-        """Take a message back that nothing was written of yet; `done` is what its commit was requested with."""
+    def withdraw(self, queue_id: int, seq: int) -> bool:
+        """Take a message back that nothing was written of yet, and whose commit was requested as `alone`."""
 
     def annotate(self, queue_id: int, seq: int, value: bytes) -> None: ...
 
@@ -106,8 +106,13 @@ class Commits(Protocol):
         """True if anything that was submitted is not on the disk yet."""
 
     def request(
-        self, done: Callable[[], None] | None = None, *, to_store: bool = False, alone: bool = False
-    ) -> None: ...
+        self,
+        done: Callable[[], None] | None = None,
+        *,
+        to_store: bool = False,
+        alone: tuple[int, int] | None = None,
+    ) -> None:
+        """`alone`: queue and position of the one message that was submitted, if it is with a consumer."""
 
     def hold(self, granted: Callable[[], None]) -> None:
         """Call `granted`, now or in a later turn: what is submitted from then on until `release` reaches the disk at

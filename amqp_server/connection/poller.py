@@ -233,11 +233,16 @@ class Poller:
         return bool(self._light or self._heavy or self._over or self._links)
 
     def _look_for_acks(self, commits: PutOffCommits) -> None:
-        """Serve what comes within the fraction of a millisecond that a commit is put off for."""
+        """Serve what comes within the fraction of a millisecond that a commit is put off for.
+
+        Heavy clients are not made to wait for it.
+        """
         ready = [self._epoll]
         # Only `select` waits for less than a millisecond.
-        while (wait_s := commits.put_off_s()) > 0 and (
-            self._light or select.select(ready, (), (), wait_s)[0]
+        while (
+            not self._heavy
+            and (wait_s := commits.put_off_s()) > 0
+            and (self._light or select.select(ready, (), (), wait_s)[0])
         ):
             self._serve_light()
         commits.begin_put_off()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -35,7 +36,6 @@ class Node:
         self.journal = Journal(self.store)
         self.commit = Commit(self.store, ack_wait_s=WAIT_S, now=self.clock)
         self.commit.may_wait = True
-        self.waiting: dict[int, Callable[[], None]] = {}
         self.done: list[int] = []
 
     def run(self, call: Callable[..., object], *arguments: Any) -> None:
@@ -48,22 +48,18 @@ class Node:
     def publish(self, seq: int, queue_id: int = 1, *, alone: bool = True) -> None:
         """A turn that takes one message."""
 
-        def done() -> None:
-            self.done.append(seq)
-
-        self.waiting[seq] = done
         self.run(self._append, queue_id, seq, alone)
 
     def _append(self, queue_id: int, seq: int, alone: bool) -> None:
         self.journal.append(queue_id, seq, 1, [b"head", b"body"], 1)
-        self.commit.request(self.waiting[seq], alone=alone)
+        self.commit.request(partial(self.done.append, seq), alone=(queue_id, seq) if alone else None)
 
     def ack(self, seq: int, queue_id: int = 1) -> None:
         """A turn that takes its ack."""
         self.run(self._settle, queue_id, seq)
 
     def _settle(self, queue_id: int, seq: int) -> None:
-        if not self.journal.withdraw(queue_id, seq, self.waiting[seq]):
+        if not self.journal.withdraw(queue_id, seq):
             self.journal.settle(queue_id, range(seq, seq + 1))
             self.commit.request()
 
@@ -153,9 +149,9 @@ async def test_only_the_last_message_of_a_queue_is_taken_back() -> None:
     async with running() as node:
         node.publish(0)
         node.publish(1)
-        assert not node.journal.withdraw(1, 0, node.waiting[0])
+        assert not node.journal.withdraw(1, 0)
         node.journal.annotate(1, 1, b"attempts")
-        assert not node.journal.withdraw(1, 1, node.waiting[1])
+        assert not node.journal.withdraw(1, 1)
         node.wait_in_vain()
         await node.until(0, 1)
     assert {*node.store.queues[1].records} == {0, 1}

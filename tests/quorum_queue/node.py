@@ -11,6 +11,7 @@ from amqp_server.broker.records import QueueRecord, encoded
 from amqp_server.broker.settings import effective_settings
 from persistence.holds import Holds
 from persistence.journal import Journal
+from persistence.layer import Lone
 from persistence.memory import MemoryEnvironment, MemoryStore
 from quorum_queue.clock import QueueTime
 from quorum_queue.local import LocalHost, NodeServices
@@ -91,12 +92,10 @@ class Requests:
         self._holds.release(self.request)
 
     def request(
-        self, done: Callable[[], None] | None = None, *, to_store: bool = False, alone: bool = False
+        self, done: Callable[[], None] | None = None, *, to_store: bool = False, alone: Lone | None = None
     ) -> None:
-        if alone and done is not None:
-            self._environment.pending.open.alone[done] = None
-        elif done is not None:
-            self._environment.pending.open.done.append(done)
+        if done is not None:
+            self._environment.pending.open.when_durable(done, alone)
 
 
 class Marks:

@@ -21,6 +21,7 @@ from amqp_server.turn import Turn
 from amqp_server.wire import frames
 from persistence.holds import Holds
 from persistence.journal import Journal
+from persistence.layer import Lone
 from persistence.memory import MemoryEnvironment
 from quorum_queue.clock import Clock
 from quorum_queue.local import LocalHost, NodeServices
@@ -81,12 +82,10 @@ class Commits:
         self._holds.release(self.request)
 
     def request(
-        self, done: Callable[[], None] | None = None, *, to_store: bool = False, alone: bool = False
+        self, done: Callable[[], None] | None = None, *, to_store: bool = False, alone: Lone | None = None
     ) -> None:
-        if alone and done is not None:
-            self._pending.open.alone[done] = None
-        elif done is not None:
-            self._pending.open.done.append(done)
+        if done is not None:
+            self._pending.open.when_durable(done, alone)
 
 
 def make_broker(

@@ -460,6 +460,26 @@ def test_nobody_waits_longer_than_a_commit_is_put_off(node: PolledNode) -> None:
     assert commits.begun == [True]
 
 
+def test_a_heavy_client_does_not_wait_while_a_commit_is_put_off(node: PolledNode) -> None:
+    """Its socket is ready all the time: whoever looked at the set would turn round and round."""
+    commits = PutOff()
+    node.poller._commits = commits
+    client = node.client()
+    client.call(commands.Queue.Declare(queue="q"))
+    client.transport.heavy = True
+
+    def published() -> float:
+        client.send(publish("q"))
+        return PATIENCE_S
+
+    commits.asked = [published, lambda: PATIENCE_S]
+    commits.begun.clear()
+    node.poller.serve()
+    assert len(commits.asked) == 1
+    assert commits.begun == [True]
+    assert node.broker.vhost("/").queues["q"].host.ready_count == 1
+
+
 def test_no_commit_is_put_off_where_select_takes_no_such_file(
     node: PolledNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
