@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
 
 import pytest
 import trio
@@ -16,6 +15,7 @@ from persistence.anticipation import SKIPS_MAX, Anticipation
 from persistence.commit import Commit
 from persistence.journal import Journal
 from persistence.memory import MemoryEnvironment
+from tests.persistence.turns import OwnTurns
 
 WAIT_S = 0.0003
 
@@ -28,7 +28,7 @@ class Clock:
         return self.now_s
 
 
-class Node:
+class Node(OwnTurns):
     """A commit whose disk is memory, and somebody who looks for acks after each turn."""
 
     def __init__(self) -> None:
@@ -37,13 +37,6 @@ class Node:
         self.commit = Commit(self.store, ack_wait_s=WAIT_S, now=self.clock)
         self.commit.may_wait = True
         self.done: list[int] = []
-
-    def run(self, call: Callable[..., object], *arguments: Any) -> None:
-        self.commit.turn_begins()
-        try:
-            call(*arguments)
-        finally:
-            self.commit.turn_ends()
 
     def publish(self, seq: int, queue_id: int = 1, *, alone: bool = True) -> None:
         """A turn that takes one message."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 import trio
@@ -17,6 +16,7 @@ from persistence.errors import CommitFailed
 from persistence.journal import Journal
 from persistence.layer import Layer
 from persistence.memory import Faults, MemoryEnvironment, MemoryTransaction
+from tests.persistence.turns import OwnTurns
 
 pytestmark = pytest.mark.trio
 
@@ -49,7 +49,7 @@ class Slow(MemoryEnvironment):
         return set() if queue is None else set(queue.records)
 
 
-class Turns:
+class Turns(OwnTurns):
     def __init__(self, store: Slow) -> None:
         self.store = store
         self.alarms: list[bool] = []
@@ -60,13 +60,6 @@ class Turns:
     def end(self, *seqs: int) -> None:
         """A turn that appends these messages."""
         self.run(self.append, *seqs)
-
-    def run(self, call: Callable[..., object], *arguments: Any) -> None:
-        self.commit.turn_begins()
-        try:
-            call(*arguments)
-        finally:
-            self.commit.turn_ends()
 
     def append(self, *seqs: int) -> None:
         for seq in seqs:

@@ -22,6 +22,7 @@ from persistence.errors import DataDirectoryUnusable, SchemaMismatch, StorageFul
 from persistence.groups import Groups
 from persistence.journal import Journal
 from persistence.wal import BLOCK_BYTES
+from tests.persistence.turns import OwnTurns
 
 pytestmark = pytest.mark.trio
 
@@ -35,17 +36,10 @@ def open_at(path: Path, **options: Any) -> Environment:
     return Environment.open(path, map_bytes=1 << 30, **options)
 
 
-class Turns:
+class Turns(OwnTurns):
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
         self.journal, self.commit = Journal(environment), Commit(environment)
-
-    def run(self, call: Callable[..., object], *arguments: Any) -> None:
-        self.commit.turn_begins()
-        try:
-            call(*arguments)
-        finally:
-            self.commit.turn_ends()
 
     async def turn(self, call: Callable[..., object], *arguments: Any, to_store: bool = False) -> None:
         """Return when what the turn submitted is durable."""
