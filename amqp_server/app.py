@@ -46,7 +46,7 @@ from amqp_server.connection.tls import ListenerTLS, TLSFileError
 from amqp_server.connection.unfinished import UnfinishedWatch
 from amqp_server.driver import Driver
 from amqp_server.load_definitions import DefinitionsError, load_definitions
-from amqp_server.management.beginning import quiet_or_asked
+from amqp_server.management.beginning import imported, quiet_or_asked
 from amqp_server.options import Reread, command_line
 from amqp_server.reload import Reload, Reloaded
 from amqp_server.resources import ResourceWatch
@@ -81,6 +81,8 @@ GC_THRESHOLDS = 2_000, 1, 1 << 30
 YOUNG = 1
 #: A thread that ends a commit gets the interpreter back within this time, s.
 SWITCH_INTERVAL_S = 0.001
+#: Imported after the start, when the node is quiet.
+MANAGEMENT = "amqp_server.management.listener", "amqp_server.management.managed_broker"
 #: Between two looks at whether the first user has come into being, s.
 FIRST_USER_WAIT_S = 0.005
 #: Time after which a node that does not lead makes the first user itself, s.
@@ -423,6 +425,7 @@ class Node:
     async def _manage(self, listening: socket.socket) -> None:
         # To import it takes a third of a start's CPU, and clients are served first.
         await quiet_or_asked(listening)
+        await imported(*MANAGEMENT)
         from amqp_server.management.listener import serve
         from amqp_server.management.managed_broker import ManagedBroker
 
@@ -430,6 +433,7 @@ class Node:
 
     async def _answer_others(self) -> None:
         """Tell the other nodes' management of this one, which has no listener of its own."""
+        await imported(*MANAGEMENT)
         from amqp_server.management.listener import answer_others
         from amqp_server.management.managed_broker import ManagedBroker
 
@@ -461,6 +465,7 @@ class Node:
         await ManagedBroker(self).clear_parameter(record)
 
     async def _measure(self, listening: socket.socket) -> None:
+        await imported(MANAGEMENT[0])
         from amqp_server.management.listener import serve_metrics
 
         await serve_metrics(listening, self, self.config, trio.sleep_forever)

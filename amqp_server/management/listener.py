@@ -6,7 +6,6 @@ wait in the socket's backlog.
 
 from __future__ import annotations
 
-import importlib
 import logging
 import socket
 from collections.abc import Awaitable, Callable
@@ -16,6 +15,7 @@ import trio
 
 from amqp_server.config import Config
 from amqp_server.connection.proxy_protocol import Proxies
+from amqp_server.management.beginning import imported
 
 if TYPE_CHECKING:
     from amqp_server.app import Node
@@ -38,7 +38,7 @@ async def serve(
 
 async def answer_others(broker: ManagedBroker, config: Config) -> None:
     """Answer the management of other nodes, where this one has no listener."""
-    await trio.to_thread.run_sync(importlib.import_module, "amqp_server.management.http")
+    await imported("amqp_server.management.http")
     api, slices = _api(broker, config)
     assert broker.cluster is not None
     async with trio.open_nursery() as nursery:
@@ -57,8 +57,7 @@ async def serve_metrics(
 async def _kept_up(
     listening: socket.socket, modules: tuple[str, ...], serve: Callable[[], Awaitable[None]]
 ) -> None:
-    for module in modules:
-        await trio.to_thread.run_sync(importlib.import_module, module)
+    await imported(*modules)
     with listening:
         while True:
             try:

@@ -1,14 +1,19 @@
-"""The management waits for a quiet second, and no longer than ten, unless somebody asks."""
+"""The management waits for a quiet second, and no longer than ten, unless somebody asks; nobody waits for its imports."""
 
 from __future__ import annotations
 
 import socket
+import sys
+import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 import trio
 
-from amqp_server.management.beginning import quiet_or_asked
+from amqp_server.management.beginning import imported, quiet_or_asked
+from conformance_tests.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -50,3 +55,19 @@ async def test_a_request_is_not_kept_waiting(listening: socket.socket) -> None:
     with socket.create_connection(listening.getsockname()):
         with trio.fail_after(5):
             await quiet_or_asked(listening, _used(0.9))
+
+
+async def test_the_loop_goes_on_during_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "takes_its_time.py").write_text("import meanwhile\nmeanwhile.done = meanwhile.waited()\n")
+    meanwhile = ModuleType("meanwhile")
+    served = threading.Event()
+    meanwhile.waited = lambda: served.wait(PATIENCE_S)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "meanwhile", meanwhile)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(imported, "takes_its_time")
+        await trio.testing.wait_all_tasks_blocked()
+        served.set()
+    assert meanwhile.done
+    del sys.modules["takes_its_time"]
