@@ -38,7 +38,7 @@ class Replay(Scenario):
     figures = (
         Figure("append", "append msg/s", at_least(4)),
         Figure("replay", "replay msg/s", at_least(4)),
-        Figure("ten", "ten consumers msg/s", at_least(4)),
+        Figure("ten", "ten consumers msg/s", at_least(5)),
     )
     fresh = True
     quick = False
