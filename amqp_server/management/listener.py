@@ -116,8 +116,12 @@ def _api(broker: ManagedBroker, config: Config) -> tuple[Api, Slices]:
 async def _serve(
     listening: socket.socket, broker: ManagedBroker, config: Config, stop: Callable[[], Awaitable[None]]
 ) -> None:
+    from amqp_server.management.page_files import page_files
     from amqp_server.management.server import Limits, Server
 
+    if config.http_page:
+        # To compress them takes 40 ms. They are kept.
+        await trio.to_thread.run_sync(page_files)
     api, slices = _api(broker, config)
     sampler = broker.node.sample(slices)
     proxies = Proxies(config.proxy_sources)

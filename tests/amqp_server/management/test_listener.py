@@ -1,4 +1,6 @@
+import gzip
 import socket
+import threading
 from typing import Any
 
 import httpx
@@ -6,7 +8,7 @@ import pytest
 import trio
 
 from amqp_server.config import Config
-from amqp_server.management import listener
+from amqp_server.management import listener, page_files
 from amqp_server.management.managed_broker import ManagedBroker
 
 
@@ -31,6 +33,30 @@ async def test_requests_before_the_server_is_imported_wait(broker: ManagedBroker
         nursery.start_soon(listener.serve, listening, broker, Config(), stop.wait)
     assert answers[0].json()["name"] == "admin"
     assert "server" not in answers[0].headers
+
+
+@pytest.mark.trio
+async def test_the_loop_goes_on_while_the_page_is_made_ready(
+    broker: ManagedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def compress(body: bytes, *, mtime: float) -> bytes:
+        threads.append(threading.current_thread())
+        return body
+
+    monkeypatch.setattr(gzip, "compress", compress)
+    page_files.page_files.cache_clear()
+    listening, url = listening_socket()
+    stop = trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(listener.serve, listening, broker, Config(), stop.wait)
+        async with httpx.AsyncClient(auth=("admin", "admin"), trust_env=False, verify=False) as client:
+            assert (await client.get(url)).status_code == 200
+        stop.set()
+    page_files.page_files.cache_clear()
+    assert len(threads) > 5
+    assert threading.current_thread() not in threads
 
 
 @pytest.mark.trio
