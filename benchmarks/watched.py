@@ -83,33 +83,51 @@ def look(http: int, metrics: int, looks: Sequence[str]) -> None:
         time.sleep(max(0.0, 1 - (time.monotonic() - began)))
 
 
-def rounds(mqd: Mqd, count: int, seconds: float, looks: Sequence[str]) -> float:
-    """Print what a client feels; return the CPU seconds of the broker for each second of the flow, when nobody looks."""
-    found: dict[bool, list[dict[str, float]]] = {False: [], True: []}
-    cpu = 0.0
-    for _ in range(count):
-        before = cpu_seconds([mqd.process.pid])
-        found[False].append(flow_beside(mqd.amqp, seconds))
-        cpu += cpu_seconds([mqd.process.pid]) - before
-        looking = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "benchmarks.watched"),
-                *("--look", str(mqd.http), str(mqd.metrics), "--looks", *looks),
-            ]
+Round = dict[str, float]
+
+
+def rounds(
+    mqd: Mqd, count: int, seconds: float, looks: Sequence[str]
+) -> tuple[list[Round], list[Round], float]:
+    """Return what a client feels in each round when nobody looks, and in the one beside it when somebody does; and the
+    CPU seconds of the broker for each second of the flow, when nobody looks."""
+    alone, watched, cpu = list[Round](), list[Round](), 0.0
+    for number in range(count):
+        # What the machine does meanwhile is neither always in the first of the two nor always in the second.
+        for looked_at in (False, True) if number % 2 == 0 else (True, False):
+            if looked_at:
+                watched.append(watched_flow(mqd, seconds, looks))
+                continue
+            before = cpu_seconds([mqd.process.pid])
+            alone.append(flow_beside(mqd.amqp, seconds))
+            cpu += cpu_seconds([mqd.process.pid]) - before
+    return alone, watched, cpu / (count * seconds)
+
+
+def watched_flow(mqd: Mqd, seconds: float, looks: Sequence[str]) -> Round:
+    looking = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "benchmarks.watched"),
+            *("--look", str(mqd.http), str(mqd.metrics), "--looks", *looks),
+        ]
+    )
+    try:
+        found = flow_beside(mqd.amqp, seconds)
+        assert looking.poll() is None, "what looks has ended"
+        return found
+    finally:
+        looking.kill()
+        looking.wait()
+
+
+def added(alone: Sequence[Round], watched: Sequence[Round]) -> dict[str, float]:
+    """Return how much more each latency is where somebody looks: the median over the pairs of rounds."""
+    return {
+        key: statistics.median(
+            with_[key] - without[key] for without, with_ in zip(alone, watched, strict=True)
         )
-        try:
-            found[True].append(flow_beside(mqd.amqp, seconds))
-            assert looking.poll() is None, "what looks has ended"
-        finally:
-            looking.kill()
-            looking.wait()
-    print(f"{'ms, medians of rounds':24}" + "".join(f"{key.removesuffix('_ms'):>15}" for key in KEYS))
-    for watched, told in found.items():
-        row = [statistics.median(each[key] for each in told) for key in KEYS]
-        print(
-            f"{'looked at' if watched else 'not':24}" + "".join(f"{value:15.2f}" for value in row), flush=True
-        )
-    return cpu / (count * seconds)
+        for key in KEYS
+    }
 
 
 def at_rest(brokers: list[Mqd], seconds: float) -> list[float]:
@@ -141,7 +159,13 @@ def main() -> None:
     brokers = [Mqd(), Mqd(*NO_SAMPLES)]
     try:
         clients = [fill(mqd, options.objects) for mqd in brokers]
-        busy = rounds(brokers[0], options.rounds, options.seconds, options.looks)
+        alone, watched, busy = rounds(brokers[0], options.rounds, options.seconds, options.looks)
+        print(f"{'ms, medians of rounds':24}" + "".join(f"{key.removesuffix('_ms'):>15}" for key in KEYS))
+        medians = (
+            {key: statistics.median(each[key] for each in told) for key in KEYS} for told in (alone, watched)
+        )
+        for title, row in zip(("not", "looked at", "more"), (*medians, added(alone, watched)), strict=True):
+            print(f"{title:24}" + "".join(f"{row[key]:15.2f}" for key in KEYS), flush=True)
         sampled, not_sampled = at_rest(brokers, options.rest_seconds)
         cost = sampled - not_sampled
         print(

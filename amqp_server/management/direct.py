@@ -73,6 +73,7 @@ class Direct:
         self._depth = broker.config.table_depth_max
         self._outbox = UnheldOutbox(broker.turn, self, 1 << 62)
         self._answered = trio.Event()
+        self._hears: Callable[[Direct], None] = _nothing
         self._session = Session.logged_in(
             broker,
             self._outbox,
@@ -90,29 +91,51 @@ class Direct:
 
     def resumed(self) -> None:
         self._answered.set()
+        self._hears(self)
 
     def flush(self) -> None:
         """Answers stay in the outbox until somebody takes them, who may be waiting."""
         self._answered.set()
+        self._hears(self)
+
+    def open(self, hears: Callable[[Direct], None]) -> None:
+        """`hears` is told when there may be answers."""
+        self._hears = hears
+        self.__enter__()
+
+    def close(self) -> None:
+        self._turn.run(self._turn.contain, self._session, self._session.lost)
 
     def __enter__(self) -> Direct:
-        self._turn.receive(self._session, _encoded(commands.Channel.Open()))
-        list(self._answers(b"".join(self._outbox.take())))
+        self.tell(commands.Channel.Open())
+        self.answers()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._turn.run(self._turn.contain, self._session, self._session.lost)
+        self.close()
 
     async def ask(self, method: base.Frame, *more: bytes) -> list[base.Frame | Content]:
         """Send a method, and frames behind it; return the answers. Raises what closes the channel."""
-        session = self._session
         self._answered = trio.Event()
-        self._turn.receive(session, b"".join((_encoded(method), *more)))
-        while session.suspended is not None or session.unfinished:
+        self.tell(method, *more)
+        while self.waits:
             await self._answered.wait()
             self._answered = trio.Event()
+        return self.answers()
+
+    def tell(self, method: base.Frame, *more: bytes) -> None:
+        """Send a method, and frames behind it, as a turn or as a part of one. Raises PreconditionFailed."""
+        self._turn.receive(self._session, b"".join((_encoded(method), *more)))
+
+    @property
+    def waits(self) -> bool:
+        """True if a method has no answer yet."""
+        return self._session.suspended is not None or self._session.unfinished
+
+    def answers(self) -> list[base.Frame | Content]:
+        """Take what has come. Raises what closes the channel."""
         return list(self._answers(b"".join(self._outbox.take())))
 
     async def publish(
@@ -164,10 +187,10 @@ class Direct:
                     tag, deliver = deliver.delivery_tag or 0, None
                     answers = await self.ask(commands.Basic.Ack(tag, True))
                 if not answers:
-                    answers = list(self._answers(b"".join(self._outbox.take())))
+                    answers = self.answers()
                 if not answers:
                     await self._answered.wait()
-                    answers = list(self._answers(b"".join(self._outbox.take())))
+                    answers = self.answers()
         return found[:count]
 
     async def hand_on(self, queue: Queue, got: Sequence[Got], settled: Callable[[], Awaitable[None]]) -> int:
@@ -202,7 +225,7 @@ class Direct:
         taken: list[int] = []
         while tags:
             self._answered = trio.Event()
-            answers = list(self._answers(b"".join(self._outbox.take())))
+            answers = self.answers()
             for answer in answers:
                 if not isinstance(answer, (commands.Basic.Ack, commands.Basic.Nack)):
                     continue
@@ -240,6 +263,9 @@ class Direct:
             if header is not None and wanted == 0:
                 yield Content(header, b"".join(parts))
                 header = None
+
+
+def _nothing(_: Direct) -> None: ...
 
 
 def _encoded(method: base.Frame) -> bytes:

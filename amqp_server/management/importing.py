@@ -8,10 +8,9 @@ clients, several at a time: in a cluster each takes a round of its nodes.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-import trio
 from pamqp import base, commands
 
 from amqp_server.broker.limits import LIMITS, OF_USERS, problem
@@ -33,8 +32,8 @@ from amqp_server.broker.users import UserRefused, checked_name, checked_tags, ha
 from amqp_server.broker.vhosts import VhostRefused
 from amqp_server.errors import AMQPError
 from amqp_server.management import shovels
-from amqp_server.management.answer import Refusal, bad_request
-from amqp_server.management.direct import Direct
+from amqp_server.management.answer import bad_request
+from amqp_server.management.together import Asked, Rest
 from amqp_server.wire import methods
 from exchanges.super_stream import SUPER_STREAM
 
@@ -57,8 +56,6 @@ SECTIONS = (
     "queues",
     "bindings",
 )
-#: Declared at a time.
-AT_ONCE = 256
 SHA256, MD5 = "rabbit_password_hashing_sha256", "rabbit_password_hashing_md5"
 #: From this version of RabbitMQ on a hash without an algorithm is one of SHA-256.
 SHA256_SINCE = (3, 6)
@@ -69,7 +66,7 @@ class _Wrong(Exception):
 
 
 class Import:
-    def __init__(self, broker: ManagedBroker, rest: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, broker: ManagedBroker, rest: Rest) -> None:
         """`rest` is called between two short steps."""
         self._broker = broker
         self._rest = rest
@@ -122,37 +119,17 @@ class Import:
         self, section: str, items: Iterable[Item], method_of: Callable[[Item], base.Frame | None]
     ) -> None:
         """Make what these items say, each by a method."""
-        left, refusals = iter(items), list[Refusal]()
-        async with trio.open_nursery() as nursery:
-            for _ in range(AT_ONCE):
-                nursery.start_soon(self._worker, section, left, method_of, refusals)
-        if refusals:
-            raise refusals[0]
+        with self._broker.together() as together:
+            await together.ask(self._asked(section, items, method_of), self._rest)
 
-    async def _worker(
-        self,
-        section: str,
-        left: Iterator[Item],
-        method_of: Callable[[Item], base.Frame | None],
-        refusals: list[Refusal],
-    ) -> None:
-        with ExitStack() as stack:
-            sessions: dict[str, Direct] = {}
-            for item in left:
-                await self._rest()
-                if refusals:
-                    return
-                try:
-                    with _naming(section, item):
-                        vhost = self._vhost_of(item)
-                        method = method_of(item)
-                        if method is None:
-                            continue
-                        if vhost not in sessions:
-                            sessions[vhost] = stack.enter_context(self._broker.direct(vhost))
-                        await sessions[vhost].ask(method)
-                except Refusal as refusal:
-                    refusals.append(refusal)
+    def _asked(
+        self, section: str, items: Iterable[Item], method_of: Callable[[Item], base.Frame | None]
+    ) -> Iterator[Asked | None]:
+        for item in items:
+            naming = _naming(section, item)
+            with naming:
+                vhost, method = self._vhost_of(item), method_of(item)
+            yield None if method is None else Asked(vhost, method, naming)
 
     def _vhost_of(self, item: Item) -> str:
         vhost = _text(item, "vhost")
@@ -378,7 +355,7 @@ class Import:
         )
 
 
-class _naming:
+class _naming(AbstractContextManager[None]):
     """What is wrong with an item becomes a refusal that names it."""
 
     def __init__(self, section: str, item: Item) -> None:

@@ -43,6 +43,7 @@ from amqp_server.management.managed_messages import ManagedMessages
 from amqp_server.management.managed_node import ManagedNode
 from amqp_server.management.managed_queues import ManagedQueues
 from amqp_server.management.proposals import Proposals
+from amqp_server.management.together import Together
 
 if TYPE_CHECKING:
     from amqp_server.app import Node
@@ -193,6 +194,10 @@ class ManagedBroker:
     def direct(self, vhost: str) -> Direct:
         """Return a connection of management's own, to declare several things."""
         return Direct(self._broker, vhost, ITSELF)
+
+    def together(self) -> Together:
+        """The same of several connections, to declare many things."""
+        return Together(self._broker.turn, self.direct)
 
     def default_queue_type(self, vhost: str) -> str:
         return self._broker.vhost(vhost).default_queue_type

@@ -91,8 +91,12 @@ class ManagedNode:
             net_ticktime=config.cluster_dead_ms // 1000,
             applications=[{"name": "mqd", "description": "AMQP 0-9-1 broker", "version": VERSION}],
             auth_mechanisms=[
-                {"name": name, "description": f"SASL {name} authentication mechanism", "enabled": True}
-                for name in ("PLAIN", "AMQPLAIN")
+                {"name": name, "description": f"SASL {name} authentication mechanism", "enabled": enabled}
+                for name, enabled in (
+                    ("PLAIN", True),
+                    ("AMQPLAIN", True),
+                    ("EXTERNAL", bool(config.amqps) and config.tls_login_from != "off"),
+                )
             ],
             contexts=self.contexts(),
             exchange_types=self.exchange_types(),

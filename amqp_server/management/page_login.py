@@ -149,6 +149,7 @@ class PageLogin:
             "name": user.name,
             "tags": list(user.tags),
             "node": self._broker.name,
+            "clustered": self._broker.cluster is not None,
             "csrf": session.csrf,
         }
 

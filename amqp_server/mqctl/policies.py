@@ -41,7 +41,7 @@ def _commands(word: str, title: str, path: str, many: str) -> None:
         body = {"pattern": pattern, "definition": told, "priority": priority, "apply-to": apply_to}
         invocation.client.put(path, vhost, name, body=body)
 
-    @mqctl.command(f"clear_{word}", help=f"Clears a {title}.")
+    @mqctl.command(f"clear_{word}", help=f"Clears one {title}.")
     @in_vhost
     @click.argument("name")
     @pass_invocation

@@ -18,6 +18,7 @@ from .spark_stream import SPARK_STREAM_SCENARIOS
 from .startup import Startup
 from .stream import Replay, SuperStream
 from .throughput import Throughput
+from .watched import Watched
 
 CONFIRM_WINDOW = 1_000
 PREFETCH = 500
@@ -101,6 +102,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     StreamLatency(),
     *GROUP_SCENARIOS,
     Startup(),
+    Watched(),
     *CLUSTER_SCENARIOS,
     ClosedLoop(1, "quorum", nodes=3),
     ClosedLoop(100, "quorum", nodes=3),

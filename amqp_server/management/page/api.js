@@ -95,5 +95,5 @@ export async function logOut() {
 
 function known(told) {
   csrf = told.csrf ?? "";
-  return {name: told.name, tags: told.tags ?? [], node: told.node ?? ""};
+  return {name: told.name, tags: told.tags ?? [], node: told.node ?? "", clustered: told.clustered ?? false};
 }

@@ -4,7 +4,9 @@ import {fill, h, say, svg} from "./dom.js";
 import {clock} from "./format.js";
 
 const HEIGHT = 170;
-const LEFT = 52;
+const LEFT_MIN = 52;
+/** Of a letter of a label. */
+const LETTER = 6.2;
 const RIGHT = 8;
 const TOP = 10;
 const BOTTOM = 22;
@@ -65,16 +67,19 @@ export class Chart {
     this.last = times.length ? times.reduce((one, other) => Math.max(one, other)) : 1;
     this.width = width;
     const most = round(points.reduce((largest, [, value]) => Math.max(largest, value), 0), this.kilo);
-    const x = (time) => LEFT + ((time - this.first) / (this.last - this.first || 1)) * (width - LEFT - RIGHT);
+    const ticks = [0, 0.5, 1].map((part) => [part * most, this.format(part * most)]);
+    const left = Math.max(LEFT_MIN, 10 + LETTER * Math.max(...ticks.map(([, label]) => label.length)));
+    this.left = left;
+    const x = (time) => left + ((time - this.first) / (this.last - this.first || 1)) * (width - left - RIGHT);
     const y = (value) => TOP + (1 - value / most) * (HEIGHT - TOP - BOTTOM);
     this.x = x;
-    const grid = [0, 0.5, 1].map((part) => [
-      svg("line", {class: "grid", x1: LEFT, x2: width - RIGHT, y1: y(part * most), y2: y(part * most)}),
-      svg("text", {class: "tick", x: LEFT - 6, y: y(part * most) + 4, "text-anchor": "end"}, this.format(part * most)),
+    const grid = ticks.map(([value, label]) => [
+      svg("line", {class: "grid", x1: left, x2: width - RIGHT, y1: y(value), y2: y(value)}),
+      svg("text", {class: "tick", x: left - 6, y: y(value) + 4, "text-anchor": "end"}, label),
     ]);
     const ends = times.length
       ? [
-          svg("text", {class: "tick", x: LEFT, y: HEIGHT - 6}, clock(this.first)),
+          svg("text", {class: "tick", x: left, y: HEIGHT - 6}, clock(this.first)),
           svg("text", {class: "tick", x: width - RIGHT, y: HEIGHT - 6, "text-anchor": "end"}, clock(this.last)),
         ]
       : [];
@@ -91,7 +96,7 @@ export class Chart {
   look(event) {
     const box = this.drawing.getBoundingClientRect();
     const at = ((event.clientX - box.left) / (box.width || 1)) * this.width;
-    const share = Math.min(1, Math.max(0, (at - LEFT) / (this.width - LEFT - RIGHT)));
+    const share = Math.min(1, Math.max(0, (at - this.left) / (this.width - this.left - RIGHT)));
     this.tell(this.first + share * (this.last - this.first));
   }
 

@@ -2,12 +2,13 @@
 
 import {h, say} from "./dom.js";
 
-/** lines: [label, text(row), href(row)]; a line whose text is undefined is not shown. */
+/** lines: [label, text(row), href(row), wide]; a line whose text is undefined is not shown. */
 export class Facts {
   constructor(lines) {
-    this.lines = lines.map(([label, text, href]) => {
+    this.lines = lines.map(([label, text, href, wide]) => {
       const value = href ? h("a", {class: "name"}) : h("span", {class: "name"});
-      return {text, href, value, element: h("div", {hidden: true}, h("dt", {}, label), h("dd", {}, value))};
+      const element = h("div", {hidden: true, class: wide ? "wide" : ""}, h("dt", {}, label), h("dd", {}, value));
+      return {text, href, value, element};
     });
     this.element = h("dl", {class: "facts card"}, this.lines.map((line) => line.element));
   }

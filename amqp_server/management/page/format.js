@@ -51,6 +51,7 @@ export function json(value) {
 /** Arguments in one line. */
 export function table(value) {
   return Object.entries(value ?? {})
+    .filter(([, each]) => each !== undefined)
     .map(([key, each]) => `${key}=${typeof each === "string" ? each : JSON.stringify(each)}`)
     .join(", ");
 }

@@ -7,7 +7,7 @@ const ABOVE = {
   administrator: ["administrator"],
 };
 
-export const user = {name: "", tags: [], node: ""};
+export const user = {name: "", tags: [], node: "", clustered: false};
 
 export function become(told) {
   Object.assign(user, told);

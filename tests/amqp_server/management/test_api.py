@@ -2,6 +2,7 @@ import base64
 import gc
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -582,6 +583,12 @@ async def test_node(connect: Connect, node: ManagedNode, broker: ManagedBroker) 
     assert "listeners" not in (await connect("manager").get("overview")).json()
     assert (await client.get("nodes")).json()[0]["name"] == "n1"
     assert (await client.get("nodes/n1")).json()["running"] is True
+    mechanisms = (await client.get("nodes/n1")).json()["auth_mechanisms"]
+    assert {each["name"]: each["enabled"] for each in mechanisms} == {
+        "PLAIN": True,
+        "AMQPLAIN": True,
+        "EXTERNAL": False,
+    }
     assert (await client.get("nodes/n2")).status_code == 404
     assert (await client.get("cluster-name")).json() == {"name": "n1"}
     assert (await client.put("nodes/n1/memory-limit", json={"limit": "0.5"})).status_code == 204
@@ -591,6 +598,19 @@ async def test_node(connect: Connect, node: ManagedNode, broker: ManagedBroker) 
     node.broker.alarms.set("memory", True)
     answer = await client.get("health/checks/alarms")
     assert (answer.status_code, answer.json()["alarms"]) == (503, ["memory"])
+
+
+async def test_certificates_log_in_where_there_is_tls(broker: ManagedBroker, node: ManagedNode) -> None:
+    node.broker.config = replace(
+        node.broker.config,
+        amqps="127.0.0.1:5671",
+        tls_cert_file="cert.pem",
+        tls_key_file="key.pem",
+        tls_ca_file="ca.pem",
+        tls_login_from="common_name",
+    )
+    (mechanism,) = (each for each in broker.node.view().auth_mechanisms if each["name"] == "EXTERNAL")
+    assert mechanism["enabled"]
 
 
 async def test_stop_comes_after_the_answer(connect: Connect, node: ManagedNode) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
+import pika
 import pytest
 
 from amqp_server.testing import Broker, start, start_cluster
@@ -77,9 +78,12 @@ class Visit:
         self.complaints: list[str] = []
         #: What the page asks for, other than of this node.
         self.strangers: list[str] = []
+        #: Requests of the page that were refused, or had no answer.
+        self.failed: list[str] = []
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("console", self._said)
         self.page.on("request", self._asked)
+        self.page.on("response", self._told)
 
     def _said(self, message: Any) -> None:
         # A refusal of the API is no fault of the page.
@@ -89,6 +93,10 @@ class Visit:
     def _asked(self, request: Any) -> None:
         if not request.url.startswith((self.url, "blob:")):
             self.strangers.append(request.url)
+
+    def _told(self, response: Any) -> None:
+        if not response.ok:
+            self.failed.append(f"{response.status} {response.url}")
 
     def log_in(self, user: str = "guest", password: str = "guest") -> Any:
         self.page.goto(f"{self.url}/")
@@ -168,6 +176,57 @@ def test_each_page(visit: Visit, broker: Broker) -> None:
         beyond = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert beyond <= 0, title
     expect(page.locator(".trouble").first).to_be_hidden()
+    assert visit.failed == []
+
+
+@pytest.mark.parametrize("visit", [{}, {"viewport": NARROW}], ids=["wide", "narrow"], indirect=True)
+def test_the_page_of_one_thing(visit: Visit, broker: Broker) -> None:
+    declare(broker, "q")
+    properties = {"connection_name": "till <7>", "capabilities": {"basic.nack": True, "other": False}}
+    parameters = pika.ConnectionParameters("127.0.0.1", broker.port, client_properties=properties)
+    connection = pika.BlockingConnection(parameters)
+    channel = connection.channel()
+    channel.basic_consume("q", print, consumer_tag="the-tag")
+    page = visit.log_in()
+    visit.go("connections").get_by_role("link", name="till <7>").or_(
+        page.get_by_role("link", name="127.0.0.1:")
+    ).first.click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("Connection 127.0.0.1")
+    facts = page.locator(".facts")
+    expect(facts).to_contain_text("connection_name=till <7>")
+    expect(facts).to_contain_text("basic.nack")
+    expect(facts).not_to_contain_text("true")
+    for each in page.locator(".facts .wide").all():
+        assert each.bounding_box()["width"] > page.locator(".facts").bounding_box()["width"] * 0.8
+    page.get_by_role("table").get_by_role("link", name="(1)").click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("(1)")
+    expect(page.get_by_role("table")).to_contain_text("the-tag")
+    for parts in (["queue", "/", "q"], ["exchange", "/", "amq.topic"], ["user", "guest"]):
+        visit.go(*parts)
+        expect(page.get_by_role("heading", level=1)).to_contain_text(parts[-1])
+        expect(page.get_by_role("main")).not_to_contain_text("undefined")
+        beyond = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert beyond <= 0, parts
+    connection.close()
+    assert visit.failed == []
+
+
+def test_labels_of_a_chart_are_whole(visit: Visit) -> None:
+    page = visit.log_in()
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    page.evaluate(
+        """async () => {
+            const {Chart} = await import(new URL("page/chart.js", document.baseURI));
+            const chart = new Chart("Wide", () => "1,023 MiB/s");
+            document.querySelector("main").append(chart.element);
+            chart.draw();
+        }"""
+    )
+    chart = page.locator("figure", has_text="Wide").locator("svg")
+    labels = chart.locator(".tick").all()
+    assert len(labels) == 3
+    for label in labels:
+        assert label.bounding_box()["x"] >= chart.bounding_box()["x"]
 
 
 def test_the_theme_is_chosen(visit: Visit) -> None:

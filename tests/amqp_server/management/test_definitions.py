@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import trio
 from amqp_server.broker.password import from_rabbitmq, hash_password, to_rabbitmq
 from amqp_server.connection.password_checks import PasswordChecks
 from amqp_server.load_definitions import DefinitionsError, load_definitions
+from amqp_server.management.direct import Direct
 from amqp_server.management.managed_broker import ManagedBroker
 from amqp_server.management.slices import Slices
 
@@ -290,6 +292,58 @@ async def test_others_go_on_meanwhile(connect_with: Any, node: ManagedNode) -> N
         assert (await client.post("definitions", json=told)).status_code == 204
     assert max(after - before for before, after in zip(asked, asked[1:], strict=False)) <= 40
     assert len(set(asked)) > 20
+
+
+async def test_no_turn_has_time(connect: Connect, node: ManagedNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every turn is overdue as soon as it begins: each takes one step all the same."""
+    seconds = itertools.count()
+    monkeypatch.setattr(node.broker.turn, "now", lambda: float(next(seconds)))
+    monkeypatch.setattr(node.broker.turn, "_lasts_s", 0.5)
+    names = [f"q{number}" for number in range(50)]
+    answer = await connect("admin").post("definitions", json={"queues": [queue(name) for name in names]})
+    assert answer.status_code == 204
+    assert sorted(node.broker.vhost("/").queues) == sorted(names)
+
+
+async def test_more_vhosts_than_connections(
+    connect: Connect, node: ManagedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("amqp_server.management.together.AT_ONCE", 2)
+    vhosts = [f"v{number}" for number in range(5)]
+    opened: list[Direct] = []
+    direct, close = ManagedBroker.direct, Direct.close
+    most = 0
+
+    def counted(managed: ManagedBroker, vhost: str) -> Direct:
+        nonlocal most
+        opened.append(direct(managed, vhost))
+        most = max(most, len(opened))
+        return opened[-1]
+
+    def closed(self: Direct) -> None:
+        opened.remove(self)
+        close(self)
+
+    monkeypatch.setattr(ManagedBroker, "direct", counted)
+    monkeypatch.setattr(Direct, "close", closed)
+    told = {
+        "vhosts": [{"name": vhost} for vhost in vhosts],
+        "queues": [queue(f"q{number}", vhost) for number in range(3) for vhost in vhosts],
+    }
+    assert (await connect("admin").post("definitions", json=told)).status_code == 204
+    for vhost in vhosts:
+        assert sorted(node.broker.vhost(vhost).queues) == ["q0", "q1", "q2"]
+    assert most == 2 and not opened
+
+
+async def test_nothing_is_declared_behind_what_is_refused(connect: Connect, node: ManagedNode) -> None:
+    told = {"queues": [queue("a"), queue("b", max_length="many"), *(queue(f"c{n}") for n in range(50))]}
+    answer = await connect("admin").post("definitions", json=told)
+    assert answer.status_code == 400
+    assert "'b' in vhost '/'" in answer.json()["reason"]
+    assert "a" in node.broker.vhost("/").queues
+    # What was asked in the same turn was asked before the refusal was known.
+    assert "c49" not in node.broker.vhost("/").queues
 
 
 async def test_files_that_are_none(node: ManagedNode, tmp_path: Path) -> None:

@@ -234,7 +234,7 @@ async def test_a_session(browser: Browser) -> None:
     assert cookie.path == "/api" and len(cookie.value or "") == 43
     assert (await client.get("/api/whoami")).json()["name"] == "watcher"
     told = (await client.get("/api/session")).json()
-    assert told == {"name": "watcher", "tags": ["monitoring"], "node": "n1", "csrf": csrf}
+    assert told == {"name": "watcher", "tags": ["monitoring"], "node": "n1", "clustered": False, "csrf": csrf}
     value = cookie.value
     assert (await client.delete("/api/session")).status_code == 204
     assert not list(client.cookies.jar)

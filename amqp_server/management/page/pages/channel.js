@@ -29,10 +29,17 @@ const FACTS = [
   ["Uncommitted acks", (row) => count(row.acks_uncommitted)],
 ];
 
+/** The same for all of its consumers. */
+const OWN = ["Virtual host", "Channel", "User", "Node"];
+
 export async function show(root, {parts: [channel], signal}) {
   const facts = new Facts(FACTS);
   const chart = new Chart("Messages per second", rate);
-  const consumers = new Table(CONSUMERS, (row) => row.consumer_tag, {caption: "Consumers", empty: "It consumes nothing."});
+  const consumers = new Table(
+    CONSUMERS.filter((column) => !OWN.includes(column.label)),
+    (row) => row.consumer_tag,
+    {caption: "Consumers", empty: "It consumes nothing."},
+  );
   append(root, [
     h("div", {class: "title"}, h("h1", {}, "Channel ", name(channel))),
     facts.element,

@@ -31,14 +31,28 @@ const FACTS = [
   ["From it", (row) => bytes(row.recv_oct)],
   ["To it", (row) => bytes(row.send_oct)],
   ["Waits to be sent", (row) => bytes(row.send_pend)],
-  ["Client", (row) => table(row.client_properties)],
+  ["Client", (row) => table({...row.client_properties, capabilities: undefined}), null, true],
+  ["Client can", (row) => abilities(row.client_properties?.capabilities), null, true],
 ];
+
+/** The same for all of its channels. */
+const OWN = ["User", "Virtual host", "Node"];
+
+function abilities(told) {
+  return Object.keys(told ?? {})
+    .filter((each) => told[each])
+    .join(", ");
+}
 
 export async function show(root, {parts: [connection], signal}) {
   const path = ["connections", connection];
   const facts = new Facts(FACTS);
   const chart = new Chart("Bytes per second", (value) => `${bytes(Math.round(value))}/s`, 1024);
-  const channels = new Table(CHANNELS, (row) => row.name, {caption: "Channels", empty: "It has no channel."});
+  const channels = new Table(
+    CHANNELS.filter((column) => !OWN.includes(column.label)),
+    (row) => row.name,
+    {caption: "Channels", empty: "It has no channel."},
+  );
 
   function close() {
     const fields = [{name: "reason", label: "Reason, which the client is told", value: "Closed via management plugin"}];

@@ -72,7 +72,7 @@ export async function show(root, {query, signal}) {
 
   const again = poll(signal, async () => {
     const rows = await get(["nodes"], {}, signal);
-    const cluster = await status(signal);
+    const cluster = user.clustered ? await get(["cluster"], {}, signal) : null;
     const known = new Map((cluster?.nodes ?? []).map((each) => [each.name, each]));
     nodes.show(
       rows.map((row) => ({
@@ -95,19 +95,4 @@ export async function show(root, {query, signal}) {
     say(about, `${count(cluster.groups_total)} groups are on ${user.node}${without}.${obstacle}`);
     await table.showPage();
   });
-}
-
-/** A node that stands alone does so until it is started anew. */
-let alone = false;
-
-/** null: the node stands alone. */
-async function status(signal) {
-  if (alone) return null;
-  try {
-    return await get(["cluster"], {}, signal);
-  } catch (error) {
-    if (error.status !== 404) throw error;
-    alone = true;
-    return null;
-  }
 }
