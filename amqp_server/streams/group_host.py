@@ -176,12 +176,39 @@ class StreamGroupHost(StreamHost):
         return max(self.replica.first_offset, self._log.first_kept)
 
     def offsets(self, done: Callable[[range | None], None]) -> None:
-        if self.ended or not self._opened or not self.group.informed:
-            # What this member knows may be out of date.
-            self.replicas.touch(self.group)
-            done(None)
-        else:
+        self._reach_committed(partial(self._tell_offsets, done))
+
+    def _tell_offsets(self, done: Callable[[range | None], None], why: Refused | None = None) -> None:
+        if why is None and self._opened:
             super().offsets(done)
+        else:
+            done(None)
+
+    def place_of(self, start: Start, found: Callable[[int | Refused], None]) -> None:
+        self._reach_committed(partial(self._find_place, start, found))
+
+    def _find_place(
+        self, start: Start, found: Callable[[int | Refused], None], why: Refused | None = None
+    ) -> None:
+        if why is not None:
+            found(why)
+        elif self.missing_count or not self._opened:
+            # What is at a time may be among that.
+            found(Refused("this node fetches messages that it lacks"))
+        else:
+            super().place_of(start, found)
+
+    def _reach_committed(self, done: Callable[..., None]) -> None:
+        """Call when this member has applied all that any member knows as committed now, or with the reason why not.
+
+        What this member has applied may be less, even if it leads: another one may be the leader by now. So an empty batch
+        goes through the log, behind all that was committed before.
+        """
+        if self.ended:
+            done(Refused(self._ended_text))
+            return
+        self._submit([])
+        self.begin_asking().barriers.append((self.group.next_number - 1, done))
 
     @property
     def stored_offset(self) -> int:
