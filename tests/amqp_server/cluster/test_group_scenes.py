@@ -11,10 +11,11 @@ from amqp_server.broker.records import QueueRecord, encoded
 from amqp_server.errors import Unavailable
 from amqp_server.management import managed_groups
 from amqp_server.streams.replicated_group import ReplicatedGroupHost
+from amqp_server.streams.start import Start
 from amqp_server.wire import content
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.run import Attributes, Run
-from quorum_queue.ports import Got
+from quorum_queue.ports import Got, Refused
 from tests.amqp_server.cluster.simulation import waiting
 from tests.amqp_server.cluster.simulation.streams import HEADER
 from tests.amqp_server.cluster.simulation.waiting import Task
@@ -130,6 +131,16 @@ def test_a_reset_says_so_if_nobody_knows_the_end_of_the_stream(monkeypatch: pyte
             break
     assert isinstance(task.error, Unavailable)
     assert "stream 's' has not told" in str(task.error)
+
+
+def test_a_member_that_lacks_messages_does_not_say_where_a_time_is() -> None:
+    scene = GroupScene()
+    scene.append(20)
+    host, found = scene.host("c", "s"), list[int | Refused]()
+    # Damaged, and not here yet from another member. What was committed before is applied.
+    host.filling.missing[0] = 5
+    host._find_place(Start(time_ms=0), found.append)
+    assert isinstance(found[0], Refused) and "fetches" in found[0].text
 
 
 def test_a_purge_at_a_node_that_is_behind_goes_by_the_end_of_the_stream() -> None:
